@@ -1,0 +1,95 @@
+"""What is to be computed: the shape of one convolution, checked once, before anything is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FLOAT_BYTES = 4
+
+
+class UnsupportedProblem(ValueError):
+    """The convolution asked for is malformed, or outside what the chosen algorithm computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem:
+    """A stride-1 convolution, NCHW, zero padding: output[n,m] = sum over c, ky, kx of input[n,c] * weight[m,c,ky,kx].
+
+    n inputs (batch) of c channels (the paper's depth), each h x w; m filters of kh x kw;
+    pad_h rows and pad_w columns of zeros on each side. Raises UnsupportedProblem where no output exists.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    m: int
+    kh: int
+    kw: int
+    pad_h: int = 0
+    pad_w: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("n", "c", "h", "w", "m", "kh", "kw"):
+            value = getattr(self, field)
+            if value < 1:
+                raise UnsupportedProblem(
+                    f"{field}={value}: every size must be at least 1; empty tensors have no convolution"
+                )
+        for axis in ("pad_h", "pad_w"):
+            if getattr(self, axis) < 0:
+                raise UnsupportedProblem(f"{axis}={getattr(self, axis)}: padding must be 0 or more")
+        if self.out_h < 1 or self.out_w < 1:
+            raise UnsupportedProblem(
+                f"filter {self.kh}x{self.kw} is larger than the padded input "
+                f"{self.h + 2 * self.pad_h}x{self.w + 2 * self.pad_w}: use a smaller filter or more padding"
+            )
+
+    @property
+    def out_h(self) -> int:
+        return self.h + 2 * self.pad_h - self.kh + 1
+
+    @property
+    def out_w(self) -> int:
+        return self.w + 2 * self.pad_w - self.kw + 1
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        return (self.m, self.c, self.kh, self.kw)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.m, self.out_h, self.out_w)
+
+    @property
+    def filter_area(self) -> int:
+        """Positions of a filter in X and Y: H_f * W_f of the paper."""
+        return self.kh * self.kw
+
+    @property
+    def out_pixels(self) -> int:
+        """Elements of one output plane."""
+        return self.out_h * self.out_w
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations of the direct formula, a multiply-add counted as two."""
+        return 2 * self.n * self.m * self.out_pixels * self.c * self.filter_area
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes that must cross device memory: input and weights read once, output written once."""
+        inputs = self.n * self.c * self.h * self.w
+        weights = self.m * self.c * self.filter_area
+        return FLOAT_BYTES * (inputs + weights + self.n * self.m * self.out_pixels)
+
+    @property
+    def label(self) -> str:
+        """The paper's name of a configuration: HW-N-K-M-C; HxW and KHxKW where they are not square."""
+        size = str(self.h) if self.h == self.w else f"{self.h}x{self.w}"
+        kernel = str(self.kh) if self.kh == self.kw else f"{self.kh}x{self.kw}"
+        return f"{size}-{self.n}-{kernel}-{self.m}-{self.c}"
