@@ -1,0 +1,50 @@
+"""What the kernels must compute, in plain torch operations on any device: the float64 truth, and the two stages."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def conv2d(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    """The convolution in float64: (N, C, H, W) with (M, C, KH, KW) to (N, M, OH, OW).
+
+    A sum over filter positions of matrix products, so that it shares no code with a library's convolution.
+    """
+    planes = _scalar_products(input.double(), weight.double(), padding)
+    output = next(planes)
+    for plane in planes:
+        output += plane
+    return output
+
+
+def scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    """Stage one of the paper (section 3): every dot product of a filter row with the input rows that meet it.
+
+    Returns the temporary planes, (KH*KW, N, M, OH, OW), in the dtype of the input.
+    """
+    return torch.stack(list(_scalar_products(input, weight, padding)))
+
+
+def sum_planes(planes: torch.Tensor) -> torch.Tensor:
+    """Stage two: (KH*KW, N, M, OH, OW) summed over the filter positions to (N, M, OH, OW)."""
+    return planes.sum(0)
+
+
+def two_stage(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    """The paper's algorithm as a whole; for a 1x1 filter stage one gives the output itself."""
+    planes = scalar_products(input, weight, padding)
+    return planes[0] if len(planes) == 1 else sum_planes(planes)
+
+
+def _scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]):
+    """One plane set (N, M, OH, OW) for each filter position: weights at (ky, kx) times the input shifted by it."""
+    pad_h, pad_w = padding
+    kh, kw = weight.shape[2:]
+    padded = F.pad(input, (pad_w, pad_w, pad_h, pad_h))
+    out_h, out_w = padded.shape[2] - kh + 1, padded.shape[3] - kw + 1
+    for ky in range(kh):
+        for kx in range(kw):
+            shifted = padded[:, :, ky : ky + out_h, kx : kx + out_w]
+            rows = torch.matmul(weight[:, :, ky, kx], shifted.flatten(2))
+            yield rows.unflatten(2, (out_h, out_w))
