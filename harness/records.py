@@ -1,0 +1,203 @@
+"""measurements.csv: one row per case and contender algorithm, and the folder that keeps it whole.
+
+Rows are appended and flushed as they are measured, so a crash keeps them. A newer row of the same
+case and algorithm replaces the older one; closing the folder rewrites the file without the replaced
+rows, atomically. Times carry nine significant digits: the event timer is a 32-bit float.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+
+MAX_RUNS = 9
+STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
+CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad")
+KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm")
+RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, MAX_RUNS + 1))
+
+
+class ResultsError(Exception):
+    """A results folder that cannot be used as asked; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One row: what one algorithm did on one case. A time exists only where status is "ok".
+
+    Sizes in elements, workspace in bytes, times in microseconds of device time per call.
+    """
+
+    networks: str
+    layers: str
+    batch: int
+    h: int
+    w: int
+    c: int
+    m: int
+    k: int
+    pad: int
+    provider: str
+    algorithm: str
+    precision: str
+    status: str
+    detail: str = ""
+    workspace_bytes: int | None = None
+    rel_l2_error: float | None = None
+    max_abs_error: float | None = None
+    runs_us: tuple[float, ...] = field(default=())
+    timing: str = ""
+    calls_per_run: int | None = None
+    timestamp: str = ""
+    environment: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r}: must be one of {', '.join(STATUSES)}")
+        if (self.status == "ok") != bool(self.runs_us):
+            raise ValueError(
+                f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok carry times"
+            )
+        if len(self.runs_us) > MAX_RUNS:
+            raise ValueError(f"{len(self.runs_us)} runs: at most {MAX_RUNS}")
+        if self.status == "ok" and self.rel_l2_error is None:
+            raise ValueError("a time without a verified error is no measurement")
+        if self.status != "ok" and not self.detail:
+            raise ValueError(f"status {self.status!r} must say why in detail")
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(str(getattr(self, column)) for column in KEY_COLUMNS)
+
+    def cells(self) -> list[str]:
+        """The row as text, in the order of COLUMNS."""
+        runs = [f"{t:.9g}" for t in self.runs_us] + [""] * (MAX_RUNS - len(self.runs_us))
+        mean = f"{fmean(self.runs_us):.9g}" if self.runs_us else ""
+        times = {**dict(zip(RUN_COLUMNS, runs, strict=True)), "mean_us": mean}
+        return [times[column] if column in times else _text(getattr(self, column)) for column in COLUMNS]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return " ".join(str(value).split())
+
+
+def _columns() -> tuple[str, ...]:
+    names = [f.name for f in fields(Measurement)]
+    at = names.index("runs_us")
+    return (*names[:at], *RUN_COLUMNS, "mean_us", *names[at + 1 :])
+
+
+COLUMNS = _columns()
+
+
+def read(csv_path: Path) -> pd.DataFrame:
+    """The measurements of one CSV file as a frame, newest row of each case and algorithm only.
+
+    Raises ResultsError where the file is missing or is no measurements.csv.
+    """
+    if not csv_path.exists():
+        raise ResultsError(f"{csv_path} does not exist: measure first with 'python -m harness.run'")
+    try:
+        frame = pd.read_csv(csv_path, keep_default_na=False, na_values={c: [""] for c in _NUMERIC}, low_memory=False)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{csv_path} is not readable as CSV ({error}): restore or delete it") from None
+    missing = [column for column in COLUMNS if column not in frame.columns]
+    if missing:
+        raise ResultsError(f"{csv_path} lacks the column {missing[0]!r}: it is no measurements.csv of this project")
+    return frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
+
+
+_NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
+
+
+class ResultsFolder:
+    """An open results folder: locked against a second writer, appended to row by row.
+
+    Use as a context manager. `rows` maps the key of each row to its cells, read from the file at the start.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.csv_path = folder / "measurements.csv"
+        self.rows: dict[tuple[str, ...], list[str]] = {}
+
+    def __enter__(self) -> ResultsFolder:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / ".lock", "w")
+        except OSError as error:
+            raise ResultsError(
+                f"cannot write to {self.folder} ({error.strerror}): choose another folder with --out"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ResultsError(
+                f"{self.folder} is in use by another run: wait for it, or give this one its own folder with --out"
+            ) from None
+        try:
+            self._load()
+            self._file = open(self.csv_path, "a", newline="")
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._file.close()
+        self._rewrite()
+        self._lock.close()
+
+    def cell(self, key: tuple[str, ...], column: str) -> str:
+        """The text of one column of a stored row."""
+        return self.rows[key][COLUMNS.index(column)]
+
+    def append(self, row: Measurement) -> None:
+        """Write the row at once, so that nothing measured is lost."""
+        cells = row.cells()
+        self._file.write(_csv_line(cells))
+        self._file.flush()
+        self.rows[row.key] = cells
+
+    def _load(self) -> None:
+        if not self.csv_path.exists() or not self.csv_path.stat().st_size:
+            self.csv_path.write_text(_csv_line(COLUMNS))
+            return
+        text = self.csv_path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a killed run can leave half a line
+        lines = list(csv.reader(io.StringIO(whole)))
+        if not lines or tuple(lines[0]) != COLUMNS:
+            raise ResultsError(
+                f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
+            )
+        key_at = [COLUMNS.index(column) for column in KEY_COLUMNS]
+        for cells in lines[1:]:
+            if len(cells) == len(COLUMNS):
+                self.rows[tuple(cells[i] for i in key_at)] = cells
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Replace the file by its current rows in one atomic step."""
+        fresh = self.csv_path.with_suffix(".csv.new")
+        with open(fresh, "w", newline="") as file:
+            file.write(_csv_line(COLUMNS))
+            file.writelines(_csv_line(cells) for cells in self.rows.values())
+        os.replace(fresh, self.csv_path)
+
+
+def _csv_line(cells) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
