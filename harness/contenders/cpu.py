@@ -1,0 +1,87 @@
+"""Convolutions on a CPU, for a machine without a GPU: the paper's two stages in torch, and torch's own ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from cuconv import reference
+from cuconv.problem import FLOAT_BYTES, ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, check_workspace
+
+COMPLEX_BYTES = 2 * FLOAT_BYTES
+
+
+class Contender:
+    """Four algorithms with torch's threads. Always available."""
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """two_stage, onednn, native and fft; only onednn may be missing from a build of torch."""
+        algorithms = {"two_stage": _two_stage, "onednn": _onednn, "native": _native, "fft": _fft}
+        return [
+            Offer("cpu", name, partial(prepare, problem, operands, workspace_limit))
+            for name, prepare in algorithms.items()
+        ]
+
+
+def _two_stage(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    planes = problem.filter_area * problem.n * problem.m * problem.out_pixels
+    needed = FLOAT_BYTES * planes if problem.filter_area > 1 else 0  # stage one of a 1x1 filter gives the output
+    check_workspace(needed, workspace_limit)
+    padding = (problem.pad_h, problem.pad_w)
+    return Prepared(lambda: reference.two_stage(operands.input, operands.weight, padding), needed)
+
+
+def _onednn(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    """oneDNN called by name: F.conv2d would leave small convolutions to torch's own code."""
+    if not torch.backends.mkldnn.is_available():
+        raise NotRunnable("unsupported", "this build of torch has no oneDNN")
+    padding, ones = (problem.pad_h, problem.pad_w), (1, 1)
+
+    def call() -> torch.Tensor:
+        with _onednn_settings(enabled=True):
+            return torch.mkldnn_convolution(operands.input, operands.weight, None, padding, ones, ones, 1)
+
+    return Prepared(call, 0, "oneDNN's own workspace is not known")
+
+
+def _native(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    def call() -> torch.Tensor:
+        with _onednn_settings(enabled=False):
+            return F.conv2d(operands.input, operands.weight, padding=(problem.pad_h, problem.pad_w))
+
+    return Prepared(call, 0, "torch's own workspace is not known")
+
+
+@contextmanager
+def _onednn_settings(enabled: bool) -> Iterator[None]:
+    """oneDNN on or off, and in full precision; what was set before is set again at the end."""
+    onednn = torch.backends.mkldnn
+    before = (onednn.enabled, onednn.conv.fp32_precision)
+    try:
+        onednn.enabled, onednn.conv.fp32_precision = enabled, "ieee"
+        yield
+    finally:
+        onednn.enabled, onednn.conv.fp32_precision = before
+
+
+def _fft(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    """Correlation as a product of spectra: of the padded input and of the conjugate of the filter, summed over c."""
+    height, width = problem.h + 2 * problem.pad_h, problem.w + 2 * problem.pad_w
+    maps = problem.n * problem.c + problem.m * problem.c + problem.n * problem.m
+    needed = COMPLEX_BYTES * maps * height * (width // 2 + 1)
+    check_workspace(needed, workspace_limit)
+    pads = (problem.pad_w, problem.pad_w, problem.pad_h, problem.pad_h)
+
+    def call() -> torch.Tensor:
+        inputs = torch.fft.rfft2(F.pad(operands.input, pads))
+        filters = torch.fft.rfft2(operands.weight, s=(height, width)).conj()
+        outputs = torch.fft.irfft2(torch.einsum("nchw,mchw->nmhw", inputs, filters), s=(height, width))
+        # What wraps around lies in the last rows and columns.
+        return outputs[:, :, : problem.out_h, : problem.out_w].contiguous()
+
+    return Prepared(call, needed)

@@ -1,0 +1,57 @@
+"""A 1x1 convolution as what it is, a product of matrices: cuBLAS through torch.bmm, in FP32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from cuconv.problem import ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 in torch's matrix products; what was set before is set again at the end."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+class Contender:
+    """Not cuDNN, but what a user could write instead. Raises Unavailable without a GPU."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise Unavailable("cuBLAS needs an NVIDIA GPU, and torch sees none")
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """The one algorithm, bmm, for every case; it runs on 1x1 filters only."""
+        return [Offer("cublas", "bmm", partial(_prepare, problem, operands, workspace_limit))]
+
+
+def _prepare(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    if problem.filter_area != 1:
+        raise NotRunnable("unsupported", "only a 1x1 filter is a plain matrix product")
+    if problem.pad_h or problem.pad_w:
+        raise NotRunnable("unsupported", "a padded input is not a plain matrix")
+    # For each input (n): output (m, pixels) = weights (m, c) times input (c, pixels).
+    weights = operands.weight.flatten(1).expand(problem.n, problem.m, problem.c)
+    pixels = operands.input.flatten(2)
+    products = operands.output.view(problem.n, problem.m, problem.out_pixels)
+
+    def call() -> torch.Tensor:
+        with _full_precision():
+            torch.bmm(weights, pixels, out=products)
+        return operands.output
+
+    call()  # cuBLAS takes its own lasting workspace on the first call; that is not of this one
+    needed = measured_workspace(call)
+    check_workspace(needed, workspace_limit)
+    return Prepared(call, needed, "beside the lasting workspace of cuBLAS")

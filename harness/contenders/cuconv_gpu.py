@@ -1,0 +1,45 @@
+"""cuConv on a GPU: what conv2d does by default (auto), and each of its algorithms by name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+import cuconv
+from cuconv.problem import ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+
+
+class Contender:
+    """The library of this project. Raises Unavailable without CuPy, which launches its kernels, or a GPU."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise Unavailable("cuConv's kernels need an NVIDIA GPU, and torch sees none")
+        try:
+            import cupy  # noqa: F401
+        except ImportError as error:
+            raise Unavailable(f"CuPy cannot be imported ({error}): pip install cupy-cuda13x") from None
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """`auto` first, then every algorithm of the library."""
+        return [
+            Offer("cuconv", name, partial(_prepare, name, problem, operands, workspace_limit))
+            for name in ("auto", *cuconv.algorithms())
+        ]
+
+
+def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    try:
+        plan = cuconv.plan(problem, operands.input.device.index, algorithm)
+    except cuconv.UnsupportedProblem as error:
+        raise NotRunnable("unsupported", str(error)) from None
+    check_workspace(plan.workspace_bytes, workspace_limit)
+    padding = (problem.pad_h, problem.pad_w)
+
+    def call() -> torch.Tensor:
+        return cuconv.conv2d(operands.input, operands.weight, padding=padding, algorithm=algorithm, out=operands.output)
+
+    call()  # compiles
+    return Prepared(call, plan.workspace_bytes, str(plan))

@@ -1,0 +1,166 @@
+"""The eight classic algorithms of cuDNN by name, in FP32: through the C interface of the libcudnn that torch loaded.
+
+torch cannot name an algorithm, and newer bindings leave these calls out; the library still has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import weakref
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_void_p
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from cuconv.problem import ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders.workspace import Workspace
+from harness.roster import CLASSIC_ALGORITHMS
+
+# Values of cuDNN's enumerations; the position of a name in CLASSIC_ALGORITHMS is its cudnnConvolutionFwdAlgo_t.
+TENSOR_NCHW = 0
+DATA_FLOAT = 0
+CROSS_CORRELATION = 1
+FMA_MATH = 3  # the default math would let some algorithms round their inputs to TF32
+NOT_SUPPORTED = range(3000, 4000)  # CUDNN_STATUS_NOT_SUPPORTED and its subcodes
+
+_SIGNATURES: dict[str, tuple] = {
+    "cudnnCreate": (POINTER(c_void_p),),
+    "cudnnDestroy": (c_void_p,),
+    "cudnnSetStream": (c_void_p, c_void_p),
+    "cudnnCreateTensorDescriptor": (POINTER(c_void_p),),
+    "cudnnDestroyTensorDescriptor": (c_void_p,),
+    "cudnnSetTensor4dDescriptor": (c_void_p, *[c_int] * 6),
+    "cudnnCreateFilterDescriptor": (POINTER(c_void_p),),
+    "cudnnDestroyFilterDescriptor": (c_void_p,),
+    "cudnnSetFilter4dDescriptor": (c_void_p, *[c_int] * 6),
+    "cudnnCreateConvolutionDescriptor": (POINTER(c_void_p),),
+    "cudnnDestroyConvolutionDescriptor": (c_void_p,),
+    "cudnnSetConvolution2dDescriptor": (c_void_p, *[c_int] * 8),
+    "cudnnSetConvolutionMathType": (c_void_p, c_int),
+    # handle, input, weight, convolution, output, algorithm, bytes
+    "cudnnGetConvolutionForwardWorkspaceSize": (*[c_void_p] * 5, c_int, POINTER(c_size_t)),
+    # handle, alpha, input and data, weight and data, convolution, algorithm, workspace, bytes, beta, output and data
+    "cudnnConvolutionForward": (*[c_void_p] * 7, c_int, c_void_p, c_size_t, *[c_void_p] * 3),
+}
+
+
+@cache
+def _library() -> tuple[ctypes.CDLL, str]:
+    """The libcudnn that torch has in memory, and its path. Raises Unavailable where there is none."""
+    if torch.backends.cudnn.is_available():
+        torch.backends.cudnn.version()  # loads it, where that has not happened yet
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    loaded = re.search(r"^[^/]*(/.*/libcudnn\.so[.\d]*)$", text, re.MULTILINE)
+    if loaded is None:
+        raise Unavailable("torch has loaded no libcudnn: install a build of torch for CUDA")
+    path = loaded.group(1)
+    library = ctypes.CDLL(path)
+    for name, argtypes in _SIGNATURES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise Unavailable(f"{path} has no {name}: the classic algorithms need cuDNN 8 or 9")
+        function.argtypes, function.restype = argtypes, c_int
+    library.cudnnGetVersion.argtypes, library.cudnnGetVersion.restype = (), c_size_t
+    library.cudnnGetErrorString.argtypes, library.cudnnGetErrorString.restype = (c_int,), c_char_p
+    return library, path
+
+
+def loaded_library() -> tuple[str, int]:
+    """Path and version (as 91900 for 9.19.0) of the libcudnn that torch has loaded. Raises Unavailable."""
+    library, path = _library()
+    return path, library.cudnnGetVersion()
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status:
+        name = library.cudnnGetErrorString(status).decode()
+        kind = "unsupported" if status in NOT_SUPPORTED else "error"
+        raise NotRunnable(kind, f"cuDNN says {name}({status})")
+
+
+class _Case:
+    """The descriptors of one case, on tensors that are contiguous NCHW; destroyed when the last call on it is gone."""
+
+    def __init__(self, library: ctypes.CDLL, problem: ConvProblem):
+        self._library = library
+        self.input = self._tensor(problem.input_shape)
+        self.output = self._tensor(problem.output_shape)
+        self.weight = self._create("Filter")
+        shape = problem.weight_shape
+        _check(library, library.cudnnSetFilter4dDescriptor(self.weight, DATA_FLOAT, TENSOR_NCHW, *shape))
+        self.convolution = self._create("Convolution")
+        pads, ones = (problem.pad_h, problem.pad_w), (1, 1, 1, 1)  # strides and dilations
+        modes = (CROSS_CORRELATION, DATA_FLOAT)
+        _check(library, library.cudnnSetConvolution2dDescriptor(self.convolution, *pads, *ones, *modes))
+        _check(library, library.cudnnSetConvolutionMathType(self.convolution, FMA_MATH))
+
+    def _tensor(self, shape: tuple[int, int, int, int]) -> c_void_p:
+        descriptor = self._create("Tensor")
+        _check(self._library, self._library.cudnnSetTensor4dDescriptor(descriptor, TENSOR_NCHW, DATA_FLOAT, *shape))
+        return descriptor
+
+    def _create(self, kind: str) -> c_void_p:
+        descriptor = c_void_p()
+        _check(self._library, getattr(self._library, f"cudnnCreate{kind}Descriptor")(byref(descriptor)))
+        weakref.finalize(self, getattr(self._library, f"cudnnDestroy{kind}Descriptor"), descriptor)
+        return descriptor
+
+
+class Contender:
+    """cuDNN's classic algorithms. Raises Unavailable where torch has no cuDNN or no GPU."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise Unavailable("cuDNN needs an NVIDIA GPU, and torch sees none")
+        self._library, _ = _library()
+        self._handle = c_void_p()
+        _check(self._library, self._library.cudnnCreate(byref(self._handle)))
+        # Not at exit: by then the CUDA context may be gone.
+        weakref.finalize(self, self._library.cudnnDestroy, self._handle).atexit = False
+        self._workspace = Workspace()
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """All eight algorithms; whether one can run is asked in prepare(), and once more by its first call."""
+        case = cache(partial(_Case, self._library, problem))
+        return [
+            Offer("cudnn", name, partial(self._prepare, case, code, operands, workspace_limit))
+            for code, name in enumerate(CLASSIC_ALGORITHMS)
+        ]
+
+    def _prepare(
+        self, shared_case: Callable[[], _Case], algorithm: int, operands: Operands, workspace_limit: int
+    ) -> Prepared:
+        library, handle, workspace = self._library, self._handle, self._workspace
+        case, size = shared_case(), c_size_t()
+        descriptors = (case.input, case.weight, case.convolution, case.output)
+        _check(library, library.cudnnGetConvolutionForwardWorkspaceSize(handle, *descriptors, algorithm, byref(size)))
+        workspace.reserve(size.value, workspace_limit)
+        one, zero = c_float(1.0), c_float(0.0)
+        x, w, y = operands.input, operands.weight, operands.output
+
+        def call() -> torch.Tensor:
+            _check(library, library.cudnnSetStream(handle, torch.cuda.current_stream().cuda_stream))
+            status = library.cudnnConvolutionForward(
+                handle,
+                byref(one),
+                case.input,
+                x.data_ptr(),
+                case.weight,
+                w.data_ptr(),
+                case.convolution,
+                algorithm,
+                workspace.pointer if size.value else 0,
+                size.value,
+                byref(zero),
+                case.output,
+                y.data_ptr(),
+            )
+            _check(library, status)
+            return y
+
+        return Prepared(call, size.value)

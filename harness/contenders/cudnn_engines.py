@@ -1,0 +1,149 @@
+"""Every FP32 execution plan of cuDNN's graph API: those its heuristics name, and the engines they leave out."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from cuconv.problem import ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders.workspace import Workspace
+
+REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later ones need much more than the library
+DESELECTED = "Deselecting execution plan"  # how the build of a plan ends that a numeric note excludes
+COLLECT_EVERY = 8  # cases
+
+
+class Contender:
+    """cuDNN's engines. Raises Unavailable where the frontend package, its library or a GPU is missing."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise Unavailable("cuDNN needs an NVIDIA GPU, and torch sees none")
+        try:
+            import cudnn
+        except ImportError as error:
+            raise Unavailable(f"cuDNN's graph API cannot be imported ({error}): {REMEDY}") from None
+        theirs, ours = _version(cudnn), torch.backends.cudnn.version()
+        if theirs != ours:
+            raise Unavailable(
+                f"nvidia-cudnn-frontend found cuDNN {theirs}, not torch's {ours}: keep torch's library only"
+            )
+        self._cudnn = cudnn
+        self._handle = cudnn.create_handle()
+        self._workspace = Workspace()
+        self._cases = 0
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """One offer for each distinct plan name. All are built here: only a build tells which ones round to TF32.
+
+        Such plans are of another accuracy class and have no row; an FP32 plan that cannot be built has one.
+        """
+        # The frontend's graphs are in reference cycles, and what a plan holds is invisible to the collector.
+        if self._cases % COLLECT_EVERY == 0:
+            gc.collect()
+        self._cases += 1
+
+        plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands)
+        return [
+            Offer("cudnn_engine", name, partial(plans.prepare, index, failure, workspace_limit))
+            for name, index, failure in plans.distinct()
+        ]
+
+
+def _version(cudnn: Any) -> int | None:
+    try:
+        return cudnn.backend_version()
+    except RuntimeError:  # it found no library at all
+        return None
+
+
+class _Plans:
+    """The graph of one case with its plans; freed when the last offer of the case is gone."""
+
+    def __init__(self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, operands: Operands):
+        self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
+        self._operands = operands
+        self._graph, tensors = _graph(cudnn, handle, problem)
+        pointers = (t.data_ptr() for t in (operands.input, operands.weight, operands.output))
+        self._addresses = dict(zip(tensors, pointers, strict=True))
+        self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+        self._create()
+
+    def _create(self) -> None:
+        """Add the plans of all heuristics, then one of each engine that they left out; exclude TF32."""
+        graph, modes = self._graph, self._cudnn.heur_mode
+        with suppress(self._cudnn.cudnnGraphNotSupportedError):  # an engine may run what no heuristic knows
+            graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
+        for engine in range(graph.get_engine_count()):
+            if engine not in known:
+                with suppress(*self._failures):  # which means that the engine has no configuration for this case
+                    graph.create_execution_plan(engine, {})
+        notes = self._cudnn.numerical_note
+        graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
+
+    def distinct(self) -> list[tuple[str, int, str]]:
+        """Name, index and reason of failure ("" where there is none) of every plan that computes in FP32."""
+        found: dict[str, tuple[str, int, str]] = {}
+        for index in range(self._graph.get_execution_plan_count()):
+            name = self._graph.get_plan_name_at_index(index)
+            if name not in found:
+                failure = self._build(index)
+                if DESELECTED not in failure:
+                    found[name] = (name, index, failure)
+        return list(found.values())
+
+    def _build(self, index: int) -> str:
+        try:
+            self._graph.build_plan_at_index(index)
+        except self._failures as error:
+            return _one_line(error)
+        return ""
+
+    def prepare(self, index: int, failure: str, workspace_limit: int) -> Prepared:
+        if failure:
+            raise NotRunnable("unsupported", failure)
+        size = self._graph.get_workspace_size_plan_at_index(index)
+        self._workspace.reserve(size, workspace_limit)
+        return Prepared(partial(self._execute, index, size), size)
+
+    def _execute(self, index: int, workspace_bytes: int) -> torch.Tensor:
+        self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
+        workspace = self._workspace.pointer if workspace_bytes else None
+        try:
+            self._graph.execute_plan_at_index(self._addresses, workspace, index, handle=self._handle)
+        except self._failures as error:
+            reason = _one_line(error)
+            raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
+        return self._operands.output
+
+
+def _graph(cudnn: Any, handle: Any, problem: ConvProblem) -> tuple[Any, tuple[Any, Any, Any]]:
+    """The operation graph of a case on contiguous NCHW tensors, and its input, weight and output."""
+    real = cudnn.data_type.FLOAT
+    graph = cudnn.pygraph(handle=handle, io_data_type=real, intermediate_data_type=real, compute_data_type=real)
+    x = graph.tensor(name="input", dim=problem.input_shape, stride=_strides(problem.input_shape), data_type=real)
+    w = graph.tensor(name="weight", dim=problem.weight_shape, stride=_strides(problem.weight_shape), data_type=real)
+    pads = [problem.pad_h, problem.pad_w]
+    y = graph.conv_fprop(image=x, weight=w, padding=pads, stride=[1, 1], dilation=[1, 1], name="conv")
+    # The strides by hand: cuDNN would infer channels last.
+    shape = list(problem.output_shape)
+    y.set_output(True).set_data_type(real).set_dim(shape).set_stride(_strides(shape))
+    graph.validate()
+    graph.build_operation_graph()
+    return graph, (x, w, y)
+
+
+def _strides(shape: Any) -> list[int]:
+    """Of a contiguous tensor; torch's own may say anything where a size is 1."""
+    _, c, h, w = shape
+    return [c * h * w, h * w, w, 1]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

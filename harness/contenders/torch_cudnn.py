@@ -1,0 +1,114 @@
+"""What torch itself makes of cuDNN: its three ways to choose a plan, in FP32.
+
+torch keeps the plan it chose for a problem in a cache, per thread, whose key tells deterministic from not, but not
+benchmarked from taken by heuristics: `default` after `benchmark` would run what benchmark chose, and the other
+way round. The cache can be neither read nor emptied, only limited. So it is limited to one plan, and a
+convolution of another shape pushes that out before each choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from cuconv.problem import ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace
+
+# Read once, at the first convolution of the process; importing torch is not yet one.
+os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"] = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    benchmark: bool = False
+    deterministic: bool = False
+
+
+MODES = {"default": _Mode(), "benchmark": _Mode(benchmark=True), "deterministic": _Mode(deterministic=True)}
+
+
+@contextmanager
+def _settings(mode: _Mode) -> Iterator[None]:
+    """torch's cuDNN settings of a mode, FP32 without TF32; what was set before is set again at the end."""
+    cudnn = torch.backends.cudnn
+    before = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, cudnn.conv.fp32_precision)
+    try:
+        _set(True, mode.benchmark, 0, mode.deterministic, "ieee")  # a benchmark limit of 0: try every plan
+        yield
+    finally:
+        _set(*before)
+
+
+def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bool, precision: str) -> None:
+    cudnn = torch.backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit = enabled, benchmark, benchmark_limit
+    cudnn.deterministic = deterministic
+    cudnn.conv.fp32_precision = precision  # allow_tf32 is its older twin; using both raises
+
+
+class Contender:
+    """torch.nn.functional.conv2d, from one thread. Raises Unavailable without cuDNN, a GPU or a cache to limit."""
+
+    def __init__(self) -> None:
+        if not (torch.cuda.is_available() and torch.backends.cudnn.is_available()):
+            raise Unavailable("torch sees no NVIDIA GPU with cuDNN")
+        self._other = torch.zeros(1, 1, 3, 3, device="cuda"), torch.zeros(1, 1, 2, 2, device="cuda")
+        self._chosen_by: object = None  # the call whose plan is in torch's cache
+        if self._cache_outlives_eviction():
+            raise Unavailable(
+                "torch convolved before its plan cache was limited, so it would mix up its modes: "
+                "set TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT=1 in the environment"
+            )
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """torch's default (by heuristics), benchmark (the fastest of all plans it knows) and deterministic."""
+        return [
+            Offer("torch", name, partial(self._prepare, mode, problem, operands, workspace_limit))
+            for name, mode in MODES.items()
+        ]
+
+    def _prepare(self, mode: _Mode, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+        padding = (problem.pad_h, problem.pad_w)
+        call = self._call(mode, operands.input, operands.weight, padding)
+        call()  # chooses the plan; what that takes is not the workspace of a call
+        needed = measured_workspace(call)
+        if needed > workspace_limit:
+            raise NotRunnable(
+                "workspace_exceeded",
+                f"torch chose a plan with {needed} bytes of workspace, the limit is {workspace_limit}: "
+                "its choice knows no limit",
+            )
+        return Prepared(call, needed)
+
+    def _call(
+        self, mode: _Mode, input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]
+    ) -> Callable[[], torch.Tensor]:
+        identity = object()
+
+        def call() -> torch.Tensor:
+            with _settings(mode):
+                if self._chosen_by is not identity:
+                    self._evict()
+                    self._chosen_by = identity
+                return F.conv2d(input, weight, padding=padding)
+
+        return call
+
+    def _evict(self) -> None:
+        """Push the plan in torch's cache out by another, of a shape that no network has."""
+        with _settings(MODES["default"]):
+            F.conv2d(*self._other)
+
+    def _cache_outlives_eviction(self) -> bool:
+        """True where torch still knows a plan that should be gone, seen by the memory that a benchmark takes."""
+        operands = torch.zeros(2, 16, 28, 28, device="cuda"), torch.zeros(16, 16, 3, 3, device="cuda")
+        call = self._call(MODES["benchmark"], *operands, (1, 1))
+        chosen, repeated = measured_workspace(call), measured_workspace(call)
+        self._chosen_by = None
+        return measured_workspace(call) <= repeated < chosen
