@@ -1,0 +1,190 @@
+"""From measurements to comparisons: who was fastest on each case, and by how much a subject beats its rivals.
+
+Everything here reads the frame of `records.read`. Only rows of precision "fp32" and status "ok" ever count.
+A case is compared where a rival has a time; one that the subject could not run is then a case not won.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from cuconv.problem import ConvProblem
+from harness import roster
+from harness.records import CASE_COLUMNS, ResultsError
+
+CASE = list(CASE_COLUMNS)
+COMPARISON_COLUMNS = (
+    *CASE_COLUMNS,
+    "networks",
+    "layers",
+    "subject",
+    "mean_us",
+    "rival_provider",
+    "rival_algorithm",
+    "rival_us",
+    "speedup",
+    "cublas_us",
+    "cublas_speedup",
+    "floor_us",
+)
+
+# No GPU measured here can do better: FLOP/s with room for Winograd's savings, bytes/s, and one kernel.
+FLOOR_FLOP_PER_S = 120e12
+FLOOR_BYTES_PER_S = 4e12
+FLOOR_KERNEL_US = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One measurements.csv and whose it is: results/DEVICE/SWEEP/measurements.csv."""
+
+    device: str
+    sweep: str
+    csv_path: Path
+
+
+def find_results(root: Path, device: str | None = None, sweep: str | None = None) -> list[Results]:
+    """Every measurements.csv under `root`, or those of one device or sweep, in order of their names.
+
+    Raises ResultsError where there is none.
+    """
+    paths = sorted(root.glob(f"{device or '*'}/{sweep or '*'}/measurements.csv"))
+    if not paths:
+        raise ResultsError(
+            f"no {device or 'DEVICE'}/{sweep or 'SWEEP'}/measurements.csv under {root}: "
+            "measure first with 'python -m harness.run'"
+        )
+    return [Results(path.parent.parent.name, path.parent.name, path) for path in paths]
+
+
+def full_precision(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that may win: computed in FP32, verified and timed."""
+    return frame[(frame.precision == "fp32") & (frame.status == "ok") & frame.mean_us.notna()]
+
+
+def algorithms(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """(provider, algorithm) of each row."""
+    return list(zip(rows.provider, rows.algorithm, strict=True))
+
+
+def rivals(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+    """The rows of the algorithms that the subjects of this device are compared with."""
+    is_rival = roster.comparison(device).is_rival
+    mask = [is_rival(*pair) for pair in algorithms(frame)]
+    return frame[np.array(mask, dtype=bool)]  # an empty list would select no columns
+
+
+def fastest(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per case, the one of smallest mean_us; of equal times the first in the roster's order."""
+    rank = {pair: roster_order(*pair) for pair in set(algorithms(rows))}
+    position = {pair: i for i, pair in enumerate(sorted(rank, key=rank.get))}
+    ordered = rows.assign(order=[position[pair] for pair in algorithms(rows)])
+    ordered = ordered.sort_values([*CASE, "mean_us", "order"]).drop(columns="order")
+    return ordered.drop_duplicates(CASE).reset_index(drop=True)
+
+
+def roster_order(provider: str, algorithm: str) -> tuple[int, int, str]:
+    """A sort key: providers as in the roster, their named algorithms first, discovered ones after, by name."""
+    known = list(roster.PROVIDERS)
+    named = roster.PROVIDERS[provider].algorithms if provider in known else ()
+    at = named.index(algorithm) if algorithm in named else len(named)
+    return (known.index(provider) if provider in known else len(known), at, algorithm)
+
+
+def compare(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+    """One row per case and subject, columns COMPARISON_COLUMNS, in order of subject, filter, batch and layer.
+
+    `device` is the folder's name under results/. Times in microseconds. Absent values are NaN: mean_us where the
+    subject has no time, rival_us where no rival has one, speedup (rival_us / mean_us) where either is missing,
+    floor_us on a CPU. A subject without a single row in the frame has none here.
+    """
+    who = roster.comparison(device)
+    timed = full_precision(frame)
+    cases = frame.drop_duplicates(CASE)[[*CASE, "networks", "layers"]]
+    cases = cases.assign(floor_us=[_floor_us(case, device) for case in cases[CASE].itertuples()])
+    best = fastest(rivals(timed, device))[[*CASE, "provider", "algorithm", "mean_us"]]
+    best = best.rename(columns={"provider": "rival_provider", "algorithm": "rival_algorithm", "mean_us": "rival_us"})
+    cublas = fastest(timed[timed.provider == "cublas"])[[*CASE, "mean_us"]].rename(columns={"mean_us": "cublas_us"})
+    cases = cases.merge(best, on=CASE, how="left").merge(cublas, on=CASE, how="left")
+
+    parts = []
+    for subject in who.subjects:
+        if not ((frame.provider == who.provider) & (frame.algorithm == subject)).any():
+            continue
+        ours = timed[(timed.provider == who.provider) & (timed.algorithm == subject)]
+        part = cases.merge(ours[[*CASE, "mean_us"]], on=CASE, how="left").assign(subject=subject)
+        parts.append(part.sort_values(["k", "batch", "h", "w", "m", "c", "pad"]))
+    if not parts:
+        return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
+    table = pd.concat(parts, ignore_index=True)
+    table["speedup"] = table.rival_us / table.mean_us
+    table["cublas_speedup"] = table.cublas_us / table.mean_us
+    return table[list(COMPARISON_COLUMNS)]
+
+
+def _floor_us(case, device: str) -> float:
+    if device == "cpu":
+        return math.nan
+    problem = problem_of(case)
+    return max(1e6 * problem.flop / FLOOR_FLOP_PER_S, 1e6 * problem.min_bytes / FLOOR_BYTES_PER_S, FLOOR_KERNEL_US)
+
+
+def problem_of(case) -> ConvProblem:
+    """The convolution of a row, given as a named tuple or series with the case columns."""
+    return ConvProblem(case.batch, case.c, case.h, case.w, case.m, case.k, case.k, case.pad, case.pad)
+
+
+def layer_label(case) -> str:
+    """The paper's HW-M-C; HxW where not square, and the padding where it is not the usual (K-1)/2."""
+    size = str(case.h) if case.h == case.w else f"{case.h}x{case.w}"
+    padding = "" if 2 * case.pad == case.k - 1 else f" p{case.pad}"
+    return f"{size}-{case.m}-{case.c}{padding}"
+
+
+def geometric_mean(values) -> float:
+    """Of positive values, NaN left out; NaN where none is left."""
+    values = np.asarray(values, dtype=float)
+    values = values[~np.isnan(values)]
+    return float(np.exp(np.log(values).mean())) if values.size else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A set of compared cases: won (speedup above 1) `wins` of `of`; means over those that the subject ran.
+
+    `of` counts every case with a rival's time. `at` labels the case of the largest speedup. Means are NaN and
+    `at` is empty where there is no speedup.
+    """
+
+    wins: int
+    of: int
+    geometric: float
+    arithmetic: float
+    maximum: float
+    at: str
+
+
+def summarise(rows: pd.DataFrame) -> Summary:
+    """The summary of some rows of `compare`; of equal maxima the first row names the case.
+
+    `at` is HW-M-C where all rows are of one batch and filter size, else HW-N-K-M-C.
+    """
+    compared = rows[rows.rival_us.notna()]
+    speedups = compared.speedup.dropna()
+    if speedups.empty:
+        return Summary(0, len(compared), math.nan, math.nan, math.nan, "")
+    best = compared.loc[speedups.idxmax()]
+    one_group = rows.batch.nunique() == 1 and rows.k.nunique() == 1
+    return Summary(
+        wins=int((speedups > 1).sum()),
+        of=len(compared),
+        geometric=geometric_mean(speedups),
+        arithmetic=float(speedups.mean()),
+        maximum=float(best.speedup),
+        at=layer_label(best) if one_group else problem_of(best).label,
+    )

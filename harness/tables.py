@@ -1,0 +1,351 @@
+"""The tables, in markdown, from measurements.csv alone: python -m harness.tables [--readme README.md]"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from harness import catalogue, records, roster
+from harness.analysis import (
+    CASE,
+    Results,
+    Summary,
+    algorithms,
+    compare,
+    fastest,
+    find_results,
+    full_precision,
+    rivals,
+    roster_order,
+    summarise,
+)
+
+README_BEGIN, README_END = "<!-- results:begin -->", "<!-- results:end -->"
+NONE = "-"
+
+# What the paper reports (section 4.2): one V100, cuDNN 7.1, 602 configurations. Means are arithmetic there.
+PAPER_WINS, PAPER_CASES = 50, 602
+PAPER = (
+    ("mean speedup of the configurations won", "1.46x"),
+    ("1x1, batch 1: mean speedup", "1.23x"),
+    ("1x1, batch 1: maximum", "2.29x (7-32-832)"),
+    ("5x5, batch 1: mean speedup", "1.36x"),
+    ("5x5, batch 1: maximum", "1.97x"),
+)
+
+
+def markdown(header: list[str], rows: list[list], left: tuple[int, ...] = (0,)) -> str:
+    """A markdown table, padded so that it reads as plain text too; all columns but those of `left` aligned right."""
+    cells = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
+
+    def line(row: list[str]) -> str:
+        padded = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(row)]
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f}x" if np.isfinite(speedup) else NONE
+
+
+def _at(summary: Summary) -> str:
+    return f"{_times(summary.maximum)} ({summary.at})" if summary.at else NONE
+
+
+def networks_table() -> str:
+    """Table 1 of the paper, from the catalogue: the stride-1 layers of each network that the paper's sweep measures."""
+    networks = catalogue.known_networks()
+    columns = [_network_column(catalogue.load_sweep("paper", networks=[name])) for name in networks]
+    rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    whole = catalogue.load_sweep("paper")
+    layers, batches = len({case.layer for case in whole.cases}), len({case.batch for case in whole.cases})
+    note = f"Together {layers} distinct layers; with {batches} batch sizes {len(whole.cases)} configurations."
+    return markdown(["", *networks], rows) + f"\n\n{note}"
+
+
+def _network_column(sweep: catalogue.Sweep) -> dict[str, str]:
+    layers = list(dict.fromkeys(case.layer for case in sweep.cases))
+    smallest = min(layer.h for layer in layers)
+    deepest = max((layer for layer in layers if layer.h == smallest), key=lambda layer: layer.c)
+    share = Counter(layer.k for layer in layers)
+    return {
+        "distinct layers": str(len(layers)),
+        **{f"{k}x{k} filters": f"{share[k]} ({share[k] / len(layers):.1%})" for k in (1, 3, 5)},
+        "input H and W": f"{smallest} to {max(layer.h for layer in layers)}",
+        "filters M": f"{min(layer.m for layer in layers)} to {max(layer.m for layer in layers)}",
+        "depth C": f"{min(layer.c for layer in layers)} to {max(layer.c for layer in layers)}",
+        "smallest input, at its deepest": f"{deepest.h}x{deepest.w}x{deepest.c}",
+    }
+
+
+def _grouped(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+    """Rows by (provider, algorithm, precision) in display order; an engine's knob choices are one algorithm."""
+    names = [_merged_name(*pair) for pair in algorithms(frame)]
+    groups = list(frame.assign(name=names).groupby(["provider", "name", "precision"]))
+
+    def order(group):
+        provider, name, precision = group[0]
+        number = re.match(r"eng(\d+)$", name)
+        return roster_order(provider, name)[:2], int(number[1]) if number else -1, name, precision
+
+    return sorted(groups, key=order)
+
+
+def _merged_name(provider: str, algorithm: str) -> str:
+    engine = re.match(r"eng\d+", algorithm) if provider == "cudnn_engine" else None
+    return engine[0] if engine else algorithm
+
+
+def _shown(provider: str, name: str) -> str:
+    return f"{roster.PROVIDERS[provider].label} {name}"
+
+
+def algorithms_table(frame: pd.DataFrame, device: str) -> str:
+    """Table 2 of the paper, with what came of each algorithm: on how many cases it ran, and on how many it won.
+
+    An algorithm wins a case with the smallest mean_us: among the rivals of cuConv, and overall. TF32 never wins.
+    """
+    cases = len(frame.drop_duplicates(CASE))
+    timed = full_precision(frame)
+    against, overall = _wins(fastest(rivals(timed, device))), _wins(fastest(timed))
+    is_rival = roster.comparison(device).is_rival
+    rows = []
+    for (provider, name, precision), group in _grouped(frame):
+        ran, otherwise = _statuses(group, cases)
+        fp32 = precision == "fp32"
+        rows.append([
+            _shown(provider, name), precision, f"{ran} of {cases}",
+            against[provider, name] if fp32 and is_rival(provider, name) else NONE,
+            overall[provider, name] if fp32 else NONE, otherwise,
+        ])  # fmt: skip
+    header = ["algorithm", "precision", "ran", "best rival", "best of all", "otherwise"]
+    return markdown(header, rows, left=(0, 1, 5))
+
+
+def _wins(best: pd.DataFrame) -> Counter:
+    return Counter((provider, _merged_name(provider, name)) for provider, name in algorithms(best))
+
+
+def _statuses(group: pd.DataFrame, cases: int) -> tuple[int, str]:
+    """On how many cases it ran, and why not elsewhere; of several rows of a case the best counts."""
+    severity = ("ok", "incorrect", "workspace_exceeded", "timeout", "error", "unsupported")
+    best = group.assign(rank=group.status.map(severity.index)).groupby(CASE)["rank"].min()
+    counts = Counter(severity[rank] for rank in best)
+    parts = [f"{status} {counts[status]}" for status in severity[1:] if counts[status]]
+    if len(best) < cases:
+        parts.append(f"not offered {cases - len(best)}")
+    return counts["ok"], ", ".join(parts) or NONE
+
+
+def summary_table(frame: pd.DataFrame, device: str) -> str:
+    """For each subject what it won, the means and the largest speedup, by filter size and batch.
+
+    Plain text that is markdown too. The headline counts a case without a rival's time neither way, and says so.
+    """
+    table = compare(frame, device)
+    if table.empty:
+        return "Nothing of cuConv was measured here, so there is nothing to compare."
+    return "\n\n".join(_subject_summary(rows, device) for _, rows in table.groupby("subject", sort=False))
+
+
+def _subject_summary(rows: pd.DataFrame, device: str) -> str:
+    who = roster.comparison(device)
+    name, total = _shown(who.provider, rows.subject.iloc[0]), summarise(rows)
+    if not total.of:
+        return f"{name}: no case has a rival's time to compare with."
+    lines = [
+        f"{name} against {who.rivals_label} on {device}: faster on {total.wins} of {total.of} cases "
+        f"({total.wins / total.of:.2%}).",
+        f"Speedup: geometric mean {_times(total.geometric)}, maximum {_at(total)}.",
+    ]
+    compared = rows[rows.rival_us.notna()]
+    if failed := int(compared.mean_us.isna().sum()):
+        lines.append(f"It has no FP32 time for {failed} of them: not won, and not in the means.")
+    if len(compared) < len(rows):
+        lines.append(f"Left out, as no rival has a time: {len(rows) - len(compared)}.")
+    cublas = rows.assign(rival_us=rows.cublas_us, speedup=rows.cublas_speedup)
+    if cublas.rival_us.notna().any():
+        other = summarise(cublas)
+        mean = _times(other.geometric)
+        lines.append(f"Against cuBLAS, where it applies: faster on {other.wins} of {other.of}, geometric mean {mean}.")
+    return "\n".join(lines) + "\n\n" + _by_filter_and_batch(rows)
+
+
+def _by_filter_and_batch(rows: pd.DataFrame) -> str:
+    body = []
+    for k, same_filter in rows.groupby("k"):
+        parts = [(str(batch), members) for batch, members in same_filter.groupby("batch")]
+        if len(parts) > 1:
+            parts.append(("all", same_filter))
+        for batch, members in parts:
+            s = summarise(members)
+            won = f"{s.wins} of {s.of}" if s.of else NONE
+            body.append([f"{k}x{k}", batch, won, _times(s.geometric), _times(s.arithmetic), _at(s)])
+    return markdown(["filter", "batch", "won", "geometric mean", "arithmetic mean", "maximum"], body)
+
+
+def paper_table(frame: pd.DataFrame, device: str) -> str:
+    """What the paper reports on its V100, and the same figures of each subject here; arithmetic means, as there."""
+    subjects = dict(list(compare(frame, device).groupby("subject", sort=False)))
+    provider = roster.comparison(device).provider
+    header = ["", "paper (V100)", *(_shown(provider, subject) for subject in subjects)]
+    mine = [_paper_figures(rows) for rows in subjects.values()]
+    paper = [("configurations won", _share(PAPER_WINS, PAPER_CASES)), *PAPER]
+    return markdown(header, [[label, figure, *(m[i] for m in mine)] for i, (label, figure) in enumerate(paper)])
+
+
+def _share(wins: int, of: int) -> str:
+    return f"{wins} of {of} ({wins / of:.2%})" if of else NONE
+
+
+def _paper_figures(rows: pd.DataFrame) -> list[str]:
+    total, won = summarise(rows), summarise(rows[rows.speedup > 1])
+    figures = [_share(total.wins, total.of), _times(won.arithmetic)]
+    for k in (1, 5):
+        single = summarise(rows[(rows.k == k) & (rows.batch == 1)])
+        figures += [_times(single.arithmetic), _at(single)]
+    return figures
+
+
+def accuracy_table(frame: pd.DataFrame, device: str) -> str:
+    """Median and worst rel_l2_error of each algorithm over the cases it ran, and ours beside implicit_gemm.
+
+    The last column: on how many cases ours has more than twice the error of cuDNN's implicit_gemm on the same data,
+    of those where both ran.
+    """
+    ran = frame[frame.status == "ok"]
+    plain = ran[(ran.provider == "cudnn") & (ran.algorithm == "implicit_gemm")][[*CASE, "rel_l2_error"]]
+    rows = []
+    for (provider, name, precision), group in _grouped(ran):
+        both = group.merge(plain, on=CASE, suffixes=("", "_plain"))
+        over = int((both.rel_l2_error > 2 * both.rel_l2_error_plain).sum())
+        ours = provider == roster.comparison(device).provider == "cuconv" and len(both)
+        rows.append([
+            _shown(provider, name), precision, len(group.drop_duplicates(CASE)),
+            f"{group.rel_l2_error.median():.1e}", f"{group.rel_l2_error.max():.1e}",
+            f"{over} of {len(both)}" if ours else NONE,
+        ])  # fmt: skip
+    return markdown(["algorithm", "precision", "cases", "median", "worst", "over 2x implicit_gemm"], rows, left=(0, 1))
+
+
+def report(result: Results) -> str:
+    """All tables of one results folder; the comparison with the paper where there is a GPU."""
+    frame, device = records.read(result.csv_path), result.device
+    parts = [
+        f"## {device}, sweep {result.sweep}",
+        "### Speedup\n\n" + summary_table(frame, device),
+        "### Algorithms\n\n" + algorithms_table(frame, device),
+        "### Accuracy: relative L2 error against float64\n\n" + accuracy_table(frame, device),
+    ]
+    if device != "cpu" and not compare(frame, device).empty:
+        parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
+    return "\n\n".join(parts)
+
+
+def headline_table(rows: pd.DataFrame) -> str:
+    """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of cases."""
+    filters = sorted(rows.k.unique())
+
+    def cell(members: pd.DataFrame) -> str:
+        s = summarise(members)
+        return f"{_times(s.geometric)}, {s.wins}/{s.of}" if s.of else NONE
+
+    batches = [(str(batch), members) for batch, members in rows.groupby("batch")] + [("all", rows)]
+    body = [[batch, *(cell(m[m.k == k]) for k in filters), cell(m)] for batch, m in batches]
+    return markdown(["batch", *(f"{k}x{k}" for k in filters), "all"], body)
+
+
+def readme_section(result: Results, plots: str) -> str:
+    """What the README says of one results folder: where and when, the headline tables, the figures under `plots`."""
+    frame, who = records.read(result.csv_path), roster.comparison(result.device)
+    parts = [f"### {result.device}, sweep {result.sweep}", _provenance(result, frame)]
+    figures = []
+    for subject, rows in compare(frame, result.device).groupby("subject", sort=False):
+        name = _shown(who.provider, subject)
+        parts.append(f"**{name} against {who.rivals_label}**: geometric mean of the speedup, cases won/all cases.")
+        parts.append(headline_table(rows))
+        if subject == who.subjects[0]:
+            figures = [(f"{name}, {k}x{k} filters", f"speedup_{subject}_{k}x{k}") for k in sorted(rows.k.unique())]
+    figures.append(("which algorithm wins where", "winners"))
+    parts += [f"![{text}]({plots}/{result.device}/{result.sweep}/{file}.png)" for text, file in figures]
+    return "\n\n".join(parts)
+
+
+def _provenance(result: Results, frame: pd.DataFrame) -> str:
+    """One sentence from environment.json on the rows of the frame: device, versions, commit and dates."""
+    try:
+        stored = json.loads((result.csv_path.parent / "environment.json").read_text()).get("environments", {})
+    except (OSError, ValueError):
+        stored = {}
+    used = [facts for name, facts in stored.items() if name in set(frame.environment.astype(str))] or [*stored.values()]
+
+    def seen(key: str) -> str:
+        return ", ".join(dict.fromkeys(str(facts[key]) for facts in used if facts.get(key) is not None))
+
+    dates = sorted(str(d)[:10] for facts in used for d in [facts.get("date"), *_command_dates(facts)] if d)
+    when = "" if not dates else f" on {dates[0]}" if dates[0] == dates[-1] else f" from {dates[0]} to {dates[-1]}"
+    labels = {"driver": "driver", "cudnn": "cuDNN", "torch": "torch", "commit": "commit"}
+    versions = "".join(f", {label} {seen(key)}" for key, label in labels.items() if seen(key))
+    return f"Measured{when} on {seen('gpu') or seen('cpu') or result.device}{versions}."
+
+
+def _command_dates(facts: dict) -> list:
+    return [command.get("date") for command in facts.get("commands", [])]
+
+
+def rewrite_readme(readme: Path, text: str) -> None:
+    """Replace what stands between the markers of a README; ResultsError where there are none."""
+    try:
+        before, begin, rest = readme.read_text().partition(README_BEGIN)
+    except OSError as error:
+        raise records.ResultsError(f"cannot read {readme} ({error.strerror}): name the README to rewrite") from None
+    _, end, after = rest.partition(README_END)
+    if not begin or not end:
+        raise records.ResultsError(f"{readme} lacks the lines {README_BEGIN} and {README_END}: add them")
+    readme.write_text(f"{before}{README_BEGIN}\n{text}\n{README_END}{after}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m harness.tables", description="Print the tables of the results.")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv")
+    parser.add_argument("--device", help="only this device's results")
+    parser.add_argument("--sweep", help="only this sweep's results (with --readme: paper, unless given)")
+    parser.add_argument("--readme", type=Path, help="rewrite this README's results instead; a CPU's only if named")
+    options = parser.parse_args(arguments)
+    try:
+        if options.readme:
+            _fill_readme(options)
+        else:
+            found = find_results(options.results, options.device, options.sweep)
+            print("## Layers\n\n" + networks_table())
+            for result in found:
+                print("\n" + report(result))
+    except (records.ResultsError, catalogue.CatalogueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _fill_readme(options: argparse.Namespace) -> None:
+    found = find_results(options.results, options.device, options.sweep or "paper")
+    shown = [result for result in found if options.device or result.device != "cpu"]
+    if not shown:
+        raise records.ResultsError(f"only a CPU's results under {options.results}: ask for them with --device cpu")
+    plots = os.path.relpath(options.results.resolve().parent / "plots", options.readme.resolve().parent)
+    rewrite_readme(options.readme, "\n\n".join(readme_section(result, plots) for result in shown))
+    print(f"{options.readme}: results of {', '.join(result.device for result in shown)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

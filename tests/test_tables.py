@@ -1,0 +1,229 @@
+"""The tables of samples.SWEEP, whose figures are worked out by hand, and the README that they go into."""
+
+import json
+
+import pytest
+
+from harness import tables
+from harness.tables import README_BEGIN, README_END
+from tests.samples import SWEEP, frame, row, write
+
+GPU = "nvidia-test"
+
+
+def cells(table: str) -> dict[str, list[str]]:
+    """The rows of a markdown table by their first cell, or by their first two where the first repeats."""
+    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    body = [[cell.strip() for cell in line] for line in lines]
+    first = [row[0] for row in body]
+    return {row[0] if first.count(row[0]) == 1 else f"{row[0]} {row[1]}": row[1:] for row in body}
+
+
+def test_markdown_is_aligned_for_the_terminal():
+    assert tables.markdown(["name", "us"], [["a", 1], ["longer", 22.5]]).splitlines() == [
+        "| name   |   us |",
+        "| ------ | ---: |",
+        "| a      |    1 |",
+        "| longer | 22.5 |",
+    ]
+
+
+def test_networks_table_has_the_paper_s_counts():
+    table = tables.networks_table()
+    rows = cells(table)
+    counts = dict(zip(rows[""], rows["distinct layers"], strict=True))
+    assert counts == {"alexnet": "4", "googlenet": "42", "resnet50": "12", "squeezenet": "21", "vgg19": "9"}
+    assert dict(zip(rows[""], rows["smallest input, at its deepest"], strict=True))["googlenet"] == "7x7x832"
+    assert table.endswith("Together 86 distinct layers; with 7 batch sizes 602 configurations.")
+
+
+def test_algorithms_table(tmp_path):
+    rows = cells(tables.algorithms_table(frame(tmp_path, SWEEP), GPU))
+    assert rows.pop("algorithm") == ["precision", "ran", "best rival", "best of all", "otherwise"]
+    rows = {name: row for name, row in rows.items() if not name.startswith("---")}
+    assert rows == {
+        "cuConv auto": ["fp32", "7 of 8", "-", "4", "incorrect 1"],  # of two equal times the first in the roster
+        "cuConv two_stage": ["fp32", "1 of 8", "-", "0", "not offered 7"],
+        "cuDNN implicit_gemm": ["fp32", "3 of 8", "2", "1", "not offered 5"],
+        "cuDNN fft": ["fp32", "0 of 8", "0", "0", "unsupported 1, not offered 7"],
+        "cuDNN winograd fp32": ["fp32", "1 of 8", "1", "1", "not offered 7"],
+        "cuDNN winograd tf32": ["tf32", "1 of 8", "-", "-", "not offered 7"],
+        # Two knob choices are one engine; where one of them ran, the engine did.
+        "cuDNN engine eng3": ["fp32", "2 of 8", "2", "0", "not offered 6"],
+        "torch cuDNN default": ["fp32", "2 of 8", "2", "1", "not offered 6"],
+        "cuBLAS bmm": ["fp32", "2 of 8", "-", "1", "not offered 6"],
+    }
+
+
+def test_engines_are_in_the_order_of_their_numbers(tmp_path):
+    engines = [row(f"eng{n}_k1=0", 5.0, provider="cudnn_engine") for n in (10, 2, 0)]
+    names = [name for name in cells(tables.algorithms_table(frame(tmp_path, engines), GPU)) if "engine" in name]
+    assert names == ["cuDNN engine eng0", "cuDNN engine eng2", "cuDNN engine eng10"]
+
+
+def test_summary(tmp_path):
+    auto, two_stage = tables.summary_table(frame(tmp_path, SWEEP), GPU).split("cuConv two_stage", 1)
+    assert auto.splitlines()[:5] == [
+        "cuConv auto against the best cuDNN on nvidia-test: faster on 3 of 7 cases (42.86%).",
+        "Speedup: geometric mean 1.20x, maximum 4.00x (7-128-1-32-832).",  # 3 ** (1 / 6) = 1.2009
+        "It has no FP32 time for 1 of them: not won, and not in the means.",
+        "Left out, as no rival has a time: 1.",
+        "Against cuBLAS, where it applies: faster on 1 of 2, geometric mean 1.00x.",
+    ]
+    rows = cells(auto)
+    assert rows["1x1 1"] == ["1", "2 of 3", "1.44x", "1.83x", "3.00x (7-32-832)"]
+    assert rows["1x1 8"] == ["8", "0 of 2", "1.00x", "1.00x", "1.00x (7-32-832)"]
+    assert rows["1x1 all"] == ["all", "3 of 6", "1.64x", "2.10x", "4.00x (7-128-1-32-832)"]  # 12 ** (1 / 5), 10.5 / 5
+    assert rows["3x3"] == ["1", "0 of 1", "0.25x", "0.25x", "0.25x (7-32-832)"]
+    assert rows["5x5"] == ["1", "-", "-", "-", "-"]
+    assert "faster on 0 of 7 cases" in two_stage and "maximum 0.50x (7-1-1-32-832)" in two_stage
+
+
+def test_summary_without_rivals_and_without_subjects(tmp_path):
+    alone = tables.summary_table(frame(tmp_path / "a", [row("auto", 10.0)]), GPU)
+    assert alone == "cuConv auto: no case has a rival's time to compare with."
+    nobody = tables.summary_table(frame(tmp_path / "b", [row("gemm", 10.0, provider="cudnn")]), GPU)
+    assert nobody == "Nothing of cuConv was measured here, so there is nothing to compare."
+
+
+def test_summary_where_the_subject_never_ran(tmp_path):
+    rows = [row("auto", status="error"), row("gemm", 10.0, provider="cudnn")]
+    text = tables.summary_table(frame(tmp_path, rows), GPU)
+    assert "faster on 0 of 1 cases (0.00%)" in text and "geometric mean -, maximum -." in text
+
+
+def test_summary_on_a_cpu(tmp_path):
+    rows = [row(name, us, provider="cpu") for name, us in (("two_stage", 2.0), ("onednn", 3.0), ("fft", 9.0))]
+    text = tables.summary_table(frame(tmp_path, rows), "cpu")
+    assert text.startswith("CPU two_stage against the best torch CPU convolution on cpu: faster on 1 of 1 cases")
+    assert cells(text)["1x1"] == ["1", "1 of 1", "1.50x", "1.50x", "1.50x (7-32-832)"]
+
+
+def test_beside_the_paper(tmp_path):
+    rows = cells(tables.paper_table(frame(tmp_path, SWEEP), GPU))
+    assert rows[""] == ["paper (V100)", "cuConv auto", "cuConv two_stage"]
+    assert rows["configurations won"] == ["50 of 602 (8.31%)", "3 of 7 (42.86%)", "0 of 7 (0.00%)"]
+    assert rows["mean speedup of the configurations won"] == ["1.46x", "3.00x", "-"]  # (3 + 2 + 4) / 3
+    assert rows["1x1, batch 1: mean speedup"] == ["1.23x", "1.83x", "0.50x"]
+    assert rows["1x1, batch 1: maximum"] == ["2.29x (7-32-832)", "3.00x (7-32-832)", "0.50x (7-32-832)"]
+    assert rows["5x5, batch 1: mean speedup"] == ["1.36x", "-", "-"]
+    assert rows["5x5, batch 1: maximum"] == ["1.97x", "-", "-"]
+
+
+def test_accuracy(tmp_path):
+    rows = cells(tables.accuracy_table(frame(tmp_path, SWEEP), GPU))
+    # implicit_gemm ran on three cases; on one its error is 4e-8, and 1e-7 is more than twice that.
+    assert rows["cuConv auto"] == ["fp32", "7", "1.0e-07", "1.0e-07", "1 of 3"]
+    assert rows["cuConv two_stage"] == ["fp32", "1", "1.0e-07", "1.0e-07", "1 of 1"]
+    assert rows["cuDNN implicit_gemm"] == ["fp32", "3", "1.0e-07", "1.0e-07", "-"]
+    assert "cuDNN fft" not in rows  # it never ran
+
+
+def test_median_and_worst_error(tmp_path):
+    errors = [row("auto", 1.0, batch=n, error=e) for n, e in ((1, 1e-7), (8, 3e-7), (16, 9e-7))]
+    assert cells(tables.accuracy_table(frame(tmp_path, errors), GPU))["cuConv auto"][2:] == ["3.0e-07", "9.0e-07", "-"]
+
+
+def test_twice_the_error_is_allowed(tmp_path):
+    rows = [row("auto", 1.0, error=2e-7), row("implicit_gemm", 1.0, provider="cudnn", error=1e-7)]
+    assert cells(tables.accuracy_table(frame(tmp_path, rows), GPU))["cuConv auto"][-1] == "0 of 1"
+
+
+def test_command_line_prints_every_table(tmp_path, capsys):
+    write(tmp_path, SWEEP)
+    write(tmp_path, [row(name, 2.0, provider="cpu") for name in ("two_stage", "native")], device="cpu", sweep="smoke")
+    assert tables.main(["--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    titles = [line for line in text.splitlines() if line.startswith("#")]
+    accuracy = "### Accuracy: relative L2 error against float64"
+    assert titles == [
+        "## Layers",
+        "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
+        "## nvidia-test, sweep paper", "### Speedup", "### Beside the paper", "### Algorithms", accuracy,
+    ]  # fmt: skip
+    assert tables.main(["--results", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("arguments", [[], ["--readme", "README.md"]])
+def test_nothing_measured(tmp_path, capsys, arguments):
+    assert tables.main(["--results", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "measure first" in captured.err
+
+
+@pytest.fixture
+def readme(tmp_path):
+    """A README with markers beside a results folder with samples.SWEEP."""
+    write(tmp_path / "results", [row("auto", 10.0, environment="e1"), *SWEEP[1:]])
+    path = tmp_path / "README.md"
+    path.write_text(f"# Before\n{README_BEGIN}\nold\n{README_END}\nafter\n")
+    return path
+
+
+def fill(readme, *arguments):
+    return tables.main(["--results", str(readme.parent / "results"), "--readme", str(readme), *arguments])
+
+
+def test_readme_is_rewritten_between_its_markers(readme):
+    assert fill(readme) == 0
+    text = readme.read_text()
+    assert text.startswith(f"# Before\n{README_BEGIN}\n") and text.endswith(f"\n{README_END}\nafter\n")
+    assert "old" not in text
+    headline = cells(text.split("**cuConv two_stage")[0])
+    assert headline["batch"] == ["1x1", "3x3", "5x5", "all"]
+    assert headline["1"] == ["1.44x, 2/3", "0.25x, 0/1", "-", "0.93x, 2/4"]  # (3 * 2 * 0.5 * 0.25) ** (1 / 4)
+    assert headline["all"] == ["1.64x, 3/6", "0.25x, 0/1", "-", "1.20x, 3/7"]
+    for k in (1, 3, 5):
+        assert f"(plots/{GPU}/paper/speedup_auto_{k}x{k}.png)" in text
+    assert fill(readme) == 0
+    assert readme.read_text() == text
+
+
+def test_readme_says_where_and_when(readme):
+    dates = ("2025-11-20T10:00:00", "2025-11-22T10:00:00")
+    stored = {
+        "e1": {
+            "gpu": "NVIDIA Test", "driver": "580.1", "cudnn": 92000, "torch": "2.13.0", "commit": "abc",
+            "commands": [{"command": "x", "date": date} for date in dates],
+        },
+        "stale": {"gpu": "another", "date": "2001-01-01"},
+    }  # fmt: skip
+    path = readme.parent / f"results/{GPU}/paper/environment.json"
+    path.write_text(json.dumps({"environments": stored}))
+    assert fill(readme) == 0
+    sentence = (
+        "Measured from 2025-11-20 to 2025-11-22 on NVIDIA Test, driver 580.1, cuDNN 92000, torch 2.13.0, commit abc."
+    )
+    assert sentence in readme.read_text()
+    path.write_text("not json")
+    assert fill(readme) == 0
+    assert f"Measured on {GPU}." in readme.read_text()
+
+
+@pytest.mark.parametrize("text", ["no markers", f"{README_BEGIN} only", f"{README_END} {README_BEGIN}"])
+def test_readme_without_markers_is_left_alone(readme, capsys, text):
+    readme.write_text(text)
+    assert fill(readme) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "lacks the lines" in captured.err
+    assert readme.read_text() == text
+
+
+def test_readme_that_does_not_exist(readme, capsys):
+    readme.unlink()
+    assert fill(readme) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_readme_leaves_a_cpu_out_unless_asked_for(readme, capsys):
+    rows = [row(name, 2.0, provider="cpu") for name in ("two_stage", "native")]
+    write(readme.parent / "results", rows, device="cpu")
+    assert fill(readme) == 0
+    assert "### cpu" not in readme.read_text()
+    assert fill(readme, "--device", "cpu") == 0
+    assert "### cpu" in readme.read_text() and f"### {GPU}" not in readme.read_text()
+    (readme.parent / f"results/{GPU}/paper/measurements.csv").unlink()
+    capsys.readouterr()
+    assert fill(readme) == 2
+    assert "only a CPU's results" in capsys.readouterr().err
