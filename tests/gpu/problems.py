@@ -1,0 +1,64 @@
+"""The problems that every algorithm must compute, why each is there, and how they are checked."""
+
+import torch
+
+from cuconv import ConvProblem, conv2d, reference
+from harness.catalogue import load_sweep
+
+# ||out - ref|| / ||ref|| of plain FP32 accumulation over up to 4608 products, with room for one factor of two.
+TOLERANCE = 3e-6
+
+LAYERS = [case.problem for case in load_sweep("full", batches=[1, 8]).cases]
+
+ODD = [
+    # Sizes around a warp and a block of pixels, H != W, and every odd number of channels and filters that the
+    # vector loads and row groups of a kernel must not round.
+    *(
+        ConvProblem(n, c, h, w, m, k, k, k // 2, k // 2)
+        for k in (1, 3, 5, 7)
+        for n, c, h, w, m in [
+            (1, 1, 1, 1, 1),
+            (1, 3, 1, 65, 17),
+            (2, 17, 65, 2, 3),
+            (3, 31, 9, 33, 31),
+            (5, 17, 32, 31, 1),
+        ]
+    ),
+    # No padding, padding on one axis, padding beyond the filter, filters that are not square or odd.
+    ConvProblem(2, 3, 12, 9, 17, 5, 5),
+    ConvProblem(2, 3, 12, 9, 17, 3, 5, 0, 2),
+    ConvProblem(1, 3, 4, 5, 2, 3, 3, 4, 4),
+    ConvProblem(2, 7, 6, 8, 5, 2, 4, 1, 0),
+    # Filter rows longer than a block's shared memory at any number of rows.
+    ConvProblem(1, 9001, 3, 5, 9, 1, 1),
+    ConvProblem(1, 1031, 4, 4, 33, 3, 3, 1, 1),
+    # More filters than a grid's second dimension could count.
+    ConvProblem(1, 2, 2, 3, 66000, 1, 1),
+]
+
+
+def operands(problem: ConvProblem, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal data on the GPU."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(problem.input_shape, generator=generator, device="cuda")
+    return x, torch.randn(problem.weight_shape, generator=generator, device="cuda")
+
+
+def pads(problem: ConvProblem) -> tuple[int, int]:
+    return problem.pad_h, problem.pad_w
+
+
+def rel_l2_error(output: torch.Tensor, truth: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(output.double() - truth) / torch.linalg.vector_norm(truth))
+
+
+def poisoned_output(problem: ConvProblem) -> torch.Tensor:
+    return torch.full(problem.output_shape, torch.nan, device="cuda")
+
+
+def error_of(problem: ConvProblem, algorithm: str) -> float:
+    """The error of an algorithm on normal data, every element of a poisoned output written."""
+    x, weight = operands(problem)
+    out = poisoned_output(problem)
+    conv2d(x, weight, padding=pads(problem), algorithm=algorithm, out=out)
+    return rel_l2_error(out, reference.conv2d(x, weight, pads(problem)))

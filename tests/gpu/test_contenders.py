@@ -1,0 +1,204 @@
+"""Contenders on a GPU: every offer computes the convolution, called and captured, and torch's modes do not mix."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cuconv import ConvProblem, algorithms, reference
+from harness import contenders, profile
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, cudnn_classic, torch_cudnn
+from harness.roster import CLASSIC_ALGORITHMS, PROVIDERS
+from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
+
+LIMIT = 1 << 30
+GEMM_LIKE, WINOGRAD = 1e-5, 5e-3  # relative L2; TF32 stands at 3e-4, cuDNN's Winograd of 5x5 at 1e-3
+
+PROBLEMS = [  # layers of the networks first, then odd sizes
+    ConvProblem(1, 832, 7, 7, 32, 1, 1),
+    ConvProblem(8, 64, 14, 14, 64, 3, 3, 1, 1),
+    ConvProblem(1, 48, 7, 7, 128, 5, 5, 2, 2),
+    ConvProblem(3, 17, 9, 14, 31, 1, 1),
+    ConvProblem(2, 5, 13, 6, 9, 3, 3, 1, 1),
+    ConvProblem(2, 12, 11, 8, 20, 7, 7, 3, 3),
+    ConvProblem(1, 3, 5, 7, 2, 3, 5, 0, 2),
+]
+MUST_RUN = {
+    "cuconv": {"auto", *algorithms()},
+    "cudnn": {"implicit_gemm", "implicit_precomp_gemm", "gemm"},
+    "cudnn_engine": set(),  # whose names are cuDNN's: at least three of them
+    "torch": {"default", "benchmark", "deterministic"},
+    "cublas": {"bmm"},
+}
+
+load = cache(contenders.load)
+
+
+@cache
+def case(problem: ConvProblem) -> tuple[Operands, torch.Tensor]:
+    """Operands and the float64 result."""
+    x, weight = operands(problem)
+    return Operands(x, weight, poisoned_output(problem)), reference.conv2d(x, weight, pads(problem))
+
+
+def offers_of(provider: str, problem: ConvProblem, limit: int = LIMIT) -> dict[str, Offer]:
+    offers = load(provider).offers(problem, case(problem)[0], limit)
+    names = [offer.algorithm for offer in offers]
+    assert len(set(names)) == len(names) > 0
+    assert all(offer.provider == provider and offer.precision == "fp32" for offer in offers)
+    return dict(zip(names, offers, strict=True))
+
+
+def prepared_and_called(offer: Offer) -> Prepared | None:
+    """The call where it runs; None where it is refused, in prepare() or at the first call, for a good reason."""
+    try:
+        prepared = offer.prepare()
+        prepared.call()
+    except NotRunnable as refusal:
+        assert refusal.status in ("unsupported", "workspace_exceeded"), f"{offer.algorithm}: {refusal}"
+        assert str(refusal), f"{offer.algorithm} does not say why"
+        return None
+    return prepared
+
+
+def tolerance(offer: Offer, problem: ConvProblem) -> float:
+    """Winograd's where the algorithm is one or, by torch's choice, may be one; no 1x1 filter is."""
+    may_be_winograd = offer.provider == "torch" or re.match(r"winograd|(.*_)?eng[56](_|$)", offer.algorithm)
+    return WINOGRAD if may_be_winograd and problem.filter_area > 1 else GEMM_LIKE
+
+
+def captured(prepared: Prepared) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A CUDA graph of one call, captured as the timing does, and the output that it writes."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="relaxed")
+        try:
+            output = prepared.call()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, output
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("provider", MUST_RUN)
+def test_every_offer_called_and_captured(provider, problem):
+    tensors, truth = case(problem)
+    ran = set()
+    for name, offer in offers_of(provider, problem).items():
+        prepared = prepared_and_called(offer)
+        if prepared is None:
+            continue
+        tensors.output.fill_(torch.nan)
+        output = prepared.call()
+        assert output.shape == truth.shape and output.dtype == torch.float32
+        assert rel_l2_error(output, truth) < tolerance(offer, problem), f"{name} called"
+
+        graph, output = captured(prepared)
+        output.fill_(torch.nan)
+        graph.replay()
+        assert rel_l2_error(output, truth) < tolerance(offer, problem), f"{name} captured"
+        ran.add(name)
+    if provider == "cublas" and problem.filter_area > 1:
+        assert not ran
+    else:
+        assert ran >= MUST_RUN[provider]
+        assert len(ran) >= 3 or provider != "cudnn_engine"
+
+
+@pytest.mark.parametrize(
+    "provider", [name for name, entry in PROVIDERS.items() if name in MUST_RUN and entry.algorithms]
+)
+def test_offers_are_those_of_the_roster(provider):
+    names = set(offers_of(provider, PROBLEMS[0]))
+    wanted = set(PROVIDERS[provider].algorithms)
+    assert names >= wanted if provider == "cuconv" else names == wanted
+
+
+def test_the_loaded_cudnn_is_that_of_torch():
+    path, version = cudnn_classic.loaded_library()
+    assert "libcudnn" in path and version == torch.backends.cudnn.version()
+
+
+def test_classic_algorithms_need_no_cooperation_of_their_neighbours():
+    """In reverse, and twice: nothing depends on the order of calls or on a workspace that another left."""
+    problem = PROBLEMS[1]
+    tensors, truth = case(problem)
+    offers = offers_of("cudnn", problem)
+    ready = {name: prepared_and_called(offers[name]) for name in reversed(CLASSIC_ALGORITHMS)}
+    running = {name: prepared for name, prepared in ready.items() if prepared}
+    assert len(running) >= 3
+    for name in [*running, *running]:
+        tensors.output.fill_(torch.nan)
+        assert rel_l2_error(running[name].call(), truth) < tolerance(offers[name], problem), name
+
+
+@pytest.mark.parametrize("provider", ["cudnn", "cudnn_engine"])
+def test_workspace_is_limited(provider):
+    problem = PROBLEMS[1]
+    ready = {name: prepared_and_called(offer) for name, offer in offers_of(provider, problem).items()}
+    needed = {
+        name: prepared.workspace_bytes for name, prepared in ready.items() if prepared and prepared.workspace_bytes
+    }
+    assert needed, "no algorithm needs workspace, so this tests nothing"
+    for name, size in list(needed.items())[:3]:
+        with pytest.raises(NotRunnable, match=str(size)) as refusal:
+            offers_of(provider, problem, size - 1)[name].prepare()
+        assert refusal.value.status == "workspace_exceeded"
+        assert offers_of(provider, problem, size)[name].prepare().workspace_bytes == size
+
+
+def kernels(call) -> list[str]:
+    """Names of what a call launches, in order."""
+    return [name for name, _ in profile._record(call, 1)]
+
+
+def default_kernels_of_a_fresh_thread(problem: ConvProblem) -> list[str]:
+    """What torch's heuristics choose where nothing was chosen before: its plan cache is one for each thread."""
+    tensors, _ = case(problem)
+
+    def convolve():
+        with torch.no_grad(), torch_cudnn._settings(torch_cudnn.MODES["default"]):
+            F.conv2d(tensors.input, tensors.weight, padding=pads(problem))
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(convolve).result()  # chooses
+        return kernels(lambda: thread.submit(convolve).result())
+
+
+def test_torch_default_does_not_inherit_the_choice_of_benchmark():
+    kernels(torch.cuda.synchronize)  # the profiler's first start loses launches
+    differ = 0
+    for problem in PROBLEMS:
+        offers = offers_of("torch", problem)
+        benchmark = kernels(offers["benchmark"].prepare().call)
+        default = kernels(offers["default"].prepare().call)
+        assert default == default_kernels_of_a_fresh_thread(problem), problem.label
+        differ += benchmark != default
+    assert differ, "benchmark chose as the heuristics did everywhere, so this tests nothing: add problems"
+
+
+def test_torch_benchmark_tries_plans_after_default_has_chosen():
+    kernels(torch.cuda.synchronize)
+    for problem in PROBLEMS[:3]:
+        offers = offers_of("torch", problem)
+        default = offers["default"].prepare()
+        evicting = {*kernels(load("torch")._evict)}
+        default.call()
+        tried = {*kernels(offers["benchmark"].prepare)} - evicting
+        assert len(tried - {*kernels(default.call)}) >= 3, problem.label
+
+
+def test_torch_default_keeps_its_choice_when_called_in_turn_with_benchmark():
+    problem = PROBLEMS[1]
+    offers = offers_of("torch", problem)
+    ready = {name: offers[name].prepare() for name in ("default", "benchmark")}
+    expected = default_kernels_of_a_fresh_thread(problem)
+    for _ in range(2):
+        ready["benchmark"].call()
+        ready["default"].call()
+        assert kernels(ready["default"].call) == expected

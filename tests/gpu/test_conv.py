@@ -1,0 +1,153 @@
+"""conv2d as users call it: both array libraries, streams, graphs, out, and what it refuses."""
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
+from tests.gpu.problems import TOLERANCE, operands, poisoned_output, rel_l2_error
+
+cupy = pytest.importorskip("cupy")
+
+PROBLEM = ConvProblem(2, 12, 14, 9, 20, 3, 3, 1, 1)
+
+
+@pytest.fixture
+def case():
+    x, weight = operands(PROBLEM)
+    return x, weight, reference.conv2d(x, weight, (1, 1))
+
+
+def test_torch_in_torch_out(case):
+    x, weight, truth = case
+    out = conv2d(x, weight, padding=1)
+    assert isinstance(out, torch.Tensor) and out.dtype == torch.float32 and out.device == x.device
+    assert rel_l2_error(out, truth) < TOLERANCE
+
+
+def test_cupy_in_cupy_out(case):
+    x, weight, truth = case
+    out = conv2d(cupy.from_dlpack(x), cupy.from_dlpack(weight), padding="same")
+    assert isinstance(out, cupy.ndarray) and out.dtype == cupy.float32
+    assert rel_l2_error(torch.from_dlpack(out), truth) < TOLERANCE
+
+
+@pytest.mark.parametrize("padding", [1, (1, 1), [1, 1], "same"])
+def test_forms_of_padding(case, padding):
+    x, weight, truth = case
+    assert rel_l2_error(conv2d(x, weight, padding=padding), truth) < TOLERANCE
+
+
+def test_without_padding(case):
+    x, weight, _ = case
+    assert rel_l2_error(conv2d(x, weight, padding="valid"), reference.conv2d(x, weight)) < TOLERANCE
+
+
+def test_out_is_written_and_returned(case):
+    x, weight, truth = case
+    out = poisoned_output(PROBLEM)
+    assert conv2d(x, weight, padding=1, out=out) is out
+    assert rel_l2_error(out, truth) < TOLERANCE
+
+
+def test_torch_stream_is_followed(case):
+    """Work queued on a side stream behind a long wait is seen, and the default stream is not waited on."""
+    x, weight, truth = case
+    late = torch.zeros_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        out = conv2d(late, weight, padding=1)
+        assert not stream.query(), "the call must not synchronise"
+    torch.cuda.current_stream().wait_stream(stream)
+    assert rel_l2_error(out, truth) < TOLERANCE
+
+
+def test_cupy_stream_is_followed(case):
+    x, weight, truth = case
+    stream = cupy.cuda.Stream(non_blocking=True)
+    torch.cuda.synchronize()
+    with stream:
+        late = cupy.zeros(x.shape, cupy.float32)
+        torch_view = torch.cuda.ExternalStream(stream.ptr)
+        with torch.cuda.stream(torch_view):
+            torch.cuda._sleep(100_000_000)
+        late[...] = cupy.from_dlpack(x)
+        out = conv2d(late, cupy.from_dlpack(weight), padding=1)
+    stream.synchronize()
+    assert rel_l2_error(torch.from_dlpack(out), truth) < TOLERANCE
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_graph_capture_sees_new_data_at_each_replay(k):
+    problem = ConvProblem(2, 12, 14, 9, 20, k, k, k // 2, k // 2)
+    x, weight = operands(problem)
+    conv2d(x, weight, padding=k // 2)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = conv2d(x, weight, padding=k // 2)
+    for seed in (10, 11):
+        fresh, _ = operands(problem, seed)
+        x.copy_(fresh)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert rel_l2_error(out, reference.conv2d(fresh, weight, (k // 2, k // 2))) < TOLERANCE
+
+
+def bad_calls():
+    x, weight = torch.zeros(2, 4, 6, 6, device="cuda"), torch.zeros(8, 4, 3, 3, device="cuda")
+    out = torch.zeros(2, 8, 6, 6, device="cuda")
+    memory = torch.zeros(2 * 4 * 6 * 6 + 2 * 8 * 6 * 6, device="cuda")
+    return {
+        "input is torch.float64": (x.double(), weight, {}),
+        "weight is torch.float16": (x, weight.half(), {}),
+        "weight is on cpu": (x, weight.cpu(), {}),
+        "input is not contiguous": (x.transpose(2, 3), weight, {}),
+        "weight is not contiguous": (x, weight.to(memory_format=torch.channels_last), {}),
+        "weight has 3 dimensions": (x, weight[0], {}),
+        "weight has 5 channels, input 4": (x, torch.zeros(8, 5, 3, 3, device="cuda"), {}),
+        "n=0: every size must be at least 1": (x[:0], weight, {}),
+        "filter 3x3 is larger than the padded input 2x2": (x[:, :, :2, :2].contiguous(), weight, {"padding": 0}),
+        "padding=1.5": (x, weight, {"padding": 1.5}),
+        "padding='full'": (x, weight, {"padding": "full"}),
+        "pad_h=-1": (x, weight, {"padding": -1}),
+        "padding='same' with a filter of 2x2": (x, weight[:, :, :2, :2].contiguous(), {"padding": "same"}),
+        r"out has shape \(2, 8, 5, 6\)": (x, weight, {"out": out[:, :, 1:].contiguous()}),
+        "out is torch.float64": (x, weight, {"out": out.double()}),
+        "out overlaps input": (memory[:288].view(x.shape), weight, {"out": memory[100:676].view(out.shape)}),
+        "algorithm='magic'": (x, weight, {"algorithm": "magic"}),
+        "input requires a gradient": (x.clone().requires_grad_(), weight, {}),
+    }
+
+
+@pytest.mark.parametrize(
+    "message",
+    list(bad_calls()) if torch.cuda.is_available() else ["without a GPU"],
+)
+def test_what_is_refused(message):
+    x, weight, options = bad_calls()[message]
+    with torch.enable_grad(), pytest.raises(ValueError, match=message):
+        conv2d(x, weight, **({"padding": 1} | options))
+
+
+def test_one_library_at_a_time(case):
+    x, weight, _ = case
+    with pytest.raises(TypeError, match="weight is a cupy"):
+        conv2d(x, cupy.from_dlpack(weight))
+
+
+def test_cupy_arrays_are_checked(case):
+    x, weight, _ = case
+    x, weight = cupy.from_dlpack(x), cupy.from_dlpack(weight)
+    with pytest.raises(UnsupportedProblem, match="input is float64"):
+        conv2d(x.astype("f8"), weight)
+    with pytest.raises(UnsupportedProblem, match="input is not contiguous"):
+        conv2d(x.transpose(0, 1, 3, 2), weight)
+
+
+def test_a_module_parameter_works_without_gradients(case):
+    x, weight, truth = case
+    parameter = torch.nn.Parameter(weight)
+    with torch.enable_grad(), torch.no_grad():
+        assert rel_l2_error(conv2d(x, parameter, padding=1), truth) < TOLERANCE
