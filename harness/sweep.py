@@ -21,9 +21,9 @@ from harness.records import Measurement, ResultsFolder
 from harness.roster import PROVIDERS
 from harness.verify import TOLERANCE, Errors, Verifier
 
-# Expected cost of a case, for the progress bar: so much whatever its size, and so much arithmetic a second.
-CASE_SECONDS = 0.3
-CASE_FLOP_PER_SECOND = 5e10
+# Expected cost of a case, for the progress bar: so much whatever its size, and so much arithmetic a millisecond.
+CASE_MS = 300
+CASE_FLOP_PER_MS = 5e7
 
 
 class GpuLost(RuntimeError):
@@ -49,7 +49,7 @@ def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
     """Measure every case of the sweep, appending rows to the open folder as they are measured."""
     torch.set_grad_enabled(False)
     entered = load_contenders(options.providers)
-    weights = [_expected_seconds(case) for case in sweep.cases]
+    weights = [_expected_ms(case) for case in sweep.cases]
     bar = tqdm(
         total=sum(weights),
         bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left",
@@ -238,5 +238,5 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or "no message").splitlines()[0]
 
 
-def _expected_seconds(case: Case) -> float:
-    return CASE_SECONDS + case.problem.flop / CASE_FLOP_PER_SECOND
+def _expected_ms(case: Case) -> int:
+    return CASE_MS + round(case.problem.flop / CASE_FLOP_PER_MS)
