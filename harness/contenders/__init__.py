@@ -5,6 +5,7 @@ To add one: a module with a class `Contender`, and a line in harness/roster.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +15,10 @@ import torch
 
 from cuconv.problem import ConvProblem
 from harness.roster import PROVIDERS
+
+
+# Read by NVIDIA's libraries when they start: FP32 is FP32, in cuBLAS under cuDNN's engines too.
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 class Unavailable(Exception):

@@ -84,7 +84,7 @@ class _Plans:
             if engine not in known:
                 with suppress(*self._failures):  # which means that the engine has no configuration for this case
                     graph.create_execution_plan(engine, {})
-        # Not the note TENSOR_CORE: eng58, a route to cuBLAS, has it too, and computes in FP32 all the same.
+        # Not the note TENSOR_CORE: eng58, a route to cuBLAS, has it too, and computes in FP32 where TF32 is forbidden.
         graph.deselect_numeric_notes([self._cudnn.numerical_note.DOWN_CONVERT_INPUTS])
 
     def distinct(self) -> list[tuple[str, int, str]]:
