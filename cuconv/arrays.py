@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 from cuconv.problem import UnsupportedProblem
@@ -27,7 +28,10 @@ class TorchArrays:
         if tensor.dtype != self._torch.float32:
             raise UnsupportedProblem(f"{name} is {tensor.dtype}: only torch.float32 is computed; convert with .float()")
         if not tensor.is_contiguous():
-            raise UnsupportedProblem(f"{name} is not contiguous NCHW (strides {tensor.stride()}): call .contiguous()")
+            raise UnsupportedProblem(
+                f"{name} is not contiguous in the order of its dimensions (strides {tensor.stride()}): "
+                "call .contiguous()"
+            )
         if tensor.requires_grad and self._torch.is_grad_enabled():
             raise UnsupportedProblem(f"{name} requires a gradient, which cuConv does not compute: use torch.no_grad()")
 
@@ -38,10 +42,12 @@ class TorchArrays:
         return tensor.data_ptr()
 
     def stream(self, device: int) -> int:
-        return self._torch.cuda.current_stream(device).cuda_stream
+        # torch.cuda.current_stream(device).cuda_stream, ten times as fast; what torch's own generated code calls.
+        return self._torch._C._cuda_getCurrentRawStream(device)
 
-    def empty(self, shape: tuple[int, ...], device: int) -> Any:
-        return self._torch.empty(shape, dtype=self._torch.float32, device=f"cuda:{device}")
+    def empty(self, shape: tuple[int, ...], beside: Any) -> Any:
+        """Of the type and on the device of another tensor."""
+        return beside.new_empty(shape)
 
 
 class CupyArrays:
@@ -60,33 +66,35 @@ class CupyArrays:
             raise UnsupportedProblem(f"{name} is {array.dtype}: only float32 is computed; convert with .astype('f4')")
         if not array.flags.c_contiguous:
             raise UnsupportedProblem(
-                f"{name} is not contiguous NCHW (strides {array.strides}): use cupy.ascontiguousarray"
+                f"{name} is not contiguous in the order of its dimensions (strides {array.strides}): "
+                "use cupy.ascontiguousarray"
             )
 
     def device(self, array: Any) -> int:
-        return array.device.id
+        return array.data.device_id
 
     def pointer(self, array: Any) -> int:
         return array.data.ptr
 
     def stream(self, device: int) -> int:
-        with self._cupy.cuda.Device(device):
-            return self._cupy.cuda.get_current_stream().ptr
+        return self._cupy.cuda.get_current_stream(device).ptr
 
-    def empty(self, shape: tuple[int, ...], device: int) -> Any:
-        with self._cupy.cuda.Device(device):
-            return self._cupy.empty(shape, dtype=self._cupy.float32)
-
-
-_LIBRARIES = (("torch", TorchArrays), ("cupy", CupyArrays))
+    def empty(self, shape: tuple[int, ...], beside: Any) -> Any:
+        """Of the type of another array, on the current device, which must be that array's."""
+        return self._cupy.empty(shape, beside.dtype)
 
 
 def library_of(array: Any) -> TorchArrays | CupyArrays:
     """The library that an array belongs to; raises TypeError for anything that is no torch or CuPy array."""
-    for name, adapter in _LIBRARIES:
-        module = sys.modules.get(name)  # an array's library has been imported by its owner
-        if module is not None and adapter(module).owns(array):
-            return adapter(module)
-    raise TypeError(
-        f"{type(array).__module__}.{type(array).__qualname__}: conv2d takes torch CUDA tensors or CuPy arrays"
-    )
+    return _library_of_type(type(array))
+
+
+@cache
+def _library_of_type(kind: type) -> TorchArrays | CupyArrays:
+    # An array's library has been imported by its owner.
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return TorchArrays(torch)
+    if cupy is not None and issubclass(kind, cupy.ndarray):
+        return CupyArrays(cupy)
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__}: conv2d takes torch CUDA tensors or CuPy arrays")

@@ -7,6 +7,10 @@ from functools import cache
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 
+KIB = 1024
+SHARED_BYTES_OF_SYSTEM = KIB  # that every resident block takes besides its own
+REGISTERS_PER_SM = 64 * KIB
+
 
 class UnsupportedDevice(RuntimeError):
     """No GPU that the kernels are written for."""
@@ -25,6 +29,29 @@ class DeviceSpec:
         """The compiler's name of the target; Hopper's own instructions need its "a" form."""
         major, minor = self.compute_capability
         return f"sm_{major}{minor}" + ("a" if self.compute_capability == (9, 0) else "")
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can be launched as clusters that read each other's shared memory."""
+        return self.compute_capability >= (9, 0)
+
+    @property
+    def shared_bytes_per_sm(self) -> int:
+        """Shared memory of a streaming multiprocessor."""
+        if self.compute_capability in ((8, 0), (8, 7)):
+            return 164 * KIB
+        return (228 if self.compute_capability[0] in (9, 10, 11) else 100) * KIB
+
+    @property
+    def shared_bytes_per_block(self) -> int:
+        """What one block may ask for."""
+        return self.shared_bytes_per_sm - SHARED_BYTES_OF_SYSTEM
+
+    def resident_blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Blocks of these needs (registers: of a thread) that a streaming multiprocessor holds at a time."""
+        by_registers = REGISTERS_PER_SM // (threads * registers)
+        by_shared = self.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_OF_SYSTEM)
+        return max(1, min(by_registers, by_shared))
 
 
 H200 = DeviceSpec("NVIDIA H200", (9, 0), 132)

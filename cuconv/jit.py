@@ -11,12 +11,22 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")  # what the tests compile for
+
+
+class LaunchError(RuntimeError):
+    """The driver refused a launch."""
+
+
+SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel must ask for more
+# Of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class CompileError(RuntimeError):
@@ -58,19 +68,73 @@ def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resour
 class Kernel:
     """A loaded kernel. Call it with a grid and block size, arguments of eight bytes each, and a stream pointer."""
 
-    def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str):
+    def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str, overlap: bool = False):
+        """overlap: the kernel may start before the one ahead of it in the stream ends, and waits by itself
+        (griddepcontrol, compute capability 9.0) before it touches global memory."""
         import cupy
 
         module = cupy.RawModule(path=str(cubin(source, arch, macros)))
         self._kernel = module.get_function(name)  # keeps the module alive
-        self._function = self._kernel.kernel.ptr
-        self._launch = cupy.cuda.driver.launchKernel
+        self._function = ctypes.c_void_p(self._kernel.kernel.ptr)
+        self._attributes = (_LaunchAttribute * 1)()
+        self._attributes[0].id, self._attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
+        self._attribute_list = (ctypes.addressof(self._attributes), int(overlap))
+        self._shared_limit = SHARED_BYTES_BY_DEFAULT
 
-    def __call__(self, blocks: int, threads: int, arguments: Iterable[int], shared_bytes: int, stream: int) -> None:
+    def __call__(self, blocks: int, threads: int, arguments: Sequence[int], shared_bytes: int, stream: int) -> None:
         """Enqueue on the stream; arguments are device pointers and integers in the kernel's order."""
-        values = [ctypes.c_int64(value) for value in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        self._launch(self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0)
+        if shared_bytes > self._shared_limit:
+            _check(_driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
+            self._shared_limit = shared_bytes
+        config = _LaunchConfig(blocks, 1, 1, threads, 1, 1, shared_bytes, stream, *self._attribute_list)
+        values = (ctypes.c_int64 * len(arguments))(*arguments)
+        start = ctypes.addressof(values)
+        pointers = (ctypes.c_void_p * len(arguments))(*range(start, start + 8 * len(arguments), 8))
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver's interface."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint)
+            for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ")
+        ),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_void_p),
+        ("attrs", ctypes.c_void_p),
+        ("numAttrs", ctypes.c_uint),
+    ]
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver's interface: an identifier and a union of 64 bytes."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise LaunchError(f"the CUDA driver says: {(text.value or b'unknown error').decode()} ({status})")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """Device addresses of a convolution's operands; bias and workspace are 0 where there is none."""
+
+    input: int
+    weight: int
+    output: int
+    bias: int = 0
+    workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +152,24 @@ class Launcher:
         kernel: str,
         blocks: int,
         threads: int,
-        arguments: Iterable[int],
+        arguments: Sequence[int],
         shared_bytes: int = 0,
+        overlap: bool = False,
     ) -> None:
-        """Compile on first use, then enqueue one kernel; every argument is a pointer or an integer."""
-        loaded = _load(source, self.arch, tuple(macros.items()), kernel, self.device)
+        """Compile on first use, then enqueue one kernel; every argument is a pointer or an integer.
+
+        overlap: as of Kernel, for kernels that wait by themselves.
+        """
+        loaded = _load(source, self.arch, tuple(macros.items()), kernel, overlap, self.device)
         loaded(blocks, threads, arguments, shared_bytes, self.stream)
 
 
 @cache
-def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, device: int) -> Kernel:
+def _load(
+    source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, overlap: bool, device: int
+) -> Kernel:
     """`device` keeps one loaded copy for each GPU."""
-    return Kernel(source, arch, dict(macros), name)
+    return Kernel(source, arch, dict(macros), name, overlap)
 
 
 def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:

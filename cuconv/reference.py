@@ -6,8 +6,14 @@ import torch
 import torch.nn.functional as F
 
 
-def conv2d(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
-    """The convolution in float64: (N, C, H, W) with (M, C, KH, KW) to (N, M, OH, OW).
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding: tuple[int, int] = (0, 0),
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+) -> torch.Tensor:
+    """The convolution in float64: (N, C, H, W) with (M, C, KH, KW) to (N, M, OH, OW), plus a bias (M,), then ReLU.
 
     A sum over filter positions of matrix products, so that it shares no code with a library's convolution.
     """
@@ -15,7 +21,7 @@ def conv2d(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] =
     output = next(planes)
     for plane in planes:
         output += plane
-    return output
+    return _finished(output, bias, relu)
 
 
 def scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
@@ -31,10 +37,26 @@ def sum_planes(planes: torch.Tensor) -> torch.Tensor:
     return planes.sum(0)
 
 
-def two_stage(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
-    """The paper's algorithm as a whole; for a 1x1 filter stage one gives the output itself."""
+def two_stage(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding: tuple[int, int] = (0, 0),
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+) -> torch.Tensor:
+    """The paper's algorithm as a whole; for a 1x1 filter stage one gives the output itself.
+
+    The last stage adds the bias (M,) and applies ReLU, all in the dtype of the input.
+    """
     planes = scalar_products(input, weight, padding)
-    return planes[0] if len(planes) == 1 else sum_planes(planes)
+    return _finished(planes[0] if len(planes) == 1 else sum_planes(planes), bias, relu)
+
+
+def _finished(output: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> torch.Tensor:
+    """What follows the sum: the filter's bias, then 0 for what is negative; a NaN is not, and stays."""
+    if bias is not None:
+        output = output + bias.to(output.dtype)[:, None, None]
+    return torch.where(output < 0, 0, output) if relu else output
 
 
 def _scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]):

@@ -16,9 +16,9 @@ def main() -> None:
     architectures = parser.parse_args().arch
     print(f"{'algorithm':12} {'variant':20} {'arch':7} {'kernel':14} registers  shared_bytes  spill_bytes")
     for name, algorithm in ALGORITHMS.items():
-        for macros in algorithm.VARIANTS:
-            variant = " ".join(f"{macro}={value}" for macro, value in macros.items())
-            for arch in architectures:
+        for arch in architectures:
+            for macros in algorithm.variants(arch):
+                variant = " ".join(f"{macro}={value}" for macro, value in macros.items())
                 for r in jit.resources(algorithm.SOURCE, arch, macros):
                     place = f"{name:12} {variant:20} {arch:7} {r.kernel:14}"
                     print(f"{place} {r.registers:9}  {r.shared_bytes:12}  {r.spill_bytes:11}")

@@ -35,7 +35,13 @@ CLASSIC_ALGORITHMS = (
 PROVIDERS = {
     provider.name: provider
     for provider in (
-        Provider("cuconv", "cuConv", "cuda", "cuconv_gpu", ("auto", "two_stage")),
+        Provider(
+            "cuconv",
+            "cuConv",
+            "cuda",
+            "cuconv_gpu",
+            ("auto", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
+        ),
         Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS),
         Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", ()),
         Provider("torch", "torch cuDNN", "cuda", "torch_cudnn", ("default", "benchmark", "deterministic")),

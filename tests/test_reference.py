@@ -53,3 +53,33 @@ def test_nan_stays_within_its_receptive_field():
     expected = torch.zeros(6, 6, dtype=torch.bool)
     expected[1:4, 2:5] = True
     assert torch.equal(reference.conv2d(x, weight, padding).isnan()[0, 0], expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("relu", [False, True])
+def test_bias_and_relu_follow_the_sum(shape, relu):
+    x, weight, padding = operands(shape)
+    bias = torch.linspace(-2, 2, len(weight))
+    expected = F.conv2d(x.double(), weight.double(), bias.double(), padding=padding)
+    expected = F.relu(expected) if relu else expected
+    torch.testing.assert_close(reference.conv2d(x, weight, padding, bias, relu), expected, rtol=1e-12, atol=1e-12)
+    single = reference.two_stage(x, weight, padding, bias, relu)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_relu_alone_keeps_nan_and_drops_what_is_negative():
+    x = torch.tensor([-torch.inf, -1.0, 0.0, 2.0, torch.inf, torch.nan]).reshape(1, 1, 1, 6)
+    expected = torch.tensor([0.0, 0.0, 0.0, 2.0, torch.inf, torch.nan]).reshape(1, 1, 1, 6)
+    for convolve in (reference.conv2d, reference.two_stage):
+        output = convolve(x, torch.ones(1, 1, 1, 1), relu=True).float()
+        torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_operands_of_the_reference_are_left_as_they_are():
+    x, weight, padding = operands((2, 3, 5, 6, 4, 1, 1, 0, 0))
+    bias = torch.full((4,), -1.0)
+    before = [tensor.clone() for tensor in (x, weight, bias)]
+    reference.conv2d(x.double(), weight.double(), padding, bias.double(), True)
+    reference.two_stage(x, weight, padding, bias, True)
+    assert all(torch.equal(a, b) for a, b in zip(before, (x, weight, bias), strict=True))

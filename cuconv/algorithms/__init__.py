@@ -3,13 +3,24 @@
 An algorithm is a module with
 
     SOURCE      the path of its .cu file
-    VARIANTS    the macro settings that it may compile, as mappings
+    variants(arch) -> the macro settings that it may compile for an architecture such as "sm_90a"; a sample
+                of them where they are many, with every code path; none where the architecture lacks something
     configure(problem, device) -> a frozen, printable configuration with `workspace_bytes`; a pure
                 function that raises UnsupportedProblem
-    launch(problem, configuration, launcher, input, weight, output, workspace) enqueues; the operands
-                are device pointers, the launcher a cuconv.jit.Launcher
+    launch(problem, configuration, launcher, pointers, relu) enqueues; launcher and pointers are the
+                Launcher and Pointers of cuconv.jit
+
+Where it has a choice of configurations it also has
+
+    candidates(problem, device) -> all that can run
+    predicted_us(problem, device, configuration) -> estimated device time, by which configure() chooses
 """
 
-from cuconv.algorithms import two_stage
+from cuconv.algorithms import tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
 
-ALGORITHMS = {"two_stage": two_stage}
+ALGORITHMS = {
+    "two_stage": two_stage,
+    "tf32x3_gemm": tf32x3_gemm,
+    "tf32x3_wgmma": tf32x3_wgmma,
+    "tf32x3_presplit": tf32x3_presplit,
+}

@@ -3,12 +3,13 @@
 // A filter row is the C weights of one filter at one position (ky, kx). Stage one, scalar_prods, gives each
 // block ROWS filter rows of one position, held in shared memory, and each thread DOTS output pixels for which
 // it forms the dot products along the channels. Threads follow X, so the reads of NCHW input are coalesced
-// as they lie. Stage two, sum_planes, adds the kh*kw temporary planes of each output plane.
+// as they lie. Stage two, sum_planes, adds the kh*kw temporary planes of each output plane. The last stage that a
+// convolution needs, the first for a 1x1 filter, also adds the bias, null where there is none, and applies ReLU.
 //
 // ROWS  filter rows of a block: consecutive filters at one position
 // DOTS  dot products of a thread per filter row
 //
-// Every argument is eight bytes, a pointer or a long long.
+// Every argument is eight bytes, a pointer or a long long; relu is 0 or 1.
 
 typedef long long int64;
 
@@ -17,6 +18,9 @@ typedef long long int64;
 constexpr int LOADS = 16;
 constexpr int GROUP = LOADS / DOTS;  // channels whose elements are in flight together
 constexpr int QUAD = 4;              // channels whose weights are read together, as vectors
+
+// A NaN is not negative and stays.
+__device__ __forceinline__ float finished(float sum, bool relu) { return relu && sum < 0.0f ? 0.0f : sum; }
 
 // Adds one group of channels to the dot products. `rows` points to the group's weights, [GROUP][ROWS]; with
 // `whole` false, only the first `count` channels exist.
@@ -55,7 +59,8 @@ __device__ __forceinline__ void add_group(float (&sum)[DOTS][ROWS], const float*
 extern "C" __global__ void scalar_prods(const float* __restrict__ input, const float* __restrict__ weight,
                                         float* __restrict__ planes, int64 images, int64 channels, int64 height,
                                         int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h,
-                                        int64 pad_w, int64 out_h, int64 out_w, int64 channels_per_pass) {
+                                        int64 pad_w, int64 out_h, int64 out_w, int64 channels_per_pass,
+                                        const float* __restrict__ bias, int64 relu) {
     extern __shared__ __align__(16) float rows[];  // [channels_per_pass][ROWS], a whole number of groups
 
     const int filter_groups = (filters + ROWS - 1) / ROWS;
@@ -105,19 +110,25 @@ extern "C" __global__ void scalar_prods(const float* __restrict__ input, const f
     }
 
 #pragma unroll
-    for (int d = 0; d < DOTS; ++d)
+    for (int r = 0; r < ROWS; ++r) {
+        if (filter + r >= filters) break;
+        const float shift = bias ? bias[filter + r] : 0.0f;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-            if (stored[d] && filter + r < filters) planes[target[d] + (int64)(filter + r) * out_pixels] = sum[d][r];
+        for (int d = 0; d < DOTS; ++d)
+            if (stored[d]) planes[target[d] + (int64)(filter + r) * out_pixels] = finished(sum[d][r] + shift, relu);
+    }
 }
 
-// output[i] = sum over the filter positions of planes[position][i], i < size: one thread an element.
+// output[i] = sum over the filter positions of planes[position][i], i < size = images*filters*out_pixels: one thread
+// an element.
 extern "C" __global__ void sum_planes(const float* __restrict__ planes, float* __restrict__ output, int64 size,
-                                      int64 positions) {
+                                      int64 positions, int64 filters, int64 out_pixels, const float* __restrict__ bias,
+                                      int64 relu) {
     const int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= size) return;
+    const float shift = bias ? bias[i / out_pixels % filters] : 0.0f;  // requested early: it arrives with the planes
     float sum = 0.0f;
 #pragma unroll 9
     for (int p = 0; p < (int)positions; ++p) sum += planes[p * size + i];
-    output[i] = sum;
+    output[i] = finished(sum + shift, relu);
 }

@@ -7,14 +7,13 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launcher
+from cuconv.jit import Launcher, Pointers
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
 # (filter rows of a block, dot products of a thread), from most reuse of a loaded input element to least.
 REUSE = ((8, 2), (8, 1), (2, 1), (1, 1))
-VARIANTS = tuple({"ROWS": rows, "DOTS": dots} for rows, dots in REUSE)
 
 # Measured on an H200 over the paper's layers at batch 1, 8 and 32: with these two numbers the geometry is within
 # 4% of the best one in the mean, 35% at worst.
@@ -61,6 +60,11 @@ class TwoStageConfig:
         )
 
 
+def variants(arch: str) -> list[dict[str, int]]:
+    """Every macro setting that may be compiled; the same for all architectures."""
+    return [{"ROWS": rows, "DOTS": dots} for rows, dots in REUSE]
+
+
 def configure(problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
     """The geometry for a problem: the most reuse of loaded elements whose grid still occupies the GPU.
 
@@ -91,37 +95,28 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
 
 
 def launch(
-    problem: ConvProblem,
-    config: TwoStageConfig,
-    launcher: Launcher,
-    input: int,
-    weight: int,
-    output: int,
-    workspace: int,
+    problem: ConvProblem, config: TwoStageConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
 ) -> None:
-    """Enqueue both stages for each pass over the batch; a 1x1 filter needs the first only (section 3)."""
-    p = problem
+    """Enqueue both stages for each pass over the batch; a 1x1 filter needs the first only (section 3).
+
+    The last stage adds the bias and applies ReLU.
+    """
+    p, out_pixels = problem, problem.out_pixels
     macros = {"ROWS": config.rows, "DOTS": config.dots}
-    input_stride = FLOAT_BYTES * p.c * p.h * p.w
-    output_stride = FLOAT_BYTES * p.m * p.out_pixels
+    epilogue = (pointers.bias, relu)
+    nothing = (0, False)
+    sizes = (p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
     for first in range(0, p.n, config.images_per_pass):
         images = min(config.images_per_pass, p.n - first)
-        source, target = input + first * input_stride, output + first * output_stride
-        planes = workspace if config.sum_blocks else target
-        sizes = (images, p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
+        source = pointers.input + FLOAT_BYTES * first * p.c * p.h * p.w
+        target = pointers.output + FLOAT_BYTES * first * p.m * out_pixels
+        planes, finish = (pointers.workspace, nothing) if config.sum_blocks else (target, epilogue)
         blocks = _blocks(p, images, config.rows, config.dots, config.threads)
-        launcher(
-            SOURCE,
-            macros,
-            "scalar_prods",
-            blocks,
-            config.threads,
-            (source, weight, planes, *sizes),
-            config.shared_bytes,
-        )
+        arguments = (source, pointers.weight, planes, images, *sizes, *finish)
+        launcher(SOURCE, macros, "scalar_prods", blocks, config.threads, arguments, config.shared_bytes)
         if config.sum_blocks:
-            size = images * p.m * p.out_pixels
-            arguments = (planes, target, size, p.filter_area)
+            size = images * p.m * out_pixels
+            arguments = (planes, target, size, p.filter_area, p.m, out_pixels, *epilogue)
             launcher(SOURCE, macros, "sum_planes", ceil(size / MAX_THREADS), MAX_THREADS, arguments)
 
 

@@ -16,7 +16,6 @@ import torch
 from cuconv.problem import ConvProblem
 from harness.roster import PROVIDERS
 
-
 # Read by NVIDIA's libraries when they start: FP32 is FP32, in cuBLAS under cuDNN's engines too.
 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 

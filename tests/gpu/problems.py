@@ -1,8 +1,11 @@
 """The problems that every algorithm must compute, why each is there, and how they are checked."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from cuconv import ConvProblem, conv2d, reference
+from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from harness.catalogue import load_sweep
 
 # ||out - ref|| / ||ref|| of plain FP32 accumulation over up to 4608 products, with room for one factor of two.
@@ -36,12 +39,30 @@ ODD = [
     ConvProblem(1, 2, 2, 3, 66000, 1, 1),
 ]
 
+# For bias and ReLU: planes and numbers of filters that no vector store or tile divides, with one image and with
+# several, with few channels and with enough of them for a reduction that is split.
+UNEVEN = [
+    *(ConvProblem(3, 24, 13, 7, 37, k, k, k // 2, k // 2) for k in (1, 3, 5)),
+    ConvProblem(1, 1, 1, 1, 1, 1, 1),
+    ConvProblem(2, 3, 1, 65, 17, 3, 3, 1, 1),
+    ConvProblem(1, 832, 7, 7, 33, 1, 1),
+    ConvProblem(1, 512, 7, 7, 131, 3, 3, 1, 1),
+    ConvProblem(9, 64, 7, 7, 129, 1, 1),
+]
+
 
 def operands(problem: ConvProblem, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """Normal data on the GPU."""
     generator = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(problem.input_shape, generator=generator, device="cuda")
     return x, torch.randn(problem.weight_shape, generator=generator, device="cuda")
+
+
+def bias_for(problem: ConvProblem, seed: int = 4) -> torch.Tensor:
+    """About as large as the sums that it is added to, so that a wrong filter's would show."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    scale = (problem.c * problem.filter_area) ** 0.5
+    return scale * torch.randn(problem.m, generator=generator, device="cuda")
 
 
 def pads(problem: ConvProblem) -> tuple[int, int]:
@@ -62,3 +83,22 @@ def error_of(problem: ConvProblem, algorithm: str) -> float:
     out = poisoned_output(problem)
     conv2d(x, weight, padding=pads(problem), algorithm=algorithm, out=out)
     return rel_l2_error(out, reference.conv2d(x, weight, pads(problem)))
+
+
+def assert_same_with_non_finite(output: torch.Tensor, truth: torch.Tensor) -> None:
+    """NaN and both infinities in the same places, the rest within the tolerance."""
+    output = output.double()
+    assert torch.equal(output.isnan(), truth.isnan())
+    assert torch.equal(output.isposinf(), truth.isposinf()) and torch.equal(output.isneginf(), truth.isneginf())
+    output, truth = output[truth.isfinite()], truth[truth.isfinite()]
+    # Not a quotient: ReLU may leave nothing but zeros.
+    assert torch.linalg.vector_norm(output - truth) <= TOLERANCE * torch.linalg.vector_norm(truth)
+
+
+@contextmanager
+def refusal_allowed(algorithm: str) -> Iterator[None]:
+    """An algorithm may refuse an unusual problem; auto and two_stage compute everything."""
+    try:
+        yield
+    except UnsupportedProblem:
+        assert algorithm not in ("auto", "two_stage"), "these two compute everything"

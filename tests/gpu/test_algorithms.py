@@ -3,8 +3,21 @@
 import pytest
 import torch
 
-from cuconv import ConvProblem, UnsupportedProblem, algorithms, conv2d, reference
-from tests.gpu.problems import LAYERS, ODD, TOLERANCE, error_of, operands, pads, poisoned_output, rel_l2_error
+from cuconv import ConvProblem, algorithms, conv2d, reference
+from tests.gpu.problems import (
+    LAYERS,
+    ODD,
+    TOLERANCE,
+    UNEVEN,
+    assert_same_with_non_finite,
+    bias_for,
+    error_of,
+    operands,
+    pads,
+    poisoned_output,
+    refusal_allowed,
+    rel_l2_error,
+)
 
 ALGORITHMS = ["auto", *algorithms()]
 SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
@@ -20,12 +33,8 @@ def test_layers_of_the_networks(algorithm, problem):
 @each_algorithm
 @pytest.mark.parametrize("problem", ODD, ids=str)
 def test_odd_shapes(algorithm, problem):
-    try:
-        error = error_of(problem, algorithm)
-    except UnsupportedProblem:
-        assert algorithm not in ("auto", "two_stage"), "these two compute everything"
-        return
-    assert error < TOLERANCE
+    with refusal_allowed(algorithm):
+        assert error_of(problem, algorithm) < TOLERANCE
 
 
 @each_algorithm
@@ -65,12 +74,52 @@ def test_nan_and_infinity_go_where_a_plain_sum_takes_them(algorithm, value, oper
         x[1, 5, 6, 0] = value
     else:
         weight[7, 3, 1, 2] = value
-    out = conv2d(x, weight, padding=1, algorithm=algorithm).double()
-    truth = reference.conv2d(x, weight, (1, 1))
-    assert torch.equal(out.isnan(), truth.isnan())
-    assert torch.equal(out.isposinf(), truth.isposinf()) and torch.equal(out.isneginf(), truth.isneginf())
-    finite = truth.isfinite()
-    assert rel_l2_error(out[finite], truth[finite]) < TOLERANCE
+    out = conv2d(x, weight, padding=1, algorithm=algorithm)
+    assert_same_with_non_finite(out, reference.conv2d(x, weight, (1, 1)))
+
+
+@each_algorithm
+@pytest.mark.parametrize("problem", [SMALL, *UNEVEN], ids=str)
+@pytest.mark.parametrize(("with_bias", "relu"), [(True, False), (False, True), (True, True)])
+def test_bias_and_relu_follow_the_sum(algorithm, problem, with_bias, relu):
+    """Against float64, and to the bit against the same call without them: one addition and one choice more."""
+    x, weight = operands(problem)
+    bias = bias_for(problem) if with_bias else None
+    out = poisoned_output(problem)
+    with refusal_allowed(algorithm):
+        conv2d(x, weight, bias, padding=pads(problem), relu=relu, algorithm=algorithm, out=out)
+        truth = reference.conv2d(x, weight, pads(problem), bias, relu)
+        assert_same_with_non_finite(out, truth)
+        expected = conv2d(x, weight, padding=pads(problem), algorithm=algorithm)
+        if with_bias:
+            expected += bias[:, None, None]
+        assert torch.equal(out, torch.where(expected < 0, 0, expected) if relu else expected)
+
+
+@each_algorithm
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_relu_keeps_nan_and_drops_only_what_is_negative(algorithm, value):
+    x, weight = operands(SMALL)
+    x[1, 5, 6, 0] = value
+    weight[7, 3, 1, 2] = value
+    out = conv2d(x, weight, padding=1, relu=True, algorithm=algorithm)
+    truth = reference.conv2d(x, weight, (1, 1), relu=True)
+    assert bool(truth.isnan().any()) and not bool((truth < 0).any())
+    assert_same_with_non_finite(out, truth)
+
+
+@each_algorithm
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_bias_that_is_not_finite_meets_every_output_of_its_filter(algorithm, relu, k):
+    problem = ConvProblem(3, 24, 14, 13, 40, k, k, k // 2, k // 2)
+    x, weight = operands(problem)
+    x[2, 1, 3, 4] = torch.inf
+    bias = bias_for(problem)
+    bias[3], bias[17], bias[39] = torch.nan, torch.inf, -torch.inf
+    out = conv2d(x, weight, bias, padding=k // 2, relu=relu, algorithm=algorithm)
+    assert bool(out[:, 3].isnan().all())
+    assert_same_with_non_finite(out, reference.conv2d(x, weight, pads(problem), bias, relu))
 
 
 @each_algorithm
@@ -90,9 +139,9 @@ def test_operands_need_only_the_alignment_of_a_float(algorithm, k):
     def shifted(tensor):
         return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
-    out = shifted(poisoned_output(problem))
-    conv2d(shifted(x), shifted(weight), padding=k // 2, algorithm=algorithm, out=out)
-    assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem))) < TOLERANCE
+    out, bias = shifted(poisoned_output(problem)), bias_for(problem)
+    conv2d(shifted(x), shifted(weight), shifted(bias), padding=k // 2, algorithm=algorithm, out=out)
+    assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem), bias)) < TOLERANCE
 
 
 @each_algorithm
@@ -101,7 +150,7 @@ def test_nothing_is_written_outside_the_output(algorithm):
     size = torch.Size(SMALL.output_shape).numel()
     memory = torch.full((size + 2048,), 7.0, device="cuda")
     out = memory[1024 : 1024 + size].view(SMALL.output_shape)
-    conv2d(x, weight, padding=1, algorithm=algorithm, out=out)
+    conv2d(x, weight, bias_for(SMALL), padding=1, relu=True, algorithm=algorithm, out=out)
     assert bool((memory[:1024] == 7).all()) and bool((memory[-1024:] == 7).all())
 
 
@@ -110,6 +159,7 @@ def test_a_batch_of_gigabytes(algorithm):
     """256 x 64 x 224 x 224: tensors of 3.3 GB, where 32-bit byte offsets would wrap."""
     problem = ConvProblem(256, 64, 224, 224, 64, 3, 3, 1, 1)
     x, weight = operands(problem)
-    out = conv2d(x, weight, padding=1, algorithm=algorithm)
+    bias = bias_for(problem)
+    out = conv2d(x, weight, bias, padding=1, relu=True, algorithm=algorithm)
     images = [0, 100, 200, 255]
-    assert rel_l2_error(out[images], reference.conv2d(x[images], weight, (1, 1))) < TOLERANCE
+    assert rel_l2_error(out[images], reference.conv2d(x[images], weight, (1, 1), bias, True)) < TOLERANCE

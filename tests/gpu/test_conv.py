@@ -1,10 +1,12 @@
 """conv2d as users call it: both array libraries, streams, graphs, out, and what it refuses."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
-from tests.gpu.problems import TOLERANCE, operands, poisoned_output, rel_l2_error
+from tests.gpu.problems import TOLERANCE, bias_for, operands, poisoned_output, rel_l2_error
 
 cupy = pytest.importorskip("cupy")
 
@@ -29,6 +31,15 @@ def test_cupy_in_cupy_out(case):
     out = conv2d(cupy.from_dlpack(x), cupy.from_dlpack(weight), padding="same")
     assert isinstance(out, cupy.ndarray) and out.dtype == cupy.float32
     assert rel_l2_error(torch.from_dlpack(out), truth) < TOLERANCE
+
+
+def test_bias_and_relu_of_torch_and_cupy(case):
+    x, weight, _ = case
+    bias = bias_for(PROBLEM)
+    truth = reference.conv2d(x, weight, (1, 1), bias, True)
+    assert rel_l2_error(conv2d(x, weight, bias, padding=1, relu=True), truth) < TOLERANCE
+    arrays = [cupy.from_dlpack(tensor) for tensor in (x, weight, bias)]
+    assert rel_l2_error(torch.from_dlpack(conv2d(*arrays, padding=1, relu=True)), truth) < TOLERANCE
 
 
 @pytest.mark.parametrize("padding", [1, (1, 1), [1, 1], "same"])
@@ -83,22 +94,45 @@ def test_cupy_stream_is_followed(case):
 def test_graph_capture_sees_new_data_at_each_replay(k):
     problem = ConvProblem(2, 12, 14, 9, 20, k, k, k // 2, k // 2)
     x, weight = operands(problem)
-    conv2d(x, weight, padding=k // 2)  # compiles
+    bias = bias_for(problem)
+    conv2d(x, weight, bias, padding=k // 2, relu=True)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = conv2d(x, weight, padding=k // 2)
+        plain = conv2d(x, weight, padding=k // 2)
+        finished = conv2d(x, weight, bias, padding=k // 2, relu=True)
     for seed in (10, 11):
-        fresh, _ = operands(problem, seed)
-        x.copy_(fresh)
-        out.fill_(torch.nan)
+        x.copy_(operands(problem, seed)[0])
+        bias.copy_(bias_for(problem, seed))
+        for out in (plain, finished):
+            out.fill_(torch.nan)
         graph.replay()
-        assert rel_l2_error(out, reference.conv2d(fresh, weight, (k // 2, k // 2))) < TOLERANCE
+        padding = (k // 2, k // 2)
+        assert rel_l2_error(plain, reference.conv2d(x, weight, padding)) < TOLERANCE
+        assert rel_l2_error(finished, reference.conv2d(x, weight, padding, bias, True)) < TOLERANCE
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_a_thread_that_never_used_the_gpu_can_call(case, library):
+    """Such a thread counts GPU 0 as the current one, but has no context of it."""
+    x, weight, truth = case
+    arrays = [x, weight, poisoned_output(PROBLEM)]
+    if library == "cupy":
+        arrays = [cupy.from_dlpack(tensor) for tensor in arrays]
+    x, weight, out = arrays
+    conv2d(x, weight, padding=1, out=out)  # compiles and loads, and leaves the thread nothing but launches
+    out[...] = torch.nan
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(conv2d, x, weight, padding=1, out=out).result()
+    torch.cuda.synchronize()
+    assert rel_l2_error(torch.from_dlpack(out), truth) < TOLERANCE
 
 
 def bad_calls():
     x, weight = torch.zeros(2, 4, 6, 6, device="cuda"), torch.zeros(8, 4, 3, 3, device="cuda")
     out = torch.zeros(2, 8, 6, 6, device="cuda")
     memory = torch.zeros(2 * 4 * 6 * 6 + 2 * 8 * 6 * 6, device="cuda")
+    bias = torch.zeros(8, device="cuda")
     return {
         "input is torch.float64": (x.double(), weight, {}),
         "weight is torch.float16": (x, weight.half(), {}),
@@ -116,6 +150,13 @@ def bad_calls():
         r"out has shape \(2, 8, 5, 6\)": (x, weight, {"out": out[:, :, 1:].contiguous()}),
         "out is torch.float64": (x, weight, {"out": out.double()}),
         "out overlaps input": (memory[:288].view(x.shape), weight, {"out": memory[100:676].view(out.shape)}),
+        "out overlaps bias": (x, weight, {"out": memory[:576].view(out.shape), "bias": memory[575:583]}),
+        r"bias has 4 dimensions \(1, 8, 1, 1\): 1 is needed": (x, weight, {"bias": bias.view(1, 8, 1, 1)}),
+        r"bias has shape \(4,\): it must be \(8,\)": (x, weight, {"bias": bias[:4]}),
+        "bias is torch.float64": (x, weight, {"bias": bias.double()}),
+        "bias is on cpu": (x, weight, {"bias": bias.cpu()}),
+        "bias is not contiguous": (x, weight, {"bias": memory[:16:2]}),
+        "bias requires a gradient": (x, weight, {"bias": bias.clone().requires_grad_()}),
         "algorithm='magic'": (x, weight, {"algorithm": "magic"}),
         "input requires a gradient": (x.clone().requires_grad_(), weight, {}),
     }
@@ -135,6 +176,10 @@ def test_one_library_at_a_time(case):
     x, weight, _ = case
     with pytest.raises(TypeError, match="weight is a cupy"):
         conv2d(x, cupy.from_dlpack(weight))
+    with pytest.raises(TypeError, match="bias is a cupy"):
+        conv2d(x, weight, cupy.zeros(PROBLEM.m, "f4"))
+    with pytest.raises(TypeError, match=r"bias is a builtins\.float"):
+        conv2d(x, weight, 0.5)
 
 
 def test_cupy_arrays_are_checked(case):
@@ -144,6 +189,10 @@ def test_cupy_arrays_are_checked(case):
         conv2d(x.astype("f8"), weight)
     with pytest.raises(UnsupportedProblem, match="input is not contiguous"):
         conv2d(x.transpose(0, 1, 3, 2), weight)
+    with pytest.raises(UnsupportedProblem, match="bias is float64"):
+        conv2d(x, weight, cupy.zeros(PROBLEM.m, "f8"), padding=1)
+    with pytest.raises(UnsupportedProblem, match=r"bias has shape \(3,\)"):
+        conv2d(x, weight, cupy.zeros(3, "f4"), padding=1)
 
 
 def test_a_module_parameter_works_without_gradients(case):

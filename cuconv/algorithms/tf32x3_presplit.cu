@@ -1,0 +1,146 @@
+// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32, for much work on the same weights.
+//
+// As tf32x3_wgmma, but the weights are split into TF32 parts once, by a kernel of their own, into a workspace that
+// holds each stage of each tile just as shared memory wants it. The bulk copy engine then brings a stage with one
+// instruction, several stages ahead, and the warpgroups do nothing but columns and products, out of step with each
+// other: while one splits its columns, another keeps the tensor cores busy.
+//
+// BF    filters of a block's tile: 64 or 128
+// WP    warpgroups over pixels, 64 each
+// STAGES stages of weights in shared memory, at least 3
+// SPLIT blocks of a cluster that share a tile, each with a part of the reduction
+// POINTWISE 1 for a 1x1 filter without padding
+// LARGE_FILTER 1 for more than 32 filter positions, up to 63
+//
+// Every argument is eight bytes, a pointer or a long long.
+
+#include "tf32x3.cuh"
+
+constexpr int THREADS = 128 * WP;
+constexpr int BP = 64 * WP;
+constexpr int STAGE_FLOATS = 2 * TILE_FLOATS;  // big, small
+constexpr int AHEAD = STAGES - 2;  // stages: a warpgroup may be two behind the one that fetches
+constexpr int SPLIT_THREADS = 256;
+
+__device__ __forceinline__ void barrier_init(uint64* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+__device__ __forceinline__ void barrier_arrive(uint64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64* barrier, int parity) {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+// One bulk copy into shared memory that completes on the barrier.
+__device__ __forceinline__ void fetch(float* target, const float* source, int bytes, uint64* barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(target)),
+                 "l"(source), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// parts: [filter tiles][stages][big, small][BF][BK], rows swizzled as wgmma reads them; zeros beyond the weights.
+// One thread carries four depths of one filter.
+extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
+    split_weights(const float* __restrict__ weight, float* __restrict__ parts, int64 filters, int64 depth) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    const int stages = (depth + BK - 1) / BK;
+    const int64 i = (int64)blockIdx.x * SPLIT_THREADS + threadIdx.x;
+    const int chunk = i % (BK / 4), row = i / (BK / 4) % BF;
+    const int64 tile = i / (BF * BK / 4);
+    const int stage = tile % stages, filter = (int)(tile / stages) * BF + row, k = stage * BK + chunk * 4;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (tile / stages * BF >= filters) return;
+    float values[4], big[4], small[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        values[j] = filter < filters && k + j < depth ? weight[filter * depth + k + j] : 0.0f;
+        split(values[j], big[j], small[j]);
+    }
+    float* target = parts + tile * STAGE_FLOATS + row * BK + (chunk ^ row % 8) * 4;
+    *reinterpret_cast<float4*>(target) = make_float4(big[0], big[1], big[2], big[3]);
+    *reinterpret_cast<float4*>(target + TILE_FLOATS) = make_float4(small[0], small[1], small[2], small[3]);
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+    tf32x3_presplit(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
+                    float* __restrict__ output, const float* __restrict__ parts, int64 images, int64 channels,
+                    int64 height, int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w,
+                    int64 out_h, int64 out_w, int64 relu) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    extern __shared__ __align__(1024) float shared[];  // [STAGES][STAGE_FLOATS], barriers, taps; then the sums
+    uint64* full = reinterpret_cast<uint64*>(shared + STAGES * STAGE_FLOATS);  // of each stage
+    uint64* empty = full + STAGES;
+    Tap* taps = reinterpret_cast<Tap*>(empty + STAGES);
+    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h,
+                       (int)kernel_w, (int)pad_h,  (int)pad_w, (int)out_w,   (int)(out_h * out_w)};
+    const int area = p.kernel_h * p.kernel_w;
+    const int depth = p.channels * area;
+    const int plane = p.height * p.width;
+    const int pixels = (int)images * p.out_pixels;
+
+    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
+    const int filter_tiles = (p.filters + BF - 1) / BF;
+    const int filter_tile = tile % filter_tiles, filter_0 = filter_tile * BF, pixel_0 = tile / filter_tiles * BP;
+    const int stages = (depth + BK - 1) / BK;
+    const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, WP);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+#if !POINTWISE
+    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, area, p);
+#endif
+    __syncthreads();
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+
+    const float* source = parts + (int64)filter_tile * stages * STAGE_FLOATS;
+    const auto fetch_stage = [&](int stage) {
+        const int slot = (stage - first) % STAGES, round = (stage - first) / STAGES;
+        if (round > 0) barrier_wait(empty + slot, round - 1 & 1);
+        fetch(shared + slot * STAGE_FLOATS, source + (int64)stage * STAGE_FLOATS, STAGE_FLOATS * 4, full + slot);
+    };
+    if (threadIdx.x == 0)
+        for (int stage = first; stage < min(first + AHEAD, last); ++stage) fetch_stage(stage);
+
+    const Output out = {input, weight, bias, output, relu != 0};
+    const int fragment_pixel = pixel_0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    const Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    float sum[BF / 2] = {}, values[STEPS][4];
+    load_columns(values, pixel_a, pixel_b, first * BK, depth, plane, taps);
+    for (int stage = first; stage < last; ++stage) {
+        const int slot = (stage - first) % STAGES, round = (stage - first) / STAGES;
+        float big[STEPS][4], small[STEPS][4], chain[BF / 2];
+        if (threadIdx.x == 0 && stage + AHEAD < last) fetch_stage(stage + AHEAD);
+        split_columns(values, big, small);
+        barrier_wait(full + slot, round & 1);
+        start_products(chain, big, small, shared + slot * STAGE_FLOATS);
+        if (stage + 1 < last)  // while the tensor cores work
+            load_columns(values, pixel_a, pixel_b, (stage + 1) * BK, depth, plane, taps + (stage + 1 - first) * BK);
+        finish_products(chain, sum);
+        if (threadIdx.x % 128 == 0) barrier_arrive(empty + slot);
+    }
+
+#if SPLIT == 1
+    write_accumulators(sum, out, p, pixel_a, pixel_b, filter_0);
+#else
+    const Pixel mine(pixel_0 + threadIdx.x % BP, pixels, input, p);  // that this thread writes
+    __syncthreads();                                                 // all stages are read
+#pragma unroll
+    for (int i = 0; i < BF / 2; ++i)
+        shared[accumulator_filter(i) * (BP + 4) + threadIdx.x / 128 * 64 + accumulator_pixel(i)] = sum[i];
+    __syncthreads();
+    write_shared_tile<1, BP, THREADS>(shared, out, p, mine, filter_0, rank);
+#endif
+}

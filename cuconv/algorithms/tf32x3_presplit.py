@@ -1,0 +1,171 @@
+"""As tf32x3_wgmma, the weights split into TF32 parts by a kernel of their own: for much work on the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from cuconv.algorithms.tf32x3_gemm import (
+    SPLITS,
+    Costs,
+    arguments_of,
+    check_indices,
+    depth_of,
+    grid_us,
+    is_pointwise,
+    stages_of,
+    those_that_fit,
+)
+from cuconv.algorithms.tf32x3_wgmma import ARCH, MAX_IMAGE, PIXELS, SMALL_FILTER_AREA, STAGE_DEPTH, TAP_BYTES
+from cuconv.device import DeviceSpec
+from cuconv.jit import Launcher, Pointers
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+
+BARRIER_BYTES = 2 * 8  # of a stage
+SPLIT_THREADS = 256  # as in the .cu file; a thread of split_weights carries four weights
+MAX_SPLIT = 4
+
+# Costs, in microseconds, as in tf32x3_wgmma, on an H200 over the paper's layers of 50 MFLOP and more at batch 1, 8, 32:
+# 9% root mean square; the chosen configuration is within 6% of the best in the geometric mean.
+TURN_US, POINTWISE_TURN_US, TURN_FILTERS_US = 0.269, 0.407, 0.213
+PIXELS_US, POINTWISE_PIXELS_US, MULTIPLY_US = 0.16, 0.151, 0.0074
+COSTS = Costs(start=0.639, taps=1.91, block=3.63, cluster=0.215, write=0.581, exchange=0.418)
+SPLIT_BYTES_PER_US = 3e6  # of the kernel that splits the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block's tile of bf filters x 64 * wp pixels, its wp warpgroups, and the stages of weights in shared memory."""
+
+    bf: int
+    wp: int
+    stages: int
+
+    @property
+    def pixels(self) -> int:
+        return PIXELS * self.wp
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.wp
+
+    @property
+    def registers(self) -> int:
+        """Of a thread: close to what the compiler takes."""
+        return 160 if self.bf == 64 else 224
+
+    @property
+    def stage_bytes(self) -> int:
+        """Weights of a stage, big and small."""
+        return FLOAT_BYTES * 2 * self.bf * STAGE_DEPTH
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory of the sums, in the place of the stages."""
+        return FLOAT_BYTES * self.bf * (self.pixels + 4)
+
+    def __str__(self) -> str:
+        return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} stages={self.stages}"
+
+
+TILES = (Tile(64, 1, 4), Tile(64, 2, 4), Tile(64, 3, 4), Tile(128, 1, 3), Tile(128, 2, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Tf32x3PresplitConfig:
+    """A tile, the blocks of a cluster that share it, and the grids of both kernels."""
+
+    tile: Tile
+    split: int
+    pointwise: bool
+    large_filter: bool
+    blocks: int
+    split_blocks: int
+    shared_bytes: int
+    workspace_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.tile.threads
+
+    def __str__(self) -> str:
+        return f"tile={self.tile} split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """Each tile once, and each other macro in each of its settings."""
+    if arch != ARCH:
+        return []
+    sample = [_macros(tile, split=1, pointwise=False, large_filter=False) for tile in TILES]
+    sample += [_macros(TILES[-1], split, pointwise=True, large_filter=False) for split in (1, MAX_SPLIT)]
+    sample.append(_macros(TILES[0], 2, pointwise=False, large_filter=True))
+    return sample
+
+
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitConfig]:
+    """The configurations that can run; raises UnsupportedProblem where there is none."""
+    if device.arch != ARCH:
+        raise UnsupportedProblem(f"tf32x3_presplit runs on {ARCH} only, {device.name} is {device.arch}")
+    check_indices(problem, MAX_IMAGE)
+    stages = stages_of(problem, STAGE_DEPTH)
+    pointwise, large_filter = is_pointwise(problem), problem.filter_area > SMALL_FILTER_AREA
+    found = []
+    for tile in TILES:
+        filter_tiles = ceil(problem.m / tile.bf)
+        tiles = filter_tiles * ceil(problem.n * problem.out_pixels / tile.pixels)
+        for split in (split for split in SPLITS if split <= min(stages, MAX_SPLIT)):
+            taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
+            pipeline_bytes = tile.stages * (tile.stage_bytes + BARRIER_BYTES) + TAP_BYTES * taps
+            found.append(
+                Tf32x3PresplitConfig(
+                    tile,
+                    split,
+                    pointwise,
+                    large_filter,
+                    blocks=tiles * split,
+                    split_blocks=ceil(filter_tiles * stages * tile.bf * STAGE_DEPTH / (4 * SPLIT_THREADS)),
+                    shared_bytes=max(pipeline_bytes, tile.sums_bytes),
+                    workspace_bytes=filter_tiles * stages * tile.stage_bytes,
+                )
+            )
+    return those_that_fit(found, problem, device)
+
+
+def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3PresplitConfig:
+    """The candidate of least predicted time."""
+    return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
+
+
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3PresplitConfig) -> float:
+    """Estimated device time of both kernels in microseconds."""
+    tile = config.tile
+    stages = stages_of(problem, STAGE_DEPTH, config.split)
+    wait_us = (POINTWISE_TURN_US if config.pointwise else TURN_US) + TURN_FILTERS_US * tile.bf / 64
+    work_us = tile.wp * ((POINTWISE_PIXELS_US if config.pointwise else PIXELS_US) + MULTIPLY_US * tile.bf / 64)
+    resident = device.resident_blocks(tile.threads, tile.registers, config.shared_bytes)
+    outputs = tile.bf * tile.pixels
+    split_us = 1.5 * config.workspace_bytes / SPLIT_BYTES_PER_US  # reads half of what it writes
+    return split_us + grid_us(
+        problem, device, config, COSTS, resident, stages * wait_us, stages * work_us, outputs, copies=1
+    )
+
+
+def launch(
+    problem: ConvProblem, config: Tf32x3PresplitConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
+) -> None:
+    """Enqueue both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+    macros = _macros(config.tile, config.split, config.pointwise, config.large_filter)
+    weights = (pointers.weight, pointers.workspace, problem.m, depth_of(problem))
+    launcher(SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, weights, overlap=True)
+    operands, sizes = arguments_of(problem, pointers, relu)[:4], arguments_of(problem, pointers, relu)[4:]
+    arguments = (*operands, pointers.workspace, *sizes)
+    launcher(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes, overlap=True)
+
+
+def _macros(tile: Tile, split: int, pointwise: bool, large_filter: bool) -> dict[str, int]:
+    macros = {"BF": tile.bf, "WP": tile.wp, "STAGES": tile.stages, "SPLIT": split}
+    return macros | {"POINTWISE": int(pointwise), "LARGE_FILTER": int(large_filter)}

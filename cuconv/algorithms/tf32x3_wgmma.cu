@@ -1,0 +1,147 @@
+// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32.
+//
+// output[p, m] = sum over k of columns[p, k] * weight[m, k], with k = (c, ky, kx) as the weights lie and p a pixel of
+// any image. Each FP32 factor is split into two TF32 numbers, big + small, and three products are added:
+// small*big + big*small + big*big; what is dropped is of the order 2^-22. The tensor cores truncate when they
+// accumulate, so a chain is one stage of 32, then added to FP32 registers.
+//
+// A, the pixels, goes from global memory to registers just as NCHW lies: the eight lanes of a fragment's column are
+// eight pixels side by side. B, the weights, is split by the block on its way into shared memory, K-major with a
+// 128-byte swizzle, as wgmma wants TF32.
+//
+// BF    filters of a block's tile: 16, 32, 64 or 128
+// WP    warpgroups over pixels, 64 each
+// WK    warpgroups over the reduction, which take stages in turn
+// SPLIT blocks of a cluster that share a tile, each with a part of the reduction
+// POINTWISE 1 for a 1x1 filter without padding
+// VECTOR    1 where rows of weights are 16-byte aligned
+// LARGE_FILTER 1 for more than 32 filter positions, up to 63
+//
+// Every argument is eight bytes, a pointer or a long long.
+
+#include "tf32x3.cuh"
+
+constexpr int GROUP_THREADS = 128 * WP;  // that share weights in shared memory
+constexpr int THREADS = GROUP_THREADS * WK;
+constexpr int BP = 64 * WP;
+constexpr int CHUNKS = BF * BK / 4 / GROUP_THREADS > 0 ? BF * BK / 4 / GROUP_THREADS : 1;  // float4 of a thread
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+    tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
+                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
+                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    // [WK][2 stages][big, small][TILE_FLOATS], taps; then the sums
+    extern __shared__ __align__(1024) float shared[];
+    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h,
+                       (int)kernel_w, (int)pad_h,  (int)pad_w, (int)out_w,   (int)(out_h * out_w)};
+    const int area = p.kernel_h * p.kernel_w;
+    const int depth = p.channels * area;
+    const int plane = p.height * p.width;
+    const int pixels = (int)images * p.out_pixels;
+
+    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
+    const int filter_tiles = (p.filters + BF - 1) / BF;
+    const int filter_0 = tile % filter_tiles * BF, pixel_0 = tile / filter_tiles * BP;
+    const int stages = (depth + BK - 1) / BK;
+    const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
+
+    const int group_k = WK == 1 ? 0 : threadIdx.x / GROUP_THREADS, group_thread = threadIdx.x % GROUP_THREADS;
+    const int fragment_pixel = pixel_0 + group_thread / 32 * 16 + threadIdx.x % 32 / 4;
+    const Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    const Pixel mine(pixel_0 + threadIdx.x % BP, pixels, input, p);  // that this thread writes
+
+    Tap* taps = reinterpret_cast<Tap*>(shared + WK * 4 * TILE_FLOATS);
+#if !POINTWISE
+    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, area, p);
+    __syncthreads();
+#endif
+
+    // A thread carries 16 bytes of CHUNKS rows of weights, ROW_STEP apart.
+    constexpr int ROW_STEP = GROUP_THREADS / 8;
+    const int chunk = group_thread % 8, chunk_row = group_thread / 8;
+    const float* const row_start = weight + (int64)(filter_0 + chunk_row) * depth + chunk * 4;
+    const int rows = min(BF, p.filters - filter_0) - chunk_row;  // of this thread's, counted in filters
+    float4 weights[CHUNKS] = {};
+    const auto load_weights = [&](int stage) {
+        const int k = stage * BK + chunk * 4;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; ++i) {
+            const float* from = row_start + (int64)depth * (i * ROW_STEP) + stage * BK;
+            const bool row_exists = i * ROW_STEP < rows;
+#if VECTOR
+            weights[i] = row_exists && k < depth ? __ldg(reinterpret_cast<const float4*>(from)) : float4{};
+#else
+            weights[i].x = row_exists && k < depth ? from[0] : 0.0f;
+            weights[i].y = row_exists && k + 1 < depth ? from[1] : 0.0f;
+            weights[i].z = row_exists && k + 2 < depth ? from[2] : 0.0f;
+            weights[i].w = row_exists && k + 3 < depth ? from[3] : 0.0f;
+#endif
+        }
+    };
+    const auto store_weights = [&](float* tile) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; ++i) {
+            const int r = chunk_row + i * ROW_STEP;
+            if (r >= BF) continue;
+            float4 big, small;
+            split(weights[i].x, big.x, small.x);
+            split(weights[i].y, big.y, small.y);
+            split(weights[i].z, big.z, small.z);
+            split(weights[i].w, big.w, small.w);
+            const int at = r * BK + (chunk ^ r % 8) * 4;  // the 128-byte swizzle
+            *reinterpret_cast<float4*>(tile + at) = big;
+            *reinterpret_cast<float4*>(tile + TILE_FLOATS + at) = small;
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    };
+    const auto group_barrier = [&] {
+        asm volatile("bar.sync %0, %1;" ::"r"(group_k + 1), "n"(GROUP_THREADS) : "memory");
+    };
+
+    float sum[BF / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
+    float* tiles = shared + group_k * 4 * TILE_FLOATS;
+    // The same number of turns for every warpgroup, whatever the stages left: wgmma must not diverge.
+    const auto load = [&](int stage) {
+        if (stage < last) {
+            load_weights(stage);
+            load_columns(next, pixel_a, pixel_b, stage * BK, depth, plane, taps + (stage - first) * BK);
+        } else {
+            for (int i = 0; i < CHUNKS; ++i) weights[i] = float4{};
+        }
+    };
+    const auto take = [&](float* tile) {  // what was loaded
+        store_weights(tile);
+        for (int step = 0; step < STEPS; ++step)
+            for (int r = 0; r < 4; ++r) values[step][r] = next[step][r];
+    };
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    load(first + group_k);
+    take(tiles);
+    if (first + WK < last) load(first + WK + group_k);
+    group_barrier();
+    int buffer = 0;
+    for (int turn = first; turn < last; turn += WK, buffer ^= 1) {
+        float big[STEPS][4], small[STEPS][4], chain[BF / 2];
+        split_columns(values, big, small);
+        start_products(chain, big, small, tiles + buffer * 2 * TILE_FLOATS);
+        // While the tensor cores work: the stage after this one has arrived, the one after that sets off.
+        if (turn + WK < last) take(tiles + (buffer ^ 1) * 2 * TILE_FLOATS);
+        if (turn + 2 * WK < last) load(turn + 2 * WK + group_k);
+        finish_products(chain, sum);
+        group_barrier();
+    }
+
+    const Output out = {input, weight, bias, output, relu != 0};
+#if SPLIT * WK == 1
+    write_accumulators(sum, out, p, pixel_a, pixel_b, filter_0);
+#else
+    __syncthreads();
+    float* sums = shared + group_k * BF * (BP + 4);
+#pragma unroll
+    for (int i = 0; i < BF / 2; ++i)
+        sums[accumulator_filter(i) * (BP + 4) + group_thread / 128 * 64 + accumulator_pixel(i)] = sum[i];
+    __syncthreads();
+    write_shared_tile<WK, BP, THREADS>(shared, out, p, mine, filter_0, rank);
+#endif
+}

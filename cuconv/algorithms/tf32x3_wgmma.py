@@ -1,0 +1,178 @@
+"""Implicit GEMM on Hopper's warpgroup tensor cores at FP32 accuracy (3xTF32), the reduction split over a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from cuconv.algorithms.tf32x3_gemm import (
+    SPLITS,
+    Costs,
+    arguments_of,
+    check_indices,
+    grid_us,
+    has_aligned_rows,
+    is_pointwise,
+    stages_of,
+    those_that_fit,
+)
+from cuconv.device import DeviceSpec
+from cuconv.jit import Launcher, Pointers
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+
+ARCH = "sm_90a"  # the only one with these instructions
+PIXELS = 64  # that a warpgroup computes
+STAGE_DEPTH = 32
+TAP_BYTES = 8  # an entry of the tap table: an offset into an image, in bytes, and a filter position
+MAX_IMAGE = 2**29 - 1
+SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter positions
+
+# Costs, in microseconds: least squares over 251 layers of the paper at batch 1, 8 and 32, up to 36 configurations
+# each, on an H200, launched back to back with overlap. For a warpgroup to get through a stage that it waits for: at
+# least, for each 64 filters, and for each warpgroup of the block.
+TURN_US, POINTWISE_TURN_US, TURN_FILTERS_US, WARP_GROUP_US = 0.0247, 0.166, 0.366, 0.0597
+# For an SM that is busy all the time, a stage of 64 pixels: fetching them, and multiplying by 64 filters.
+PIXELS_US, POINTWISE_PIXELS_US, MULTIPLY_US = 0.182, 0.147, 0.0396
+COSTS = Costs(start=0.0, taps=0.293, block=1.67, cluster=0.0883, write=0.824, exchange=0.746)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block's tile of bf filters x 64 * wp pixels, and its wp x wk warpgroups (wk over the reduction)."""
+
+    bf: int
+    wp: int
+    wk: int
+
+    @property
+    def pixels(self) -> int:
+        return PIXELS * self.wp
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.wp * self.wk
+
+    @property
+    def pipeline_bytes(self) -> int:
+        """Shared memory of two stages of weights, big and small, of each of the wk warpgroups."""
+        return FLOAT_BYTES * self.wk * 4 * self.bf * STAGE_DEPTH
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory of every warpgroup's sums, in the place of the stages."""
+        return FLOAT_BYTES * self.wk * self.bf * (self.pixels + 4)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread: close to what the compiler takes, in the units of eight that the hardware gives."""
+        return 8 * ceil((100 + 1.2 * self.bf) / 8)
+
+    def __str__(self) -> str:
+        return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} warpgroups={self.wp}x{self.wk}"
+
+
+TILES = (
+    Tile(16, 1, 1),
+    Tile(16, 1, 2),
+    Tile(16, 1, 4),
+    Tile(32, 1, 1),
+    Tile(32, 1, 2),
+    Tile(64, 1, 1),
+    Tile(64, 1, 2),
+    Tile(128, 2, 1),
+    Tile(128, 1, 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tf32x3WgmmaConfig:
+    """A tile, the blocks of a cluster that share it, and the grid; pointwise leaves out what padding needs."""
+
+    tile: Tile
+    split: int
+    pointwise: bool
+    large_filter: bool
+    blocks: int
+    shared_bytes: int
+    workspace_bytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.tile.threads
+
+    def __str__(self) -> str:
+        return f"tile={self.tile} split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """Each tile once, and each other macro in each of its settings."""
+    if arch != ARCH:
+        return []
+    small, large = TILES[0], TILES[-1]
+    sample = [_macros(tile, split=1, pointwise=False, large_filter=False, vector=True) for tile in TILES]
+    for pointwise, large_filter, vector in ((False, False, False), (True, False, True), (False, True, True)):
+        sample += [_macros(tile, 1, pointwise, large_filter, vector) for tile in (small, large)]
+    sample += [_macros(small, split, pointwise=False, large_filter=False, vector=True) for split in SPLITS[1:]]
+    sample.append(_macros(large, SPLITS[-1], pointwise=False, large_filter=True, vector=False))
+    return sample
+
+
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConfig]:
+    """The configurations that can run; raises UnsupportedProblem where there is none."""
+    check_device_and_indices(problem, device)
+    pointwise, large_filter = is_pointwise(problem), problem.filter_area > SMALL_FILTER_AREA
+    stages = stages_of(problem, STAGE_DEPTH)
+    found = []
+    for tile in TILES:
+        tiles = ceil(problem.m / tile.bf) * ceil(problem.n * problem.out_pixels / tile.pixels)
+        for split in SPLITS:
+            if split * tile.wk > stages:
+                break
+            taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
+            shared_bytes = max(tile.pipeline_bytes + TAP_BYTES * taps, tile.sums_bytes)
+            found.append(Tf32x3WgmmaConfig(tile, split, pointwise, large_filter, tiles * split, shared_bytes))
+    return those_that_fit(found, problem, device)
+
+
+def check_device_and_indices(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raises UnsupportedProblem for another architecture, and where a size does not fit the kernel's integers."""
+    if device.arch != ARCH:
+        raise UnsupportedProblem(f"{problem.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    check_indices(problem, MAX_IMAGE)
+
+
+def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3WgmmaConfig:
+    """The candidate of least predicted time."""
+    return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
+
+
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig) -> float:
+    """Estimated device time in microseconds; within 12% (root mean square) where it was measured."""
+    tile = config.tile
+    stages = stages_of(problem, STAGE_DEPTH, config.split)
+    wait_us = (POINTWISE_TURN_US if config.pointwise else TURN_US) + TURN_FILTERS_US * tile.bf / 64
+    wait_us += WARP_GROUP_US * tile.wp * tile.wk
+    work_us = tile.wp * ((POINTWISE_PIXELS_US if config.pointwise else PIXELS_US) + MULTIPLY_US * tile.bf / 64)
+    resident = device.resident_blocks(tile.threads, tile.registers, config.shared_bytes)
+    turns = ceil(stages / tile.wk)
+    outputs = tile.bf * tile.pixels
+    return grid_us(problem, device, config, COSTS, resident, turns * wait_us, stages * work_us, outputs, tile.wk)
+
+
+def launch(
+    problem: ConvProblem, config: Tf32x3WgmmaConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
+) -> None:
+    """Enqueue the kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
+    aligned = has_aligned_rows(problem, pointers)
+    macros = _macros(config.tile, config.split, config.pointwise, config.large_filter, aligned)
+    arguments = arguments_of(problem, pointers, relu)
+    launcher(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes, overlap=True)
+
+
+def _macros(tile: Tile, split: int, pointwise: bool, large_filter: bool, vector: bool) -> dict[str, int]:
+    macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split}
+    return macros | {"POINTWISE": int(pointwise), "VECTOR": int(vector), "LARGE_FILTER": int(large_filter)}

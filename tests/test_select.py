@@ -1,0 +1,101 @@
+"""The choice of "auto": a pure function of problem and device that always finds something."""
+
+import random
+
+import pytest
+
+from cuconv import ConvProblem, UnsupportedProblem
+from cuconv.algorithms import ALGORITHMS
+from cuconv.device import A100, H200
+from cuconv.select import plan, predicted_us
+from harness.catalogue import load_sweep
+
+LAYERS = [case.problem for case in load_sweep("paper", batches=[1]).cases]
+each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
+
+
+def at_batch(layer, n):
+    return ConvProblem(n, layer.c, layer.h, layer.w, layer.m, layer.kh, layer.kw, layer.pad_h, layer.pad_w)
+
+
+def random_problems(count, seed=1):
+    """Shapes outside of the networks': odd sizes, flat and tall images, filters that are not square, any padding."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        kh, kw = chance.choice([(1, 1), (3, 3), (5, 5), (7, 7), (11, 11), (1, 7), (2, 4)])
+        yield ConvProblem(
+            n=chance.randint(1, 12),
+            c=chance.choice([1, 3, 17, 64, 255, chance.randint(1, 3000)]),
+            h=chance.randint(kh, 120),
+            w=chance.randint(kw, 120),
+            m=chance.choice([1, 10, 33, 64, chance.randint(1, 2000)]),
+            kh=kh,
+            kw=kw,
+            pad_h=chance.choice([0, kh // 2, kh]),
+            pad_w=chance.choice([0, kw // 2, kw]),
+        )
+
+
+@each_device
+def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
+    for problem in random_problems(300):
+        chosen = plan(problem, device)
+        for name in ALGORITHMS:
+            try:
+                other = plan(problem, device, name)
+            except UnsupportedProblem:
+                assert chosen.algorithm != name
+            else:
+                assert predicted_us(problem, device, chosen) <= predicted_us(problem, device, other)
+
+
+@each_device
+def test_what_only_two_stage_computes(device):
+    for problem in (ConvProblem(1, 3, 20, 20, 8, 11, 11), ConvProblem(1, 40000, 3, 3, 8, 3, 3)):
+        assert plan(problem, device).algorithm == "two_stage"
+
+
+def test_a_problem_that_nothing_computes_is_refused():
+    with pytest.raises(UnsupportedProblem):
+        plan(ConvProblem(n=1, c=1, h=65536, w=65536, m=1, kh=1, kw=1), H200)
+
+
+@pytest.mark.parametrize("n", [64, 256])
+def test_large_problems_go_to_the_tensor_cores_in_large_tiles_that_nobody_shares(n):
+    problem = ConvProblem(n, 256, 28, 28, 256, 3, 3, 1, 1)
+    for device, algorithm in ((H200, "tf32x3_wgmma"), (A100, "tf32x3_gemm")):
+        chosen = plan(problem, device)
+        tile = chosen.config.tile
+        assert chosen.algorithm.startswith("tf32x3") and chosen.config.split == 1
+        assert plan(problem, device, algorithm).config.split == 1
+        size = tile.bf * tile.pixels if hasattr(tile, "bf") else tile.bm * tile.bn
+        assert size >= 64 * 128
+
+
+def test_a_small_problem_splits_its_reduction_over_a_cluster():
+    problem = ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1)
+    assert plan(problem, H200).config.split > 1
+
+
+def test_shallow_1x1_layers_at_a_large_batch_stay_with_two_stage():
+    """Nothing but the output counts there, and the paper's kernel writes it fastest."""
+    assert plan(ConvProblem(256, 16, 55, 55, 64, 1, 1), H200).algorithm == "two_stage"
+
+
+@each_device
+def test_a_larger_batch_is_not_predicted_to_take_less_time(device):
+    for layer in LAYERS:
+        times = [
+            predicted_us(problem, device, plan(problem, device))
+            for problem in (at_batch(layer, n) for n in (1, 2, 4, 8, 12, 16, 32, 64, 128, 256))
+        ]
+        assert times == sorted(times), layer.label
+
+
+@each_device
+def test_predicted_times_are_possible(device):
+    """No faster than the tensor cores' 3xTF32 rate on an H200, nor in the time of an empty kernel."""
+    for layer in LAYERS:
+        for problem in (layer, at_batch(layer, 64)):
+            us = predicted_us(problem, device, plan(problem, device))
+            assert us > max(1.0, problem.flop / 160e6), problem.label

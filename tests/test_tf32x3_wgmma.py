@@ -1,0 +1,96 @@
+"""Configurations of the Hopper GEMM: pure functions of problem and device."""
+
+from math import ceil
+
+import pytest
+
+from cuconv import ConvProblem, UnsupportedProblem
+from cuconv.algorithms import tf32x3_wgmma
+from cuconv.device import A100, H200, DeviceSpec
+from tests.test_tf32x3_gemm import PROBLEMS, launched, one_by_one
+
+B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
+
+
+@pytest.mark.parametrize("tile", tf32x3_wgmma.TILES, ids=str)
+def test_tiles_divide_as_the_kernel_asserts(tile):
+    assert tile.bf in (16, 32, 64, 128)
+    assert tile.bf % max(tf32x3_wgmma.SPLITS) == 0 and tile.threads % tile.pixels == 0
+    assert tile.threads * tile.registers <= 64 * 1024 and tile.registers <= 256
+
+
+def test_candidates_cover_the_output_and_fit_the_device():
+    for problem in PROBLEMS:
+        stages = ceil(problem.c * problem.filter_area / 32)
+        for config in tf32x3_wgmma.candidates(problem, H200):
+            tile, pixels = config.tile, problem.n * problem.out_pixels
+            tiles = ceil(problem.m / tile.bf) * ceil(pixels / tile.pixels)
+            assert config.blocks == tiles * config.split < 2**31
+            assert config.split * tile.wk <= stages
+            assert max(tile.pipeline_bytes, tile.sums_bytes) <= config.shared_bytes <= H200.shared_bytes_per_block
+            assert config.workspace_bytes == 0
+            assert tf32x3_wgmma.predicted_us(problem, H200, config) > 0
+
+
+@pytest.mark.parametrize("device", [A100, B200], ids=lambda device: device.arch)
+def test_hopper_only(device):
+    assert tf32x3_wgmma.variants(device.arch) == []
+    with pytest.raises(UnsupportedProblem, match=f"the instructions of sm_90a, {device.name} is {device.arch}"):
+        tf32x3_wgmma.configure(one_by_one(64), device)
+
+
+def test_configure_takes_the_candidate_of_least_predicted_time():
+    problem = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
+    times = [tf32x3_wgmma.predicted_us(problem, H200, c) for c in tf32x3_wgmma.candidates(problem, H200)]
+    assert tf32x3_wgmma.predicted_us(problem, H200, tf32x3_wgmma.configure(problem, H200)) == min(times)
+
+
+def test_a_deep_filter_is_split_until_its_tap_table_fits():
+    deep = ConvProblem(1, 12000, 3, 3, 8, 3, 3, 1, 1)
+    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 8}
+    with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 270000 weights in a filter"):
+        tf32x3_wgmma.configure(ConvProblem(1, 30000, 3, 3, 8, 3, 3, 1, 1), H200)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (ConvProblem(1, 3, 20, 20, 8, 8, 8), "64 filter positions, the limit of the tf32x3 algorithms is 63"),
+        (ConvProblem(2, 1, 32768, 32768, 8, 1, 1), "2147483648 output pixels in the batch"),
+        (ConvProblem(1, 512, 1024, 1024, 8, 3, 3), "536870912 input elements in an image"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
+    with pytest.raises(UnsupportedProblem, match=message):
+        tf32x3_wgmma.configure(problem, H200)
+
+
+@pytest.mark.parametrize(("kh", "kw", "large"), [(1, 1, 0), (5, 5, 0), (4, 8, 0), (3, 11, 1), (7, 9, 1)])
+def test_more_filter_positions_than_bits_of_a_word(kh, kw, large):
+    problem = ConvProblem(1, 16, 30, 30, 16, kh, kw)
+    assert launched(tf32x3_wgmma, problem)["macros"]["LARGE_FILTER"] == large
+
+
+def test_arguments_are_the_kernels_and_launches_overlap():
+    problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
+    call = launched(tf32x3_wgmma, problem, bias=2048, relu=True)
+    assert call["arguments"] == (256, 512, 2048, 1024, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
+    assert call["threads"] == tf32x3_wgmma.configure(problem, H200).tile.threads
+    assert call["overlap"]
+
+
+def test_vector_loads_need_whole_and_aligned_rows():
+    def vector(c, weight=512):
+        return launched(tf32x3_wgmma, one_by_one(c), weight=weight)["macros"]["VECTOR"]
+
+    assert (vector(64), vector(66), vector(64, weight=516)) == (1, 0, 0)
+
+
+def test_variants_sample_every_tile_and_setting():
+    sample = tf32x3_wgmma.variants("sm_90a")
+    assert len({tuple(macros.items()) for macros in sample}) == len(sample)
+    assert {(m["BF"], m["WP"], m["WK"]) for m in sample} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
+    assert {m["SPLIT"] for m in sample} == {1, 2, 4, 8}
+    for name in ("POINTWISE", "VECTOR", "LARGE_FILTER"):
+        assert {m[name] for m in sample} == {0, 1}
