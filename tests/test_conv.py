@@ -69,7 +69,9 @@ def launches(monkeypatch):
     """conv2d without a GPU: what would have been launched, as (problem, config, launcher, pointers, relu)."""
     calls = []
     recorder = SimpleNamespace(
-        configure=conv.ALGORITHMS["two_stage"].configure, launch=lambda *args: calls.append(args)
+        configure=conv.ALGORITHMS["two_stage"].configure,
+        predicted_us=lambda *args: 0.0,
+        launch=lambda *args: calls.append(args),
     )
     library = TensorsOfGpu3()
     monkeypatch.setitem(conv.ALGORITHMS, "two_stage", recorder)

@@ -9,11 +9,9 @@ An algorithm is a module with
                 function that raises UnsupportedProblem
     launch(problem, configuration, launcher, pointers, relu) enqueues; launcher and pointers are the
                 Launcher and Pointers of cuconv.jit
+    predicted_us(problem, device, configuration) -> estimated device time, by which auto chooses
 
-Where it has a choice of configurations it also has
-
-    candidates(problem, device) -> all that can run
-    predicted_us(problem, device, configuration) -> estimated device time, by which configure() chooses
+The tf32x3 algorithms share tf32x3.py and tf32x3.cuh.
 """
 
 from cuconv.algorithms import tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage

@@ -6,21 +6,27 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.tf32x3_gemm import (
+from cuconv.algorithms.tf32x3 import (
     SPLITS,
     Costs,
     arguments_of,
-    check_indices,
     depth_of,
     grid_us,
     is_pointwise,
     stages_of,
     those_that_fit,
 )
-from cuconv.algorithms.tf32x3_wgmma import ARCH, MAX_IMAGE, PIXELS, SMALL_FILTER_AREA, STAGE_DEPTH, TAP_BYTES
+from cuconv.algorithms.tf32x3_wgmma import (
+    ARCH,
+    PIXELS,
+    SMALL_FILTER_AREA,
+    STAGE_DEPTH,
+    TAP_BYTES,
+    check_device_and_indices,
+)
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launcher, Pointers
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
@@ -108,9 +114,7 @@ def variants(arch: str) -> list[dict[str, int]]:
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
-    if device.arch != ARCH:
-        raise UnsupportedProblem(f"tf32x3_presplit runs on {ARCH} only, {device.name} is {device.arch}")
-    check_indices(problem, MAX_IMAGE)
+    check_device_and_indices(problem, device)
     stages = stages_of(problem, STAGE_DEPTH)
     pointwise, large_filter = is_pointwise(problem), problem.filter_area > SMALL_FILTER_AREA
     found = []
@@ -161,8 +165,8 @@ def launch(
     macros = _macros(config.tile, config.split, config.pointwise, config.large_filter)
     weights = (pointers.weight, pointers.workspace, problem.m, depth_of(problem))
     launcher(SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, weights, overlap=True)
-    operands, sizes = arguments_of(problem, pointers, relu)[:4], arguments_of(problem, pointers, relu)[4:]
-    arguments = (*operands, pointers.workspace, *sizes)
+    operands_and_sizes = arguments_of(problem, pointers, relu)
+    arguments = (*operands_and_sizes[:4], pointers.workspace, *operands_and_sizes[4:])
     launcher(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes, overlap=True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.tf32x3_gemm import (
+from cuconv.algorithms.tf32x3 import (
     SPLITS,
     Costs,
     arguments_of,
