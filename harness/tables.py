@@ -23,6 +23,8 @@ from harness.analysis import (
     fastest,
     find_results,
     full_precision,
+    geometric_mean,
+    layer_label,
     rivals,
     roster_order,
     summarise,
@@ -205,6 +207,27 @@ def paper_table(frame: pd.DataFrame, device: str) -> str:
     return markdown(header, [[label, figure, *(m[i] for m in mine)] for i, (label, figure) in enumerate(paper)])
 
 
+def floor_table(frame: pd.DataFrame, device: str) -> str:
+    """The first subject by batch size: against cuDNN, against the best of cuDNN and cuBLAS, and beside the floor.
+
+    The floor of a case is max(FLOP / 120 TFLOP/s, bytes / 4 TB/s, 2.5 us); its column is the geometric mean of
+    time over floor, and the case that is furthest from it.
+    """
+    who, table = roster.comparison(device), compare(frame, device)
+    rows = []
+    for batch, cases in table[table.subject == who.subjects[0]].groupby("batch"):
+        both = cases.assign(rival_us=cases[["rival_us", "cublas_us"]].min(axis=1))
+        both["speedup"] = both.rival_us / both.mean_us
+        distance = (cases.mean_us / cases.floor_us).dropna()
+        furthest = f"{distance.max():.1f} ({layer_label(cases.loc[distance.idxmax()])})" if len(distance) else NONE
+        cells = []
+        for s in (summarise(cases), summarise(both)):
+            cells += [_times(s.geometric), s.of - s.wins]
+        rows.append([batch, *cells, f"{geometric_mean(distance):.2f}", furthest])
+    header = ["batch", "over cuDNN", "lost", "over cuDNN and cuBLAS", "lost", "time / floor", "furthest (HW-M-C)"]
+    return markdown(header, rows)
+
+
 def _share(wins: int, of: int) -> str:
     return f"{wins} of {of} ({wins / of:.2%})" if of else NONE
 
@@ -250,6 +273,7 @@ def report(result: Results) -> str:
     ]
     if device != "cpu" and not compare(frame, device).empty:
         parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
+        parts.insert(2, "### Beside the floor\n\n" + floor_table(frame, device))
     return "\n\n".join(parts)
 
 

@@ -139,7 +139,7 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     assert titles == [
         "## Layers",
         "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
-        "## nvidia-test, sweep paper", "### Speedup", "### Beside the paper", "### Algorithms", accuracy,
+        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper", "### Algorithms", accuracy,
     ]  # fmt: skip
     assert tables.main(["--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == text
@@ -227,3 +227,10 @@ def test_readme_leaves_a_cpu_out_unless_asked_for(readme, capsys):
     capsys.readouterr()
     assert fill(readme) == 2
     assert "only a CPU's results" in capsys.readouterr().err
+
+
+def test_floor_table_counts_cublas_as_a_rival_too_and_names_the_furthest_case(tmp_path):
+    lines = tables.floor_table(frame(tmp_path, SWEEP), "nvidia-test").splitlines()
+    batch_1 = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    # Over cuDNN 3, 2, 0.5 and 0.25; with cuBLAS 0.5, 2, 0.5 and 0.25. All floors are 2.5 us: 4, 4, 8, 16 and 4 times.
+    assert batch_1 == ["1", "0.93x", "2", "0.59x", "3", "6.06", "16.0 (7-32-832)"]
