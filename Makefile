@@ -1,8 +1,8 @@
 # make PYTHON=python3 ... uses that interpreter as it is and installs nothing.
 VENV   := .venv
 PYTHON ?= $(VENV)/bin/python
-EXTRAS := test$(if $(shell command -v nvidia-smi),$(comma)gpu)
 comma  := ,
+EXTRAS := test$(if $(shell command -v nvidia-smi),$(comma)gpu)
 
 .PHONY: help bench test test-gpu plots tables profile clean setup
 help:            ## this list
