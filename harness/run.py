@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from harness import environment, sweep
+from harness.against import fastest_rivals
 from harness.catalogue import CatalogueError, Sweep, known_networks, load_sweep
 from harness.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsError, ResultsFolder, read
 from harness.roster import PROVIDERS
@@ -58,7 +59,9 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
     providers = _providers(options, device)
     algorithms = _algorithms(options, providers)
     slug = environment.device_slug(device)
-    out = options.out or Path("results") / slug / chosen.name
+    measured = Path("results") / slug / chosen.name
+    out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
+    entrants = None if options.against is None else fastest_rivals(measured / "measurements.csv", slug)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with ResultsFolder(out) as folder:
@@ -77,6 +80,8 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
             done=frozenset(key for key in folder.rows if folder.cell(key, "environment") in same)
             if options.resume
             else frozenset(),
+            entrants=entrants,
+            device_name=slug,
         )
         try:
             sweep.run(chosen, settings, folder)
@@ -108,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--layer", nargs="+", metavar="NAME", help="only the layers of these names")
     add("--provider", nargs="+", metavar="NAME", help=f"only these contenders: {', '.join(PROVIDERS)}")
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms")
+    add(
+        "--against",
+        choices=["best"],
+        help="a quick look: ours and the three fastest rivals of each case by results/",
+    )
     add("--device", help="cuda, cuda:1, ... or cpu (default: the current GPU, or else the CPU)")
     add("--runs", type=int, help=f"timed runs of each algorithm, 1 to {MAX_RUNS} (default: the sweep's)")
     add("--seed", type=int, default=0, help="of the data and of the order of algorithms (default: 0)")

@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from cuconv.problem import UnsupportedProblem
 from harness import contenders, timing
+from harness.against import Entrants, takes_part
 from harness.catalogue import Case, Sweep
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
 from harness.records import Measurement, ResultsFolder
-from harness.roster import PROVIDERS
+from harness.roster import PROVIDERS, comparison
 from harness.verify import TOLERANCE, Errors, Verifier
 
 # Expected cost of a case, for the progress bar: so much whatever its size, and so much arithmetic a millisecond.
@@ -32,7 +33,10 @@ class GpuLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure, where: chosen providers and algorithms (None: all), runs of each, seed of the data."""
+    """What to measure, where: chosen providers and algorithms (None: all), runs of each, seed of the data.
+
+    entrants, where given, has for each case the rivals that take part beside ours, on the device of that name.
+    """
 
     device: torch.device
     providers: tuple[str, ...]
@@ -43,6 +47,8 @@ class Options:
     environment: str
     # Keys of rows that are there already and stay.
     done: frozenset[tuple[str, ...]] = field(default=frozenset())
+    entrants: Entrants | None = None
+    device_name: str = ""
 
 
 def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
@@ -92,6 +98,8 @@ def measure_case(case: Case, entered: dict[str, Contender], options: Options) ->
 
     offers: list[Offer] = []
     for provider, contender in entered.items():
+        if not _may_offer(case, provider, options):
+            continue
         try:
             offers += contender.offers(case.problem, operands, options.workspace_limit)
         except Exception as error:
@@ -198,8 +206,19 @@ def row_key(case: Case, provider: str, algorithm: str) -> tuple[str, ...]:
 
 
 def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool:
-    chosen = options.algorithms is None or algorithm in options.algorithms
-    return chosen and row_key(case, provider, algorithm) not in options.done
+    if options.algorithms is not None and algorithm not in options.algorithms:
+        return False
+    if row_key(case, provider, algorithm) in options.done:
+        return False
+    entrants = options.entrants
+    return entrants is None or takes_part(entrants, case.key, provider, algorithm, options.device_name)
+
+
+def _may_offer(case: Case, provider: str, options: Options) -> bool:
+    """False where no algorithm of a provider takes part: asking one for its engines costs a tenth of a second."""
+    if options.entrants is None or provider == comparison(options.device_name).provider:
+        return True
+    return any(chosen == provider for chosen, _ in options.entrants.get(case.key, ()))
 
 
 def _rows_without_offers(case: Case, provider: str, options: Options, detail: str) -> Iterable[Measurement]:

@@ -139,7 +139,8 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     assert titles == [
         "## Layers",
         "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
-        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper", "### Algorithms", accuracy,
+        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper", "### Algorithms",
+        accuracy,
     ]  # fmt: skip
     assert tables.main(["--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == text
