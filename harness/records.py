@@ -109,7 +109,7 @@ def read(csv_path: Path) -> pd.DataFrame:
     if not csv_path.exists():
         raise ResultsError(f"{csv_path} does not exist: measure first with 'python -m harness.run'")
     try:
-        frame = pd.read_csv(csv_path, keep_default_na=False, na_values={c: [""] for c in _NUMERIC}, low_memory=False)
+        frame = pd.read_csv(csv_path, keep_default_na=False, na_values={c: [""] for c in _NUMERIC}, dtype=_TEXT)
     except (ValueError, UnicodeDecodeError) as error:
         raise ResultsError(f"{csv_path} is not readable as CSV ({error}): restore or delete it") from None
     missing = [column for column in COLUMNS if column not in frame.columns]
@@ -119,6 +119,7 @@ def read(csv_path: Path) -> pd.DataFrame:
 
 
 _NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
+_TEXT = {column: str for column in COLUMNS if column not in _NUMERIC}  # an environment may be called 12345678 or 1e5
 
 
 class ResultsFolder:

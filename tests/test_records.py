@@ -76,6 +76,13 @@ def test_a_row_comes_back_as_written(tmp_path):
     assert failed["status"] == "error" and failed[["run_1_us", "mean_us", "rel_l2_error"]].isna().all()
 
 
+@pytest.mark.parametrize("name", ["12345678", "01234567", "1234e567", "nan"])
+def test_text_that_looks_like_a_number_stays_text(tmp_path, name):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(replace(ROW, environment=name))
+    assert read(tmp_path / "measurements.csv")["environment"].tolist() == [name]
+
+
 def test_rows_are_in_the_file_while_the_folder_is_open(tmp_path):
     with ResultsFolder(tmp_path) as folder:
         folder.append(ROW)
