@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-# What may differ between two sessions whose rows are still of one measurement.
+# What may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands")
 
 
