@@ -1,23 +1,27 @@
 """conv2d: checks, then a plan, then its launches.
 
-A call on a shape seen before costs the host some ten microseconds, so nothing that depends on the shape alone is done
-twice, and no library is imported or device entered without need.
+A call like one before costs the host a few microseconds besides the allocation and the launch: everything that
+follows from shapes and options is found once, and kept under a key that has all that it follows from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, lru_cache
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from math import prod
 from typing import Any
 
 from cuconv import select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.arrays import library_of
+from cuconv.arrays import CupyArrays, TorchArrays, library_of
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.jit import Launcher, Pointers
+from cuconv.jit import LaunchSequence
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+WEIGHT_ALIGNMENT = 16  # bytes: what some kernels make use of where the weights have it
+MAX_READY_CALLS = 4096  # of a thread
 
 # The rank of each operand, and what to say of another one.
 RANKS = {
@@ -69,33 +73,125 @@ def conv2d(
     (a ValueError) for what cannot be computed, ValueError for an unknown algorithm.
     """
     library = library_of(input)
-    operands = {"input": input, "weight": weight}
-    if bias is not None:
-        operands["bias"] = bias
-    if out is not None:
-        operands["out"] = out
+    if type(padding) is not int and not isinstance(padding, str):
+        padding = _pair(padding)
+    relu = bool(relu)
+    try:
+        signature = library.signature
+        aligned = library.pointer(weight) % WEIGHT_ALIGNMENT == 0
+        bias_signature = None if bias is None else signature(bias)
+        out_signature = None if out is None else signature(out)
+        key = (signature(input), signature(weight), bias_signature, out_signature, aligned, padding, relu, algorithm)
+    except (AttributeError, TypeError):
+        _check_operands(library, _named(input, weight, bias, out))  # one of them is no array of this library
+        raise
+    call = _thread.ready_calls.get(key)
+    if call is None:
+        call = _prepare(library, _named(input, weight, bias, out), aligned, padding, relu, algorithm)
+        _keep(key, call)
+    if call.current_context() == call.context:
+        return call(input, weight, bias, out)
+    with _made_current(call.device):
+        return call(input, weight, bias, out)
+
+
+class _Call:
+    """What all calls of one key have in common, checked and made ready, for one thread."""
+
+    def __init__(
+        self,
+        library: TorchArrays | CupyArrays,
+        problem: ConvProblem,
+        device: int,
+        launches: LaunchSequence,
+        workspace_bytes: int,
+    ):
+        """The device must be the current one."""
+        self.device = device
+        self.current_context = _cuda().driver.ctxGetCurrent
+        self.context = self.current_context()
+        self._pointer = library.pointer
+        self._current_stream = library.current_stream(device)
+        self._new_output = library.allocator(problem.output_shape, device)
+        self._new_workspace = None
+        if workspace_bytes:
+            self._new_workspace = library.allocator((-(-workspace_bytes // FLOAT_BYTES),), device)
+        self._enqueue = launches.enqueue
+        self._output_bytes = FLOAT_BYTES * prod(problem.output_shape)
+        shapes = {"input": problem.input_shape, "weight": problem.weight_shape, "bias": (problem.m,)}
+        self._read_bytes = [(name, FLOAT_BYTES * prod(shape)) for name, shape in shapes.items()]
+
+    def __call__(self, input: Any, weight: Any, bias: Any, out: Any) -> Any:
+        """In the call's context."""
+        pointer, workspace, workspace_at = self._pointer, None, 0
+        output = self._new_output() if out is None else out
+        input_at, weight_at, output_at = pointer(input), pointer(weight), pointer(output)
+        bias_at = 0 if bias is None else pointer(bias)
+        if out is not None:
+            self._check_apart(output_at, input_at, weight_at, bias_at)
+        if self._new_workspace is not None:
+            workspace = self._new_workspace()  # held until the launch, then free for what follows on the stream
+            workspace_at = pointer(workspace)
+        self._enqueue(self._current_stream(), input_at, weight_at, bias_at, output_at, workspace_at)
+        return output
+
+    def _check_apart(self, output_at: int, *read_at: int) -> None:
+        """The output shares no memory with what is read, a bias at 0 being none."""
+        end = output_at + self._output_bytes
+        for (name, size), start in zip(self._read_bytes, read_at, strict=True):
+            if start < end and output_at < start + size:
+                raise UnsupportedProblem(f"out overlaps {name} in memory: give it memory of its own")
+
+
+class _Thread(threading.local):
+    """The calls that a thread has made ready; not shared, because a call writes to memory of its own."""
+
+    def __init__(self) -> None:
+        self.ready_calls: dict[Hashable, _Call] = {}
+
+
+_thread = _Thread()
+
+
+def _keep(key: Hashable, call: _Call) -> None:
+    """Keep a call for the thread; the oldest gives way."""
+    ready = _thread.ready_calls
+    if len(ready) >= MAX_READY_CALLS:
+        del ready[next(iter(ready))]
+    ready[key] = call
+
+
+def _prepare(
+    library: TorchArrays | CupyArrays,
+    operands: dict[str, Any],
+    aligned: bool,
+    padding: int | str | tuple[int, int],
+    relu: bool,
+    algorithm: str,
+) -> _Call:
+    """Check everything that the key of a call stands for, plan, and load the kernels."""
+    _check_operands(library, operands)
+    input, weight = operands["input"], operands["weight"]
+    device = library.device(input)
+    problem = _problem(input.shape, weight.shape, _pads(padding, weight.shape))
+    launch_plan = plan(problem, device, algorithm)
+    _check_together(library, operands, problem, device)
+    launches = ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, aligned, relu)
+    with _made_current(device):
+        sequence = LaunchSequence(launches, device_spec(device).arch, device)
+        return _Call(library, problem, device, sequence, launch_plan.workspace_bytes)
+
+
+def _named(input: Any, weight: Any, bias: Any, out: Any) -> dict[str, Any]:
+    """The operands that there are, by name."""
+    operands = {"input": input, "weight": weight, "bias": bias, "out": out}
+    return {name: array for name, array in operands.items() if array is not None or name in ("input", "weight")}
+
+
+def _check_operands(library: TorchArrays | CupyArrays, operands: dict[str, Any]) -> None:
+    """Each by itself."""
     for name, array in operands.items():
         _check_operand(library, name, array)
-    device = library.device(input)
-    pads = _pads(padding, weight.shape)
-    problem, launch_plan = _problem_and_plan(input.shape, weight.shape, pads, device, algorithm)
-    _check_together(library, operands, problem, device)
-
-    with _current(device):
-        output = library.empty(problem.output_shape, input) if out is None else out
-        workspace = None
-        if launch_plan.workspace_bytes:
-            workspace = library.empty((-(-launch_plan.workspace_bytes // FLOAT_BYTES),), input)
-        pointers = Pointers(
-            input=library.pointer(input),
-            weight=library.pointer(weight),
-            output=library.pointer(output),
-            bias=0 if bias is None else library.pointer(bias),
-            workspace=0 if workspace is None else library.pointer(workspace),
-        )
-        launcher = _launcher(device, library.stream(device))
-        ALGORITHMS[launch_plan.algorithm].launch(problem, launch_plan.config, launcher, pointers, bool(relu))
-    return output
 
 
 def _check_operand(library: Any, name: str, array: Any) -> None:
@@ -109,19 +205,6 @@ def _check_operand(library: Any, name: str, array: Any) -> None:
     library.check(name, array)
 
 
-@lru_cache(maxsize=4096)
-def _problem_and_plan(
-    input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: tuple[int, int], device: int, algorithm: str
-) -> tuple[ConvProblem, select.LaunchPlan]:
-    problem = _problem(input_shape, weight_shape, pads)
-    return problem, plan(problem, device, algorithm)
-
-
-@lru_cache(maxsize=256)
-def _launcher(device: int, stream: int) -> Launcher:
-    return Launcher(device_spec(device).arch, device, stream)
-
-
 def _problem(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: tuple[int, int]) -> ConvProblem:
     n, c, h, w = map(int, input_shape)
     m, weight_c, kh, kw = map(int, weight_shape)
@@ -132,22 +215,33 @@ def _problem(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: 
     return ConvProblem(n, c, h, w, m, kh, kw, *pads)
 
 
-def _pads(padding: int | str | tuple[int, int], weight_shape: tuple[int, ...]) -> tuple[int, int]:
-    """(vertical, horizontal); whole numbers only, so that what they key in a cache is what was asked for."""
-    if type(padding) is int:
-        return padding, padding
-    if padding == "valid":
-        return 0, 0
-    if padding == "same":
-        kh, kw = weight_shape[2:]
-        if kh % 2 == 0 or kw % 2 == 0:
-            raise UnsupportedProblem(
-                f"padding='same' with a filter of {kh}x{kw}: only odd sizes have equal padding on both sides"
-            )
-        return kh // 2, kw // 2
+def _pair(padding: Any) -> tuple[int, int]:
+    """(vertical, horizontal); whole numbers only, so that what they are a key of is what was asked for."""
     if isinstance(padding, (tuple, list)) and len(padding) == 2 and all(type(pad) is int for pad in padding):
         return padding[0], padding[1]
-    raise UnsupportedProblem(f"padding={padding!r}: must be a whole number, a pair of them, 'same' or 'valid'")
+    raise _bad_padding(padding)
+
+
+def _pads(padding: int | str | tuple[int, int], weight_shape: tuple[int, ...]) -> tuple[int, int]:
+    """(vertical, horizontal)."""
+    if isinstance(padding, int):
+        return padding, padding
+    if isinstance(padding, tuple):
+        return padding
+    if padding == "valid":
+        return 0, 0
+    if padding != "same":
+        raise _bad_padding(padding)
+    kh, kw = weight_shape[2:]
+    if kh % 2 == 0 or kw % 2 == 0:
+        raise UnsupportedProblem(
+            f"padding='same' with a filter of {kh}x{kw}: only odd sizes have equal padding on both sides"
+        )
+    return kh // 2, kw // 2
+
+
+def _bad_padding(padding: Any) -> UnsupportedProblem:
+    return UnsupportedProblem(f"padding={padding!r}: must be a whole number, a pair of them, 'same' or 'valid'")
 
 
 def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem, device: int) -> None:
@@ -158,24 +252,8 @@ def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem
     if "bias" in operands and tuple(operands["bias"].shape) != (problem.m,):
         shape = tuple(operands["bias"].shape)
         raise UnsupportedProblem(f"bias has shape {shape}: it must be {(problem.m,)}, a value for each filter")
-    if "out" in operands:
-        if tuple(operands["out"].shape) != problem.output_shape:
-            raise UnsupportedProblem(f"out has shape {tuple(operands['out'].shape)}: it must be {problem.output_shape}")
-        _check_apart(library, operands)
-
-
-def _check_apart(library: Any, operands: dict[str, Any]) -> None:
-    """The output shares no memory with what is read."""
-    start, end = _extent(library, operands["out"])
-    for name, array in operands.items():
-        other_start, other_end = _extent(library, array)
-        if name != "out" and start < other_end and other_start < end:
-            raise UnsupportedProblem(f"out overlaps {name} in memory: give it memory of its own")
-
-
-def _extent(library: Any, array: Any) -> tuple[int, int]:
-    start = library.pointer(array)
-    return start, start + FLOAT_BYTES * prod(array.shape)
+    if "out" in operands and tuple(operands["out"].shape) != problem.output_shape:
+        raise UnsupportedProblem(f"out has shape {tuple(operands['out'].shape)}: it must be {problem.output_shape}")
 
 
 @cache
@@ -186,20 +264,12 @@ def _cuda() -> Any:
     return cupy.cuda
 
 
-_NOTHING_TO_DO = nullcontext()
-
-
-def _current(device: int) -> AbstractContextManager[None]:
-    """A context in which this thread can launch on a GPU."""
-    cuda = _cuda()
-    if cuda.runtime.getDevice() == device and cuda.driver.ctxGetCurrent():
-        return _NOTHING_TO_DO
-    return _made_current(device)
-
-
 @contextmanager
 def _made_current(device: int) -> Iterator[None]:
-    """Not cupy.cuda.Device: a new thread counts GPU 0 as its own but has no context of it, and Device leaves it so."""
+    """A context in which this thread can launch on a GPU.
+
+    Not cupy.cuda.Device: a new thread counts GPU 0 as its own but has no context of it, and Device leaves it so.
+    """
     runtime = _cuda().runtime
     before = runtime.getDevice()
     runtime.setDevice(device)

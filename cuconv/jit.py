@@ -1,4 +1,4 @@
-"""CUDA source to loaded kernel: compile with NVRTC, keep the cubin on disk, load it through CuPy.
+"""CUDA source to launches: compile with NVRTC, keep the cubin on disk, load it through CuPy, enqueue.
 
 The cache key covers the source, every header beside it, the options and the compiler's version, so an edited
 header never meets a stale kernel. The source and the compiler's report are kept beside the binary.
@@ -10,7 +10,9 @@ import ctypes
 import hashlib
 import os
 import re
+import struct
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -65,32 +67,125 @@ def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resour
     return _parse_report(cubin(source, arch, macros).with_suffix(".log").read_text())
 
 
-class Kernel:
-    """A loaded kernel. Call it with a grid and block size, arguments of eight bytes each, and a stream pointer."""
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an operand of a convolution lies, as an argument of a kernel: known only when a call is made.
 
-    def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str, overlap: bool = False):
-        """overlap: the kernel may start before the one ahead of it in the stream ends, and waits by itself
-        (griddepcontrol, compute capability 9.0) before it touches global memory."""
+    `INPUT + n` is n bytes further on. The address of an operand that a call does not have is 0.
+    """
+
+    operand: str
+    offset: int = 0
+
+    def __add__(self, offset: int) -> Address:
+        return Address(self.operand, self.offset + offset)
+
+
+INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE = map(Address, ("input", "weight", "bias", "output", "workspace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel of a convolution: a form of its source, its grid and block, and its arguments in the kernel's order.
+
+    The driver is given eight bytes for each argument. overlap: the kernel may start before the one ahead of it in the
+    stream ends, and waits by itself (griddepcontrol, compute capability 9.0) before it touches global memory.
+    """
+
+    source: Path
+    macros: Mapping[str, int]
+    kernel: str
+    blocks: int
+    threads: int
+    arguments: tuple[Address | int, ...]
+    shared_bytes: int = 0
+    overlap: bool = False
+
+
+class LaunchSequence:
+    """Launches made ready for a GPU: kernels loaded, everything in its place but the addresses and the stream.
+
+    The driver reads arguments from memory that the sequence owns, so that a sequence serves one thread at a time.
+    """
+
+    __slots__ = ("_configs", "_cuLaunchKernelEx", "_moved", "_ready", "_stream", "_values")
+
+    def __init__(self, launches: Sequence[Launch], arch: str, device: int):
+        """arch: such as "sm_90a". device: the GPU's ordinal, the current one. Compiles what was never compiled."""
+        size = len(_OPERANDS) + sum(len(launch.arguments) for launch in launches)
+        self._values = (ctypes.c_int64 * size)()  # the operands first, in common to all launches
+        self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
+        self._configs: list[_LaunchConfig] = []
+        self._ready = []  # (configuration, kernel, pointers to the arguments), as the driver takes them
+        self._stream = 0
+        self._cuLaunchKernelEx = _driver().cuLaunchKernelEx
+        free = len(_OPERANDS)
+        for launch in launches:
+            kernel = _load(launch.source, arch, tuple(launch.macros.items()), launch.kernel, device)
+            kernel.allow_shared(launch.shared_bytes)
+            config = _LaunchConfig(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
+            config.attrs, config.numAttrs = ctypes.addressof(_OVERLAP), int(launch.overlap)
+            self._configs.append(config)
+            self._ready.append((ctypes.byref(config), kernel.handle, self._lay_out(launch.arguments, free)))
+            free += len(launch.arguments)
+
+    def _lay_out(self, arguments: Sequence[Address | int], free: int) -> ctypes.Array:
+        """Put arguments into the places from `free` on; the pointers to them, in order."""
+        start, pointers = ctypes.addressof(self._values), []
+        for place, argument in enumerate(arguments, free):
+            if isinstance(argument, int):
+                self._values[place] = argument
+            elif argument.offset:
+                self._moved.append((place, _OPERANDS[argument.operand], argument.offset))
+            else:
+                place = _OPERANDS[argument.operand]
+            pointers.append(start + 8 * place)
+        return (ctypes.c_void_p * len(pointers))(*pointers)
+
+    def enqueue(self, stream: int, input: int, weight: int, bias: int, output: int, workspace: int) -> None:
+        """Launch on a stream, given by its pointer, with the addresses of the operands, 0 for those that are not."""
+        values = self._values
+        _write_operands(values, 0, input, weight, bias, output, workspace)
+        for place, operand, offset in self._moved:
+            values[place] = values[operand] + offset
+        if stream != self._stream:
+            for config in self._configs:
+                config.hStream = stream
+            self._stream = stream
+        for config, kernel, arguments in self._ready:
+            status = self._cuLaunchKernelEx(config, kernel, arguments, None)
+            if status:
+                _check(status)
+
+
+_OPERANDS = {address.operand: place for place, address in enumerate((INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE))}
+_write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
+
+
+class Kernel:
+    """A loaded kernel; `handle` is the driver's."""
+
+    def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str):
         import cupy
 
         module = cupy.RawModule(path=str(cubin(source, arch, macros)))
         self._kernel = module.get_function(name)  # keeps the module alive
-        self._function = ctypes.c_void_p(self._kernel.kernel.ptr)
-        self._attributes = (_LaunchAttribute * 1)()
-        self._attributes[0].id, self._attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
-        self._attribute_list = (ctypes.addressof(self._attributes), int(overlap))
+        self.handle = ctypes.c_void_p(self._kernel.kernel.ptr)
         self._shared_limit = SHARED_BYTES_BY_DEFAULT
+        self._lock = threading.Lock()
 
-    def __call__(self, blocks: int, threads: int, arguments: Sequence[int], shared_bytes: int, stream: int) -> None:
-        """Enqueue on the stream; arguments are device pointers and integers in the kernel's order."""
-        if shared_bytes > self._shared_limit:
-            _check(_driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
-            self._shared_limit = shared_bytes
-        config = _LaunchConfig(blocks, 1, 1, threads, 1, 1, shared_bytes, stream, *self._attribute_list)
-        values = (ctypes.c_int64 * len(arguments))(*arguments)
-        start = ctypes.addressof(values)
-        pointers = (ctypes.c_void_p * len(arguments))(*range(start, start + 8 * len(arguments), 8))
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Let blocks ask for this much shared memory; more, once allowed, stays so."""
+        with self._lock:
+            if shared_bytes > self._shared_limit:
+                _check(_driver().cuFuncSetAttribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
+                self._shared_limit = shared_bytes
+
+
+@cache
+def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, device: int) -> Kernel:
+    """`device` keeps one loaded copy for each GPU, the current one."""
+    return Kernel(source, arch, dict(macros), name)
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -114,6 +209,9 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
 
+_OVERLAP = _LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))  # the driver only reads it
+
+
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
@@ -124,52 +222,6 @@ def _check(status: int) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
         raise LaunchError(f"the CUDA driver says: {(text.value or b'unknown error').decode()} ({status})")
-
-
-@dataclass(frozen=True, slots=True)
-class Pointers:
-    """Device addresses of a convolution's operands; bias and workspace are 0 where there is none."""
-
-    input: int
-    weight: int
-    output: int
-    bias: int = 0
-    workspace: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """Where kernels run: the compiler's target, the GPU's ordinal (the current one) and the stream's pointer."""
-
-    arch: str
-    device: int
-    stream: int
-
-    def __call__(
-        self,
-        source: Path,
-        macros: Mapping[str, int],
-        kernel: str,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[int],
-        shared_bytes: int = 0,
-        overlap: bool = False,
-    ) -> None:
-        """Compile on first use, then enqueue one kernel; every argument is a pointer or an integer.
-
-        overlap: as of Kernel, for kernels that wait by themselves.
-        """
-        loaded = _load(source, self.arch, tuple(macros.items()), kernel, overlap, self.device)
-        loaded(blocks, threads, arguments, shared_bytes, self.stream)
-
-
-@cache
-def _load(
-    source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, overlap: bool, device: int
-) -> Kernel:
-    """`device` keeps one loaded copy for each GPU."""
-    return Kernel(source, arch, dict(macros), name, overlap)
 
 
 def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:

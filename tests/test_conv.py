@@ -1,6 +1,6 @@
 """conv2d refuses what it cannot compute before it looks for a GPU, in one sentence; plans need no GPU."""
 
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +9,9 @@ import torch
 
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, conv
+from cuconv.algorithms import two_stage
 from cuconv.arrays import TorchArrays
 from cuconv.device import H200
-from cuconv.jit import Pointers
 
 
 def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
@@ -53,6 +53,7 @@ class TensorsOfGpu3(TorchArrays):
 
     def __init__(self):
         super().__init__(torch)
+        self.stream = 77
 
     def check(self, name, tensor):
         pass
@@ -60,29 +61,49 @@ class TensorsOfGpu3(TorchArrays):
     def device(self, tensor):
         return 3 + tensor.requires_grad
 
-    def stream(self, device):
-        return 77
+    def current_stream(self, device):
+        return lambda: (self.stream, device)
+
+    def allocator(self, shape, device):
+        return lambda: torch.empty(shape)
+
+
+class FakeCuda:
+    """cupy.cuda of a machine with several GPUs, GPU 0 the current one; a context is a number."""
+
+    def __init__(self):
+        self.devices = [0]  # that were made current, in order
+        self.runtime = SimpleNamespace(
+            getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)
+        )
+        self.driver = SimpleNamespace(ctxGetCurrent=lambda: 1000 + self.devices[-1])
+
+
+class Recorder:
+    """In place of a sequence of launches: what was made ready, and every time that it was enqueued."""
+
+    made, enqueued = [], []
+
+    def __init__(self, launches, arch, device):
+        self.launches = launches
+        Recorder.made.append((launches, arch, device))
+
+    def enqueue(self, stream, *addresses):
+        Recorder.enqueued.append((self.launches, stream, addresses))
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """conv2d without a GPU: what would have been launched, as (problem, config, launcher, pointers, relu)."""
-    calls = []
-    recorder = SimpleNamespace(
-        configure=conv.ALGORITHMS["two_stage"].configure,
-        predicted_us=lambda *args: 0.0,
-        launch=lambda *args: calls.append(args),
-    )
-    library = TensorsOfGpu3()
-    monkeypatch.setitem(conv.ALGORITHMS, "two_stage", recorder)
+def cuda(monkeypatch):
+    """conv2d without a GPU: launches go to Recorder."""
+    cuda, library = FakeCuda(), TensorsOfGpu3()
+    cuda.library = library
+    Recorder.made, Recorder.enqueued = [], []
+    monkeypatch.setattr(conv, "LaunchSequence", Recorder)
+    monkeypatch.setattr(conv, "_cuda", lambda: cuda)
+    monkeypatch.setattr(conv, "_thread", conv._Thread())
     monkeypatch.setattr(conv, "library_of", lambda array: library)
     monkeypatch.setattr(conv, "device_spec", lambda device: H200)
-    monkeypatch.setattr(conv, "_current", lambda device: nullcontext())
-    for cached in (conv._problem_and_plan, conv._launcher):
-        cached.cache_clear()
-    yield calls
-    for cached in (conv._problem_and_plan, conv._launcher):
-        cached.cache_clear()
+    return cuda
 
 
 X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(9)
@@ -90,28 +111,100 @@ X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(
 
 @pytest.mark.parametrize("bias", [None, BIAS])
 @pytest.mark.parametrize("relu", [False, True])
-def test_operands_reach_the_launch(launches, bias, relu):
-    out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")
-    assert out.shape == (2, 9, 5, 7) and out.dtype == torch.float32
-    ((problem, _, launcher, pointers, flag),) = launches
-    assert problem == ConvProblem(2, 4, 5, 7, 9, 1, 1)
-    assert (launcher.arch, launcher.device, launcher.stream) == ("sm_90a", 3, 77)
-    assert flag is relu
-    bias_pointer = 0 if bias is None else bias.data_ptr()
-    assert pointers == Pointers(X.data_ptr(), WEIGHT.data_ptr(), out.data_ptr(), bias_pointer)
+def test_operands_reach_the_launch(cuda, bias, relu):
+    problem = ConvProblem(2, 4, 5, 7, 9, 1, 1)
+    launches = two_stage.launches(problem, two_stage.configure(problem, H200), aligned=True, relu=relu)
+    bias_address = 0 if bias is None else bias.data_ptr()
+    for _ in range(2):
+        out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")
+        assert out.shape == (2, 9, 5, 7) and out.dtype == torch.float32
+        addresses = (X.data_ptr(), WEIGHT.data_ptr(), bias_address, out.data_ptr(), 0)
+        assert Recorder.enqueued.pop() == (launches, (77, 3), addresses)
+    assert Recorder.made == [(launches, "sm_90a", 3)]
 
 
-def test_a_plan_is_made_once_for_each_shape_padding_and_algorithm(launches):
-    for x, options in [(X, {}), (X, {}), (X[:1], {}), (X, {"padding": 1}), (X, {"padding": [1, 1]})]:
-        cuconv.conv2d(x, WEIGHT, algorithm="two_stage", **options)
-    cached = conv._problem_and_plan.cache_info()
-    assert (cached.hits, cached.misses) == (2, 3)
-    assert [launch[0].n for launch in launches] == [2, 2, 1, 2, 2]
-    assert [launch[0].pad_w for launch in launches] == [0, 0, 0, 1, 1]
+def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monkeypatch):
+    workspaces = []
+    monkeypatch.setattr(
+        cuda.library,
+        "allocator",
+        lambda shape, device: lambda: workspaces.append(torch.empty(shape)) or workspaces[-1],
+    )
+    out = torch.zeros(2, 9, 5, 7)
+    for stream in (77, 78):
+        cuda.library.stream = stream
+        cuconv.conv2d(X, torch.zeros(9, 4, 3, 3), padding=1, algorithm="two_stage", out=out)
+    assert [workspace.shape for workspace in workspaces] == [(9 * 2 * 9 * 5 * 7,)] * 2
+    assert [(stream, addresses[-1]) for _, stream, addresses in Recorder.enqueued] == [
+        ((77, 3), workspaces[0].data_ptr()),
+        ((78, 3), workspaces[1].data_ptr()),
+    ]
+
+
+def test_every_launch_is_in_the_context_of_the_operands_gpu(cuda):
+    """Made current where it is not, and the one before it afterwards."""
+    for current, switches in ((0, [3, 0, 3, 0]), (0, [3, 0]), (3, [])):
+        cuda.devices = [current]
+        cuconv.conv2d(X, WEIGHT)
+        assert cuda.devices[1:] == switches
+
+
+def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_each(cuda):
+    memory = torch.zeros(9 * 4 + 1)
+    unaligned = memory[1:].view(9, 4, 1, 1)
+    calls = [
+        (X, WEIGHT, {}),
+        (X[:1], WEIGHT, {}),
+        (X, unaligned, {}),
+        (X, WEIGHT, {"padding": 1}),
+        (X, WEIGHT, {"padding": (0, 1)}),
+        (X, WEIGHT, {"relu": True}),
+        (X, WEIGHT, {"bias": BIAS}),
+        (X, WEIGHT, {"algorithm": "tf32x3_gemm"}),
+    ]
+    for _ in range(2):
+        for x, weight, options in calls:
+            cuconv.conv2d(x, weight, **({"algorithm": "two_stage"} | options))
+    cuconv.conv2d(X, WEIGHT, padding=[0, 1], algorithm="two_stage")
+    assert len(Recorder.made) == len(calls)
+    launches = [launches for launches, _, _ in Recorder.enqueued]
+    assert launches[len(calls) : -1] == launches[: len(calls)] and launches[-1] == launches[4]
+
+
+def test_unaligned_weights_are_not_copied_as_vectors(cuda):
+    memory = torch.zeros(9 * 4 + 1)
+    for weight in (memory[:-1].view(9, 4, 1, 1), memory[1:].view(9, 4, 1, 1)):
+        cuconv.conv2d(X, weight, algorithm="tf32x3_gemm")
+    assert [launches[0].macros["VECTOR"] for launches, _, _ in Recorder.enqueued] == [1, 0]
+
+
+def test_threads_share_nothing_that_a_call_writes_to(cuda):
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(cuconv.conv2d, X, WEIGHT).result()
+    assert len(Recorder.made) == 2
+
+
+def test_calls_made_ready_are_limited_in_number(cuda, monkeypatch):
+    monkeypatch.setattr(conv, "MAX_READY_CALLS", 2)
+    for padding in (0, 1, 2, 1, 2, 0):
+        cuconv.conv2d(X, WEIGHT, padding=padding)
+    assert len(Recorder.made) == 4
+
+
+def test_what_was_accepted_once_is_refused_as_soon_as_it_differs(cuda):
+    """A weight of another shape, and a gradient, are no calls like the one before."""
+    cuconv.conv2d(X, WEIGHT)
+    with pytest.raises(UnsupportedProblem, match="weight has 5 channels, input 4"):
+        cuconv.conv2d(X, torch.zeros(9, 5, 1, 1))
+    with pytest.raises(UnsupportedProblem, match="weight is on GPU 4"):
+        cuconv.conv2d(X, WEIGHT.clone().requires_grad_())
+    with pytest.raises(TypeError, match=r"weight is a numpy\.ndarray, input a torch\.Tensor: use one library"):
+        cuconv.conv2d(X, WEIGHT.numpy())
 
 
 @pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1,), "full"])
-def test_padding_that_equals_a_known_one_is_still_refused(launches, padding):
+def test_padding_that_equals_a_known_one_is_still_refused(cuda, padding):
     cuconv.conv2d(X, WEIGHT, padding=1, algorithm="two_stage")
     with pytest.raises(UnsupportedProblem, match="must be a whole number"):
         cuconv.conv2d(X, WEIGHT, padding=padding, algorithm="two_stage")
@@ -134,10 +227,10 @@ OUT = MEMORY[: 2 * 9 * 5 * 7].view(2, 9, 5, 7)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_bias_that_does_not_fit_is_refused_before_any_launch(launches, bias, error, message):
+def test_a_bias_that_does_not_fit_is_refused_before_any_launch(cuda, bias, error, message):
     with pytest.raises(error, match=message) as caught:
         cuconv.conv2d(X, WEIGHT, bias, out=OUT)
-    assert "\n" not in str(caught.value) and not launches
+    assert "\n" not in str(caught.value) and not Recorder.enqueued
 
 
 def test_a_bias_on_the_cpu_is_refused():

@@ -7,7 +7,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import tf32x3_gemm
 from cuconv.device import A100, H200, DeviceSpec
-from cuconv.jit import Pointers
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from harness.catalogue import load_sweep
 
 ADA = DeviceSpec("NVIDIA L40S", (8, 9), 142)
@@ -29,18 +29,11 @@ def one_by_one(c, m=64, hw=14, pad=0):
     return ConvProblem(n=1, c=c, h=hw, w=hw, m=m, kh=1, kw=1, pad_h=pad, pad_w=pad)
 
 
-def launched(algorithm, problem, device=H200, relu=False, **pointers):
-    """What launch() asks for: the keyword arguments of the one call to the launcher."""
-    calls = []
-
-    def launcher(source, macros, kernel, blocks, threads, arguments, shared_bytes=0, overlap=False):
-        assert source == algorithm.SOURCE and kernel == source.stem
-        calls.append(dict(macros=macros, blocks=blocks, threads=threads, arguments=arguments, overlap=overlap))
-
-    addresses = {"input": 256, "weight": 512, "output": 1024} | pointers
-    algorithm.launch(problem, algorithm.configure(problem, device), launcher, Pointers(**addresses), relu)
-    (call,) = calls
-    return call
+def launched(algorithm, problem, device=H200, aligned=True, relu=False):
+    """The one launch of an algorithm."""
+    (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), aligned, relu)
+    assert launch.source == algorithm.SOURCE and launch.kernel == algorithm.SOURCE.stem
+    return launch
 
 
 @pytest.mark.parametrize("tile", tf32x3_gemm.TILES, ids=str)
@@ -112,21 +105,21 @@ def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
 
 def test_arguments_are_the_kernels():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
-    call = launched(tf32x3_gemm, problem, bias=2048, relu=True)
-    assert call["arguments"] == (256, 512, 2048, 1024, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
-    assert call["threads"] == tf32x3_gemm.configure(problem, H200).tile.threads
-    assert not call["overlap"]
+    launch = launched(tf32x3_gemm, problem, relu=True)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
+    assert launch.threads == tf32x3_gemm.configure(problem, H200).tile.threads
+    assert not launch.overlap
 
 
 def test_vector_copies_need_whole_and_aligned_rows():
-    def vector(c, weight=512):
-        return launched(tf32x3_gemm, one_by_one(c), weight=weight)["macros"]["VECTOR"]
+    def vector(c, aligned=True):
+        return launched(tf32x3_gemm, one_by_one(c), aligned=aligned).macros["VECTOR"]
 
-    assert (vector(64), vector(66), vector(64, weight=516)) == (1, 0, 0)
+    assert (vector(64), vector(66), vector(64, aligned=False)) == (1, 0, 0)
 
 
 def test_pointwise_is_1x1_without_padding():
-    macros = [launched(tf32x3_gemm, one_by_one(64, pad=pad))["macros"]["POINTWISE"] for pad in (0, 1)]
+    macros = [launched(tf32x3_gemm, one_by_one(64, pad=pad)).macros["POINTWISE"] for pad in (0, 1)]
     assert macros == [1, 0]
 
 

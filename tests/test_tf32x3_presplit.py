@@ -7,7 +7,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import tf32x3_presplit
 from cuconv.device import A100, H200
-from cuconv.jit import Pointers
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
 
 
@@ -45,20 +45,15 @@ def test_hopper_only():
 
 def test_weights_are_split_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
-    config, calls = tf32x3_presplit.configure(problem, H200), []
-
-    def launcher(source, macros, kernel, blocks, threads, arguments, shared_bytes=0, overlap=False):
-        calls.append((kernel, blocks, threads, arguments, overlap))
-
-    pointers = Pointers(input=256, weight=512, output=1024, bias=2048, workspace=4096)
-    tf32x3_presplit.launch(problem, config, launcher, pointers, relu=True)
-    assert calls == [
-        ("split_weights", config.split_blocks, 256, (512, 4096, 17, 60), True),
+    config = tf32x3_presplit.configure(problem, H200)
+    launches = tf32x3_presplit.launches(problem, config, aligned=True, relu=True)
+    assert [(one.kernel, one.blocks, one.threads, one.arguments, one.overlap) for one in launches] == [
+        ("split_weights", config.split_blocks, 256, (WEIGHT, WORKSPACE, 17, 60), True),
         (
             "tf32x3_presplit",
             config.blocks,
             config.tile.threads,
-            (256, 512, 2048, 1024, 4096, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1),
+            (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1),
             True,
         ),
     ]

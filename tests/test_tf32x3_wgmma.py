@@ -7,6 +7,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import tf32x3_wgmma
 from cuconv.device import A100, H200, DeviceSpec
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from tests.test_tf32x3_gemm import PROBLEMS, launched, one_by_one
 
 B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
@@ -69,22 +70,22 @@ def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
 @pytest.mark.parametrize(("kh", "kw", "large"), [(1, 1, 0), (5, 5, 0), (4, 8, 0), (3, 11, 1), (7, 9, 1)])
 def test_more_filter_positions_than_bits_of_a_word(kh, kw, large):
     problem = ConvProblem(1, 16, 30, 30, 16, kh, kw)
-    assert launched(tf32x3_wgmma, problem)["macros"]["LARGE_FILTER"] == large
+    assert launched(tf32x3_wgmma, problem).macros["LARGE_FILTER"] == large
 
 
 def test_arguments_are_the_kernels_and_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
-    call = launched(tf32x3_wgmma, problem, bias=2048, relu=True)
-    assert call["arguments"] == (256, 512, 2048, 1024, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
-    assert call["threads"] == tf32x3_wgmma.configure(problem, H200).tile.threads
-    assert call["overlap"]
+    launch = launched(tf32x3_wgmma, problem, relu=True)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
+    assert launch.threads == tf32x3_wgmma.configure(problem, H200).tile.threads
+    assert launch.overlap
 
 
 def test_vector_loads_need_whole_and_aligned_rows():
-    def vector(c, weight=512):
-        return launched(tf32x3_wgmma, one_by_one(c), weight=weight)["macros"]["VECTOR"]
+    def vector(c, aligned=True):
+        return launched(tf32x3_wgmma, one_by_one(c), aligned=aligned).macros["VECTOR"]
 
-    assert (vector(64), vector(66), vector(64, weight=516)) == (1, 0, 0)
+    assert (vector(64), vector(66), vector(64, aligned=False)) == (1, 0, 0)
 
 
 def test_variants_sample_every_tile_and_setting():

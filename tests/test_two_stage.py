@@ -7,7 +7,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import two_stage
 from cuconv.device import A100, H200
-from cuconv.jit import Pointers
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from harness.catalogue import load_sweep
 
 PAPER = [case.problem for case in load_sweep("paper").cases]
@@ -87,55 +87,45 @@ def test_planes_and_grids_beyond_an_index_are_refused():
         two_stage.configure(ConvProblem(n=1, c=1, h=40000, w=40000, m=4096, kh=3, kw=3), H200)
 
 
-def launches(problem, pointers, relu=False):
+def launches(problem, relu=False):
     """(kernel, arguments) of every launch."""
-    calls = []
-
-    def launcher(source, macros, kernel, blocks, threads, arguments, shared_bytes=0):
-        calls.append((kernel, arguments))
-
-    two_stage.launch(problem, two_stage.configure(problem, H200), launcher, pointers, relu)
-    return calls
+    config = two_stage.configure(problem, H200)
+    return [(one.kernel, one.arguments) for one in two_stage.launches(problem, config, aligned=True, relu=relu)]
 
 
 IN_THREE_PASSES = ConvProblem(n=21, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=1, pad_w=1)
 
 
 def test_passes_add_up_to_the_batch():
-    """launch() walks the batch in passes: pointers advance by whole images, and none is left out."""
-    calls = launches(IN_THREE_PASSES, Pointers(0, 0, 0))
+    """The launches walk the batch in passes: addresses advance by whole images, and none is left out."""
+    calls = launches(IN_THREE_PASSES)
     first_stage = [arguments for kernel, arguments in calls if kernel == "scalar_prods"]
     images = [arguments[3] for arguments in first_stage]
-    starts = [arguments[0] // (4 * 64 * 224 * 224) for arguments in first_stage]
+    starts = [INPUT + 4 * 64 * 224 * 224 * first for first in (0, images[0], images[0] + images[1])]
     assert sum(images) == 21 and len(images) == 3
-    assert starts == [0, images[0], images[0] + images[1]]
+    assert [arguments[0] for arguments in first_stage] == starts
     assert [kernel for kernel, _ in calls] == ["scalar_prods", "sum_planes"] * 3
 
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_the_second_stage_of_each_pass_finishes_its_own_images(relu):
     """The bias is added once to each output, by filter, so it stays in place while the images advance."""
-    calls = launches(IN_THREE_PASSES, Pointers(10, 20, 30, bias=40, workspace=50), relu)
+    calls = launches(IN_THREE_PASSES, relu)
     first = [arguments for kernel, arguments in calls if kernel == "scalar_prods"]
     second = [arguments for kernel, arguments in calls if kernel == "sum_planes"]
-    assert [arguments[-2:] for arguments in first] == [(0, False)] * 3
+    assert [arguments[-2:] for arguments in first] == [(0, 0)] * 3
     starts = [0, first[0][3], first[0][3] + first[1][3]]
     for (planes, output, size, positions, filters, pixels, bias, flag), stage_one, start in zip(
         second, first, starts, strict=True
     ):
-        assert (planes, bias, flag) == (50, 40, relu)
-        assert output == 30 + 4 * start * 64 * 224 * 224
+        assert (planes, bias, flag) == (WORKSPACE, BIAS, relu)
+        assert output == OUTPUT + 4 * start * 64 * 224 * 224
         assert (positions, filters, pixels) == (9, 64, 224 * 224)
         assert size == stage_one[3] * filters * pixels
 
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_the_only_stage_of_a_1x1_filter_finishes(relu):
-    ((kernel, arguments),) = launches(one_by_one(n=2), Pointers(10, 20, 30, bias=40), relu)
+    ((kernel, arguments),) = launches(one_by_one(n=2), relu)
     assert kernel == "scalar_prods"
-    assert arguments[:4] == (10, 20, 30, 2) and arguments[-2:] == (40, relu)
-
-
-def test_a_convolution_without_bias_passes_none():
-    for problem in (one_by_one(), IN_THREE_PASSES):
-        assert all(arguments[-2:] == (0, False) for _, arguments in launches(problem, Pointers(10, 20, 30)))
+    assert arguments[:4] == (INPUT, WEIGHT, OUTPUT, 2) and arguments[-2:] == (BIAS, relu)

@@ -7,8 +7,10 @@ An algorithm is a module with
                 of them where they are many, with every code path; none where the architecture lacks something
     configure(problem, device) -> a frozen, printable configuration with `workspace_bytes`; a pure
                 function that raises UnsupportedProblem
-    launch(problem, configuration, launcher, pointers, relu) enqueues; launcher and pointers are the
-                Launcher and Pointers of cuconv.jit
+    launches(problem, configuration, aligned, relu) -> a tuple of cuconv.jit.Launch, in order; a pure function.
+                Arguments that are operands are the addresses that cuconv.jit names: INPUT, WEIGHT, BIAS (0 for
+                none), OUTPUT, WORKSPACE, or one of them plus bytes. aligned: the weights, whose address is not
+                known yet, start at a multiple of 16 bytes
     predicted_us(problem, device, configuration) -> estimated device time, by which auto chooses
 
 The tf32x3 algorithms share tf32x3.py and tf32x3.cuh.

@@ -7,8 +7,8 @@ from math import ceil
 from typing import Any
 
 from cuconv.device import DeviceSpec
-from cuconv.jit import Pointers
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
+from cuconv.problem import ConvProblem, UnsupportedProblem
 
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share a tile; 8 is what every GPU with clusters grants
 MAX_INDEX = 2**31 - 1  # the kernels' integers
@@ -49,16 +49,16 @@ def is_pointwise(problem: ConvProblem) -> bool:
     return problem.filter_area == 1 and problem.pad_h == problem.pad_w == 0
 
 
-def has_aligned_rows(problem: ConvProblem, pointers: Pointers) -> bool:
-    """Whether each filter starts at a multiple of 16 bytes, as copies of four weights need."""
-    return depth_of(problem) % VECTOR_FLOATS == 0 and pointers.weight % (VECTOR_FLOATS * FLOAT_BYTES) == 0
+def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
+    """Whether each filter starts at a multiple of 16 bytes, as copies of four weights need, if the first does."""
+    return aligned and depth_of(problem) % VECTOR_FLOATS == 0
 
 
-def arguments_of(problem: ConvProblem, pointers: Pointers, relu: bool) -> tuple[int, ...]:
+def arguments_of(problem: ConvProblem, relu: bool) -> tuple[Address | int, ...]:
     """The kernels' arguments, in order."""
     p = problem
     sizes = (p.n, p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
-    return (pointers.input, pointers.weight, pointers.bias, pointers.output, *sizes, int(relu))
+    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu))
 
 
 def check_indices(problem: ConvProblem, max_image: int) -> None:

@@ -18,7 +18,7 @@ from cuconv.algorithms.tf32x3 import (
     those_that_fit,
 )
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launcher, Pointers
+from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -144,13 +144,11 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmCon
     return grid_us(problem, device, config, COSTS, resident, stages * wait_us, stages * work_us, outputs, tile.wk)
 
 
-def launch(
-    problem: ConvProblem, config: Tf32x3GemmConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
-) -> None:
-    """Enqueue the kernel."""
-    macros = _macros(config.tile, config.split, config.pointwise, has_aligned_rows(problem, pointers))
-    arguments = arguments_of(problem, pointers, relu)
-    launcher(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes)
+def launches(problem: ConvProblem, config: Tf32x3GemmConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """The kernel."""
+    macros = _macros(config.tile, config.split, config.pointwise, has_aligned_rows(problem, aligned))
+    arguments = arguments_of(problem, relu)
+    return (Launch(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes),)
 
 
 def _macros(tile: Tile, split: int, pointwise: bool, vector: bool) -> dict[str, int]:

@@ -25,7 +25,7 @@ from cuconv.algorithms.tf32x3_wgmma import (
     check_device_and_indices,
 )
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launcher, Pointers
+from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -158,16 +158,17 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3Prespli
     )
 
 
-def launch(
-    problem: ConvProblem, config: Tf32x3PresplitConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
-) -> None:
-    """Enqueue both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     macros = _macros(config.tile, config.split, config.pointwise, config.large_filter)
-    weights = (pointers.weight, pointers.workspace, problem.m, depth_of(problem))
-    launcher(SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, weights, overlap=True)
-    operands_and_sizes = arguments_of(problem, pointers, relu)
-    arguments = (*operands_and_sizes[:4], pointers.workspace, *operands_and_sizes[4:])
-    launcher(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes, overlap=True)
+    weights = (WEIGHT, WORKSPACE, problem.m, depth_of(problem))
+    operands_and_sizes = arguments_of(problem, relu)
+    arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
+    grid = (config.blocks, config.threads)
+    return (
+        Launch(SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, weights, overlap=True),
+        Launch(SOURCE, macros, SOURCE.stem, *grid, arguments, config.shared_bytes, overlap=True),
+    )
 
 
 def _macros(tile: Tile, split: int, pointwise: bool, large_filter: bool) -> dict[str, int]:

@@ -18,7 +18,7 @@ from cuconv.algorithms.tf32x3 import (
     those_that_fit,
 )
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launcher, Pointers
+from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -163,14 +163,12 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
     return grid_us(problem, device, config, COSTS, resident, turns * wait_us, stages * work_us, outputs, tile.wk)
 
 
-def launch(
-    problem: ConvProblem, config: Tf32x3WgmmaConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
-) -> None:
-    """Enqueue the kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
-    aligned = has_aligned_rows(problem, pointers)
-    macros = _macros(config.tile, config.split, config.pointwise, config.large_filter, aligned)
-    arguments = arguments_of(problem, pointers, relu)
-    launcher(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes, overlap=True)
+def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """The kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
+    vector = has_aligned_rows(problem, aligned)
+    macros = _macros(config.tile, config.split, config.pointwise, config.large_filter, vector)
+    grid = (config.blocks, config.threads)
+    return (Launch(SOURCE, macros, SOURCE.stem, *grid, arguments_of(problem, relu), config.shared_bytes, overlap=True),)
 
 
 def _macros(tile: Tile, split: int, pointwise: bool, large_filter: bool, vector: bool) -> dict[str, int]:

@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launcher, Pointers
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -108,30 +108,30 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: TwoStageConfi
     return us
 
 
-def launch(
-    problem: ConvProblem, config: TwoStageConfig, launcher: Launcher, pointers: Pointers, relu: bool = False
-) -> None:
-    """Enqueue both stages for each pass over the batch; a 1x1 filter needs the first only (section 3).
+def launches(problem: ConvProblem, config: TwoStageConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """Both stages for each pass over the batch; a 1x1 filter needs the first only (section 3).
 
     The last stage adds the bias and applies ReLU.
     """
     p, out_pixels = problem, problem.out_pixels
     macros = {"ROWS": config.rows, "DOTS": config.dots}
-    epilogue = (pointers.bias, relu)
-    nothing = (0, False)
+    epilogue = (BIAS, int(relu))
+    nothing = (0, 0)
     sizes = (p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
+    found = []
     for first in range(0, p.n, config.images_per_pass):
         images = min(config.images_per_pass, p.n - first)
-        source = pointers.input + FLOAT_BYTES * first * p.c * p.h * p.w
-        target = pointers.output + FLOAT_BYTES * first * p.m * out_pixels
-        planes, finish = (pointers.workspace, nothing) if config.sum_blocks else (target, epilogue)
+        source = INPUT + FLOAT_BYTES * first * p.c * p.h * p.w
+        target = OUTPUT + FLOAT_BYTES * first * p.m * out_pixels
+        planes, finish = (WORKSPACE, nothing) if config.sum_blocks else (target, epilogue)
         blocks = _blocks(p, images, config.rows, config.dots, config.threads)
-        arguments = (source, pointers.weight, planes, images, *sizes, *finish)
-        launcher(SOURCE, macros, "scalar_prods", blocks, config.threads, arguments, config.shared_bytes)
+        arguments = (source, WEIGHT, planes, images, *sizes, *finish)
+        found.append(Launch(SOURCE, macros, "scalar_prods", blocks, config.threads, arguments, config.shared_bytes))
         if config.sum_blocks:
             size = images * p.m * out_pixels
             arguments = (planes, target, size, p.filter_area, p.m, out_pixels, *epilogue)
-            launcher(SOURCE, macros, "sum_planes", ceil(size / MAX_THREADS), MAX_THREADS, arguments)
+            found.append(Launch(SOURCE, macros, "sum_planes", ceil(size / MAX_THREADS), MAX_THREADS, arguments))
+    return tuple(found)
 
 
 def _images_per_pass(problem: ConvProblem) -> int:

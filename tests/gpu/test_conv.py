@@ -128,6 +128,46 @@ def test_a_thread_that_never_used_the_gpu_can_call(case, library):
     assert rel_l2_error(torch.from_dlpack(out), truth) < TOLERANCE
 
 
+def test_threads_on_streams_of_their_own_do_not_meet():
+    """Each thread's calls have its own operands, though shapes and kernels are the same."""
+
+    def differences(seed):
+        x, weight = operands(PROBLEM, seed)
+        truth = reference.conv2d(x, weight, (1, 1))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            outputs = [conv2d(x, weight, padding=1) for _ in range(200)]
+        stream.synchronize()
+        return max(rel_l2_error(out, truth) for out in outputs)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert max(threads.map(differences, range(8))) < TOLERANCE
+
+
+def test_a_call_like_one_before_is_checked_as_that_was(case):
+    x, weight, truth = case
+    out = poisoned_output(PROBLEM)
+    for _ in range(2):
+        assert rel_l2_error(conv2d(x, weight, padding=1, out=out), truth) < TOLERANCE
+        with pytest.raises(UnsupportedProblem, match="out overlaps input"):
+            conv2d(out.flatten()[: x.numel()].view(x.shape), weight, padding=1, out=out)
+        with pytest.raises(UnsupportedProblem, match="weight is not contiguous"):
+            conv2d(x, weight.transpose(2, 3), padding=1)
+        with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="weight requires a gradient"):
+            conv2d(x, weight.clone().requires_grad_(), padding=1)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_an_output_is_a_tensor_like_any_other(case, inference):
+    x, weight, _ = case
+    with torch.inference_mode(inference):
+        for _ in range(2):
+            out = conv2d(x, weight, padding=1)
+            assert out.is_inference() == inference and out.is_contiguous() and not out.requires_grad
+            assert (out.shape, out.device) == (PROBLEM.output_shape, x.device)
+
+
 def bad_calls():
     x, weight = torch.zeros(2, 4, 6, 6, device="cuda"), torch.zeros(8, 4, 3, 3, device="cuda")
     out = torch.zeros(2, 8, 6, 6, device="cuda")

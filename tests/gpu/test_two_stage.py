@@ -8,7 +8,7 @@ import torch
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import two_stage
 from cuconv.device import device_spec
-from cuconv.jit import Launcher, Pointers
+from cuconv.jit import LaunchSequence
 from tests.gpu.problems import TOLERANCE, bias_for, operands, pads, poisoned_output, rel_l2_error
 
 PROBLEMS = [ConvProblem(5, 13, 11, 7, 19, k, k, k // 2, k // 2) for k in (1, 3)]
@@ -24,10 +24,9 @@ def error_of(problem: ConvProblem, bias: torch.Tensor | None = None, relu: bool 
     x, weight = operands(problem)
     out = poisoned_output(problem)
     planes = torch.full((problem.filter_area * out.numel(),), torch.nan, device="cuda")
-    launcher = Launcher(spec.arch, 0, torch.cuda.current_stream().cuda_stream)
-    bias_pointer = 0 if bias is None else bias.data_ptr()
-    pointers = Pointers(x.data_ptr(), weight.data_ptr(), out.data_ptr(), bias_pointer, planes.data_ptr())
-    two_stage.launch(problem, config, launcher, pointers, relu)
+    sequence = LaunchSequence(two_stage.launches(problem, config, aligned=True, relu=relu), spec.arch, device=0)
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (x, weight, bias, out, planes)]
+    sequence.enqueue(torch.cuda.current_stream().cuda_stream, *addresses)
     return rel_l2_error(out, reference.conv2d(x, weight, pads(problem), bias, relu))
 
 

@@ -1,0 +1,100 @@
+"""What the driver is given: read from memory as it would, by a stand-in for cuLaunchKernelEx."""
+
+import ctypes
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cuconv import jit
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch, LaunchSequence
+
+STREAM = 0x7F0000000010
+ADDRESSES = (0x7F1000000000, 0x7F2000000000, 0, 0x7F4000000000, 0x7F5000000000)
+FIRST = Launch(Path("a.cu"), {"SIZE": 4}, "first", 7, 64, (WEIGHT, 2**40, WORKSPACE, -1), overlap=True)
+SECOND = Launch(Path("a.cu"), {"SIZE": 4}, "second", 9, 128, (OUTPUT + 400, BIAS, INPUT, INPUT + 8, 1), 60_000)
+
+
+class Driver:
+    """libcuda, as far as launches need it. `launched` has what each launch was given."""
+
+    def __init__(self, monkeypatch):
+        self.launched, self.shared_limits, self.status = [], [], 0
+        self.arguments_of = {1: 4, 2: 5}
+        monkeypatch.setattr(jit, "_driver", lambda: self)
+        monkeypatch.setattr(jit, "cubin", lambda source, arch, macros: Path(f"{source.stem}-{arch}-{macros}"))
+        self.loaded = []
+
+    def load(self, path):
+        """In place of cupy.RawModule."""
+        self.loaded.append(path)
+        handles = {"first": 1, "second": 2}
+        return SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=SimpleNamespace(ptr=handles[name])))
+
+    def cuFuncSetAttribute(self, kernel, attribute, value):
+        self.shared_limits.append((kernel.value, attribute, value))
+        return 0
+
+    def cuLaunchKernelEx(self, config, kernel, arguments, extra):
+        config = config._obj
+        grid, block = (
+            (config.gridDimX, config.gridDimY, config.gridDimZ),
+            (
+                config.blockDimX,
+                config.blockDimY,
+                config.blockDimZ,
+            ),
+        )
+        values = [ctypes.c_int64.from_address(arguments[i]).value for i in range(self.arguments_of[kernel.value])]
+        stream = config.hStream or 0
+        self.launched.append((kernel.value, grid, block, config.sharedMemBytes, stream, config.numAttrs, values))
+        assert extra is None
+        attribute = jit._LaunchAttribute.from_address(config.attrs)
+        assert (attribute.id, attribute.value[0]) == (6, 1)
+        return self.status
+
+    def cuGetErrorString(self, status, text):
+        text._obj.value = b"out of luck"
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = Driver(monkeypatch)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(RawModule=driver.load))
+    jit._load.cache_clear()
+    yield driver
+    jit._load.cache_clear()
+
+
+def test_launches_reach_the_driver_in_order_with_their_arguments(driver):
+    LaunchSequence((FIRST, SECOND), "sm_90a", 0).enqueue(STREAM, *ADDRESSES)
+    input, weight, bias, output, workspace = ADDRESSES
+    assert driver.launched == [
+        (1, (7, 1, 1), (64, 1, 1), 0, STREAM, 1, [weight, 2**40, workspace, -1]),
+        (2, (9, 1, 1), (128, 1, 1), 60_000, STREAM, 0, [output + 400, bias, input, input + 8, 1]),
+    ]
+
+
+def test_addresses_and_streams_are_those_of_each_call(driver):
+    sequence = LaunchSequence((SECOND,), "sm_90a", 0)
+    for stream, shift in ((0, 0), (STREAM, 4096), (STREAM, 0), (0, 64)):
+        sequence.enqueue(stream, *(address + shift for address in ADDRESSES))
+        input, _, bias, output, _ = ADDRESSES
+        values = [output + shift + 400, bias + shift, input + shift, input + shift + 8, 1]
+        assert driver.launched.pop() == (2, (9, 1, 1), (128, 1, 1), 60_000, stream, 0, values)
+
+
+def test_a_kernel_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once(driver):
+    for device in (0, 0, 1):
+        LaunchSequence((FIRST, SECOND), "sm_90a", device)
+    assert len(driver.loaded) == 4
+    assert driver.shared_limits == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)] * 2
+
+
+def test_what_the_driver_refuses_is_told(driver):
+    sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
+    driver.status = 701
+    with pytest.raises(jit.LaunchError, match=r"the CUDA driver says: out of luck \(701\)"):
+        sequence.enqueue(STREAM, *ADDRESSES)
+    assert len(driver.launched) == 1
