@@ -217,7 +217,7 @@ def _problem(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: 
 
 def _pair(padding: Any) -> tuple[int, int]:
     """(vertical, horizontal); whole numbers only, so that what they are a key of is what was asked for."""
-    if isinstance(padding, (tuple, list)) and len(padding) == 2 and all(type(pad) is int for pad in padding):
+    if isinstance(padding, (tuple, list)) and len(padding) == 2 and type(padding[0]) is type(padding[1]) is int:
         return padding[0], padding[1]
     raise _bad_padding(padding)
 
