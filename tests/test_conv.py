@@ -197,7 +197,7 @@ def test_what_was_accepted_once_is_refused_as_soon_as_it_differs(cuda):
     cuconv.conv2d(X, WEIGHT)
     with pytest.raises(UnsupportedProblem, match="weight has 5 channels, input 4"):
         cuconv.conv2d(X, torch.zeros(9, 5, 1, 1))
-    with pytest.raises(UnsupportedProblem, match="weight is on GPU 4"):
+    with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="weight is on GPU 4"):
         cuconv.conv2d(X, WEIGHT.clone().requires_grad_())
     with pytest.raises(TypeError, match=r"weight is a numpy\.ndarray, input a torch\.Tensor: use one library"):
         cuconv.conv2d(X, WEIGHT.numpy())
