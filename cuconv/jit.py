@@ -108,7 +108,7 @@ class LaunchSequence:
     The driver reads arguments from memory that the sequence owns, so that a sequence serves one thread at a time.
     """
 
-    __slots__ = ("_configs", "_cuLaunchKernelEx", "_moved", "_ready", "_stream", "_values")
+    __slots__ = ("_configs", "_cuLaunchKernelEx", "_kernels", "_moved", "_ready", "_stream", "_values")
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
         """arch: such as "sm_90a". device: the GPU's ordinal, the current one. Compiles what was never compiled."""
@@ -116,6 +116,7 @@ class LaunchSequence:
         self._values = (ctypes.c_int64 * size)()  # the operands first, in common to all launches
         self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
         self._configs: list[_LaunchConfig] = []
+        self._kernels: list[Kernel] = []  # kept loaded
         self._ready = []  # (configuration, kernel, pointers to the arguments), as the driver takes them
         self._stream = 0
         self._cuLaunchKernelEx = _driver().cuLaunchKernelEx
@@ -126,6 +127,7 @@ class LaunchSequence:
             config = _LaunchConfig(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
             config.attrs, config.numAttrs = ctypes.addressof(_OVERLAP), int(launch.overlap)
             self._configs.append(config)
+            self._kernels.append(kernel)
             self._ready.append((ctypes.byref(config), kernel.handle, self._lay_out(launch.arguments, free)))
             free += len(launch.arguments)
 

@@ -1,7 +1,9 @@
 """What the driver is given: read from memory as it would, by a stand-in for cuLaunchKernelEx."""
 
 import ctypes
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,6 +92,18 @@ def test_a_kernel_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once
         LaunchSequence((FIRST, SECOND), "sm_90a", device)
     assert len(driver.loaded) == 4
     assert driver.shared_limits == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)] * 2
+
+
+def test_a_sequence_keeps_its_kernels_loaded(driver):
+    """Two threads that need a kernel for the first time may each load it; only one of the two stays in the cache."""
+    sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
+    kernels = [weakref.ref(jit._load(Path("a.cu"), "sm_90a", (("SIZE", 4),), name, 0)) for name in ("first", "second")]
+    jit._load.cache_clear()
+    gc.collect()
+    assert all(kernel() is not None for kernel in kernels)
+    del sequence
+    gc.collect()
+    assert all(kernel() is None for kernel in kernels)
 
 
 def test_what_the_driver_refuses_is_told(driver):
