@@ -32,9 +32,15 @@ class GridCosts:
     cluster: float = constant("the same, in addition, in a cluster")
     write: float = constant("an SM's time to write 2**12 outputs")
     exchange: float = constant("an SM's time to exchange 2**12 sums with the cluster")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapCosts(GridCosts):
+    """The same for kernels that start while the one ahead of them ends."""
+
     spread: float = constant("blocks by which the busiest SM exceeds its share, where it may hold several of a cluster")
     traffic: float = constant("fetching 2**11 elements for each SM at the same time, through the L2 cache")
-    memory: float = constant("2**20 bytes of operands through device memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +48,17 @@ class Block:
     """What the cost model wants to know of a configuration's blocks.
 
     resident: such blocks that an SM holds at a time. wait_us, work_us: a block's stages, if nothing but their latency
-    counts, and on an SM that always has another block to turn to. fetched: elements of columns and weights.
-    outputs: of a tile. copies: sums of each output in a block.
+    counts, and on an SM that always has another block to turn to. outputs: of a tile. copies: sums of each output in
+    a block. traffic_us: what a block on every SM adds to the time of all of them. spread: as in OverlapCosts.
     """
 
     resident: int
     wait_us: float
     work_us: float
-    fetched: int
     outputs: int
     copies: int
+    traffic_us: float = 0.0
+    spread: float = 0.0
 
 
 def depth_of(problem: ConvProblem) -> int:
@@ -121,7 +128,7 @@ def grid_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: GridCo
     """Estimated time of a whole launch.
 
     Blocks come in rounds of `resident`; a round waits for a block's chain of stages, and every block of the busiest SM
-    adds its work. What blocks fetch adds the time of a cache that all SMs share.
+    adds its work. What all blocks fetch adds the time of the cache that they share.
     """
     split = config.split
     sms = device.sm_count * CLUSTER_SMS[split]
@@ -132,10 +139,11 @@ def grid_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: GridCo
     if split > 1:
         round_us += costs.cluster
         block_us += costs.exchange * block.outputs * block.copies / 2**12
-        if block.resident > 1:  # a cluster's blocks may crowd on few SMs while others idle, up to what an SM holds
+        # Placed while SMs empty one by one, a cluster's blocks may crowd on few of them, up to what an SM holds.
+        if block.spread and block.resident > 1:
             share = config.blocks / sms
             of_an_sm = min(max(1, share + costs.spread), max(block.resident, share))
     compute_us = rounds * round_us + of_an_sm * block_us
-    compute_us += costs.traffic * config.blocks / device.sm_count * block.fetched / 2**11
+    compute_us += block.traffic_us * config.blocks / device.sm_count
     start_us = costs.start if config.pointwise else costs.start + costs.taps
     return start_us + max(compute_us, costs.memory * problem.min_bytes / 2**20)

@@ -38,6 +38,8 @@ class Costs(GridCosts):
     pointwise_fetch: float = constant("the same where the columns are the input as it lies")
     warp_group: float = constant("a block's wait in a stage, for each four warps")
     multiply: float = constant("an SM's time for 2**16 multiply-adds")
+    columns: float = constant("an SM's time to fetch 2**11 elements of columns")
+    weights: float = constant("the same for weights")
 
 
 COSTS = load(Costs, SOURCE.stem)
@@ -145,11 +147,12 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmCon
     stages = stages_of(problem, tile.bk, config.split)
     fetch_us = costs.pointwise_fetch if config.pointwise else costs.fetch
     wait_us = fetch_us * tile.bn * tile.bk / tile.threads + costs.warp_group * tile.threads / 128
+    work_us = costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
+    work_us += (costs.columns * tile.bn + costs.weights * tile.bm) * tile.bk / 2**11
     block = Block(
         resident=device.resident_blocks(tile.threads, REGISTERS, config.shared_bytes),
         wait_us=stages * wait_us,
-        work_us=stages * costs.multiply * tile.bm * tile.bn * tile.bk / 2**16,
-        fetched=stages * tile.bk * (tile.bm + tile.bn),
+        work_us=stages * work_us,
         outputs=tile.bm * tile.bn,
         copies=tile.wk,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from cuconv.algorithms.tf32x3 import (
     SPLITS,
     Block,
-    GridCosts,
+    OverlapCosts,
     arguments_of,
     depth_of,
     grid_us,
@@ -38,7 +38,7 @@ MAX_SPLIT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Costs(GridCosts):
+class Costs(OverlapCosts):
     """The constants of its cost model."""
 
     turn: float = constant("a warpgroup's wait in a stage")
@@ -162,9 +162,10 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3Prespli
         resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
         wait_us=stages * wait_us,
         work_us=stages * costs.pixels * tile.wp,
-        fetched=stages * STAGE_DEPTH * (tile.bf + tile.pixels),
         outputs=tile.bf * tile.pixels,
         copies=1,
+        traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
+        spread=costs.spread,
     )
     split_us = costs.split_weights * 1.5 * config.workspace_bytes / 2**20  # reads half of what it writes
     return split_us + grid_us(problem, device, config, costs, block)

@@ -9,7 +9,7 @@ from pathlib import Path
 from cuconv.algorithms.tf32x3 import (
     SPLITS,
     Block,
-    GridCosts,
+    OverlapCosts,
     arguments_of,
     check_indices,
     grid_us,
@@ -34,7 +34,7 @@ SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter posit
 
 
 @dataclass(frozen=True, slots=True)
-class Costs(GridCosts):
+class Costs(OverlapCosts):
     """The constants of its cost model."""
 
     turn_filters: float = constant("a warpgroup's wait in a stage, for each 64 filters")
@@ -167,9 +167,10 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
         resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
         wait_us=ceil(stages / tile.wk) * wait_us,
         work_us=stages * costs.pixels * tile.wp,
-        fetched=stages * STAGE_DEPTH * (tile.bf + tile.pixels),
         outputs=tile.bf * tile.pixels,
         copies=tile.wk,
+        traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
+        spread=costs.spread,
     )
     return grid_us(problem, device, config, costs, block)
 
