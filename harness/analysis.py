@@ -18,6 +18,7 @@ from harness import roster
 from harness.records import CASE_COLUMNS, ResultsError
 
 CASE = list(CASE_COLUMNS)
+AUTO = "auto"  # what the library chooses by itself
 COMPARISON_COLUMNS = (
     *CASE_COLUMNS,
     "networks",
@@ -132,6 +133,20 @@ def _floor_us(case, device: str) -> float:
         return math.nan
     problem = problem_of(case)
     return max(1e6 * problem.flop / FLOOR_FLOP_PER_S, 1e6 * problem.min_bytes / FLOOR_BYTES_PER_S, FLOOR_KERNEL_US)
+
+
+def choice(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+    """auto beside the best of the library's own algorithms: one row per case where both have a time.
+
+    Columns: the case, mean_us of auto, best_us, best_algorithm, and behind = mean_us / best_us. Timed apart, auto may
+    be a little faster than the very algorithm that it chose: behind is then below 1.
+    """
+    timed = full_precision(frame)
+    ours = timed[timed.provider == roster.comparison(device).provider]
+    best = fastest(ours[ours.algorithm != AUTO])[[*CASE, "algorithm", "mean_us"]]
+    best = best.rename(columns={"algorithm": "best_algorithm", "mean_us": "best_us"})
+    table = ours[ours.algorithm == AUTO][[*CASE, "mean_us"]].merge(best, on=CASE)
+    return table.assign(behind=table.mean_us / table.best_us)
 
 
 def problem_of(case) -> ConvProblem:

@@ -33,11 +33,11 @@ def device_slug(device: torch.device | None = None) -> str:
 
 
 def fingerprint(*folders: str) -> str:
-    """A hash of the code under folders of the project: Python, CUDA source and headers, names and contents."""
+    """A hash of the code under folders of the project: Python, CUDA, constants of the cost models; names, contents."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".cu", ".cuh"):
+            if path.suffix in (".py", ".cu", ".cuh", ".toml"):
                 digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -63,14 +63,17 @@ CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH, PANEL_TITLE, LEGEND_LINE, LEGEND_COLUMNS =
 
 
 def draw(result: Results, out: Path) -> list[Path]:
-    """Draw all figures of one results folder into `out`; the paths of the files written."""
+    """Draw all figures of one results folder into `out`; the paths of the files written.
+
+    Where no rival was measured there is no speedup to draw, and the map is all.
+    """
     frame = records.read(result.csv_path)
     where = f"Measured on {result.device}, sweep {result.sweep}"
     out.mkdir(parents=True, exist_ok=True)
     table = compare(frame, result.device)
     written = []
     with matplotlib.style.context(["default", STYLE]):
-        for (subject, k), cases in table.groupby(["subject", "k"]):
+        for (subject, k), cases in table.groupby(["subject", "k"]) if table.rival_us.notna().any() else ():
             for suffix, shown in _ranges(cases, k):
                 figure = speedup_figure(shown, _title(subject, k, result.device), where)
                 written += _save(figure, out / f"speedup_{subject}_{k}x{k}{suffix}")

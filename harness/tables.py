@@ -19,12 +19,14 @@ from harness.analysis import (
     Results,
     Summary,
     algorithms,
+    choice,
     compare,
     fastest,
     find_results,
     full_precision,
     geometric_mean,
     layer_label,
+    problem_of,
     rivals,
     roster_order,
     summarise,
@@ -32,6 +34,7 @@ from harness.analysis import (
 
 README_BEGIN, README_END = "<!-- results:begin -->", "<!-- results:end -->"
 NONE = "-"
+NEAR = 1.15  # auto's time over that of the best of its own algorithms
 
 # What the paper reports (section 4.2): one V100, cuDNN 7.1, 602 configurations. Means are arithmetic there.
 PAPER_WINS, PAPER_CASES = 50, 602
@@ -228,6 +231,22 @@ def floor_table(frame: pd.DataFrame, device: str) -> str:
     return markdown(header, rows)
 
 
+def choice_table(frame: pd.DataFrame, device: str) -> str:
+    """How far auto is behind the best of cuConv's own algorithms, by batch size; empty where nothing compares."""
+    table = choice(frame, device)
+    groups = [(str(batch), rows) for batch, rows in table.groupby("batch")]
+    if len(groups) > 1:
+        groups.append(("all", table))
+    body = []
+    for batch, rows in groups:
+        worst = rows.loc[rows.behind.idxmax()]
+        near = f"{int((rows.behind <= NEAR).sum())} of {len(rows)}"
+        at = f"{_times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
+        body.append([batch, _times(rows.behind.median()), _times(geometric_mean(rows.behind)), near, at])
+    header = ["batch", "median", "geometric mean", f"within {NEAR - 1:.0%}", "worst"]
+    return markdown(header, body) if body else ""
+
+
 def _share(wins: int, of: int) -> str:
     return f"{wins} of {of} ({wins / of:.2%})" if of else NONE
 
@@ -265,14 +284,17 @@ def accuracy_table(frame: pd.DataFrame, device: str) -> str:
 def report(result: Results) -> str:
     """All tables of one results folder; the comparison with the paper where there is a GPU."""
     frame, device = records.read(result.csv_path), result.device
+    own = choice_table(frame, device)
     parts = [
         f"## {device}, sweep {result.sweep}",
         "### Speedup\n\n" + summary_table(frame, device),
         "### Algorithms\n\n" + algorithms_table(frame, device),
+        *(["### auto over the best of cuConv's own algorithms, time\n\n" + own] if own else []),
         "### Accuracy: relative L2 error against float64\n\n" + accuracy_table(frame, device),
     ]
     if device != "cpu" and not compare(frame, device).empty:
-        parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
+        if compare(frame, device).rival_us.notna().any():
+            parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
         parts.insert(2, "### Beside the floor\n\n" + floor_table(frame, device))
     return "\n\n".join(parts)
 

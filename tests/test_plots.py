@@ -117,6 +117,13 @@ def test_where_only_rivals_were_measured_there_is_only_the_map(tmp_path):
     assert "nothing ran" in svg_texts(out / "winners.svg")
 
 
+def test_where_only_ours_were_measured_there_is_only_the_map(tmp_path):
+    write(tmp_path / "results", [row("auto", 5.0), row("two_stage", 6.0)])
+    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
+    out = tmp_path / "plots" / GPU / "paper"
+    assert sorted(path.name for path in out.iterdir()) == ["winners.png", "winners.svg"]
+
+
 def test_where_nothing_ran_there_is_no_figure(tmp_path, capsys):
     csv_path = write(tmp_path / "results", [row("gemm", status="error", provider="cudnn")])
     assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0

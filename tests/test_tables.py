@@ -140,7 +140,7 @@ def test_command_line_prints_every_table(tmp_path, capsys):
         "## Layers",
         "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
         "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper", "### Algorithms",
-        accuracy,
+        "### auto over the best of cuConv's own algorithms, time", accuracy,
     ]  # fmt: skip
     assert tables.main(["--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == text
@@ -235,3 +235,27 @@ def test_floor_table_counts_cublas_as_a_rival_too_and_names_the_furthest_case(tm
     batch_1 = [cell.strip() for cell in lines[2].strip("|").split("|")]
     # Over cuDNN 3, 2, 0.5 and 0.25; with cuBLAS 0.5, 2, 0.5 and 0.25. All floors are 2.5 us: 4, 4, 8, 16 and 4 times.
     assert batch_1 == ["1", "0.93x", "2", "0.59x", "3", "6.06", "16.0 (7-32-832)"]
+
+
+def test_choice_table_says_how_far_auto_is_from_the_best_of_our_own(tmp_path):
+    rows = [
+        row("auto", 11.0), row("two_stage", 10.0), row("tf32x3_gemm", 40.0),
+        row("auto", 30.0, m=48), row("two_stage", 20.0, m=48), row("implicit_gemm", 1.0, provider="cudnn", m=48),
+        row("auto", 10.0, batch=3), row("two_stage", 10.0, batch=3),
+        row("auto", 10.0, batch=3, m=48), row("two_stage", status="error", batch=3, m=48),
+    ]  # fmt: skip
+    found = cells(tables.choice_table(frame(tmp_path, rows), GPU))
+    assert found["1"] == ["1.30x", "1.28x", "1 of 2", "1.50x (7-1-1-48-832, two_stage is best)"]
+    assert found["3"] == ["1.00x", "1.00x", "1 of 1", "1.00x (7-3-1-32-832, two_stage is best)"]
+    assert found["all"][2] == "2 of 3"
+
+
+def test_without_rivals_the_report_has_the_choice_and_no_paper(tmp_path, capsys):
+    write(tmp_path, [row("auto", 11.0), row("two_stage", 10.0)])
+    assert tables.main(["--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "best of cuConv's own algorithms" in printed and "Beside the paper" not in printed
+
+
+def test_without_auto_there_is_no_choice_table(tmp_path):
+    assert tables.choice_table(frame(tmp_path, [row("two_stage", 10.0)]), GPU) == ""

@@ -5,13 +5,16 @@ An algorithm is a module with
     SOURCE      the path of its .cu file
     variants(arch) -> the macro settings that it may compile for an architecture such as "sm_90a"; a sample
                 of them where they are many, with every code path; none where the architecture lacks something
-    configure(problem, device) -> a frozen, printable configuration with `workspace_bytes`; a pure
-                function that raises UnsupportedProblem
+    candidates(problem, device) -> the configurations that can run: frozen, with `workspace_bytes`, and no two
+                that print alike; a pure function that raises UnsupportedProblem
+    configure(problem, device) -> the one to take, likewise
     launches(problem, configuration, aligned, relu) -> a tuple of cuconv.jit.Launch, in order; a pure function.
                 Arguments that are operands are the addresses that cuconv.jit names: INPUT, WEIGHT, BIAS (0 for
                 none), OUTPUT, WORKSPACE, or one of them plus bytes. aligned: the weights, whose address is not
                 known yet, start at a multiple of 16 bytes
-    predicted_us(problem, device, configuration) -> estimated device time, by which auto chooses
+    Costs       the constants of its cost model (cuconv.costs), read from its section of costs.toml
+    predicted_us(problem, device, configuration, costs) -> estimated device time in microseconds, by which auto
+                chooses; costs are by default those of costs.toml
 
 The tf32x3 algorithms share tf32x3.py and tf32x3.cuh.
 """

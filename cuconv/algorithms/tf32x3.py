@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
 from cuconv.problem import ConvProblem, UnsupportedProblem
@@ -19,19 +20,45 @@ VECTOR_FLOATS = 4  # weights of a 16-byte copy
 # SMs that can take part in clusters; others are left over in their part of the chip. Measured: 31 clusters of 4 and 15
 # of 8 run at a time where an SM holds one block; one more waits for a whole round.
 CLUSTER_SMS = {1: 1.0, 2: 1.0, 4: 0.94, 8: 0.91}
-DRAM_BYTES_PER_US = 3e6
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What a launch costs besides its stages, in microseconds."""
+class GridCosts:
+    """What a launch costs besides the stages of its blocks: microseconds, where the meaning does not say otherwise."""
 
-    start: float  # a launch
-    taps: float  # its tap tables, where there are any
-    block: float  # a block from start to end, without its stages
-    cluster: float  # the same, in addition, in a cluster
-    write: float  # an SM's time to write 4096 outputs
-    exchange: float  # an SM's time to exchange 4096 sums with the cluster
+    start: float = constant("a launch")
+    taps: float = constant("its tap tables, where there are any")
+    block: float = constant("a block from start to end, without its stages")
+    cluster: float = constant("the same, in addition, in a cluster")
+    write: float = constant("an SM's time to write 2**12 outputs")
+    exchange: float = constant("an SM's time to exchange 2**12 sums with the cluster")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapCosts(GridCosts):
+    """The same for kernels that start while the one ahead of them ends."""
+
+    spread: float = constant("blocks by which the busiest SM exceeds its share, where it may hold several of a cluster")
+    traffic: float = constant("fetching 2**11 elements for each SM at the same time, through the L2 cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What the cost model wants to know of a configuration's blocks.
+
+    resident: such blocks that an SM holds at a time. wait_us, work_us: a block's stages, if nothing but their latency
+    counts, and on an SM that always has another block to turn to. outputs: of a tile. copies: sums of each output in
+    a block. traffic_us: what a block on every SM adds to the time of all of them. spread: as in OverlapCosts.
+    """
+
+    resident: int
+    wait_us: float
+    work_us: float
+    outputs: int
+    copies: int
+    traffic_us: float = 0.0
+    spread: float = 0.0
 
 
 def depth_of(problem: ConvProblem) -> int:
@@ -97,32 +124,26 @@ def those_that_fit(found: list, problem: ConvProblem, device: DeviceSpec) -> lis
     return fit
 
 
-def grid_us(
-    problem: ConvProblem,
-    device: DeviceSpec,
-    config: Any,
-    costs: Costs,
-    resident: int,
-    wait_us: float,
-    work_us: float,
-    outputs: int,
-    copies: int,
-) -> float:
+def grid_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: GridCosts, block: Block) -> float:
     """Estimated time of a whole launch.
 
-    resident: blocks that an SM holds at a time. wait_us, work_us: a block's stages, if nothing but their latency
-    counts, and on an SM that always has another block to turn to. outputs: of a tile; copies: sums of each in a block.
-
-    Blocks come in rounds of `resident`; a round waits for a block's chain of stages, and every block adds its work.
+    Blocks come in rounds of `resident`; a round waits for a block's chain of stages, and every block of the busiest SM
+    adds its work. What all blocks fetch adds the time of the cache that they share.
     """
     split = config.split
-    clusters_at_a_time = max(1, int(device.sm_count * CLUSTER_SMS[split] / split))
-    blocks_of_an_sm = ceil(config.blocks / split / clusters_at_a_time)
-    round_us = costs.block + wait_us
-    block_us = work_us + costs.write * outputs / 4096 / split
+    sms = device.sm_count * CLUSTER_SMS[split]
+    of_an_sm = ceil(config.blocks / split / max(1, int(sms / split)))
+    round_us = costs.block + block.wait_us
+    block_us = block.work_us + costs.write * block.outputs / 2**12 / split
+    rounds = ceil(of_an_sm / block.resident)
     if split > 1:
         round_us += costs.cluster
-        block_us += costs.exchange * outputs * copies / 4096
-    compute_us = ceil(blocks_of_an_sm / resident) * round_us + blocks_of_an_sm * block_us
+        block_us += costs.exchange * block.outputs * block.copies / 2**12
+        # Placed while SMs empty one by one, a cluster's blocks may crowd on few of them, up to what an SM holds.
+        if block.spread and block.resident > 1:
+            share = config.blocks / sms
+            of_an_sm = min(max(1, share + costs.spread), max(block.resident, share))
+    compute_us = rounds * round_us + of_an_sm * block_us
+    compute_us += block.traffic_us * config.blocks / device.sm_count
     start_us = costs.start if config.pointwise else costs.start + costs.taps
-    return start_us + max(compute_us, problem.min_bytes / DRAM_BYTES_PER_US)
+    return start_us + max(compute_us, costs.memory * problem.min_bytes / 2**20)

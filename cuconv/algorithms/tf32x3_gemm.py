@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
     SPLITS,
-    Costs,
+    Block,
+    GridCosts,
     arguments_of,
     check_indices,
     grid_us,
@@ -17,6 +18,7 @@ from cuconv.algorithms.tf32x3 import (
     stages_of,
     those_that_fit,
 )
+from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
@@ -27,12 +29,20 @@ TAP_BYTES = 4  # an entry of its tap table: 6 bits for the filter position, the 
 MAX_IMAGE = 2**25 - 1
 REGISTERS = 128  # of a thread, no variant for compute capability 9.0 takes more
 
-# Costs, in microseconds: least squares over 172 layers of the paper at batch 1 and 8, up to 40 configurations each,
-# on an H200. For a warp group to get through a stage that it has to wait for, by the elements a thread fetches:
-FETCH_US, POINTWISE_FETCH_US, WARP_GROUP_US = 0.0388, 0.0054, 0.0403
-# For an SM that is busy all the time: 2**16 multiply-adds, fetching 2**11 elements of columns and of weights.
-MULTIPLY_US, COLUMNS_US, WEIGHTS_US = 0.307, 0.072, 0.0464
-COSTS = Costs(start=1.11, taps=0.628, block=1.36, cluster=0.467, write=0.744, exchange=0.483)
+
+@dataclass(frozen=True, slots=True)
+class Costs(GridCosts):
+    """The constants of its cost model."""
+
+    fetch: float = constant("a thread's wait in a stage for an element of columns")
+    pointwise_fetch: float = constant("the same where the columns are the input as it lies")
+    warp_group: float = constant("a block's wait in a stage, for each four warps")
+    multiply: float = constant("an SM's time for 2**16 multiply-adds")
+    columns: float = constant("an SM's time to fetch 2**11 elements of columns")
+    weights: float = constant("the same for weights")
+
+
+COSTS = load(Costs, SOURCE.stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +141,22 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3GemmConfig:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmConfig) -> float:
-    """Estimated device time in microseconds; within 7% (root mean square) where it was measured."""
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmConfig, costs: Costs = COSTS) -> float:
+    """Estimated device time in microseconds."""
     tile = config.tile
     stages = stages_of(problem, tile.bk, config.split)
-    fetch_us = POINTWISE_FETCH_US if config.pointwise else FETCH_US
-    wait_us = fetch_us * tile.bn * tile.bk / tile.threads + WARP_GROUP_US * tile.threads / 128
-    work_us = MULTIPLY_US * tile.bm * tile.bn * tile.bk / 2**16
-    work_us += (COLUMNS_US * tile.bn + WEIGHTS_US * tile.bm) * tile.bk / 2**11
-    resident = device.resident_blocks(tile.threads, REGISTERS, config.shared_bytes)
-    outputs = tile.bm * tile.bn
-    return grid_us(problem, device, config, COSTS, resident, stages * wait_us, stages * work_us, outputs, tile.wk)
+    fetch_us = costs.pointwise_fetch if config.pointwise else costs.fetch
+    wait_us = fetch_us * tile.bn * tile.bk / tile.threads + costs.warp_group * tile.threads / 128
+    work_us = costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
+    work_us += (costs.columns * tile.bn + costs.weights * tile.bm) * tile.bk / 2**11
+    block = Block(
+        resident=device.resident_blocks(tile.threads, REGISTERS, config.shared_bytes),
+        wait_us=stages * wait_us,
+        work_us=stages * work_us,
+        outputs=tile.bm * tile.bn,
+        copies=tile.wk,
+    )
+    return grid_us(problem, device, config, costs, block)
 
 
 def launches(problem: ConvProblem, config: Tf32x3GemmConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
     SPLITS,
-    Costs,
+    Block,
+    OverlapCosts,
     arguments_of,
     depth_of,
     grid_us,
@@ -24,6 +25,7 @@ from cuconv.algorithms.tf32x3_wgmma import (
     TAP_BYTES,
     check_device_and_indices,
 )
+from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
@@ -34,12 +36,19 @@ BARRIER_BYTES = 2 * 8  # of a stage
 SPLIT_THREADS = 256  # as in the .cu file; a thread of split_weights carries four weights
 MAX_SPLIT = 4
 
-# Costs, in microseconds, as in tf32x3_wgmma, on an H200 over the paper's layers of 50 MFLOP and more at batch 1, 8, 32:
-# 9% root mean square; the chosen configuration is within 6% of the best in the geometric mean.
-TURN_US, POINTWISE_TURN_US, TURN_FILTERS_US = 0.269, 0.407, 0.213
-PIXELS_US, POINTWISE_PIXELS_US, MULTIPLY_US = 0.16, 0.151, 0.0074
-COSTS = Costs(start=0.639, taps=1.91, block=3.63, cluster=0.215, write=0.581, exchange=0.418)
-SPLIT_BYTES_PER_US = 3e6  # of the kernel that splits the weights
+
+@dataclass(frozen=True, slots=True)
+class Costs(OverlapCosts):
+    """The constants of its cost model."""
+
+    turn: float = constant("a warpgroup's wait in a stage")
+    turn_filters: float = constant("the same, in addition, for each 64 filters")
+    pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
+    pixels: float = constant("an SM's time to fetch 64 pixels of a stage")
+    split_weights: float = constant("2**20 bytes read or written by the kernel that splits the weights")
+
+
+COSTS = load(Costs, SOURCE.stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +153,22 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3PresplitConfig:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3PresplitConfig) -> float:
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3PresplitConfig, costs: Costs = COSTS) -> float:
     """Estimated device time of both kernels in microseconds."""
     tile = config.tile
     stages = stages_of(problem, STAGE_DEPTH, config.split)
-    wait_us = (POINTWISE_TURN_US if config.pointwise else TURN_US) + TURN_FILTERS_US * tile.bf / 64
-    work_us = tile.wp * ((POINTWISE_PIXELS_US if config.pointwise else PIXELS_US) + MULTIPLY_US * tile.bf / 64)
-    resident = device.resident_blocks(tile.threads, tile.registers, config.shared_bytes)
-    outputs = tile.bf * tile.pixels
-    split_us = 1.5 * config.workspace_bytes / SPLIT_BYTES_PER_US  # reads half of what it writes
-    return split_us + grid_us(
-        problem, device, config, COSTS, resident, stages * wait_us, stages * work_us, outputs, copies=1
+    wait_us = costs.turn + costs.turn_filters * tile.bf / 64 + (costs.pointwise_turn if config.pointwise else 0.0)
+    block = Block(
+        resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
+        wait_us=stages * wait_us,
+        work_us=stages * costs.pixels * tile.wp,
+        outputs=tile.bf * tile.pixels,
+        copies=1,
+        traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
+        spread=costs.spread,
     )
+    split_us = costs.split_weights * 1.5 * config.workspace_bytes / 2**20  # reads half of what it writes
+    return split_us + grid_us(problem, device, config, costs, block)
 
 
 def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
     SPLITS,
-    Costs,
+    Block,
+    OverlapCosts,
     arguments_of,
     check_indices,
     grid_us,
@@ -17,6 +18,7 @@ from cuconv.algorithms.tf32x3 import (
     stages_of,
     those_that_fit,
 )
+from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
@@ -30,13 +32,18 @@ TAP_BYTES = 8  # an entry of the tap table: an offset into an image, in bytes, a
 MAX_IMAGE = 2**29 - 1
 SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter positions
 
-# Costs, in microseconds: least squares over 251 layers of the paper at batch 1, 8 and 32, up to 36 configurations
-# each, on an H200, launched back to back with overlap. For a warpgroup to get through a stage that it waits for: at
-# least, for each 64 filters, and for each warpgroup of the block.
-TURN_US, POINTWISE_TURN_US, TURN_FILTERS_US, WARP_GROUP_US = 0.0247, 0.166, 0.366, 0.0597
-# For an SM that is busy all the time, a stage of 64 pixels: fetching them, and multiplying by 64 filters.
-PIXELS_US, POINTWISE_PIXELS_US, MULTIPLY_US = 0.182, 0.147, 0.0396
-COSTS = Costs(start=0.0, taps=0.293, block=1.67, cluster=0.0883, write=0.824, exchange=0.746)
+
+@dataclass(frozen=True, slots=True)
+class Costs(OverlapCosts):
+    """The constants of its cost model."""
+
+    turn_filters: float = constant("a warpgroup's wait in a stage, for each 64 filters")
+    turn_warpgroup: float = constant("the same, for each warpgroup of the block")
+    pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
+    pixels: float = constant("an SM's time to fetch 64 pixels of a stage")
+
+
+COSTS = load(Costs, SOURCE.stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +157,22 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3WgmmaConfig:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig) -> float:
-    """Estimated device time in microseconds; within 12% (root mean square) where it was measured."""
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig, costs: Costs = COSTS) -> float:
+    """Estimated device time in microseconds."""
     tile = config.tile
     stages = stages_of(problem, STAGE_DEPTH, config.split)
-    wait_us = (POINTWISE_TURN_US if config.pointwise else TURN_US) + TURN_FILTERS_US * tile.bf / 64
-    wait_us += WARP_GROUP_US * tile.wp * tile.wk
-    work_us = tile.wp * ((POINTWISE_PIXELS_US if config.pointwise else PIXELS_US) + MULTIPLY_US * tile.bf / 64)
-    resident = device.resident_blocks(tile.threads, tile.registers, config.shared_bytes)
-    turns = ceil(stages / tile.wk)
-    outputs = tile.bf * tile.pixels
-    return grid_us(problem, device, config, COSTS, resident, turns * wait_us, stages * work_us, outputs, tile.wk)
+    wait_us = costs.turn_filters * tile.bf / 64 + costs.turn_warpgroup * tile.wp * tile.wk
+    wait_us += costs.pointwise_turn if config.pointwise else 0.0
+    block = Block(
+        resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
+        wait_us=ceil(stages / tile.wk) * wait_us,
+        work_us=stages * costs.pixels * tile.wp,
+        outputs=tile.bf * tile.pixels,
+        copies=tile.wk,
+        traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
+        spread=costs.spread,
+    )
+    return grid_us(problem, device, config, costs, block)
 
 
 def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:

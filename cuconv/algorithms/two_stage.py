@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
@@ -27,6 +28,22 @@ LOADS = 16  # as in the .cu file: input elements that a thread has in flight
 ROWS_BYTES = 32 * 1024  # shared memory for a block's filter rows; longer rows pass through it in parts
 PLANES_BYTES = 1 << 30  # temporary planes at a time, the paper's limit (section 4): larger batches go in passes
 MAX_INDEX = 2**31 - 1  # dot products of a filter row, and blocks of a grid
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants of its cost model, in microseconds."""
+
+    start: float = constant("a launch of the first stage")
+    channels: float = constant("a block's walk along 16 channels")
+    reused: float = constant("an SM's time for 10**6 FLOP, with the most reuse of loaded elements")
+    flop: float = constant("the same with less reuse")
+    write: float = constant("10**6 bytes of output")
+    planes_start: float = constant("a launch of the second stage")
+    planes: float = constant("10**6 bytes of temporary planes, written or read")
+
+
+COSTS = load(Costs, SOURCE.stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +111,23 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
     )
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig) -> float:
-    """Estimated device time in microseconds; within 9% (root mean square) of the paper's 602 configurations on an H200.
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[TwoStageConfig]:
+    """The one that its rule gives."""
+    return [configure(problem, device)]
+
+
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs = COSTS) -> float:
+    """Estimated device time in microseconds.
 
     Its stages move what is too large for the cache, and rarely share it with the arithmetic: the times add up.
     """
     passes = ceil(problem.n / config.images_per_pass)
     outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
-    flop_per_us = (23.5e6 if config.rows == REUSE[0][0] else 13.8e6) * device.sm_count / 132
-    us = 2.05 + passes * 0.412 * ceil(problem.c / LOADS) + problem.flop / flop_per_us + outputs_bytes / 2.27e6
+    flop_us = costs.reused if config.rows == REUSE[0][0] else costs.flop
+    us = costs.start + passes * costs.channels * ceil(problem.c / LOADS)
+    us += flop_us * problem.flop / 1e6 / device.sm_count + costs.write * outputs_bytes / 1e6
     if config.sum_blocks:
-        us += passes * 3.27 + 2 * outputs_bytes * problem.filter_area / 3.12e6  # planes, written and read again
+        us += passes * costs.planes_start + costs.planes * 2 * outputs_bytes * problem.filter_area / 1e6
     return us
 
 

@@ -1,0 +1,184 @@
+"""python -m harness.tune: measure configurations on a GPU, fit the cost models to them, write cuconv/costs.toml."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shlex
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from cuconv import costs
+from cuconv.algorithms import ALGORITHMS
+from cuconv.device import DeviceSpec, device_spec
+from harness import candidates, environment
+from harness.catalogue import CatalogueError, load_sweep
+from harness.records import ResultsError
+from harness.run import INTERRUPTED, USER_ERROR, UsageError
+from harness.tables import markdown
+
+CSV = "candidates.csv"
+MINUTES = 4.0
+AUTO = "auto"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(arguments)
+    command = shlex.join(["python", "-m", "harness.tune", *arguments])
+    try:
+        folder = _measured_folder(options.out) if options.fit_only else _measure(options, command)
+        _fit(folder, options.seed)
+    except (UsageError, CatalogueError, ResultsError, costs.CostsError) as error:
+        print(f"harness.tune: {error}", file=sys.stderr)
+        return USER_ERROR
+    except candidates.GpuLost as error:
+        print(f"harness.tune: {error}; fit to them with --fit-only", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("harness.tune: interrupted; the rows so far are kept, fit to them with --fit-only", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m harness.tune", description=__doc__.split(": ", 1)[1])
+    add = parser.add_argument
+    add("--config", default="tuning", help="a sweep of configs/ by name, or a YAML file of your own (default: tuning)")
+    add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
+    add("--seed", type=int, default=0, help="of the data, the order of the cases and the layers held out (default: 0)")
+    add("--out", type=Path, help="results folder (default: results/DEVICE/tune)")
+    add("--fit-only", action="store_true", help="fit to what was measured before; needs no GPU")
+    return parser
+
+
+def _measure(options: argparse.Namespace, command: str) -> Path:
+    """Write candidates.csv and environment.json; returns their folder."""
+    if not torch.cuda.is_available():
+        raise UsageError("no GPU found: measure on one, or fit to the committed times with --fit-only")
+    if not options.minutes > 0:
+        raise UsageError(f"--minutes {options.minutes:g}: must be above 0")
+    device = torch.device("cuda", torch.cuda.current_device())
+    sweep = load_sweep(options.config)
+    folder = options.out or Path("results") / environment.device_slug(device) / "tune"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder} ({error.strerror}): choose another folder with --out") from None
+    environments = environment.EnvironmentFile(folder)
+    environments.keep({environments.enter(environment.report(device, command))})
+    spec = device_spec(device.index)
+    dropped = candidates.measure(sweep.cases, device, spec, folder / CSV, options.minutes, options.seed)
+    print(f"{folder / CSV}: {len(candidates.read(folder / CSV))} candidates; left out as wrong or failed: {dropped}")
+    return folder
+
+
+def _measured_folder(out: Path | None) -> Path:
+    """The folder to fit to: the one asked for, or the only one under results/."""
+    if out is not None:
+        return out
+    found = sorted(Path("results").glob(f"*/tune/{CSV}"))
+    if len(found) != 1:
+        names = ", ".join(str(path.parent) for path in found) or "none"
+        raise UsageError(f"--fit-only without --out needs one measured folder under results/, there is {names}")
+    return found[0].parent
+
+
+def _fit(folder: Path, seed: int) -> None:
+    """Fit, say how good it is, and write costs.toml."""
+    try:
+        from harness import fitting
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'cuconv[tune]'") from None
+
+    facts, device = _measured_on(folder)
+    rows, unknown = fitting.rows_of(candidates.read(folder / CSV), device)
+    if unknown:
+        print(f"{unknown} rows are of configurations that this version does not have: measure again to fit to all")
+    if not rows:
+        raise ResultsError(f"{folder / CSV} has no configuration of this version: measure again on a GPU")
+    training, held_out = fitting.split(rows, seed)
+    sets = {"training": training, "all": rows}
+    fitted = _fit_in_parallel(sets, device)
+    used = {name: module.COSTS for name, module in ALGORITHMS.items()}
+    columns = {
+        "in use": (rows, used),
+        "fitted to 3/4": (training, used | fitted["training"]),
+        "on the held-out 1/4": (held_out, used | fitted["training"]),
+        "held out, in use": (held_out, used),
+        "fitted to all": (rows, used | fitted["all"]),
+    }
+    print(_regret_table(columns, device))
+    heading = _heading(facts, len(rows), len({row.problem for row in rows}))
+    costs.PATH.write_text(costs.text(used | fitted["all"], heading))
+    print(f"written: {costs.PATH}")
+
+
+def _measured_on(folder: Path) -> tuple[dict[str, Any], DeviceSpec]:
+    path = folder / "environment.json"
+    try:
+        (facts,) = json.loads(path.read_text())["environments"].values()
+        capability = tuple(map(int, facts["compute_capability"].split(".")))
+        return facts, DeviceSpec(facts["gpu"], capability, facts["multiprocessors"])
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise ResultsError(f"{path} does not say on which GPU the candidates were measured: measure again") from None
+
+
+def _fit_in_parallel(sets: dict[str, list], device: DeviceSpec) -> dict[str, dict[str, Any]]:
+    """For each set of rows the constants of each algorithm in it; a process for each fit."""
+    from harness import fitting
+
+    fitted: dict[str, dict[str, Any]] = {name: {} for name in sets}
+    # Not forked: this process may hold a CUDA context.
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        jobs = {}
+        for name, rows in sets.items():
+            for algorithm in ALGORITHMS:
+                mine = [row for row in rows if row.algorithm == algorithm]
+                if mine:
+                    jobs[pool.submit(fitting.fit, mine, device)] = (name, algorithm)
+        bar_format = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} left"
+        for job in tqdm(as_completed(jobs), total=len(jobs), desc="fits", bar_format=bar_format):
+            name, algorithm = jobs[job]
+            fitted[name][algorithm] = job.result()
+    return fitted
+
+
+def _regret_table(columns: dict[str, tuple[list, dict[str, Any]]], device: DeviceSpec) -> str:
+    """Time of the choice over that of the best candidate measured: geometric mean, and the worst case."""
+    from harness import fitting
+
+    body, worst = [], ""
+    for name in (*ALGORITHMS, AUTO):
+        cells = []
+        for rows, constants in columns.values():
+            mine = [row for row in rows if name in (AUTO, row.algorithm)]
+            found = fitting.regret(mine, device, constants)
+            cells.append(f"{found.geometric:.3f}x, {found.worst:.2f}x of {found.cases}" if found.cases else "-")
+            worst = found.at
+        body.append([name, *cells])
+    note = f"Time of the choice over the best candidate measured: geometric mean, worst. auto's worst: {worst}."
+    return f"{note}\n\n" + markdown(["algorithm", *columns], body)
+
+
+def _heading(facts: dict[str, Any], rows: int, cases: int) -> list[str]:
+    day = datetime.now(UTC).date().isoformat()
+    return [
+        "Constants of the cost models by which auto chooses. Written by: python -m harness.tune",
+        f"Fitted on {day} to {rows} configurations of {cases} cases, measured on {facts['gpu']}, "
+        f"commit {(facts.get('commit') or 'unknown')[:12]}.",
+        "Microseconds of what the comment says, where it does not name another unit.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Tuning without a GPU: times made up by known constants are fitted, and rows read as they were written."""
+
+import csv
+import json
+import random
+import tomllib
+from dataclasses import astuple, replace
+from functools import partial
+
+import pytest
+import torch
+
+from cuconv import costs
+from cuconv.algorithms import ALGORITHMS, tf32x3_gemm, tf32x3_wgmma
+from cuconv.device import H200
+from harness import candidates, fitting, tune
+from harness.catalogue import load_sweep
+
+MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
+TRUTH = {
+    "tf32x3_gemm": replace(tf32x3_gemm.COSTS, multiply=0.5, fetch=0.15, exchange=2.0),
+    "tf32x3_wgmma": replace(tf32x3_wgmma.COSTS, turn_filters=0.6, write=1.4, cluster=1.5, traffic=0.03),
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A folder as harness.tune writes it; the times are those of the TRUTH."""
+    folder = tmp_path_factory.mktemp("tune")
+    with open(folder / "candidates.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(candidates.COLUMNS)
+        for case in load_sweep("smoke", batches=[1, 4]).cases:
+            for name, module in MODULES.items():
+                for config in module.candidates(case.problem, H200):
+                    us = module.predicted_us(case.problem, H200, config, TRUTH[name])
+                    writer.writerow([*case.key, name, config, 1.0, us, us, us, us])
+    facts = {"gpu": H200.name, "compute_capability": "9.0", "multiprocessors": H200.sm_count, "commit": None}
+    (folder / "environment.json").write_text(json.dumps({"environments": {"1": facts}}))
+    return folder
+
+
+def rows_of(folder, algorithm):
+    rows, unknown = fitting.rows_of(candidates.read(folder / "candidates.csv"), H200)
+    assert unknown == 0
+    return [row for row in rows if row.algorithm == algorithm]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_fit_predicts_the_times_that_it_was_given(measured, name):
+    rows = rows_of(measured, name)
+    before = fitting.regret(rows, H200, {name: MODULES[name].COSTS})
+    fitted = fitting.fit(rows, H200)
+    after = fitting.regret(rows, H200, {name: fitted})
+    assert 1 <= after.geometric <= (1 + before.geometric) / 2
+    for row in rows[::20]:
+        predicted = MODULES[name].predicted_us(row.problem, H200, row.config, fitted)
+        assert predicted == pytest.approx(row.us, rel=0.1)
+
+
+def test_regret_is_the_time_of_the_choice_over_the_best(measured):
+    rows = rows_of(measured, "tf32x3_wgmma")
+    found = fitting.regret(rows, H200, TRUTH)
+    assert (found.geometric, found.worst) == (1, 1)
+    assert found.cases == len({row.problem for row in rows})
+    chosen = min((r for r in rows if r.problem == rows[0].problem), key=lambda row: row.us)
+    slower = [replace(row, us=3 * row.us) if row is chosen else row for row in rows]
+    assert fitting.regret(slower, H200, TRUTH).at == rows[0].problem.label
+    assert fitting.regret(slower, H200, TRUTH).worst > 1
+
+
+def test_layers_are_held_out_at_every_batch_size(measured):
+    training, held_out = fitting.split(rows_of(measured, "tf32x3_gemm"), seed=1)
+    assert training and held_out
+    assert not {astuple(r.problem)[1:] for r in training} & {astuple(r.problem)[1:] for r in held_out}
+
+
+def test_fit_only_reports_and_writes_the_constants(measured, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(costs, "PATH", tmp_path / "costs.toml")
+    assert tune.main(["--fit-only", "--out", str(measured)]) == 0
+    printed = capsys.readouterr().out
+    assert "on the held-out 1/4" in printed and "| auto " in printed
+    written = tomllib.loads(costs.PATH.read_text())
+    assert set(written) == set(ALGORITHMS)
+    assert written["two_stage"]["planes"] == ALGORITHMS["two_stage"].COSTS.planes  # not measured: as it was
+    assert written["tf32x3_gemm"]["multiply"] == pytest.approx(0.5, rel=0.1)
+    for name, module in ALGORITHMS.items():
+        costs.load(module.Costs, name, costs.PATH)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [(["--fit-only", "--out", "nowhere"], "measure"), (["--config", "tuninq"], "no GPU|not found")],
+)
+def test_mistakes_are_told_in_a_sentence(arguments, why, capsys, monkeypatch):
+    monkeypatch.setattr(tune.torch.cuda, "is_available", lambda: False)
+    assert tune.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and any(part in message for part in why.split("|"))
+
+
+def test_rows_of_configurations_that_are_gone_are_counted(measured, tmp_path):
+    frame = candidates.read(measured / "candidates.csv")
+    frame.loc[0, "config"] = "tile=1x1"
+    frame.loc[1, "algorithm"] = "gone"
+    rows, unknown = fitting.rows_of(frame, H200)
+    assert unknown == 2 and len(rows) == len(frame) - 2
+
+
+def test_what_is_measured_is_the_best_by_prediction_and_some_others():
+    case = load_sweep("smoke", batches=[1]).cases[0]
+    found = candidates.candidates_of(case, H200, random.Random(1))
+    assert found == candidates.candidates_of(case, H200, random.Random(1))
+    for name, module in ALGORITHMS.items():
+        mine = [one for one in found if one.algorithm == name]
+        assert module.configure(case.problem, H200) in [one.config for one in mine]
+        assert len(mine) <= candidates.PER_ALGORITHM
+        assert max(one.predicted_us for one in mine) <= candidates.MAX_RATIO * min(one.predicted_us for one in mine)
+
+
+def test_configurations_of_a_case_print_differently():
+    for sweep in ("smoke", "unseen"):
+        for case in load_sweep(sweep, batches=[1, 64]).cases:
+            for module in ALGORITHMS.values():
+                texts = [str(config) for config in module.candidates(case.problem, H200)]
+                assert len(set(texts)) == len(texts)
+
+
+def test_kernels_to_compile_are_those_that_the_candidates_launch():
+    case = load_sweep("smoke", batches=[1]).cases[0]
+    found = candidates.candidates_of(case, H200, random.Random(1))
+    kernels = candidates._kernels(case, found)
+    assert {source for source, _ in kernels} == {ALGORITHMS[one.algorithm].SOURCE for one in found}
+    assert len(set(kernels)) == len(kernels) > len(ALGORITHMS)
+
+
+def test_unseen_shapes_are_in_no_tuning_run():
+    tuned = {case.key[1:] for case in load_sweep("tuning").cases}
+    unseen = load_sweep("unseen").cases
+    assert not tuned & {case.key[1:] for case in unseen}
+    assert any(case.layer.h != case.layer.w for case in unseen) and {2, 3, 5, 12} <= {case.batch for case in unseen}
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch):
+    """Nothing is compiled, and every configuration is torch's convolution."""
+
+    def call(case, candidate, operands, workspace, spec):
+        p = case.problem
+        padding = (p.pad_h, p.pad_w)
+        convolve = partial(torch.conv2d, operands.input, operands.weight, padding=padding)
+        return lambda: operands.output.copy_(convolve())
+
+    monkeypatch.setattr(candidates.jit, "cubin", lambda *kernel: None)
+    monkeypatch.setattr(candidates, "_call", call)
+    monkeypatch.setattr(candidates, "PER_ALGORITHM", 2)
+    return call
+
+
+def measure(path, minutes=10.0):
+    cases = [case for case in load_sweep("smoke", batches=[1]).cases if case.layer.k == 1]
+    return candidates.measure(cases, torch.device("cpu"), H200, path, minutes, seed=1)
+
+
+def test_what_is_measured_can_be_fitted(without_a_gpu, tmp_path):
+    path = tmp_path / "new" / "candidates.csv"
+    assert measure(path) == 0
+    frame = candidates.read(path)
+    rows, unknown = fitting.rows_of(frame, H200)
+    assert unknown == 0 and {row.algorithm for row in rows} == set(ALGORITHMS)
+    assert (frame.best_us == frame[["run_1_us", "run_2_us", "run_3_us"]].min(axis=1)).all()
+
+
+def test_wrong_output_is_left_out_and_counted(without_a_gpu, tmp_path, monkeypatch, capsys):
+    def call(case, candidate, operands, workspace, spec):
+        right = without_a_gpu(case, candidate, operands, workspace, spec)
+        return (lambda: right().mul_(1.001)) if candidate.algorithm == "two_stage" else right
+
+    monkeypatch.setattr(candidates, "_call", call)
+    assert measure(tmp_path / "candidates.csv") == 2
+    assert "two_stage" not in set(candidates.read(tmp_path / "candidates.csv").algorithm)
+    assert "wrong, left out: two_stage" in capsys.readouterr().out
+
+
+def test_an_interrupted_measurement_keeps_its_rows(without_a_gpu, tmp_path, monkeypatch):
+    measured, time_case = [], candidates._time_case
+
+    def interrupted(case, *arguments):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(case)
+        return time_case(case, *arguments)
+
+    monkeypatch.setattr(candidates, "_time_case", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path / "candidates.csv")
+    assert len(candidates.read(tmp_path / "candidates.csv")) > 0
+
+
+def test_no_case_is_begun_when_the_time_is_over(without_a_gpu, tmp_path):
+    measure(tmp_path / "candidates.csv", minutes=1e-9)
+    assert len(candidates.read(tmp_path / "candidates.csv")) == 0
