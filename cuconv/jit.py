@@ -24,8 +24,11 @@ class LaunchError(RuntimeError):
 
 
 SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel must ask for more
+PORTABLE_CLUSTER = 8  # blocks; a kernel in larger clusters must ask for them
 # Of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+REQUIRED_CLUSTER_WIDTH = 11
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
@@ -80,6 +83,10 @@ class Kernel:
         self._attributes[0].id, self._attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
         self._attribute_list = (ctypes.addressof(self._attributes), int(overlap))
         self._shared_limit = SHARED_BYTES_BY_DEFAULT
+        cluster = ctypes.c_int()
+        _check(_driver().cuFuncGetAttribute(ctypes.byref(cluster), REQUIRED_CLUSTER_WIDTH, self._function))
+        if cluster.value > PORTABLE_CLUSTER:
+            _check(_driver().cuFuncSetAttribute(self._function, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
 
     def __call__(self, blocks: int, threads: int, arguments: Sequence[int], shared_bytes: int, stream: int) -> None:
         """Enqueue on the stream; arguments are device pointers and integers in the kernel's order."""
