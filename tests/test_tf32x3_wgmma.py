@@ -1,5 +1,6 @@
 """Configurations of the Hopper GEMM: pure functions of problem and device."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -39,6 +40,13 @@ def test_hopper_only(device):
     assert tf32x3_wgmma.variants(device.arch) == []
     with pytest.raises(UnsupportedProblem, match=f"the instructions of sm_90a, {device.name} is {device.arch}"):
         tf32x3_wgmma.configure(one_by_one(64), device)
+
+
+def test_clusters_of_16_only_where_they_were_seen_to_run():
+    problem = ConvProblem(1, 832, 7, 7, 160, 1, 1)
+    part = replace(H200, sm_count=16)
+    assert max(config.split for config in tf32x3_wgmma.candidates(problem, H200)) == 16
+    assert max(config.split for config in tf32x3_wgmma.candidates(problem, part)) == 8
 
 
 def test_configure_takes_the_candidate_of_least_predicted_time():

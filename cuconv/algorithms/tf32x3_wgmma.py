@@ -25,7 +25,9 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 SOURCE = Path(__file__).with_suffix(".cu")
 
 ARCH = "sm_90a"  # the only one with these instructions
-SPLITS = (1, 2, 4, 8, 16)  # blocks of a cluster that share a tile; more than 8 is for this architecture alone
+SPLITS = (1, 2, 4, 8, 16)  # blocks of a cluster that share a tile
+PORTABLE_SPLIT = 8
+LARGE_CLUSTER_SMS = 132  # of a GPU that was seen to run larger clusters; a part of one may not
 PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
 PIXELS = 64  # that a warpgroup computes
 STAGE_DEPTH = 32
@@ -147,10 +149,11 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
     check_device_and_indices(problem, device)
     pointwise = is_pointwise(problem)
     stages = stages_of(problem, STAGE_DEPTH)
+    splits = [split for split in SPLITS if split <= PORTABLE_SPLIT or device.sm_count >= LARGE_CLUSTER_SMS]
     found = []
     for tile in TILES:
         tiles = ceil(problem.m / tile.bf) * ceil(problem.n * problem.out_pixels / tile.pixels)
-        for split in SPLITS:
+        for split in splits:
             if split * tile.wk > stages or split * PIECE_FILTERS > tile.bf:
                 break
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
