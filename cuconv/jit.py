@@ -26,8 +26,11 @@ class LaunchError(RuntimeError):
 
 
 SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel must ask for more
+PORTABLE_CLUSTER = 8  # blocks; a kernel in larger clusters must ask for them
 # Of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+REQUIRED_CLUSTER_WIDTH = 11
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
@@ -173,15 +176,30 @@ class Kernel:
         module = cupy.RawModule(path=str(cubin(source, arch, macros)))
         self._kernel = module.get_function(name)  # keeps the module alive
         self.handle = ctypes.c_void_p(self._kernel.kernel.ptr)
-        self._shared_limit = SHARED_BYTES_BY_DEFAULT
-        self._lock = threading.Lock()
+        if self._attribute(REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER:
+            self._set_attribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
     def allow_shared(self, shared_bytes: int) -> None:
-        """Let blocks ask for this much shared memory; more, once allowed, stays so."""
-        with self._lock:
-            if shared_bytes > self._shared_limit:
-                _check(_driver().cuFuncSetAttribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
-                self._shared_limit = shared_bytes
+        """Let blocks ask for this much shared memory; more, once allowed, stays so.
+
+        The driver's function may have been given to another Kernel too, so that it is the driver that knows.
+        """
+        if shared_bytes <= SHARED_BYTES_BY_DEFAULT:
+            return
+        with _shared_limits:
+            if shared_bytes > self._attribute(MAX_DYNAMIC_SHARED_SIZE_BYTES):
+                self._set_attribute(MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+
+    def _attribute(self, attribute: int) -> int:
+        value = ctypes.c_int()
+        _check(_driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self.handle))
+        return value.value
+
+    def _set_attribute(self, attribute: int, value: int) -> None:
+        _check(_driver().cuFuncSetAttribute(self.handle, attribute, value))
+
+
+_shared_limits = threading.Lock()  # held from reading a function's limit to raising it
 
 
 @cache

@@ -22,8 +22,9 @@ class Driver:
     """libcuda, as far as launches need it. `launched` has what each launch was given."""
 
     def __init__(self, monkeypatch):
-        self.launched, self.shared_limits, self.status = [], [], 0
+        self.launched, self.attributes_set, self.status = [], [], 0
         self.arguments_of = {1: 4, 2: 5}
+        self.attributes = {}  # of a kernel's attribute
         monkeypatch.setattr(jit, "_driver", lambda: self)
         monkeypatch.setattr(jit, "cubin", lambda source, arch, macros: Path(f"{source.stem}-{arch}-{macros}"))
         self.loaded = []
@@ -34,8 +35,14 @@ class Driver:
         handles = {"first": 1, "second": 2}
         return SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=SimpleNamespace(ptr=handles[name])))
 
+    def cuFuncGetAttribute(self, value, attribute, kernel):
+        default = jit.SHARED_BYTES_BY_DEFAULT if attribute == jit.MAX_DYNAMIC_SHARED_SIZE_BYTES else 0
+        value._obj.value = self.attributes.get((kernel.value, attribute), default)
+        return 0
+
     def cuFuncSetAttribute(self, kernel, attribute, value):
-        self.shared_limits.append((kernel.value, attribute, value))
+        self.attributes_set.append((kernel.value, attribute, value))
+        self.attributes[kernel.value, attribute] = value
         return 0
 
     def cuLaunchKernelEx(self, config, kernel, arguments, extra):
@@ -91,7 +98,22 @@ def test_a_kernel_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once
     for device in (0, 0, 1):
         LaunchSequence((FIRST, SECOND), "sm_90a", device)
     assert len(driver.loaded) == 4
-    assert driver.shared_limits == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)] * 2
+    assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)]
+
+
+def test_shared_memory_once_allowed_stays_so_whoever_asks(driver):
+    """Kernels of one cubin share the driver's function, and with it the limit."""
+    kernels = [jit.Kernel(SECOND.source, "sm_90a", SECOND.macros, "second") for _ in range(2)]
+    for kernel, shared_bytes in zip((*kernels, *kernels), (100_000, 60_000, 49_152, 200_000), strict=True):
+        kernel.allow_shared(shared_bytes)
+    assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in (100_000, 200_000)]
+
+
+@pytest.mark.parametrize(("width", "asked"), [(0, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])])
+def test_only_clusters_that_not_every_gpu_grants_are_asked_for(driver, width, asked):
+    driver.attributes[2, jit.REQUIRED_CLUSTER_WIDTH] = width
+    jit.Kernel(SECOND.source, "sm_90a", SECOND.macros, "second")
+    assert driver.attributes_set == asked
 
 
 def test_a_sequence_keeps_its_kernels_loaded(driver):

@@ -51,7 +51,7 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
 
 @each_device
 def test_what_only_two_stage_computes(device):
-    for problem in (ConvProblem(1, 3, 20, 20, 8, 11, 11), ConvProblem(1, 40000, 3, 3, 8, 3, 3)):
+    for problem in (ConvProblem(1, 3, 20, 20, 8, 11, 11), ConvProblem(1, 60000, 3, 3, 8, 3, 3)):
         assert plan(problem, device).algorithm == "two_stage"
 
 

@@ -1,5 +1,6 @@
 """Configurations of the Hopper GEMM: pure functions of problem and device."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -16,7 +17,7 @@ B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 @pytest.mark.parametrize("tile", tf32x3_wgmma.TILES, ids=str)
 def test_tiles_divide_as_the_kernel_asserts(tile):
     assert tile.bf in (16, 32, 64, 128)
-    assert tile.bf % max(tf32x3_wgmma.SPLITS) == 0 and tile.threads % tile.pixels == 0
+    assert tile.bf % 16 == 0 and tile.threads >= 2 * tile.pixels
     assert tile.threads * tile.registers <= 64 * 1024 and tile.registers <= 256
 
 
@@ -28,7 +29,9 @@ def test_candidates_cover_the_output_and_fit_the_device():
             tiles = ceil(problem.m / tile.bf) * ceil(pixels / tile.pixels)
             assert config.blocks == tiles * config.split < 2**31
             assert config.split * tile.wk <= stages
-            assert max(tile.pipeline_bytes, tile.sums_bytes) <= config.shared_bytes <= H200.shared_bytes_per_block
+            assert config.split <= tile.bf / 2, "two filters of a piece belong to one block"
+            assert tile.pipeline_bytes <= config.shared_bytes <= H200.shared_bytes_per_block
+            assert tile.pipeline_bytes >= 4 * tile.wk * tile.bf * tile.pixels, "the sums take the place of the stages"
             assert config.workspace_bytes == 0
             assert tf32x3_wgmma.predicted_us(problem, H200, config) > 0
 
@@ -40,6 +43,13 @@ def test_hopper_only(device):
         tf32x3_wgmma.configure(one_by_one(64), device)
 
 
+def test_clusters_of_16_only_where_they_were_seen_to_run():
+    problem = ConvProblem(1, 832, 7, 7, 160, 1, 1)
+    part = replace(H200, sm_count=16)
+    assert max(config.split for config in tf32x3_wgmma.candidates(problem, H200)) == 16
+    assert max(config.split for config in tf32x3_wgmma.candidates(problem, part)) == 8
+
+
 def test_configure_takes_the_candidate_of_least_predicted_time():
     problem = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
     times = [tf32x3_wgmma.predicted_us(problem, H200, c) for c in tf32x3_wgmma.candidates(problem, H200)]
@@ -48,9 +58,9 @@ def test_configure_takes_the_candidate_of_least_predicted_time():
 
 def test_a_deep_filter_is_split_until_its_tap_table_fits():
     deep = ConvProblem(1, 12000, 3, 3, 8, 3, 3, 1, 1)
-    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 8}
-    with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 270000 weights in a filter"):
-        tf32x3_wgmma.configure(ConvProblem(1, 30000, 3, 3, 8, 3, 3, 1, 1), H200)
+    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 8, 16}
+    with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 540000 weights in a filter"):
+        tf32x3_wgmma.configure(ConvProblem(1, 60000, 3, 3, 8, 3, 3, 1, 1), H200)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,27 @@ def test_more_filter_positions_than_bits_of_a_word(kh, kw, large):
     assert launched(tf32x3_wgmma, problem).macros["LARGE_FILTER"] == large
 
 
+@pytest.mark.parametrize(
+    ("problem", "linear"),
+    [
+        (ConvProblem(1, 16, 30, 20, 16, 3, 3, 1, 1), 1),
+        (ConvProblem(1, 16, 30, 20, 16, 5, 3, 0, 1), 1),
+        (ConvProblem(2, 16, 30, 20, 16, 3, 3, 1, 1), 0),
+        (ConvProblem(1, 16, 30, 20, 16, 3, 3, 1, 0), 0),
+        (ConvProblem(1, 1, 2, 70000, 16, 1, 1), 0),
+    ],
+    ids=str,
+)
+def test_linear_is_one_image_as_wide_as_its_output(problem, linear):
+    assert launched(tf32x3_wgmma, problem).macros["LINEAR"] == linear
+
+
+@pytest.mark.parametrize(("c", "k", "whole"), [(64, 1, 1), (65, 1, 0), (64, 3, 0)])
+def test_whole_stages_need_no_look_at_the_end_of_the_reduction(c, k, whole):
+    problem = ConvProblem(1, c, 14, 14, 16, k, k, k // 2, k // 2)
+    assert launched(tf32x3_wgmma, problem).macros["WHOLE"] == whole
+
+
 def test_arguments_are_the_kernels_and_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     launch = launched(tf32x3_wgmma, problem, relu=True)
@@ -92,6 +123,6 @@ def test_variants_sample_every_tile_and_setting():
     sample = tf32x3_wgmma.variants("sm_90a")
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     assert {(m["BF"], m["WP"], m["WK"]) for m in sample} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
-    assert {m["SPLIT"] for m in sample} == {1, 2, 4, 8}
-    for name in ("POINTWISE", "VECTOR", "LARGE_FILTER"):
+    assert {m["SPLIT"] for m in sample} == {1, 2, 4, 8, 16}
+    for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE"):
         assert {m[name] for m in sample} == {0, 1}

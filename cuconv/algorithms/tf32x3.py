@@ -18,8 +18,8 @@ MAX_TILE = 256  # a size is rounded up to whole tiles
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
 # SMs that can take part in clusters; others are left over in their part of the chip. Measured: 31 clusters of 4 and 15
-# of 8 run at a time where an SM holds one block; one more waits for a whole round.
-CLUSTER_SMS = {1: 1.0, 2: 1.0, 4: 0.94, 8: 0.91}
+# of 8 run at a time where an SM holds one block; one more waits for a whole round. Of 16: a guess.
+CLUSTER_SMS = {1: 1.0, 2: 1.0, 4: 0.94, 8: 0.91, 16: 0.85}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ def stages_of(problem: ConvProblem, stage_depth: int, split: int = 1) -> int:
 def is_pointwise(problem: ConvProblem) -> bool:
     """A 1x1 filter without padding: the columns are the input as it lies."""
     return problem.filter_area == 1 and problem.pad_h == problem.pad_w == 0
+
+
+def is_linear(problem: ConvProblem) -> bool:
+    """One image and an output as wide as the input: pixels lie side by side, and so do the elements under a tap.
+
+    The second condition is that of the kernels' divisions by multiplication.
+    """
+    return problem.n == 1 and problem.out_w == problem.w and problem.out_pixels * problem.out_w < 2**32
 
 
 def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:

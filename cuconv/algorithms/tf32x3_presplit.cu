@@ -10,11 +10,14 @@
 // STAGES stages of weights in shared memory, at least 3
 // SPLIT blocks of a cluster that share a tile, each with a part of the reduction
 // POINTWISE 1 for a 1x1 filter without padding
+// KERNEL_H, KERNEL_W the filter's size
 // LARGE_FILTER 1 for more than 32 filter positions, up to 63
+// LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
+// WHOLE     1 for a reduction of whole stages, where it is POINTWISE
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-#include "tf32x3.cuh"
+#include "tf32x3_sums.cuh"
 
 constexpr int THREADS = 128 * WP;
 constexpr int BP = 64 * WP;
@@ -22,24 +25,9 @@ constexpr int STAGE_FLOATS = 2 * TILE_FLOATS;  // big, small
 constexpr int AHEAD = STAGES - 2;  // stages: a warpgroup may be two behind the one that fetches
 constexpr int SPLIT_THREADS = 256;
 
-__device__ __forceinline__ void barrier_init(uint64* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
-}
-__device__ __forceinline__ void barrier_arrive(uint64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint64* barrier, int parity) {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-}
 // One bulk copy into shared memory that completes on the barrier.
 __device__ __forceinline__ void fetch(float* target, const float* source, int bytes, uint64* barrier) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
+    barrier_expect(barrier, bytes);
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(target)),
                  "l"(source), "r"(bytes), "r"(shared_address(barrier))
@@ -75,23 +63,26 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
                     int64 height, int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w,
                     int64 out_h, int64 out_w, int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
-    extern __shared__ __align__(1024) float shared[];  // [STAGES][STAGE_FLOATS], barriers, taps; then the sums
+    extern __shared__ __align__(1024) float shared[];  // [STAGES][STAGE_FLOATS], barriers, inbox, taps
     uint64* full = reinterpret_cast<uint64*>(shared + STAGES * STAGE_FLOATS);  // of each stage
     uint64* empty = full + STAGES;
-    Tap* taps = reinterpret_cast<Tap*>(empty + STAGES);
-    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h,
-                       (int)kernel_w, (int)pad_h,  (int)pad_w, (int)out_w,   (int)(out_h * out_w)};
-    const int area = p.kernel_h * p.kernel_w;
-    const int depth = p.channels * area;
+    auto& inbox = *reinterpret_cast<Inbox<BP>*>(empty + STAGES);
+    Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
+    const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w);
+    const int depth = p.channels * KERNEL_H * KERNEL_W;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
 
-    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
-    const int filter_tiles = (p.filters + BF - 1) / BF;
+    const unsigned rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
+    const unsigned filter_tiles = (p.filters + BF - 1) / BF;
     const int filter_tile = tile % filter_tiles, filter_0 = filter_tile * BF, pixel_0 = tile / filter_tiles * BP;
-    const int stages = (depth + BK - 1) / BK;
+    const unsigned stages = (depth + BK - 1) / BK;
     const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
 
+#if SPLIT > 1
+    inbox.open();
+    if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
+#endif
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(full + i, 1);
@@ -100,9 +91,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
 #if !POINTWISE
-    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, area, p);
+    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, p);
 #endif
     __syncthreads();
+#if SPLIT > 1
+    inbox.wait_for_cluster();
+#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
 
     const float* source = parts + (int64)filter_tile * stages * STAGE_FLOATS;
@@ -133,14 +127,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     }
 
 #if SPLIT == 1
-    write_accumulators(sum, out, p, pixel_a, pixel_b, filter_0);
+    write_accumulators<1>(sum, out, p, pixel_a.place, pixel_b.place, filter_0, 0);
 #else
-    const Pixel mine(pixel_0 + threadIdx.x % BP, pixels, input, p);  // that this thread writes
-    __syncthreads();                                                 // all stages are read
-#pragma unroll
-    for (int i = 0; i < BF / 2; ++i)
-        shared[accumulator_filter(i) * (BP + 4) + threadIdx.x / 128 * 64 + accumulator_pixel(i)] = sum[i];
-    __syncthreads();
-    write_shared_tile<1, BP, THREADS>(shared, out, p, mine, filter_0, rank);
+    inbox.send<1>(sum, rank, 0);
+    inbox.write<THREADS>(out, p, filter_0, rank);
 #endif
 }

@@ -20,10 +20,11 @@ from cuconv.algorithms.tf32x3 import (
 from cuconv.algorithms.tf32x3_wgmma import (
     ARCH,
     PIXELS,
-    SMALL_FILTER_AREA,
     STAGE_DEPTH,
     TAP_BYTES,
     check_device_and_indices,
+    inbox_bytes,
+    layer_macros,
 )
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -77,11 +78,6 @@ class Tile:
         """Weights of a stage, big and small."""
         return FLOAT_BYTES * 2 * self.bf * STAGE_DEPTH
 
-    @property
-    def sums_bytes(self) -> int:
-        """Shared memory of the sums, in the place of the stages."""
-        return FLOAT_BYTES * self.bf * (self.pixels + 4)
-
     def __str__(self) -> str:
         return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} stages={self.stages}"
 
@@ -96,7 +92,6 @@ class Tf32x3PresplitConfig:
     tile: Tile
     split: int
     pointwise: bool
-    large_filter: bool
     blocks: int
     split_blocks: int
     shared_bytes: int
@@ -115,9 +110,10 @@ def variants(arch: str) -> list[dict[str, int]]:
     """Each tile once, and each other macro in each of its settings."""
     if arch != ARCH:
         return []
-    sample = [_macros(tile, split=1, pointwise=False, large_filter=False) for tile in TILES]
-    sample += [_macros(TILES[-1], split, pointwise=True, large_filter=False) for split in (1, MAX_SPLIT)]
-    sample.append(_macros(TILES[0], 2, pointwise=False, large_filter=True))
+    many, pointwise = ConvProblem(2, 32, 9, 9, 8, 3, 3), ConvProblem(1, 32, 9, 9, 8, 1, 1)
+    sample = [_macros(many, tile, split) for tile in TILES for split in (1, MAX_SPLIT)]
+    sample += [_macros(pointwise, TILES[-1], split) for split in (1, MAX_SPLIT)]
+    sample.append(_macros(ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3), TILES[0], 2))
     return sample
 
 
@@ -125,23 +121,22 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitC
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_device_and_indices(problem, device)
     stages = stages_of(problem, STAGE_DEPTH)
-    pointwise, large_filter = is_pointwise(problem), problem.filter_area > SMALL_FILTER_AREA
+    pointwise = is_pointwise(problem)
     found = []
     for tile in TILES:
         filter_tiles = ceil(problem.m / tile.bf)
         tiles = filter_tiles * ceil(problem.n * problem.out_pixels / tile.pixels)
         for split in (split for split in SPLITS if split <= min(stages, MAX_SPLIT)):
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
-            pipeline_bytes = tile.stages * (tile.stage_bytes + BARRIER_BYTES) + TAP_BYTES * taps
+            pipeline_bytes = tile.stages * (tile.stage_bytes + BARRIER_BYTES)
             found.append(
                 Tf32x3PresplitConfig(
                     tile,
                     split,
                     pointwise,
-                    large_filter,
                     blocks=tiles * split,
                     split_blocks=ceil(filter_tiles * stages * tile.bf * STAGE_DEPTH / (4 * SPLIT_THREADS)),
-                    shared_bytes=max(pipeline_bytes, tile.sums_bytes),
+                    shared_bytes=pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps,
                     workspace_bytes=filter_tiles * stages * tile.stage_bytes,
                 )
             )
@@ -173,7 +168,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3Prespli
 
 def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
-    macros = _macros(config.tile, config.split, config.pointwise, config.large_filter)
+    macros = _macros(problem, config.tile, config.split)
     weights = (WEIGHT, WORKSPACE, problem.m, depth_of(problem))
     operands_and_sizes = arguments_of(problem, relu)
     arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
@@ -184,6 +179,5 @@ def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, 
     )
 
 
-def _macros(tile: Tile, split: int, pointwise: bool, large_filter: bool) -> dict[str, int]:
-    macros = {"BF": tile.bf, "WP": tile.wp, "STAGES": tile.stages, "SPLIT": split}
-    return macros | {"POINTWISE": int(pointwise), "LARGE_FILTER": int(large_filter)}
+def _macros(problem: ConvProblem, tile: Tile, split: int) -> dict[str, int]:
+    return {"BF": tile.bf, "WP": tile.wp, "STAGES": tile.stages, "SPLIT": split} | layer_macros(problem)

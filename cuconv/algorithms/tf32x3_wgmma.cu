@@ -15,11 +15,14 @@
 // SPLIT blocks of a cluster that share a tile, each with a part of the reduction
 // POINTWISE 1 for a 1x1 filter without padding
 // VECTOR    1 where rows of weights are 16-byte aligned
+// KERNEL_H, KERNEL_W the filter's size
 // LARGE_FILTER 1 for more than 32 filter positions, up to 63
+// LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
+// WHOLE     1 for a reduction of whole stages, where it is POINTWISE
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-#include "tf32x3.cuh"
+#include "tf32x3_sums.cuh"
 
 constexpr int GROUP_THREADS = 128 * WP;  // that share weights in shared memory
 constexpr int THREADS = GROUP_THREADS * WK;
@@ -31,29 +34,33 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
-    // [WK][2 stages][big, small][TILE_FLOATS], taps; then the sums
+    // [WK][2 stages][big, small][TILE_FLOATS] and then, in its place, each warpgroup's sums; inbox; taps
     extern __shared__ __align__(1024) float shared[];
-    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h,
-                       (int)kernel_w, (int)pad_h,  (int)pad_w, (int)out_w,   (int)(out_h * out_w)};
-    const int area = p.kernel_h * p.kernel_w;
-    const int depth = p.channels * area;
+    const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w);
+    const int depth = p.channels * KERNEL_H * KERNEL_W;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
 
-    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
-    const int filter_tiles = (p.filters + BF - 1) / BF;
+    const unsigned rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
+    const unsigned filter_tiles = (p.filters + BF - 1) / BF;
     const int filter_0 = tile % filter_tiles * BF, pixel_0 = tile / filter_tiles * BP;
-    const int stages = (depth + BK - 1) / BK;
+    const unsigned stages = (depth + BK - 1) / BK;
     const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
 
-    const int group_k = WK == 1 ? 0 : threadIdx.x / GROUP_THREADS, group_thread = threadIdx.x % GROUP_THREADS;
+    // A warp's threads agree on their group, which spares the tensor cores' addresses a way through each thread.
+    const int group_k = WK == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
+    const int group_thread = threadIdx.x % GROUP_THREADS;
     const int fragment_pixel = pixel_0 + group_thread / 32 * 16 + threadIdx.x % 32 / 4;
     const Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
-    const Pixel mine(pixel_0 + threadIdx.x % BP, pixels, input, p);  // that this thread writes
 
-    Tap* taps = reinterpret_cast<Tap*>(shared + WK * 4 * TILE_FLOATS);
+    auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * 4 * TILE_FLOATS);
+    Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
+#if SPLIT > 1
+    inbox.open();
+    if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
+#endif
 #if !POINTWISE
-    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, area, p);
+    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, p);
     __syncthreads();
 #endif
 
@@ -115,6 +122,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
         for (int step = 0; step < STEPS; ++step)
             for (int r = 0; r < 4; ++r) values[step][r] = next[step][r];
     };
+#if SPLIT > 1
+    inbox.wait_for_cluster();
+#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
     load(first + group_k);
     take(tiles);
@@ -133,15 +143,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     }
 
     const Output out = {input, weight, bias, output, relu != 0};
-#if SPLIT * WK == 1
-    write_accumulators(sum, out, p, pixel_a, pixel_b, filter_0);
+#if WK > 1
+    add_groups<WK, GROUP_THREADS>(sum, shared, group_k);
+#endif
+#if SPLIT == 1
+    write_accumulators<WK>(sum, out, p, pixel_a.place, pixel_b.place, filter_0, group_k);
 #else
-    __syncthreads();
-    float* sums = shared + group_k * BF * (BP + 4);
-#pragma unroll
-    for (int i = 0; i < BF / 2; ++i)
-        sums[accumulator_filter(i) * (BP + 4) + group_thread / 128 * 64 + accumulator_pixel(i)] = sum[i];
-    __syncthreads();
-    write_shared_tile<WK, BP, THREADS>(shared, out, p, mine, filter_0, rank);
+    inbox.send<WK>(sum, rank, group_k);
+    inbox.write<THREADS>(out, p, filter_0, rank);
 #endif
 }

@@ -7,13 +7,14 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
-    SPLITS,
     Block,
     OverlapCosts,
     arguments_of,
     check_indices,
+    depth_of,
     grid_us,
     has_aligned_rows,
+    is_linear,
     is_pointwise,
     stages_of,
     those_that_fit,
@@ -26,9 +27,14 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 SOURCE = Path(__file__).with_suffix(".cu")
 
 ARCH = "sm_90a"  # the only one with these instructions
+SPLITS = (1, 2, 4, 8, 16)  # blocks of a cluster that share a tile
+PORTABLE_SPLIT = 8
+LARGE_CLUSTER_SMS = 132  # of a GPU that was seen to run larger clusters; a part of one may not
+PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
 PIXELS = 64  # that a warpgroup computes
 STAGE_DEPTH = 32
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image, in bytes, and a filter position
+REGISTERS = 64 * 1024  # of an SM
 MAX_IMAGE = 2**29 - 1
 SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter positions
 
@@ -64,18 +70,13 @@ class Tile:
 
     @property
     def pipeline_bytes(self) -> int:
-        """Shared memory of two stages of weights, big and small, of each of the wk warpgroups."""
+        """Shared memory of two stages of weights, big and small, of each of the wk warpgroups; then of their sums."""
         return FLOAT_BYTES * self.wk * 4 * self.bf * STAGE_DEPTH
-
-    @property
-    def sums_bytes(self) -> int:
-        """Shared memory of every warpgroup's sums, in the place of the stages."""
-        return FLOAT_BYTES * self.wk * self.bf * (self.pixels + 4)
 
     @property
     def registers(self) -> int:
         """Of a thread: close to what the compiler takes, in the units of eight that the hardware gives."""
-        return 8 * ceil((100 + 1.2 * self.bf) / 8)
+        return min(8 * ceil((100 + 1.2 * self.bf) / 8), REGISTERS // self.threads)
 
     def __str__(self) -> str:
         return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} warpgroups={self.wp}x{self.wk}"
@@ -87,8 +88,10 @@ TILES = (
     Tile(16, 1, 4),
     Tile(32, 1, 1),
     Tile(32, 1, 2),
+    Tile(32, 1, 3),
     Tile(64, 1, 1),
     Tile(64, 1, 2),
+    Tile(64, 1, 3),
     Tile(128, 2, 1),
     Tile(128, 1, 2),
 )
@@ -101,7 +104,6 @@ class Tf32x3WgmmaConfig:
     tile: Tile
     split: int
     pointwise: bool
-    large_filter: bool
     blocks: int
     shared_bytes: int
     workspace_bytes: int = 0
@@ -120,28 +122,50 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     small, large = TILES[0], TILES[-1]
-    sample = [_macros(tile, split=1, pointwise=False, large_filter=False, vector=True) for tile in TILES]
-    for pointwise, large_filter, vector in ((False, False, False), (True, False, True), (False, True, True)):
-        sample += [_macros(tile, 1, pointwise, large_filter, vector) for tile in (small, large)]
-    sample += [_macros(small, split, pointwise=False, large_filter=False, vector=True) for split in SPLITS[1:]]
-    sample.append(_macros(large, SPLITS[-1], pointwise=False, large_filter=True, vector=False))
+    one, many = ConvProblem(1, 32, 9, 9, 8, 3, 3, 1, 1), ConvProblem(2, 32, 9, 9, 8, 3, 3)
+    pointwise, uneven = ConvProblem(1, 32, 9, 9, 8, 1, 1), ConvProblem(2, 33, 9, 9, 8, 1, 1)
+    large_filter = ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3)
+    sample = [_macros(problem, tile, split=1, vector=True) for tile in TILES for problem in (one, many)]
+    for problem, vector in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
+        sample += [_macros(problem, tile, 1, vector) for tile in (small, large)]
+    sample += [_macros(one, tile, SPLITS[-2], vector=True) for tile in TILES]
+    sample += [_macros(many, large, split, vector=True) for split in SPLITS[1:]]
+    sample.append(_macros(large_filter, large, SPLITS[-1], vector=False))
     return sample
+
+
+def layer_macros(problem: ConvProblem) -> dict[str, int]:
+    """What the kernels are compiled for of a layer: it decides how they find the columns."""
+    return {
+        "KERNEL_H": problem.kh,
+        "KERNEL_W": problem.kw,
+        "POINTWISE": int(is_pointwise(problem)),
+        "LARGE_FILTER": int(problem.filter_area > SMALL_FILTER_AREA),
+        "LINEAR": int(is_linear(problem)),
+        "WHOLE": int(is_pointwise(problem) and depth_of(problem) % STAGE_DEPTH == 0),
+    }
+
+
+def inbox_bytes(bf: int, pixels: int, split: int) -> int:
+    """Shared memory in which a block of a cluster receives sums: those of its share, places of pixels, a barrier."""
+    return FLOAT_BYTES * bf * pixels + 8 * pixels + 16 if split > 1 else 0
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_device_and_indices(problem, device)
-    pointwise, large_filter = is_pointwise(problem), problem.filter_area > SMALL_FILTER_AREA
+    pointwise = is_pointwise(problem)
     stages = stages_of(problem, STAGE_DEPTH)
+    splits = [split for split in SPLITS if split <= PORTABLE_SPLIT or device.sm_count >= LARGE_CLUSTER_SMS]
     found = []
     for tile in TILES:
         tiles = ceil(problem.m / tile.bf) * ceil(problem.n * problem.out_pixels / tile.pixels)
-        for split in SPLITS:
-            if split * tile.wk > stages:
+        for split in splits:
+            if split * tile.wk > stages or split * PIECE_FILTERS > tile.bf:
                 break
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
-            shared_bytes = max(tile.pipeline_bytes + TAP_BYTES * taps, tile.sums_bytes)
-            found.append(Tf32x3WgmmaConfig(tile, split, pointwise, large_filter, tiles * split, shared_bytes))
+            shared_bytes = tile.pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
+            found.append(Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes))
     return those_that_fit(found, problem, device)
 
 
@@ -177,12 +201,11 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
 
 def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
-    vector = has_aligned_rows(problem, aligned)
-    macros = _macros(config.tile, config.split, config.pointwise, config.large_filter, vector)
+    macros = _macros(problem, config.tile, config.split, has_aligned_rows(problem, aligned))
     grid = (config.blocks, config.threads)
     return (Launch(SOURCE, macros, SOURCE.stem, *grid, arguments_of(problem, relu), config.shared_bytes, overlap=True),)
 
 
-def _macros(tile: Tile, split: int, pointwise: bool, large_filter: bool, vector: bool) -> dict[str, int]:
-    macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split}
-    return macros | {"POINTWISE": int(pointwise), "VECTOR": int(vector), "LARGE_FILTER": int(large_filter)}
+def _macros(problem: ConvProblem, tile: Tile, split: int, vector: bool) -> dict[str, int]:
+    macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split, "VECTOR": int(vector)}
+    return macros | layer_macros(problem)
