@@ -40,7 +40,7 @@ PROVIDERS = {
             "cuConv",
             "cuda",
             "cuconv_gpu",
-            ("auto", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
+            ("auto", "fp16x3", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
         ),
         Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS),
         Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", ()),

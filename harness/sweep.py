@@ -55,6 +55,9 @@ def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
     """Measure every case of the sweep, appending rows to the open folder as they are measured."""
     torch.set_grad_enabled(False)
     entered = load_contenders(options.providers)
+    for contender in entered.values():
+        if hasattr(contender, "begin"):
+            contender.begin([case.problem for case in sweep.cases], options.algorithms)
     weights = [_expected_ms(case) for case in sweep.cases]
     bar = tqdm(
         total=sum(weights),

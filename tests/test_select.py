@@ -51,8 +51,7 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
 
 @each_device
 def test_what_only_two_stage_computes(device):
-    for problem in (ConvProblem(1, 3, 20, 20, 8, 11, 11), ConvProblem(1, 60000, 3, 3, 8, 3, 3)):
-        assert plan(problem, device).algorithm == "two_stage"
+    assert plan(ConvProblem(1, 3, 20, 20, 8, 11, 11), device).algorithm == "two_stage"
 
 
 def test_a_problem_that_nothing_computes_is_refused():
@@ -63,23 +62,18 @@ def test_a_problem_that_nothing_computes_is_refused():
 @pytest.mark.parametrize("n", [64, 256])
 def test_large_problems_go_to_the_tensor_cores_in_large_tiles_that_nobody_shares(n):
     problem = ConvProblem(n, 256, 28, 28, 256, 3, 3, 1, 1)
+    assert plan(problem, H200).algorithm == "fp16x3"
     for device, algorithm in ((H200, "tf32x3_wgmma"), (A100, "tf32x3_gemm")):
-        chosen = plan(problem, device)
-        tile = chosen.config.tile
-        assert chosen.algorithm.startswith("tf32x3") and chosen.config.split == 1
-        assert plan(problem, device, algorithm).config.split == 1
-        size = tile.bf * tile.pixels if hasattr(tile, "bf") else tile.bm * tile.bn
+        config = plan(problem, device, algorithm).config
+        assert config.split == 1
+        size = config.tile.bf * config.tile.pixels if hasattr(config.tile, "bf") else config.tile.bm * config.tile.bn
         assert size >= 64 * 128
+    assert plan(problem, A100).algorithm == "tf32x3_gemm"
 
 
 def test_a_small_problem_splits_its_reduction_over_a_cluster():
     problem = ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1)
     assert plan(problem, H200).config.split > 1
-
-
-def test_shallow_1x1_layers_at_a_large_batch_stay_with_two_stage():
-    """Nothing but the output counts there, and the paper's kernel writes it fastest."""
-    assert plan(ConvProblem(256, 16, 55, 55, 64, 1, 1), H200).algorithm == "two_stage"
 
 
 @each_device
@@ -94,8 +88,8 @@ def test_a_larger_batch_is_not_predicted_to_take_less_time(device):
 
 @each_device
 def test_predicted_times_are_possible(device):
-    """No faster than the tensor cores' 3xTF32 rate on an H200, nor in the time of an empty kernel."""
+    """No faster than the tensor cores' 3xFP16 rate on an H200, nor in the time of an empty kernel."""
     for layer in LAYERS:
         for problem in (layer, at_batch(layer, 64)):
             us = predicted_us(problem, device, plan(problem, device))
-            assert us > max(1.0, problem.flop / 160e6), problem.label
+            assert us > max(1.0, problem.flop / 310e6), problem.label

@@ -16,14 +16,15 @@ An algorithm is a module with
     predicted_us(problem, device, configuration, costs) -> estimated device time in microseconds, by which auto
                 chooses; costs are by default those of costs.toml
 
-The tf32x3 algorithms share tf32x3.py and tf32x3.cuh.
+The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, fp16x3_*.cuh.
 """
 
-from cuconv.algorithms import tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
+from cuconv.algorithms import fp16x3, tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
 
 ALGORITHMS = {
     "two_stage": two_stage,
     "tf32x3_gemm": tf32x3_gemm,
     "tf32x3_wgmma": tf32x3_wgmma,
     "tf32x3_presplit": tf32x3_presplit,
+    "fp16x3": fp16x3,
 }

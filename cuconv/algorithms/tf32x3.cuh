@@ -4,8 +4,7 @@
 // WHOLE are used.
 #pragma once
 
-typedef long long int64;
-typedef unsigned long long uint64;
+#include "hopper.cuh"
 
 // A filter position (tap) as a bit: which of them meet the input at a pixel.
 #if LARGE_FILTER
@@ -42,10 +41,6 @@ struct Problem {
         : channels(channels), height(height), width(width), filters(filters), pad_h(pad_h), pad_w(pad_w),
           out_w(out_w), out_pixels(out_h * out_w), by_out_w(out_w) {}
 };
-
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 // big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small.
 __device__ __forceinline__ void split(float x, float& big, float& small) {

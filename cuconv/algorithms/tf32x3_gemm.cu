@@ -16,8 +16,7 @@
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-typedef long long int64;
-typedef unsigned long long uint64;
+#include "convolution.cuh"
 
 constexpr int THREADS = 32 * WM * WN * WK;
 constexpr int MT = BM / WM / 16, NT = BN / WN / 8;  // mma tiles of a warp
@@ -34,10 +33,6 @@ static_assert(BM % SPLIT == 0, "a cluster shares the rows of a tile evenly");
 struct Problem {
     int channels, height, width, filters, kernel_h, kernel_w, pad_h, pad_w, out_w, out_pixels;
 };
-
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 // Asynchronous copies; zeros where `exists` is false, and then the source is not read.
 __device__ __forceinline__ void copy4(float* target, const float* source, bool exists) {
@@ -98,21 +93,6 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[MT][NT][4], const fl
 #pragma unroll
                 for (int r = 0; r < 4; ++r) sum[i][j][r] += chain[i][j][r];
     }
-}
-
-// The plain FP32 sum, for outputs that are not finite: a split of Inf or NaN has no meaning.
-__device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int64 image,
-                                        int filter, int y, int x) {
-    float sum = 0.0f;
-    for (int c = 0; c < p.channels; ++c)
-        for (int ky = 0; ky < p.kernel_h; ++ky)
-            for (int kx = 0; kx < p.kernel_w; ++kx) {
-                const int iy = y + ky - p.pad_h, ix = x + kx - p.pad_w;
-                const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
-                const float value = inside ? input[((image * p.channels + c) * p.height + iy) * p.width + ix] : 0.0f;
-                sum = fmaf(value, weight[(((int64)filter * p.channels + c) * p.kernel_h + ky) * p.kernel_w + kx], sum);
-            }
-    return sum;
 }
 
 __device__ __forceinline__ void cluster_barrier() {
@@ -257,7 +237,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int k = 0; k < WK; ++k) value += load_from_block(shared + (k * BM + row) * B_LD + column, block);
         if (!exists || filter >= p.filters) continue;
-        if (!isfinite(value)) value = plain_sum(input, weight, p, image, filter, y, x);
+        if (!isfinite(value)) value = plain_sum(input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
         if (bias) value += bias[filter];
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
         output[((int64)image * p.filters + filter) * p.out_pixels + pixel] = value;

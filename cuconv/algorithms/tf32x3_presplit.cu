@@ -25,15 +25,6 @@ constexpr int STAGE_FLOATS = 2 * TILE_FLOATS;  // big, small
 constexpr int AHEAD = STAGES - 2;  // stages: a warpgroup may be two behind the one that fetches
 constexpr int SPLIT_THREADS = 256;
 
-// One bulk copy into shared memory that completes on the barrier.
-__device__ __forceinline__ void fetch(float* target, const float* source, int bytes, uint64* barrier) {
-    barrier_expect(barrier, bytes);
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(target)),
-                 "l"(source), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
-
 // parts: [filter tiles][stages][big, small][BF][BK], rows swizzled as wgmma reads them; zeros beyond the weights.
 // One thread carries four depths of one filter.
 extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
@@ -103,7 +94,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     const auto fetch_stage = [&](int stage) {
         const int slot = (stage - first) % STAGES, round = (stage - first) / STAGES;
         if (round > 0) barrier_wait(empty + slot, round - 1 & 1);
-        fetch(shared + slot * STAGE_FLOATS, source + (int64)stage * STAGE_FLOATS, STAGE_FLOATS * 4, full + slot);
+        fetch(shared_address(shared + slot * STAGE_FLOATS), source + (int64)stage * STAGE_FLOATS, STAGE_FLOATS * 4, full + slot);
     };
     if (threadIdx.x == 0)
         for (int stage = first; stage < min(first + AHEAD, last); ++stage) fetch_stage(stage);

@@ -11,50 +11,11 @@ constexpr int PIECES = BF / 8;     // of a thread
 constexpr int SHARE = BF / SPLIT;  // filters that each block of a cluster writes
 static_assert(SHARE % 2 == 0, "the filters of a piece belong to one block");
 
-__device__ __forceinline__ void barrier_init(uint64* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(uint64* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-#define BARRIER_WAIT(scope)                                                         \
-    asm volatile(                                                                   \
-        "{.reg .pred done;\n"                                                       \
-        "again: mbarrier.try_wait.parity" scope ".shared::cta.b64 done, [%0], %1;\n" \
-        "@!done bra again;}" ::"r"(shared_address(barrier)),                        \
-        "r"(parity)                                                                 \
-        : "memory")
-__device__ __forceinline__ void barrier_wait(uint64* barrier, int parity) { BARRIER_WAIT(""); }
-// Also for what other blocks of the cluster have sent; empties the L1 cache.
-__device__ __forceinline__ void barrier_wait_cluster(uint64* barrier, int parity) { BARRIER_WAIT(".acquire.cluster"); }
-
 // The same place in the shared memory of another block of the cluster.
 __device__ __forceinline__ unsigned in_block(const void* place, int rank) {
     unsigned address;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
     return address;
-}
-
-// The plain FP32 sum, for outputs that are not finite: a split of Inf or NaN has no meaning.
-__device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int64 image,
-                                           int filter, int y, int x) {
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int c = 0; c < p.channels; ++c)
-#pragma unroll 1
-        for (int ky = 0; ky < KERNEL_H; ++ky)
-#pragma unroll 1
-            for (int kx = 0; kx < KERNEL_W; ++kx) {
-                const int iy = y + ky - p.pad_h, ix = x + kx - p.pad_w;
-                const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
-                const float value = inside ? input[((image * p.channels + c) * p.height + iy) * p.width + ix] : 0.0f;
-                sum = fmaf(value, weight[(((int64)filter * p.channels + c) * KERNEL_H + ky) * KERNEL_W + kx], sum);
-            }
-    return sum;
 }
 
 // What a block needs to write its tile of the output. A pixel is given by the place of its first filter's output.
@@ -76,7 +37,7 @@ struct Output {
         if (pixel < 0 || filter >= p.filters) return;
         const int64 image_size = (int64)p.filters * p.out_pixels;
         const int y = pixel % image_size / p.out_w, x = pixel % image_size % p.out_w;
-        write(plain_sum(input, weight, p, pixel / image_size, filter, y, x), p, pixel, filter);
+        write(plain_sum(input, weight, p, KERNEL_H, KERNEL_W, pixel / image_size, filter, y, x), p, pixel, filter);
     }
 };
 

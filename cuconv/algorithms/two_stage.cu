@@ -11,7 +11,7 @@
 //
 // Every argument is eight bytes, a pointer or a long long; relu is 0 or 1.
 
-typedef long long int64;
+#include "convolution.cuh"
 
 // Input elements that a thread requests before it uses the first: what hides the latency of memory, since few
 // threads are there to do it at batch 1.

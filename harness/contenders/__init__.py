@@ -64,7 +64,10 @@ class Offer:
 
 
 class Contender(Protocol):
-    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep."""
+    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep.
+
+    It may have a begin(problems, algorithms), called once before the first case, for what is better done for all.
+    """
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """Every algorithm of this contender for the case, those that cannot run included; limit in bytes."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 
 import cuconv
+from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
+from harness.compiling import compile_for
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
 
 
@@ -21,6 +24,11 @@ class Contender:
             import cupy  # noqa: F401
         except ImportError as error:
             raise Unavailable(f"CuPy cannot be imported ({error}): pip install cupy-cuda13x") from None
+
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
+        """Compile ahead what the sweep will launch; None stands for every algorithm."""
+        names = [name for name in ("auto", *cuconv.algorithms()) if algorithms is None or name in algorithms]
+        compile_for(problems, device_spec(torch.cuda.current_device()), names)
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """`auto` first, then every algorithm of the library."""

@@ -1,0 +1,28 @@
+// Shared by all kernels: integers, addresses in shared memory, and the plain FP32 sum.
+#pragma once
+
+typedef long long int64;
+typedef unsigned long long uint64;
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+// The plain FP32 sum, for outputs that are not finite: a split of Inf or NaN has no meaning.
+template <class Problem>
+__device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int kernel_h,
+                                        int kernel_w, int64 image, int filter, int y, int x) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < p.channels; ++c)
+#pragma unroll 1
+        for (int ky = 0; ky < kernel_h; ++ky)
+#pragma unroll 1
+            for (int kx = 0; kx < kernel_w; ++kx) {
+                const int iy = y + ky - p.pad_h, ix = x + kx - p.pad_w;
+                const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
+                const float value = inside ? input[((image * p.channels + c) * p.height + iy) * p.width + ix] : 0.0f;
+                sum = fmaf(value, weight[(((int64)filter * p.channels + c) * kernel_h + ky) * kernel_w + kx], sum);
+            }
+    return sum;
+}

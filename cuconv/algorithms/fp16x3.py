@@ -1,0 +1,281 @@
+"""Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32: for the most work, twice tf32x3's rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from cuconv.algorithms.tf32x3 import MAX_INDEX, arguments_of, is_pointwise
+from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.costs import constant, load
+from cuconv.device import DeviceSpec
+from cuconv.jit import WEIGHT, WORKSPACE, Launch
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+
+# As in the .cu and .cuh files.
+THREADS = 512
+SPLIT_THREADS = 512
+CONSUMER_FILTERS, CONSUMER_POSITIONS = 64, 128  # of each of two warpgroups
+SLOT = 128  # positions
+PAIR_BYTES = 4  # an element as two FP16 numbers
+DEPTH = 16  # of the tensor cores' instruction
+STAGING_BYTES = 8 * 16 * 40 * FLOAT_BYTES
+STATIC_BYTES = 2048  # more than barriers and scales take
+SOURCE_BYTES = 2 * 128 * 4  # of a slot
+FLAG_BYTES = 2 * 4  # of a block
+
+MAX_SLOTS = 9
+MAX_FILTER = 7  # rows and columns
+MAX_INPUT_BYTES = 2**32
+# Warpgroups over filters, and channels of a chunk: what the registers hold.
+POINTWISE_TILES, SPATIAL_TILES = ((1, 32), (2, 32), (2, 64)), ((1, 16), (2, 16))
+# Chunks of input and rows of weights in shared memory: the first pair that fits.
+STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants of its cost model."""
+
+    start: float = constant("both launches")
+    split_weights: float = constant("2**20 bytes read or written by the kernel that splits the weights")
+    block: float = constant("a block from start to end, without its chunks and tiles")
+    chunk: float = constant("a block's time for a chunk of channels, whatever its size")
+    fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
+    row: float = constant("the same, in addition, for a row of the filter")
+    multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
+    write: float = constant("a block's time to write 2**14 outputs")
+    exchange: float = constant("a block's time to take over 2**14 sums of another")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
+
+COSTS = load(Costs, SOURCE.stem)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp16x3Config:
+    """A block's tile of filters and positions, its chunk of channels, its pipeline, and the grids of both kernels."""
+
+    filter_groups: int
+    channels: int
+    pointwise: bool
+    slots: int
+    input_stages: int
+    weight_stages: int
+    blocks: int
+    split_blocks: int
+    shared_bytes: int
+    split_shared_bytes: int
+    workspace_bytes: int
+
+    @property
+    def filters(self) -> int:
+        """Of a tile."""
+        return CONSUMER_FILTERS * self.filter_groups
+
+    @property
+    def positions(self) -> int:
+        """Of a tile: pixels, and the padding between them."""
+        return CONSUMER_POSITIONS * (2 // self.filter_groups)
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return THREADS
+
+    def __str__(self) -> str:
+        stages = f"{self.input_stages}+{self.weight_stages}"
+        tile = f"{self.filters}x{self.positions}x{self.channels}"
+        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """Both tiles for the filter sizes of the paper, with much and little halo, and each other macro in its settings."""
+    if arch != ARCH:
+        return []
+    sample = [_macros(groups, 16, k, k, False, slots, True, 3, 4) for k in (3, 5) for groups, slots in ((1, 3), (2, 2))]
+    sample += [_macros(groups, channels, 1, 1, True, 2 // groups, True, 3, 3) for groups, channels in POINTWISE_TILES]
+    sample.append(_macros(1, 16, 3, 3, False, 6, False, 2, 3))
+    return sample
+
+
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
+    """The configurations that can run; raises UnsupportedProblem where there is none."""
+    _check(problem, device)
+    pointwise = is_pointwise(problem)
+    found = []
+    for groups, channels in POINTWISE_TILES if pointwise else SPATIAL_TILES:
+        found += _candidates_of(problem, device, groups, channels, pointwise)
+    if not found:
+        raise UnsupportedProblem(
+            f"{problem.label}: no tile of fp16x3 with its {problem.kh}x{problem.kw} filter fits "
+            f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
+        )
+    return found
+
+
+def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
+    """The candidate of least predicted time."""
+    return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
+
+
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs = COSTS) -> float:
+    """Estimated device time of both kernels in microseconds."""
+    chunks = ceil(problem.c / config.channels)
+    tiles = _tiles(problem, config.filters, config.positions)
+    of_a_block = ceil(tiles * chunks / config.blocks)
+    macs = config.filters * config.positions * config.channels * problem.filter_area
+    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * config.channels / 2**11
+    chunk_us += costs.row * problem.kh + costs.multiply * macs / 2**18
+    outputs = config.filters * config.positions / 2**14
+    parts = _parts(tiles, chunks, config.blocks)
+    block_us = costs.block + of_a_block * chunk_us + ceil(tiles / config.blocks) * costs.write * outputs
+    block_us += (parts - 1) * costs.exchange * outputs
+    split_bytes = 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area
+    before_us = costs.start + costs.split_weights * split_bytes / 2**20
+    return before_us + max(block_us, costs.memory * problem.min_bytes / 2**20)
+
+
+def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+    whole_groups = problem.c % 8 == 0
+    macros = _macros(
+        config.filter_groups,
+        config.channels,
+        problem.kh,
+        problem.kw,
+        config.pointwise,
+        config.slots,
+        whole_groups,
+        config.input_stages,
+        config.weight_stages,
+    )
+    split = (WEIGHT, WORKSPACE, problem.m, problem.c, config.blocks)
+    operands_and_sizes = arguments_of(problem, relu)
+    main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
+    return (
+        Launch(
+            SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, split, config.split_shared_bytes, True
+        ),
+        Launch(SOURCE, macros, SOURCE.stem, config.blocks, THREADS, main, config.shared_bytes, overlap=True),
+    )
+
+
+def _check(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raises UnsupportedProblem for another architecture, and where the kernel or its integers do not suffice."""
+    p = problem
+    if device.arch != ARCH:
+        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    if p.pad_h >= p.kh or p.pad_w >= p.kw:
+        raise UnsupportedProblem(
+            f"{p.label}: padding ({p.pad_h}, {p.pad_w}), for fp16x3 it must be less than the filter's {p.kh}x{p.kw}"
+        )
+    sizes = [
+        ("rows in a filter", p.kh, MAX_FILTER),
+        ("columns in a filter", p.kw, MAX_FILTER),
+        ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
+        ("positions of a filter", 2 * _positions(p), MAX_INDEX),  # with room for a tile and its halo
+        ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
+    ]
+    for what, size, limit in sizes:
+        if size > limit:
+            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3 is {limit}")
+
+
+def _candidates_of(
+    problem: ConvProblem, device: DeviceSpec, groups: int, channels: int, pointwise: bool
+) -> list[Fp16x3Config]:
+    """Those of a tile and a chunk of channels: none where they do not fit into shared memory."""
+    filters, positions = CONSUMER_FILTERS * groups, CONSUMER_POSITIONS * (2 // groups)
+    halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
+    slots = ceil((positions + halo) / SLOT)
+    input_bytes = slots * SLOT * channels * PAIR_BYTES
+    row_bytes = problem.kw * (channels if pointwise else DEPTH) * filters * PAIR_BYTES
+    chunk_bytes = filters * channels * problem.filter_area * PAIR_BYTES
+    limit = device.shared_bytes_per_block - STATIC_BYTES
+    limit -= slots * SOURCE_BYTES
+    fit = [pair for pair in STAGES if pair[0] * input_bytes + pair[1] * row_bytes + STAGING_BYTES <= limit]
+    split_shared_bytes = FLOAT_BYTES * filters * (channels * problem.filter_area | 1)
+    if not fit or slots > MAX_SLOTS or split_shared_bytes > limit:
+        return []
+    input_stages, weight_stages = fit[0]
+    chunks, filter_tiles = ceil(problem.c / channels), ceil(problem.m / filters)
+    tiles = _tiles(problem, filters, positions)
+    if tiles * chunks > MAX_INDEX:
+        return []
+    shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + STAGING_BYTES
+    scale_bytes = (filters + channels) * FLOAT_BYTES
+    return [
+        Fp16x3Config(
+            groups,
+            channels,
+            pointwise,
+            slots,
+            input_stages,
+            weight_stages,
+            blocks,
+            split_blocks=filter_tiles * chunks,
+            shared_bytes=shared_bytes,
+            split_shared_bytes=split_shared_bytes,
+            workspace_bytes=filter_tiles * chunks * (chunk_bytes + scale_bytes)
+            + blocks * (filters * positions * FLOAT_BYTES + FLAG_BYTES),
+        )
+        for blocks in _grids(tiles, chunks, device.sm_count)
+    ]
+
+
+def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
+    """Blocks that may share the work: one an SM, or as many for each tile, so that none takes part in two."""
+    grids = {min(sms, tiles * chunks)}
+    most = min(chunks, sms // tiles)
+    grids |= {tiles * parts for parts in (1, 2, 4, most) if 0 < parts <= most}
+    return sorted(grids)
+
+
+def _pitch(problem: ConvProblem) -> int:
+    """Positions of a row: the padding on its right is that on the next one's left."""
+    return problem.w + problem.pad_w
+
+
+def _positions(problem: ConvProblem) -> int:
+    """Of all images, one after the other, with the padding between rows and between images."""
+    return problem.n * (problem.h + problem.pad_h) * _pitch(problem)
+
+
+def _tiles(problem: ConvProblem, filters: int, positions: int) -> int:
+    return ceil(_positions(problem) / positions) * ceil(problem.m / filters)
+
+
+def _parts(tiles: int, chunks: int, blocks: int) -> int:
+    """The most blocks that share a tile."""
+    if tiles % blocks == 0:
+        return 1
+    share = tiles * chunks / blocks
+    return ceil(chunks / share) + (0 if blocks % tiles == 0 else 1)
+
+
+def _macros(
+    filter_groups: int,
+    channels: int,
+    kh: int,
+    kw: int,
+    pointwise: bool,
+    slots: int,
+    whole_groups: bool,
+    input_stages: int,
+    weight_stages: int,
+) -> dict[str, int]:
+    return {
+        "WF": filter_groups,
+        "CHANNELS": channels,
+        "KH": kh,
+        "KW": kw,
+        "POINTWISE": int(pointwise),
+        "SLOTS": slots,
+        "WHOLE_GROUPS": int(whole_groups),
+        "IN_STAGES": input_stages,
+        "WEIGHT_STAGES": weight_stages,
+    }
