@@ -40,15 +40,15 @@ STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3)
 class Costs:
     """The constants of its cost model."""
 
-    start: float = constant("both launches")
-    split_weights: float = constant("2**20 bytes read or written by the kernel that splits the weights")
-    block: float = constant("a block from start to end, without its chunks and tiles")
+    split: float = constant("splitting 2**14 weights in a block of the kernel ahead")
+    split_bytes: float = constant("2**20 bytes read or written by that kernel")
+    block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
-    row: float = constant("the same, in addition, for a row of the filter")
     multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
     write: float = constant("a block's time to write 2**14 outputs")
-    exchange: float = constant("a block's time to take over 2**14 sums of another")
+    leave: float = constant("a block's time to leave 2**14 sums to another")
+    collect: float = constant("a block's time to add 2**14 sums of another")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
@@ -126,17 +126,21 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     """Estimated device time of both kernels in microseconds."""
     chunks = ceil(problem.c / config.channels)
     tiles = _tiles(problem, config.filters, config.positions)
-    of_a_block = ceil(tiles * chunks / config.blocks)
-    macs = config.filters * config.positions * config.channels * problem.filter_area
+    weights = config.filters * config.channels * problem.filter_area
     chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * config.channels / 2**11
-    chunk_us += costs.row * problem.kh + costs.multiply * macs / 2**18
-    outputs = config.filters * config.positions / 2**14
+    chunk_us += costs.multiply * weights * config.positions / 2**18
     parts = _parts(tiles, chunks, config.blocks)
-    block_us = costs.block + of_a_block * chunk_us + ceil(tiles / config.blocks) * costs.write * outputs
-    block_us += (parts - 1) * costs.exchange * outputs
-    split_bytes = 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area
-    before_us = costs.start + costs.split_weights * split_bytes / 2**20
-    return before_us + max(block_us, costs.memory * problem.min_bytes / 2**20)
+    exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
+    exchange_us += costs.collect * (parts - 1)
+    split_us = costs.split * weights / 2**14 * ceil(config.split_blocks / device.sm_count)
+    split_us += costs.split_bytes * 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area / 2**20
+    return (
+        costs.block
+        + split_us
+        + ceil(tiles * chunks / config.blocks) * chunk_us
+        + exchange_us * config.filters * config.positions / 2**14
+        + costs.memory * problem.min_bytes / 2**20
+    )
 
 
 def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:

@@ -119,9 +119,8 @@ struct Consumer {
         float4* const to = workspace.sums + ((int64)blockIdx.x * 2 + group) * 16 * 128 + thread;
 #pragma unroll
         for (int i = 0; i < 16; ++i) to[i * 128] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
-        __threadfence();
         barrier();
-        if (thread == 0)
+        if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
             asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group) : "memory");
     }
 

@@ -3,7 +3,8 @@
 
 #include "fp16x3.cuh"
 
-constexpr int SPLIT_THREADS = 512;
+constexpr int SPLIT_THREADS = 512, WARPS = SPLIT_THREADS / 32;
+constexpr int AT_A_TIME = TAPS > 25 ? 2 : 4;  // filters of a warp
 
 // A block splits the weights of a tile of filters and a chunk of channels: each filter scaled to a maximum of 2^8 to
 // 2^9, then each channel likewise, which the input makes up for.
@@ -13,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
     asm volatile("griddepcontrol.launch_dependents;");
     constexpr int LENGTH = CHANNELS * TAPS, LD = LENGTH | 1, ITERATIONS = (LENGTH + 31) / 32;
     extern __shared__ float tile[];  // [BF][LD]
-    __shared__ int exponents[BF];
+    __shared__ float channel_scales[CHANNELS];
     __shared__ unsigned channel_max[CHANNELS];
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int filter_0 = blockIdx.x / chunks * BF, channel_0 = blockIdx.x % chunks * CHANNELS;
@@ -25,51 +26,60 @@ extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (blockIdx.x == 0)
         for (int i = threadIdx.x; i < 2 * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < BF * LENGTH; i += SPLIT_THREADS) {
-        const int filter = i / LENGTH, k = i % LENGTH;
-        const bool exists = filter_0 + filter < filters && k < row_length;
-        tile[filter * LD + k] = exists ? weight[((int64)(filter_0 + filter) * channels + channel_0) * TAPS + k] : 0.0f;
-    }
-    __syncthreads();
-
-    unsigned column_max[ITERATIONS] = {};
-    for (int filter = warp; filter < BF; filter += SPLIT_THREADS / 32) {
-        unsigned values[ITERATIONS], most = 0;
+    // A warp takes a filter at a time, and asks for several before it looks at the first.
+    float column_max[ITERATIONS] = {};
 #pragma unroll
-        for (int i = 0; i < ITERATIONS; ++i) {
-            values[i] = lane + i * 32 < LENGTH ? finite_magnitude(tile[filter * LD + lane + i * 32]) : 0;
-            most = max(most, values[i]);
+    for (int first = 0; first < BF; first += WARPS * AT_A_TIME) {
+        float values[AT_A_TIME][ITERATIONS];
+#pragma unroll
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            const int filter = filter_0 + first + j * WARPS + warp;
+            const float* const from = weight + ((int64)filter * channels + channel_0) * TAPS + lane;
+#pragma unroll
+            for (int i = 0; i < ITERATIONS; ++i)
+                values[j][i] = filter < filters && lane + i * 32 < row_length ? from[i * 32] : 0.0f;
         }
-        most = __reduce_max_sync(~0u, most);
-        const int exponent = max((int)(most >> 23) - 127, -110) - 8;
-        if (lane == 0) exponents[filter] = exponent;
 #pragma unroll
-        for (int i = 0; i < ITERATIONS; ++i)
-            column_max[i] = max(column_max[i], __float_as_uint(__uint_as_float(values[i]) * power_of_two(-exponent)));
-        if (lane == 0)
-            const_cast<int*>(to.exponents)[(int64)blockIdx.x * BF + filter] = most ? exponent : EMPTY;
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            const int filter = first + j * WARPS + warp;
+            unsigned most = 0;
+#pragma unroll
+            for (int i = 0; i < ITERATIONS; ++i) most = max(most, finite_magnitude(values[j][i]));
+            most = __reduce_max_sync(~0u, most);
+            const int exponent = max((int)(most >> 23) - 127, -110) - 8;
+            if (lane == 0)
+                const_cast<int*>(to.exponents)[(int64)blockIdx.x * BF + filter] = most ? exponent : EMPTY;
+#pragma unroll
+            for (int i = 0; i < ITERATIONS; ++i) {
+                const float scaled = values[j][i] * power_of_two(-exponent);
+                if (lane + i * 32 < LENGTH) tile[filter * LD + lane + i * 32] = scaled;
+                column_max[i] = fmaxf(column_max[i], __uint_as_float(finite_magnitude(scaled)));
+            }
+        }
     }
+    __syncthreads();  // channel_max is zero
 #pragma unroll
     for (int i = 0; i < ITERATIONS; ++i)
-        if (lane + i * 32 < LENGTH) atomicMax(&channel_max[(lane + i * 32) / TAPS], column_max[i]);
+        if (lane + i * 32 < LENGTH) atomicMax(&channel_max[(lane + i * 32) / TAPS], __float_as_uint(column_max[i]));
     __syncthreads();
 
-    // Exponent of a channel's scale: 0 where its maximum is 2^8 to 2^9, less where it is smaller.
-    const auto channel_exponent = [&](int c) { return max((int)(channel_max[c] >> 23) - 127 - 8, -126); };
-    for (int c = threadIdx.x; c < CHANNELS; c += SPLIT_THREADS)
+    // A channel's scale is 1 where its maximum is 2^8 to 2^9, less where it is smaller.
+    for (int c = threadIdx.x; c < CHANNELS; c += SPLIT_THREADS) {
+        const int exponent = max((int)(channel_max[c] >> 23) - 127 - 8, -126);
+        channel_scales[c] = power_of_two(-exponent);
         const_cast<float*>(to.channel_scales)[(int64)blockIdx.x * CHANNELS + c] =
-            channel_max[c] ? power_of_two(channel_exponent(c)) : 0.0f;
+            channel_max[c] ? power_of_two(exponent) : 0.0f;
+    }
+    __syncthreads();
     char* const rows = const_cast<char*>(to.rows) + (int64)blockIdx.x * ROWS * ROW_BYTES;
     for (int i = threadIdx.x; i < ROWS * STEPS * 2 * BF; i += SPLIT_THREADS) {
         const int filter = i % BF, group = i / BF % 2, step = i / (2 * BF) % STEPS, row = i / (2 * BF * STEPS);
         const int channel = row / KH * ROW_CHANNELS + step % DEPTHS * 16 + group * 8;
         const int tap = row % KH * KW + step / DEPTHS;
-        const float scale = power_of_two(-exponents[filter]);
         float values[8];
 #pragma unroll
         for (int c = 0; c < 8; ++c)
-            values[c] = tile[filter * LD + (channel + c) * TAPS + tap] * scale * power_of_two(-channel_exponent(channel + c));
+            values[c] = tile[filter * LD + (channel + c) * TAPS + tap] * channel_scales[channel + c];
         uint4 high, low;
         split(values, high, low);
         char* const target = rows + (int64)row * ROW_BYTES + ((step * 2 + group) * BF + filter) * 16;
