@@ -18,7 +18,8 @@ B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 def test_tiles_divide_as_the_kernel_asserts(tile):
     assert tile.bf in (16, 32, 64, 128)
     assert tile.bf % 16 == 0 and tile.threads >= 2 * tile.pixels
-    assert tile.threads * tile.registers <= 64 * 1024 and tile.registers <= 256
+    for split in tf32x3_wgmma.SPLITS:
+        assert tile.threads * tile.registers(split) <= 64 * 1024 and tile.registers(split) <= 256
 
 
 def test_candidates_cover_the_output_and_fit_the_device():

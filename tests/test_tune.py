@@ -19,7 +19,7 @@ from harness.catalogue import load_sweep
 
 MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
 TRUTH = {
-    "tf32x3_gemm": replace(tf32x3_gemm.COSTS, multiply=0.5, fetch=0.15, exchange=2.0),
+    "tf32x3_gemm": replace(tf32x3_gemm.COSTS, multiply=0.5, fetch=0.15, exchange=4.0, cluster=1.0),
     "tf32x3_wgmma": replace(tf32x3_wgmma.COSTS, turn_filters=0.6, write=1.4, cluster=1.5, traffic=0.03),
 }
 

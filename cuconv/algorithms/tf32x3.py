@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, hypot
 from typing import Any
 
 from cuconv.costs import constant
@@ -27,7 +27,6 @@ class GridCosts:
     """What a launch costs besides the stages of its blocks: microseconds, where the meaning does not say otherwise."""
 
     start: float = constant("a launch")
-    taps: float = constant("its tap tables, where there are any")
     block: float = constant("a block from start to end, without its stages")
     cluster: float = constant("the same, in addition, in a cluster")
     write: float = constant("an SM's time to write 2**12 outputs")
@@ -37,28 +36,32 @@ class GridCosts:
 
 @dataclass(frozen=True, slots=True)
 class OverlapCosts(GridCosts):
-    """The same for kernels that start while the one ahead of them ends."""
+    """The same for kernels of warpgroups that start while the one ahead of them ends, with their stages."""
 
-    spread: float = constant("blocks by which the busiest SM exceeds its share, where it may hold several of a cluster")
     traffic: float = constant("fetching 2**11 elements for each SM at the same time, through the L2 cache")
+    turn: float = constant("a warpgroup's wait in a stage")
+    turn_filters: float = constant("the same, in addition, for each 64 filters")
+    turn_warpgroup: float = constant("the same, in addition, for each warpgroup of the block")
+    pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
+    work: float = constant("an SM's time for a warpgroup's stage, if others hide the wait")
+    work_filters: float = constant("the same, in addition, for each 64 filters")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """What the cost model wants to know of a configuration's blocks.
 
-    resident: such blocks that an SM holds at a time. wait_us, work_us: a block's stages, if nothing but their latency
-    counts, and on an SM that always has another block to turn to. outputs: of a tile. copies: sums of each output in
-    a block. traffic_us: what a block on every SM adds to the time of all of them. spread: as in OverlapCosts.
+    resident: such blocks that an SM holds at a time. turns: stages that a warpgroup takes one after the other. wait_us,
+    work_us: a turn, if nothing but its latency counts, and what it takes of an SM's throughput. end_us: what the end of
+    a block takes of it. traffic_us: what a block on every SM adds to the time of all of them.
     """
 
     resident: int
+    turns: int
     wait_us: float
     work_us: float
-    outputs: int
-    copies: int
-    traffic_us: float = 0.0
-    spread: float = 0.0
+    end_us: float
+    traffic_us: float
 
 
 def depth_of(problem: ConvProblem) -> int:
@@ -132,26 +135,47 @@ def those_that_fit(found: list, problem: ConvProblem, device: DeviceSpec) -> lis
     return fit
 
 
-def grid_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: GridCosts, block: Block) -> float:
-    """Estimated time of a whole launch.
+def blocks_of_an_sm(config: Any, device: DeviceSpec) -> int:
+    """Blocks of the SM that has most of them, where clusters spread evenly."""
+    clusters_at_a_time = max(1, int(device.sm_count * CLUSTER_SMS[config.split] / config.split))
+    return ceil(config.blocks / config.split / clusters_at_a_time)
 
-    Blocks come in rounds of `resident`; a round waits for a block's chain of stages, and every block of the busiest SM
-    adds its work. What all blocks fetch adds the time of the cache that they share.
+
+def end_us(costs: GridCosts, outputs: int, split: int) -> float:
+    """An SM's time to add up and write a block's share of a tile: of `split` parts of the sums, one is its own."""
+    return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
+
+
+def crowded_blocks(blocks: int, evenly: int, resident: int, device: DeviceSpec) -> float:
+    """Blocks of the busiest SM in a stream of kernels that overlap.
+
+    Placed while SMs empty one by one, blocks crowd on few of them, up to what an SM holds. Few blocks meet another of
+    their kernel only by chance.
     """
-    split = config.split
-    sms = device.sm_count * CLUSTER_SMS[split]
-    of_an_sm = ceil(config.blocks / split / max(1, int(sms / split)))
-    round_us = costs.block + block.wait_us
-    block_us = block.work_us + costs.write * block.outputs / 2**12 / split
-    rounds = ceil(of_an_sm / block.resident)
-    if split > 1:
-        round_us += costs.cluster
-        block_us += costs.exchange * block.outputs * block.copies / 2**12
-        # Placed while SMs empty one by one, a cluster's blocks may crowd on few of them, up to what an SM holds.
-        if block.spread and block.resident > 1:
-            share = config.blocks / sms
-            of_an_sm = min(max(1, share + costs.spread), max(block.resident, share))
-    compute_us = rounds * round_us + of_an_sm * block_us
+    if evenly > 1:
+        return max(evenly, resident)
+    return min(1 + blocks / device.sm_count, resident)
+
+
+def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: OverlapCosts, block: Block) -> float:
+    """Estimated time of a launch that overlaps with its neighbours.
+
+    Blocks come in rounds of `resident`. A turn takes its latency while an SM has few blocks, and its share of the
+    throughput where it has many: their norm goes from one to the other. What all blocks fetch adds the time of the
+    cache that they share.
+    """
+    of_an_sm = crowded_blocks(config.blocks, blocks_of_an_sm(config, device), block.resident, device)
+    start_us = costs.block + (costs.cluster if config.split > 1 else 0.0)
+
+    def round_us(blocks: float) -> float:
+        return start_us + block.turns * hypot(block.wait_us, blocks * block.work_us) + blocks * block.end_us
+
+    rounds, rest = divmod(of_an_sm, block.resident)
+    compute_us = rounds * round_us(block.resident) + (round_us(rest) if rest else 0.0)
     compute_us += block.traffic_us * config.blocks / device.sm_count
-    start_us = costs.start if config.pointwise else costs.start + costs.taps
-    return start_us + max(compute_us, costs.memory * problem.min_bytes / 2**20)
+    return costs.start + max(compute_us, memory_us(problem, costs))
+
+
+def memory_us(problem: ConvProblem, costs: GridCosts) -> float:
+    """Time of the operands through device memory, each once."""
+    return costs.memory * problem.min_bytes / 2**20

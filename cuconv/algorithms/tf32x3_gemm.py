@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
     SPLITS,
-    Block,
     GridCosts,
     arguments_of,
+    blocks_of_an_sm,
     check_indices,
-    grid_us,
     has_aligned_rows,
     is_pointwise,
+    memory_us,
     stages_of,
     those_that_fit,
 )
@@ -34,6 +34,7 @@ REGISTERS = 128  # of a thread, no variant for compute capability 9.0 takes more
 class Costs(GridCosts):
     """The constants of its cost model."""
 
+    taps: float = constant("a launch's tap tables, where there are any")
     fetch: float = constant("a thread's wait in a stage for an element of columns")
     pointwise_fetch: float = constant("the same where the columns are the input as it lies")
     warp_group: float = constant("a block's wait in a stage, for each four warps")
@@ -142,21 +143,28 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3GemmConfig:
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmConfig, costs: Costs = COSTS) -> float:
-    """Estimated device time in microseconds."""
-    tile = config.tile
-    stages = stages_of(problem, tile.bk, config.split)
+    """Estimated device time in microseconds.
+
+    Blocks come in rounds of those that an SM holds; a round waits for a block's chain of stages, and every block of the
+    busiest SM adds its work.
+    """
+    tile, split = config.tile, config.split
+    stages = stages_of(problem, tile.bk, split)
     fetch_us = costs.pointwise_fetch if config.pointwise else costs.fetch
     wait_us = fetch_us * tile.bn * tile.bk / tile.threads + costs.warp_group * tile.threads / 128
     work_us = costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
     work_us += (costs.columns * tile.bn + costs.weights * tile.bm) * tile.bk / 2**11
-    block = Block(
-        resident=device.resident_blocks(tile.threads, REGISTERS, config.shared_bytes),
-        wait_us=stages * wait_us,
-        work_us=stages * work_us,
-        outputs=tile.bm * tile.bn,
-        copies=tile.wk,
-    )
-    return grid_us(problem, device, config, costs, block)
+    outputs = tile.bm * tile.bn / 2**12
+    round_us = costs.block + stages * wait_us
+    block_us = stages * work_us + costs.write * outputs / split
+    if split > 1:
+        round_us += costs.cluster
+        block_us += costs.exchange * outputs * tile.wk
+    of_an_sm = blocks_of_an_sm(config, device)
+    rounds = ceil(of_an_sm / device.resident_blocks(tile.threads, REGISTERS, config.shared_bytes))
+    compute_us = rounds * round_us + of_an_sm * block_us
+    start_us = costs.start if config.pointwise else costs.start + costs.taps
+    return start_us + max(compute_us, memory_us(problem, costs))
 
 
 def launches(problem: ConvProblem, config: Tf32x3GemmConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:

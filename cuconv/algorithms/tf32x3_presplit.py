@@ -12,8 +12,9 @@ from cuconv.algorithms.tf32x3 import (
     OverlapCosts,
     arguments_of,
     depth_of,
-    grid_us,
+    end_us,
     is_pointwise,
+    overlapped_us,
     stages_of,
     those_that_fit,
 )
@@ -42,10 +43,6 @@ MAX_SPLIT = 4
 class Costs(OverlapCosts):
     """The constants of its cost model."""
 
-    turn: float = constant("a warpgroup's wait in a stage")
-    turn_filters: float = constant("the same, in addition, for each 64 filters")
-    pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
-    pixels: float = constant("an SM's time to fetch 64 pixels of a stage")
     split_weights: float = constant("2**20 bytes read or written by the kernel that splits the weights")
 
 
@@ -152,18 +149,18 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3Prespli
     """Estimated device time of both kernels in microseconds."""
     tile = config.tile
     stages = stages_of(problem, STAGE_DEPTH, config.split)
-    wait_us = costs.turn + costs.turn_filters * tile.bf / 64 + (costs.pointwise_turn if config.pointwise else 0.0)
+    filters = tile.bf / 64
+    wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * tile.wp
     block = Block(
         resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
-        wait_us=stages * wait_us,
-        work_us=stages * costs.pixels * tile.wp,
-        outputs=tile.bf * tile.pixels,
-        copies=1,
+        turns=stages,
+        wait_us=wait_us + (costs.pointwise_turn if config.pointwise else 0.0),
+        work_us=(costs.work + costs.work_filters * filters) * tile.wp,
+        end_us=end_us(costs, tile.bf * tile.pixels, config.split),
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
-        spread=costs.spread,
     )
     split_us = costs.split_weights * 1.5 * config.workspace_bytes / 2**20  # reads half of what it writes
-    return split_us + grid_us(problem, device, config, costs, block)
+    return split_us + overlapped_us(problem, device, config, costs, block)
 
 
 def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:

@@ -12,10 +12,11 @@ from cuconv.algorithms.tf32x3 import (
     arguments_of,
     check_indices,
     depth_of,
-    grid_us,
+    end_us,
     has_aligned_rows,
     is_linear,
     is_pointwise,
+    overlapped_us,
     stages_of,
     those_that_fit,
 )
@@ -43,10 +44,8 @@ SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter posit
 class Costs(OverlapCosts):
     """The constants of its cost model."""
 
-    turn_filters: float = constant("a warpgroup's wait in a stage, for each 64 filters")
-    turn_warpgroup: float = constant("the same, for each warpgroup of the block")
-    pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
-    pixels: float = constant("an SM's time to fetch 64 pixels of a stage")
+    unaligned: float = constant("an SM's time for 64 filters of a stage, in addition, where rows are not aligned")
+    gather: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
 
 
 COSTS = load(Costs, SOURCE.stem)
@@ -73,10 +72,11 @@ class Tile:
         """Shared memory of two stages of weights, big and small, of each of the wk warpgroups; then of their sums."""
         return FLOAT_BYTES * self.wk * 4 * self.bf * STAGE_DEPTH
 
-    @property
-    def registers(self) -> int:
+    def registers(self, split: int) -> int:
         """Of a thread: close to what the compiler takes, in the units of eight that the hardware gives."""
-        return min(8 * ceil((100 + 1.2 * self.bf) / 8), REGISTERS // self.threads)
+        if self.bf == 32:
+            return 128 if split == 1 else 144
+        return min(104 + self.bf, REGISTERS // self.threads)
 
     def __str__(self) -> str:
         return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} warpgroups={self.wp}x{self.wk}"
@@ -183,20 +183,22 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3WgmmaConfig:
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig, costs: Costs = COSTS) -> float:
     """Estimated device time in microseconds."""
-    tile = config.tile
-    stages = stages_of(problem, STAGE_DEPTH, config.split)
-    wait_us = costs.turn_filters * tile.bf / 64 + costs.turn_warpgroup * tile.wp * tile.wk
+    tile, split = config.tile, config.split
+    stages = stages_of(problem, STAGE_DEPTH, split)
+    warpgroups, filters, outputs = tile.wp * tile.wk, tile.bf / 64, tile.bf * tile.pixels
+    wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
     wait_us += costs.pointwise_turn if config.pointwise else 0.0
+    work_us = (costs.work + costs.work_filters * filters) * warpgroups
+    work_us += 0.0 if has_aligned_rows(problem, aligned=True) else costs.unaligned * filters * tile.wk
     block = Block(
-        resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
-        wait_us=ceil(stages / tile.wk) * wait_us,
-        work_us=stages * costs.pixels * tile.wp,
-        outputs=tile.bf * tile.pixels,
-        copies=tile.wk,
+        resident=device.resident_blocks(tile.threads, tile.registers(split), config.shared_bytes),
+        turns=ceil(stages / tile.wk),
+        wait_us=wait_us,
+        work_us=work_us,
+        end_us=end_us(costs, outputs, split) + costs.gather * (tile.wk - 1) * outputs / 2**12,
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
-        spread=costs.spread,
     )
-    return grid_us(problem, device, config, costs, block)
+    return overlapped_us(problem, device, config, costs, block)
 
 
 def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
