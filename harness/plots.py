@@ -65,11 +65,10 @@ CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH, PANEL_TITLE, LEGEND_LINE, LEGEND_COLUMNS =
 def draw(result: Results, out: Path) -> list[Path]:
     """Draw all figures of one results folder into `out`; the paths of the files written.
 
-    Where no rival was measured there is no speedup to draw, and the map is all.
+    Where ours were not measured there is no speedup to draw, and the map is all; where rivals were not, nothing is.
     """
     frame = records.read(result.csv_path)
     where = f"Measured on {result.device}, sweep {result.sweep}"
-    out.mkdir(parents=True, exist_ok=True)
     table = compare(frame, result.device)
     written = []
     with matplotlib.style.context(["default", STYLE]):
@@ -77,7 +76,7 @@ def draw(result: Results, out: Path) -> list[Path]:
             for suffix, shown in _ranges(cases, k):
                 figure = speedup_figure(shown, _title(subject, k, result.device), where)
                 written += _save(figure, out / f"speedup_{subject}_{k}x{k}{suffix}")
-        if not full_precision(frame).empty:
+        if set(full_precision(frame).provider) - {roster.comparison(result.device).provider}:
             written += _save(winners_figure(frame, where), out / "winners")
     return written
 
@@ -319,6 +318,7 @@ def _legend_handles(best: pd.DataFrame, any_blank: bool) -> list[tuple]:
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
+    stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
     figure.savefig(svg, metadata={"Date": None, "Creator": None})
     pixels = io.BytesIO()
@@ -338,7 +338,10 @@ def main(arguments: list[str] | None = None) -> int:
         for result in find_results(options.results, options.device, options.sweep):
             out = options.out / result.device / result.sweep
             written = draw(result, out)
-            print(f"{out}: {len(written)} files" + ("" if written else f", for no row of {result.csv_path} has a time"))
+            print(
+                f"{out}: {len(written)} files"
+                + ("" if written else f", for no row of {result.csv_path} has a time of a rival")
+            )
     except records.ResultsError as error:
         print(error, file=sys.stderr)
         return 2

@@ -117,17 +117,17 @@ def test_where_only_rivals_were_measured_there_is_only_the_map(tmp_path):
     assert "nothing ran" in svg_texts(out / "winners.svg")
 
 
-def test_where_only_ours_were_measured_there_is_only_the_map(tmp_path):
+def test_where_only_ours_were_measured_there_is_nothing_to_draw(tmp_path, capsys):
     write(tmp_path / "results", [row("auto", 5.0), row("two_stage", 6.0)])
     assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    out = tmp_path / "plots" / GPU / "paper"
-    assert sorted(path.name for path in out.iterdir()) == ["winners.png", "winners.svg"]
+    assert "0 files" in capsys.readouterr().out
+    assert not (tmp_path / "plots").exists()
 
 
 def test_where_nothing_ran_there_is_no_figure(tmp_path, capsys):
     csv_path = write(tmp_path / "results", [row("gemm", status="error", provider="cudnn")])
     assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    assert capsys.readouterr().out.endswith(f"0 files, for no row of {csv_path} has a time\n")
+    assert capsys.readouterr().out.endswith(f"0 files, for no row of {csv_path} has a time of a rival\n")
 
 
 def test_a_cpu_and_other_filter_sizes(tmp_path):
