@@ -7,11 +7,9 @@ and microseconds of device time of each run. Only what gave the right output is 
 from __future__ import annotations
 
 import csv
-import os
 import random
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from cuconv import jit
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch, LaunchSequence
 from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness import timing
 from harness.catalogue import Case
+from harness.compiling import Compiler, Form, forms_of
 from harness.contenders import Operands
 from harness.records import CASE_COLUMNS, ResultsError
 from harness.verify import Verifier
@@ -89,17 +87,17 @@ def measure(
     chance.shuffle(cases)
     dropped, deadline = 0, _Deadline(minutes, len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file, _Compiler(spec.arch) as compiler, deadline:
+    with open(path, "w", newline="") as file, Compiler(spec.arch) as compiler, deadline:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         plans = []
         for case in cases:
             plans.append((case, candidates_of(case, spec, chance)))
-            compiler.start(*plans[-1])
+            compiler.start(_kernels(*plans[-1]))
         for case, found in plans:
             if deadline.passed(case.label):
                 break
-            compiler.wait_for(case, found)
+            compiler.wait_for(_kernels(case, found))
             for candidate, runs_us in _time_case(case, found, device, spec, seed):
                 if runs_us is None:
                     dropped += 1
@@ -167,34 +165,9 @@ def _launches(case: Case, candidate: Candidate) -> tuple[Launch, ...]:
     return ALGORITHMS[candidate.algorithm].launches(case.problem, candidate.config, aligned=True, relu=False)
 
 
-class _Compiler:
-    """Kernels compiled ahead by threads, in the order in which they will be wanted."""
-
-    def __init__(self, arch: str):
-        self._arch = arch
-        self._jobs: dict[tuple, Future] = {}
-
-    def __enter__(self) -> _Compiler:
-        self._threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def start(self, case: Case, found: list[Candidate]) -> None:
-        for source, macros in _kernels(case, found):
-            if (source, macros) not in self._jobs:
-                self._jobs[source, macros] = self._threads.submit(jit.cubin, source, self._arch, dict(macros))
-
-    def wait_for(self, case: Case, found: list[Candidate]) -> None:
-        for kernel in _kernels(case, found):
-            self._jobs[kernel].result()
-
-
-def _kernels(case: Case, found: list[Candidate]) -> list[tuple[Path, tuple[tuple[str, int], ...]]]:
-    """Source and macros of every kernel that the candidates launch."""
-    launches = (launch for candidate in found for launch in _launches(case, candidate))
-    return list(dict.fromkeys((launch.source, tuple(launch.macros.items())) for launch in launches))
+def _kernels(case: Case, found: list[Candidate]) -> list[Form]:
+    """What the candidates need compiled."""
+    return forms_of(launch for candidate in found for launch in _launches(case, candidate))
 
 
 class _Deadline:

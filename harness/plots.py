@@ -194,7 +194,9 @@ def _draw_group(axes: Axes, group: Group, top: float) -> None:
     axes.add_collection(PolyCollection(outlines, facecolors=colours, linewidths=0), autolim=False)
     for x, y, s in bars:
         if s > top:
-            axes.text(x, 0.97 * y, f"{s:.1f}", size=6, color="white", rotation=90, ha="center", va="top")
+            box = {"facecolor": roster.COLOURS["cuconv"], "edgecolor": "none", "pad": 0.4}  # over lines that cross it
+            style = {"size": 6, "color": "white", "rotation": 90, "ha": "center", "va": "top", "zorder": 5}
+            axes.text(x, 0.97 * y, f"{s:.1f}", bbox=box, **style)
     for x, case in zip(at, group.cases.itertuples(), strict=True):
         if case.speedup != case.speedup:
             mark = "\u25cb" if case.rival_us != case.rival_us else "\u00d7"

@@ -56,8 +56,7 @@ def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
     torch.set_grad_enabled(False)
     entered = load_contenders(options.providers)
     for contender in entered.values():
-        if hasattr(contender, "begin"):
-            contender.begin([case.problem for case in sweep.cases], options.algorithms)
+        contender.begin([case.problem for case in sweep.cases], options.algorithms)
     weights = [_expected_ms(case) for case in sweep.cases]
     bar = tqdm(
         total=sum(weights),

@@ -20,6 +20,7 @@ from cuconv import costs
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec, device_spec
 from harness import candidates, environment
+from harness.analysis import AUTO
 from harness.catalogue import CatalogueError, load_sweep
 from harness.records import ResultsError
 from harness.run import INTERRUPTED, USER_ERROR, UsageError
@@ -27,7 +28,6 @@ from harness.tables import markdown
 
 CSV = "candidates.csv"
 MINUTES = 4.0
-AUTO = "auto"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -96,7 +96,7 @@ class Recorder:
 def cuda(monkeypatch):
     """conv2d without a GPU: launches go to Recorder."""
     cuda, library = FakeCuda(), TensorsOfGpu3()
-    cuda.library = library
+    cuda.tensors = library
     Recorder.made, Recorder.enqueued = [], []
     monkeypatch.setattr(conv, "LaunchSequence", Recorder)
     monkeypatch.setattr(conv, "_cuda", lambda: cuda)
@@ -126,13 +126,13 @@ def test_operands_reach_the_launch(cuda, bias, relu):
 def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monkeypatch):
     workspaces = []
     monkeypatch.setattr(
-        cuda.library,
+        cuda.tensors,
         "allocator",
         lambda shape, device: lambda: workspaces.append(torch.empty(shape)) or workspaces[-1],
     )
     out = torch.zeros(2, 9, 5, 7)
     for stream in (77, 78):
-        cuda.library.stream = stream
+        cuda.tensors.stream = stream
         cuconv.conv2d(X, torch.zeros(9, 4, 3, 3), padding=1, algorithm="two_stage", out=out)
     assert [workspace.shape for workspace in workspaces] == [(9 * 2 * 9 * 5 * 7,)] * 2
     assert [(stream, addresses[-1]) for _, stream, addresses in Recorder.enqueued] == [

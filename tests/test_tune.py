@@ -11,7 +11,7 @@ from math import hypot, log
 import pytest
 import torch
 
-from cuconv import costs
+from cuconv import costs, jit
 from cuconv.algorithms import ALGORITHMS, tf32x3_gemm, tf32x3_wgmma
 from cuconv.device import H200
 from harness import candidates, fitting, tune
@@ -152,7 +152,7 @@ def without_a_gpu(monkeypatch):
         convolve = partial(torch.conv2d, operands.input, operands.weight, padding=padding)
         return lambda: operands.output.copy_(convolve())
 
-    monkeypatch.setattr(candidates.jit, "cubin", lambda *kernel: None)
+    monkeypatch.setattr(jit, "cubin", lambda *kernel: None)
     monkeypatch.setattr(candidates, "_call", call)
     monkeypatch.setattr(candidates, "PER_ALGORITHM", 2)
     return call

@@ -6,7 +6,7 @@ To add one: a module with a class `Contender`, and a line in harness/roster.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -64,10 +64,10 @@ class Offer:
 
 
 class Contender(Protocol):
-    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep.
+    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep."""
 
-    It may have a begin(problems, algorithms), called once before the first case, for what is better done for all.
-    """
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
+        """Called once before the first case, for what is better done for all; algorithms None stands for every one."""
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """Every algorithm of this contender for the case, those that cannot run included; limit in bytes."""

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 
 from cuconv import reference
 from cuconv.problem import FLOAT_BYTES, ConvProblem
+from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, check_workspace
 
 COMPLEX_BYTES = 2 * FLOAT_BYTES
 
 
-class Contender:
+class Contender(contenders.Contender):
     """Four algorithms with torch's threads. Always available."""
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:

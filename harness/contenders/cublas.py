@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from cuconv.problem import ConvProblem
+from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
 
 
@@ -24,7 +25,7 @@ def _full_precision() -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-class Contender:
+class Contender(contenders.Contender):
     """Not cuDNN, but what a user could write instead. Raises Unavailable without a GPU."""
 
     def __init__(self) -> None:

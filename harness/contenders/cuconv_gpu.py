@@ -10,11 +10,12 @@ import torch
 import cuconv
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
+from harness import contenders
 from harness.compiling import compile_for
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
 
 
-class Contender:
+class Contender(contenders.Contender):
     """The library of this project. Raises Unavailable without CuPy, which launches its kernels, or a GPU."""
 
     def __init__(self) -> None:

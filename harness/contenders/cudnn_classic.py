@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from cuconv.problem import ConvProblem
+from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
 from harness.roster import CLASSIC_ALGORITHMS
@@ -111,7 +112,7 @@ class _Case:
         return descriptor
 
 
-class Contender:
+class Contender(contenders.Contender):
     """cuDNN's classic algorithms. Raises Unavailable where torch has no cuDNN or no GPU."""
 
     def __init__(self) -> None:

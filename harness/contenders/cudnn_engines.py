@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cuconv.problem import ConvProblem
+from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
 
@@ -18,7 +19,7 @@ DESELECTED = "Deselecting execution plan"  # how the build of a plan ends that a
 COLLECT_EVERY = 8  # cases
 
 
-class Contender:
+class Contender(contenders.Contender):
     """cuDNN's engines. Raises Unavailable where the frontend package, its library or a GPU is missing."""
 
     def __init__(self) -> None:

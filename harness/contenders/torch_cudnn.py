@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from cuconv.problem import ConvProblem
+from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace
 
 # Read once, at the first convolution of the process; importing torch is not yet one.
@@ -52,7 +53,7 @@ def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bo
     cudnn.conv.fp32_precision = precision  # allow_tf32 is its older twin; using both raises
 
 
-class Contender:
+class Contender(contenders.Contender):
     """torch.nn.functional.conv2d, from one thread. Raises Unavailable without cuDNN, a GPU or a cache to limit."""
 
     def __init__(self) -> None:
