@@ -1,6 +1,7 @@
 """From measurements to comparisons: who was fastest on each case, and by how much a subject beats its rivals.
 
-Everything here reads the frame of `records.read`. Only rows of precision "fp32" and status "ok" ever count.
+Everything here reads the frame of `records.read`. Only rows of precision "fp32" and status "ok" ever count; those of
+"tf32" in `compare_with_tf32` alone.
 A case is compared where a rival has a time; one that the subject could not run is then a case not won.
 """
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 from cuconv.problem import ConvProblem
 from harness import roster
+from harness.precision import FP32, PRECISIONS, TF32
 from harness.records import CASE_COLUMNS, ResultsError
 
 CASE = list(CASE_COLUMNS)
@@ -63,9 +65,14 @@ def find_results(root: Path, device: str | None = None, sweep: str | None = None
     return [Results(path.parent.parent.name, path.parent.name, path) for path in paths]
 
 
+def timed(frame: pd.DataFrame, *precisions: str) -> pd.DataFrame:
+    """The rows of these accuracy classes that may win: verified and timed."""
+    return frame[frame.precision.isin(precisions) & (frame.status == "ok") & frame.mean_us.notna()]
+
+
 def full_precision(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that may win: computed in FP32, verified and timed."""
-    return frame[(frame.precision == "fp32") & (frame.status == "ok") & frame.mean_us.notna()]
+    """The rows that may win a comparison in FP32."""
+    return timed(frame, FP32)
 
 
 def algorithms(rows: pd.DataFrame) -> list[tuple[str, str]]:
@@ -97,27 +104,28 @@ def roster_order(provider: str, algorithm: str) -> tuple[int, int, str]:
     return (known.index(provider) if provider in known else len(known), at, algorithm)
 
 
-def compare(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+def compare(frame: pd.DataFrame, device: str, theirs: tuple[str, ...] = (FP32,)) -> pd.DataFrame:
     """One row per case and subject, columns COMPARISON_COLUMNS, in order of subject, filter, batch and layer.
 
     `device` is the folder's name under results/. Times in microseconds. Absent values are NaN: mean_us where the
     subject has no time, rival_us where no rival has one, speedup (rival_us / mean_us) where either is missing,
-    floor_us on a CPU. A subject without a single row in the frame has none here.
+    floor_us on a CPU. A subject without a single row in the frame has none here. Subjects compute in FP32; `theirs`
+    are the classes of which rivals, and cuBLAS, may be.
     """
     who = roster.comparison(device)
-    timed = full_precision(frame)
+    others = timed(frame, *theirs)
     cases = frame.drop_duplicates(CASE)[[*CASE, "networks", "layers"]]
     cases = cases.assign(floor_us=[_floor_us(case, device) for case in cases[CASE].itertuples()])
-    best = fastest(rivals(timed, device))[[*CASE, "provider", "algorithm", "mean_us"]]
+    best = fastest(rivals(others, device))[[*CASE, "provider", "algorithm", "mean_us"]]
     best = best.rename(columns={"provider": "rival_provider", "algorithm": "rival_algorithm", "mean_us": "rival_us"})
-    cublas = fastest(timed[timed.provider == "cublas"])[[*CASE, "mean_us"]].rename(columns={"mean_us": "cublas_us"})
+    cublas = fastest(others[others.provider == "cublas"])[[*CASE, "mean_us"]].rename(columns={"mean_us": "cublas_us"})
     cases = cases.merge(best, on=CASE, how="left").merge(cublas, on=CASE, how="left")
 
-    parts = []
+    mine, parts = full_precision(frame), []
     for subject in who.subjects:
         if not ((frame.provider == who.provider) & (frame.algorithm == subject)).any():
             continue
-        ours = timed[(timed.provider == who.provider) & (timed.algorithm == subject)]
+        ours = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
         part = cases.merge(ours[[*CASE, "mean_us"]], on=CASE, how="left").assign(subject=subject)
         parts.append(part.sort_values(["k", "batch", "h", "w", "m", "c", "pad"]))
     if not parts:
@@ -126,6 +134,15 @@ def compare(frame: pd.DataFrame, device: str) -> pd.DataFrame:
     table["speedup"] = table.rival_us / table.mean_us
     table["cublas_speedup"] = table.cublas_us / table.mean_us
     return table[list(COMPARISON_COLUMNS)]
+
+
+def compare_with_tf32(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+    """`compare` with rivals that may round to TF32: the best of both classes, since who allows TF32 may get either.
+
+    Only the cases on which a rival has a time with TF32 allowed.
+    """
+    measured = fastest(rivals(timed(frame, TF32), device))[CASE]
+    return compare(frame.merge(measured, on=CASE), device, theirs=PRECISIONS)
 
 
 def _floor_us(case, device: str) -> float:
@@ -141,8 +158,8 @@ def choice(frame: pd.DataFrame, device: str) -> pd.DataFrame:
     Columns: the case, mean_us of auto, best_us, best_algorithm, and behind = mean_us / best_us. Timed apart, auto may
     be a little faster than the very algorithm that it chose: behind is then below 1.
     """
-    timed = full_precision(frame)
-    ours = timed[timed.provider == roster.comparison(device).provider]
+    mine = full_precision(frame)
+    ours = mine[mine.provider == roster.comparison(device).provider]
     best = fastest(ours[ours.algorithm != AUTO])[[*CASE, "algorithm", "mean_us"]]
     best = best.rename(columns={"algorithm": "best_algorithm", "mean_us": "best_us"})
     table = ours[ours.algorithm == AUTO][[*CASE, "mean_us"]].merge(best, on=CASE)

@@ -1,7 +1,7 @@
-"""measurements.csv: one row per case and contender algorithm, and the folder that keeps it whole.
+"""measurements.csv: one row per case, contender algorithm and precision, and the folder that keeps it whole.
 
 Rows are appended and flushed as they are measured, so a crash keeps them. A newer row of the same
-case and algorithm replaces the older one; closing the folder rewrites the file without the replaced
+case, algorithm and precision replaces the older one; closing the folder rewrites the file without the replaced
 rows, atomically. Times carry nine significant digits: the event timer is a 32-bit float.
 """
 
@@ -20,7 +20,7 @@ import pandas as pd
 MAX_RUNS = 9
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad")
-KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm")
+KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, MAX_RUNS + 1))
 
 
@@ -30,7 +30,7 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One row: what one algorithm did on one case. A time exists only where status is "ok".
+    """One row: what one algorithm did on one case, in one precision. A time exists only where status is "ok".
 
     Sizes in elements, workspace in bytes, times in microseconds of device time per call.
     """
@@ -102,7 +102,7 @@ COLUMNS = _columns()
 
 
 def read(csv_path: Path) -> pd.DataFrame:
-    """The measurements of one CSV file as a frame, newest row of each case and algorithm only.
+    """The measurements of one CSV file as a frame, newest row of each case, algorithm and precision only.
 
     Raises ResultsError where the file is missing or is no measurements.csv.
     """

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.precision import FP32, PRECISIONS
+
 
 @dataclass(frozen=True, slots=True)
 class Provider:
@@ -19,6 +21,7 @@ class Provider:
     device: str  # "cuda" or "cpu"
     module: str  # under harness.contenders
     algorithms: tuple[str, ...]  # in order of display; empty where they are discovered per case
+    precisions: tuple[str, ...] = (FP32,)  # the accuracy classes that it can be measured in
 
 
 CLASSIC_ALGORITHMS = (
@@ -42,13 +45,19 @@ PROVIDERS = {
             "cuconv_gpu",
             ("auto", "fp16x3", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
         ),
-        Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS),
-        Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", ()),
-        Provider("torch", "torch cuDNN", "cuda", "torch_cudnn", ("default", "benchmark", "deterministic")),
-        Provider("cublas", "cuBLAS", "cuda", "cublas", ("bmm",)),
+        Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS, PRECISIONS),
+        Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", (), PRECISIONS),
+        Provider("torch", "torch cuDNN", "cuda", "torch_cudnn", ("default", "benchmark", "deterministic"), PRECISIONS),
+        Provider("cublas", "cuBLAS", "cuda", "cublas", ("bmm",), PRECISIONS),
         Provider("cpu", "CPU", "cpu", "cpu", ("two_stage", "onednn", "native", "fft")),
     )
 }
+
+
+def shown(provider: str, algorithm: str) -> str:
+    """How an algorithm is called where its provider must be told too."""
+    return f"{PROVIDERS[provider].label} {algorithm}"
+
 
 CUDNN_PROVIDERS = ("cudnn", "cudnn_engine", "torch")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from harness import catalogue, records, roster
@@ -31,9 +29,11 @@ from harness.analysis import (
     roster_order,
     summarise,
 )
+from harness.headline import with_tf32
+from harness.markdown import NONE, markdown, times
+from harness.precision import FP32
+from harness.readme import readme_section, rewrite_readme
 
-README_BEGIN, README_END = "<!-- results:begin -->", "<!-- results:end -->"
-NONE = "-"
 NEAR = 1.15  # auto's time over that of the best of its own algorithms
 
 # What the paper reports (section 4.2): one V100, cuDNN 7.1, 602 configurations. Means are arithmetic there.
@@ -47,25 +47,8 @@ PAPER = (
 )
 
 
-def markdown(header: list[str], rows: list[list], left: tuple[int, ...] = (0,)) -> str:
-    """A markdown table, padded so that it reads as plain text too; all columns but those of `left` aligned right."""
-    cells = [header, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
-
-    def line(row: list[str]) -> str:
-        padded = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(row)]
-        return f"| {' | '.join(padded)} |"
-
-    rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
-
-
-def _times(speedup: float) -> str:
-    return f"{speedup:.2f}x" if np.isfinite(speedup) else NONE
-
-
 def _at(summary: Summary) -> str:
-    return f"{_times(summary.maximum)} ({summary.at})" if summary.at else NONE
+    return f"{times(summary.maximum)} ({summary.at})" if summary.at else NONE
 
 
 def networks_table() -> str:
@@ -112,10 +95,6 @@ def _merged_name(provider: str, algorithm: str) -> str:
     return engine[0] if engine else algorithm
 
 
-def _shown(provider: str, name: str) -> str:
-    return f"{roster.PROVIDERS[provider].label} {name}"
-
-
 def algorithms_table(frame: pd.DataFrame, device: str) -> str:
     """Table 2 of the paper, with what came of each algorithm: on how many cases it ran, and on how many it won.
 
@@ -128,9 +107,9 @@ def algorithms_table(frame: pd.DataFrame, device: str) -> str:
     rows = []
     for (provider, name, precision), group in _grouped(frame):
         ran, otherwise = _statuses(group, cases)
-        fp32 = precision == "fp32"
+        fp32 = precision == FP32
         rows.append([
-            _shown(provider, name), precision, f"{ran} of {cases}",
+            roster.shown(provider, name), precision, f"{ran} of {cases}",
             against[provider, name] if fp32 and is_rival(provider, name) else NONE,
             overall[provider, name] if fp32 else NONE, otherwise,
         ])  # fmt: skip
@@ -166,13 +145,13 @@ def summary_table(frame: pd.DataFrame, device: str) -> str:
 
 def _subject_summary(rows: pd.DataFrame, device: str) -> str:
     who = roster.comparison(device)
-    name, total = _shown(who.provider, rows.subject.iloc[0]), summarise(rows)
+    name, total = roster.shown(who.provider, rows.subject.iloc[0]), summarise(rows)
     if not total.of:
         return f"{name}: no case has a rival's time to compare with."
     lines = [
         f"{name} against {who.rivals_label} on {device}: faster on {total.wins} of {total.of} cases "
         f"({total.wins / total.of:.2%}).",
-        f"Speedup: geometric mean {_times(total.geometric)}, maximum {_at(total)}.",
+        f"Speedup: geometric mean {times(total.geometric)}, maximum {_at(total)}.",
     ]
     compared = rows[rows.rival_us.notna()]
     if failed := int(compared.mean_us.isna().sum()):
@@ -182,7 +161,7 @@ def _subject_summary(rows: pd.DataFrame, device: str) -> str:
     cublas = rows.assign(rival_us=rows.cublas_us, speedup=rows.cublas_speedup)
     if cublas.rival_us.notna().any():
         other = summarise(cublas)
-        mean = _times(other.geometric)
+        mean = times(other.geometric)
         lines.append(f"Against cuBLAS, where it applies: faster on {other.wins} of {other.of}, geometric mean {mean}.")
     return "\n".join(lines) + "\n\n" + _by_filter_and_batch(rows)
 
@@ -196,7 +175,7 @@ def _by_filter_and_batch(rows: pd.DataFrame) -> str:
         for batch, members in parts:
             s = summarise(members)
             won = f"{s.wins} of {s.of}" if s.of else NONE
-            body.append([f"{k}x{k}", batch, won, _times(s.geometric), _times(s.arithmetic), _at(s)])
+            body.append([f"{k}x{k}", batch, won, times(s.geometric), times(s.arithmetic), _at(s)])
     return markdown(["filter", "batch", "won", "geometric mean", "arithmetic mean", "maximum"], body)
 
 
@@ -204,7 +183,7 @@ def paper_table(frame: pd.DataFrame, device: str) -> str:
     """What the paper reports on its V100, and the same figures of each subject here; arithmetic means, as there."""
     subjects = dict(list(compare(frame, device).groupby("subject", sort=False)))
     provider = roster.comparison(device).provider
-    header = ["", "paper (V100)", *(_shown(provider, subject) for subject in subjects)]
+    header = ["", "paper (V100)", *(roster.shown(provider, subject) for subject in subjects)]
     mine = [_paper_figures(rows) for rows in subjects.values()]
     paper = [("configurations won", _share(PAPER_WINS, PAPER_CASES)), *PAPER]
     return markdown(header, [[label, figure, *(m[i] for m in mine)] for i, (label, figure) in enumerate(paper)])
@@ -225,7 +204,7 @@ def floor_table(frame: pd.DataFrame, device: str) -> str:
         furthest = f"{distance.max():.1f} ({layer_label(cases.loc[distance.idxmax()])})" if len(distance) else NONE
         cells = []
         for s in (summarise(cases), summarise(both)):
-            cells += [_times(s.geometric), s.of - s.wins]
+            cells += [times(s.geometric), s.of - s.wins]
         rows.append([batch, *cells, f"{geometric_mean(distance):.2f}", furthest])
     header = ["batch", "over cuDNN", "lost", "over cuDNN and cuBLAS", "lost", "time / floor", "furthest (HW-M-C)"]
     return markdown(header, rows)
@@ -241,8 +220,8 @@ def choice_table(frame: pd.DataFrame, device: str) -> str:
     for batch, rows in groups:
         worst = rows.loc[rows.behind.idxmax()]
         near = f"{int((rows.behind <= NEAR).sum())} of {len(rows)}"
-        at = f"{_times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
-        body.append([batch, _times(rows.behind.median()), _times(geometric_mean(rows.behind)), near, at])
+        at = f"{times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
+        body.append([batch, times(rows.behind.median()), times(geometric_mean(rows.behind)), near, at])
     header = ["batch", "median", "geometric mean", f"within {NEAR - 1:.0%}", "worst"]
     return markdown(header, body) if body else ""
 
@@ -253,10 +232,10 @@ def _share(wins: int, of: int) -> str:
 
 def _paper_figures(rows: pd.DataFrame) -> list[str]:
     total, won = summarise(rows), summarise(rows[rows.speedup > 1])
-    figures = [_share(total.wins, total.of), _times(won.arithmetic)]
+    figures = [_share(total.wins, total.of), times(won.arithmetic)]
     for k in (1, 5):
         single = summarise(rows[(rows.k == k) & (rows.batch == 1)])
-        figures += [_times(single.arithmetic), _at(single)]
+        figures += [times(single.arithmetic), _at(single)]
     return figures
 
 
@@ -267,14 +246,15 @@ def accuracy_table(frame: pd.DataFrame, device: str) -> str:
     of those where both ran.
     """
     ran = frame[frame.status == "ok"]
-    plain = ran[(ran.provider == "cudnn") & (ran.algorithm == "implicit_gemm")][[*CASE, "rel_l2_error"]]
+    plain = full_precision(frame)
+    plain = plain[(plain.provider == "cudnn") & (plain.algorithm == "implicit_gemm")][[*CASE, "rel_l2_error"]]
     rows = []
     for (provider, name, precision), group in _grouped(ran):
         both = group.merge(plain, on=CASE, suffixes=("", "_plain"))
         over = int((both.rel_l2_error > 2 * both.rel_l2_error_plain).sum())
-        ours = provider == roster.comparison(device).provider == "cuconv" and len(both)
+        ours = precision == FP32 and provider == roster.comparison(device).provider == "cuconv" and len(both)
         rows.append([
-            _shown(provider, name), precision, len(group.drop_duplicates(CASE)),
+            roster.shown(provider, name), precision, len(group.drop_duplicates(CASE)),
             f"{group.rel_l2_error.median():.1e}", f"{group.rel_l2_error.max():.1e}",
             f"{over} of {len(both)}" if ours else NONE,
         ])  # fmt: skip
@@ -284,10 +264,11 @@ def accuracy_table(frame: pd.DataFrame, device: str) -> str:
 def report(result: Results) -> str:
     """All tables of one results folder; the comparison with the paper where there is a GPU."""
     frame, device = records.read(result.csv_path), result.device
-    own = choice_table(frame, device)
+    own, allowed = choice_table(frame, device), with_tf32(frame, device)
     parts = [
         f"## {device}, sweep {result.sweep}",
         "### Speedup\n\n" + summary_table(frame, device),
+        *(["### Against cuDNN with TF32 allowed\n\n" + allowed] if allowed else []),
         "### Algorithms\n\n" + algorithms_table(frame, device),
         *(["### auto over the best of cuConv's own algorithms, time\n\n" + own] if own else []),
         "### Accuracy: relative L2 error against float64\n\n" + accuracy_table(frame, device),
@@ -297,69 +278,6 @@ def report(result: Results) -> str:
             parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
         parts.insert(2, "### Beside the floor\n\n" + floor_table(frame, device))
     return "\n\n".join(parts)
-
-
-def headline_table(rows: pd.DataFrame) -> str:
-    """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of cases."""
-    filters = sorted(rows.k.unique())
-
-    def cell(members: pd.DataFrame) -> str:
-        s = summarise(members)
-        return f"{_times(s.geometric)}, {s.wins}/{s.of}" if s.of else NONE
-
-    batches = [(str(batch), members) for batch, members in rows.groupby("batch")] + [("all", rows)]
-    body = [[batch, *(cell(m[m.k == k]) for k in filters), cell(m)] for batch, m in batches]
-    return markdown(["batch", *(f"{k}x{k}" for k in filters), "all"], body)
-
-
-def readme_section(result: Results, plots: str) -> str:
-    """What the README says of one results folder: where and when, the headline tables, the figures under `plots`."""
-    frame, who = records.read(result.csv_path), roster.comparison(result.device)
-    parts = [f"### {result.device}, sweep {result.sweep}", _provenance(result, frame)]
-    figures = []
-    for subject, rows in compare(frame, result.device).groupby("subject", sort=False):
-        name = _shown(who.provider, subject)
-        parts.append(f"**{name} against {who.rivals_label}**: geometric mean of the speedup, cases won/all cases.")
-        parts.append(headline_table(rows))
-        if subject == who.subjects[0]:
-            figures = [(f"{name}, {k}x{k} filters", f"speedup_{subject}_{k}x{k}") for k in sorted(rows.k.unique())]
-    figures.append(("which algorithm wins where", "winners"))
-    parts += [f"![{text}]({plots}/{result.device}/{result.sweep}/{file}.png)" for text, file in figures]
-    return "\n\n".join(parts)
-
-
-def _provenance(result: Results, frame: pd.DataFrame) -> str:
-    """One sentence from environment.json on the rows of the frame: device, versions, commit and dates."""
-    try:
-        stored = json.loads((result.csv_path.parent / "environment.json").read_text()).get("environments", {})
-    except (OSError, ValueError):
-        stored = {}
-    used = [facts for name, facts in stored.items() if name in set(frame.environment.astype(str))] or [*stored.values()]
-
-    def seen(key: str) -> str:
-        return ", ".join(dict.fromkeys(str(facts[key]) for facts in used if facts.get(key) is not None))
-
-    dates = sorted(str(d)[:10] for facts in used for d in [facts.get("date"), *_command_dates(facts)] if d)
-    when = "" if not dates else f" on {dates[0]}" if dates[0] == dates[-1] else f" from {dates[0]} to {dates[-1]}"
-    labels = {"driver": "driver", "cudnn": "cuDNN", "torch": "torch", "commit": "commit"}
-    versions = "".join(f", {label} {seen(key)}" for key, label in labels.items() if seen(key))
-    return f"Measured{when} on {seen('gpu') or seen('cpu') or result.device}{versions}."
-
-
-def _command_dates(facts: dict) -> list:
-    return [command.get("date") for command in facts.get("commands", [])]
-
-
-def rewrite_readme(readme: Path, text: str) -> None:
-    """Replace what stands between the markers of a README; ResultsError where there are none."""
-    try:
-        before, begin, rest = readme.read_text().partition(README_BEGIN)
-    except OSError as error:
-        raise records.ResultsError(f"cannot read {readme} ({error.strerror}): name the README to rewrite") from None
-    _, end, after = rest.partition(README_END)
-    if not begin or not end:
-        raise records.ResultsError(f"{readme} lacks the lines {README_BEGIN} and {README_END}: add them")
-    readme.write_text(f"{before}{README_BEGIN}\n{text}\n{README_END}{after}")
 
 
 def main(arguments: list[str] | None = None) -> int:

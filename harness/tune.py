@@ -22,9 +22,9 @@ from cuconv.device import DeviceSpec, device_spec
 from harness import candidates, environment
 from harness.analysis import AUTO
 from harness.catalogue import CatalogueError, load_sweep
+from harness.markdown import markdown
 from harness.records import ResultsError
 from harness.run import INTERRUPTED, USER_ERROR, UsageError
-from harness.tables import markdown
 
 CSV = "candidates.csv"
 MINUTES = 4.0

@@ -100,6 +100,18 @@ def test_a_newer_row_replaces_the_older_one(tmp_path):
     assert read(tmp_path / "measurements.csv")["mean_us"].min() == 5.0
 
 
+def test_a_row_of_another_precision_stands_beside(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(replace(ROW, precision="tf32", runs_us=(5.0,)))
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(replace(ROW, precision="tf32", runs_us=(6.0,)))
+    assert read(tmp_path / "measurements.csv").set_index("precision")["mean_us"].to_dict() == {
+        "fp32": 14.0,
+        "tf32": 6.0,
+    }
+
+
 def test_half_a_row_of_a_killed_run_is_dropped(tmp_path):
     with ResultsFolder(tmp_path) as folder:
         folder.append(ROW)

@@ -1,11 +1,9 @@
-"""The tables of samples.SWEEP, whose figures are worked out by hand, and the README that they go into."""
-
-import json
+"""The tables of samples.SWEEP, whose figures are worked out by hand."""
 
 import pytest
 
 from harness import tables
-from harness.tables import README_BEGIN, README_END
+from harness.markdown import markdown
 from tests.samples import SWEEP, frame, row, write
 
 GPU = "nvidia-test"
@@ -20,7 +18,7 @@ def cells(table: str) -> dict[str, list[str]]:
 
 
 def test_markdown_is_aligned_for_the_terminal():
-    assert tables.markdown(["name", "us"], [["a", 1], ["longer", 22.5]]).splitlines() == [
+    assert markdown(["name", "us"], [["a", 1], ["longer", 22.5]]).splitlines() == [
         "| name   |   us |",
         "| ------ | ---: |",
         "| a      |    1 |",
@@ -119,6 +117,16 @@ def test_accuracy(tmp_path):
     assert "cuDNN fft" not in rows  # it never ran
 
 
+def test_the_error_in_fp32_is_compared_with_that_in_fp32(tmp_path):
+    rows = [
+        row("auto", 1.0, error=3e-7), row("implicit_gemm", 1.0, provider="cudnn", error=1e-7),
+        row("implicit_gemm", 1.0, provider="cudnn", precision="tf32", error=3e-4),
+    ]  # fmt: skip
+    found = cells(tables.accuracy_table(frame(tmp_path, rows), GPU))
+    assert found["cuConv auto"][-1] == "1 of 1"
+    assert found["cuDNN implicit_gemm tf32"] == ["tf32", "1", "3.0e-04", "3.0e-04", "-"]
+
+
 def test_median_and_worst_error(tmp_path):
     errors = [row("auto", 1.0, batch=n, error=e) for n, e in ((1, 1e-7), (8, 3e-7), (16, 9e-7))]
     assert cells(tables.accuracy_table(frame(tmp_path, errors), GPU))["cuConv auto"][2:] == ["3.0e-07", "9.0e-07", "-"]
@@ -139,7 +147,8 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     assert titles == [
         "## Layers",
         "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
-        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper", "### Algorithms",
+        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper",
+        "### Against cuDNN with TF32 allowed", "### Algorithms",
         "### auto over the best of cuConv's own algorithms, time", accuracy,
     ]  # fmt: skip
     assert tables.main(["--results", str(tmp_path)]) == 0
@@ -151,83 +160,6 @@ def test_nothing_measured(tmp_path, capsys, arguments):
     assert tables.main(["--results", str(tmp_path), *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and "measure first" in captured.err
-
-
-@pytest.fixture
-def readme(tmp_path):
-    """A README with markers beside a results folder with samples.SWEEP."""
-    write(tmp_path / "results", [row("auto", 10.0, environment="e1"), *SWEEP[1:]])
-    path = tmp_path / "README.md"
-    path.write_text(f"# Before\n{README_BEGIN}\nold\n{README_END}\nafter\n")
-    return path
-
-
-def fill(readme, *arguments):
-    return tables.main(["--results", str(readme.parent / "results"), "--readme", str(readme), *arguments])
-
-
-def test_readme_is_rewritten_between_its_markers(readme):
-    assert fill(readme) == 0
-    text = readme.read_text()
-    assert text.startswith(f"# Before\n{README_BEGIN}\n") and text.endswith(f"\n{README_END}\nafter\n")
-    assert "old" not in text
-    headline = cells(text.split("**cuConv two_stage")[0])
-    assert headline["batch"] == ["1x1", "3x3", "5x5", "all"]
-    assert headline["1"] == ["1.44x, 2/3", "0.25x, 0/1", "-", "0.93x, 2/4"]  # (3 * 2 * 0.5 * 0.25) ** (1 / 4)
-    assert headline["all"] == ["1.64x, 3/6", "0.25x, 0/1", "-", "1.20x, 3/7"]
-    for k in (1, 3, 5):
-        assert f"(plots/{GPU}/paper/speedup_auto_{k}x{k}.png)" in text
-    assert fill(readme) == 0
-    assert readme.read_text() == text
-
-
-def test_readme_says_where_and_when(readme):
-    dates = ("2025-11-20T10:00:00", "2025-11-22T10:00:00")
-    stored = {
-        "e1": {
-            "gpu": "NVIDIA Test", "driver": "580.1", "cudnn": 92000, "torch": "2.13.0", "commit": "abc",
-            "commands": [{"command": "x", "date": date} for date in dates],
-        },
-        "stale": {"gpu": "another", "date": "2001-01-01"},
-    }  # fmt: skip
-    path = readme.parent / f"results/{GPU}/paper/environment.json"
-    path.write_text(json.dumps({"environments": stored}))
-    assert fill(readme) == 0
-    sentence = (
-        "Measured from 2025-11-20 to 2025-11-22 on NVIDIA Test, driver 580.1, cuDNN 92000, torch 2.13.0, commit abc."
-    )
-    assert sentence in readme.read_text()
-    path.write_text("not json")
-    assert fill(readme) == 0
-    assert f"Measured on {GPU}." in readme.read_text()
-
-
-@pytest.mark.parametrize("text", ["no markers", f"{README_BEGIN} only", f"{README_END} {README_BEGIN}"])
-def test_readme_without_markers_is_left_alone(readme, capsys, text):
-    readme.write_text(text)
-    assert fill(readme) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and "lacks the lines" in captured.err
-    assert readme.read_text() == text
-
-
-def test_readme_that_does_not_exist(readme, capsys):
-    readme.unlink()
-    assert fill(readme) == 2
-    assert "cannot read" in capsys.readouterr().err
-
-
-def test_readme_leaves_a_cpu_out_unless_asked_for(readme, capsys):
-    rows = [row(name, 2.0, provider="cpu") for name in ("two_stage", "native")]
-    write(readme.parent / "results", rows, device="cpu")
-    assert fill(readme) == 0
-    assert "### cpu" not in readme.read_text()
-    assert fill(readme, "--device", "cpu") == 0
-    assert "### cpu" in readme.read_text() and f"### {GPU}" not in readme.read_text()
-    (readme.parent / f"results/{GPU}/paper/measurements.csv").unlink()
-    capsys.readouterr()
-    assert fill(readme) == 2
-    assert "only a CPU's results" in capsys.readouterr().err
 
 
 def test_floor_table_counts_cublas_as_a_rival_too_and_names_the_furthest_case(tmp_path):

@@ -1,0 +1,28 @@
+"""FP32 or TF32: the accuracy class that a process measures, one for its whole life.
+
+NVIDIA's libraries read NVIDIA_TF32_OVERRIDE when they start. With 0 nothing rounds its inputs to TF32, cuBLAS under
+cuDNN's engines included; without it what a call allows is allowed. So one process never measures both.
+"""
+
+from __future__ import annotations
+
+import os
+
+PRECISIONS = FP32, TF32 = ("fp32", "tf32")
+IN_TORCH = {FP32: "ieee", TF32: "tf32"}  # what torch calls them
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+
+os.environ[OVERRIDE] = "0"  # until a command asks for TF32
+
+
+def set_for_process(precision: str) -> None:
+    """Choose the class; before anything uses a GPU, and once."""
+    if precision == TF32:
+        os.environ.pop(OVERRIDE, None)
+    else:
+        os.environ[OVERRIDE] = "0"
+
+
+def of_process() -> str:
+    """The class that NVIDIA's libraries compute FP32 data in, where a call does not ask for less."""
+    return FP32 if os.environ.get(OVERRIDE) == "0" else TF32
