@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import analysis, roster
+from harness.precision import FP32
 from harness.records import CASE_COLUMNS, read
 
 RIVALS = 3  # of each case
@@ -13,12 +14,12 @@ RIVALS = 3  # of each case
 Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]
 
 
-def fastest_rivals(csv_path: Path, device: str) -> Entrants:
-    """The three fastest of each case's rivals, cuBLAS among them, by a results folder's measurements.
+def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entrants:
+    """The three fastest of each case's rivals, cuBLAS among them, by a results folder's measurements in a precision.
 
     device is the folder's name under results/. Raises ResultsError where there are no measurements.
     """
-    timed = analysis.full_precision(read(csv_path))
+    timed = analysis.timed(read(csv_path), precision)
     is_rival = roster.comparison(device).is_rival
     others = timed[[is_rival(*pair) or pair[0] == "cublas" for pair in analysis.algorithms(timed)]]
     ranked = others.sort_values("mean_us").groupby(list(CASE_COLUMNS)).head(RIVALS)

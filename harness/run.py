@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 
-from harness import environment, sweep
+from harness import environment, precision, sweep
 from harness.against import fastest_rivals
 from harness.catalogue import CatalogueError, Sweep, known_networks, load_sweep
+from harness.headline import with_tf32
+from harness.precision import FP32, PRECISIONS
 from harness.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsError, ResultsFolder, read
 from harness.roster import PROVIDERS
 from harness.tables import summary_table
@@ -29,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     options.command = shlex.join(["python", "-m", "harness.run", *arguments])
+    precision.set_for_process(options.precision)
     try:
         device = _device(options.device)
         if options.device is None and device.type == "cpu":
@@ -61,7 +64,9 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
     slug = environment.device_slug(device)
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
-    entrants = None if options.against is None else fastest_rivals(measured / "measurements.csv", slug)
+    entrants = None
+    if options.against is not None:
+        entrants = fastest_rivals(measured / "measurements.csv", slug, options.precision)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with ResultsFolder(out) as folder:
@@ -82,21 +87,24 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
             else frozenset(),
             entrants=entrants,
             device_name=slug,
+            precision=options.precision,
         )
         try:
             sweep.run(chosen, settings, folder)
         finally:
             environments.keep({folder.cell(key, "environment") for key in folder.rows})
-    _print_summary(out, chosen, slug)
+    _print_summary(out, chosen, slug, options.precision)
 
 
-def _print_summary(out: Path, chosen: Sweep, slug: str) -> None:
+def _print_summary(out: Path, chosen: Sweep, slug: str, measured_in: str) -> None:
     frame = read(out / "measurements.csv")
     cases = {case.key for case in chosen.cases}
     mine = frame[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
-    counts = mine["status"].value_counts()
-    print(summary_table(mine, slug))
-    print(f"\n{len(mine)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
+    summary = summary_table if measured_in == FP32 else with_tf32
+    print(summary(mine, slug) or "Nothing here to compare: it takes cuConv in FP32, and rivals with TF32 allowed.")
+    measured = mine[mine.precision == measured_in]
+    counts = measured["status"].value_counts()
+    print(f"\n{len(measured)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
     print(f"results: {out / 'measurements.csv'}")
 
 
@@ -113,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--layer", nargs="+", metavar="NAME", help="only the layers of these names")
     add("--provider", nargs="+", metavar="NAME", help=f"only these contenders: {', '.join(PROVIDERS)}")
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        default=FP32,
+        help="tf32: cuDNN and cuBLAS with TF32 allowed, in rows of their own (default: fp32)",
+    )
     add(
         "--against",
         choices=["best"],
@@ -153,10 +167,15 @@ def _sweep(options: argparse.Namespace, device: torch.device) -> Sweep:
 
 
 def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, ...]:
-    possible = [provider.name for provider in PROVIDERS.values() if provider.device == device.type]
+    there = [provider for provider in PROVIDERS.values() if provider.device == device.type]
+    possible = [provider.name for provider in there if options.precision in provider.precisions]
+    if not possible:
+        raise UsageError(f"--precision {options.precision}: on {device.type} everything computes in {FP32}; use a GPU")
     for name in options.provider or ():
         if name not in possible:
-            raise UsageError(f"--provider {name}: on {device.type} there are {', '.join(possible)}")
+            raise UsageError(
+                f"--provider {name}: on {device.type} in {options.precision} there are {', '.join(possible)}"
+            )
     return tuple(options.provider or possible)
 
 

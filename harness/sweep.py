@@ -18,6 +18,7 @@ from harness import contenders, timing
 from harness.against import Entrants, takes_part
 from harness.catalogue import Case, Sweep
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
+from harness.precision import FP32
 from harness.records import Measurement, ResultsFolder
 from harness.roster import PROVIDERS, comparison
 from harness.verify import TOLERANCE, Errors, Verifier
@@ -49,12 +50,13 @@ class Options:
     done: frozenset[tuple[str, ...]] = field(default=frozenset())
     entrants: Entrants | None = None
     device_name: str = ""
+    precision: str = FP32  # of the whole sweep
 
 
 def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
     """Measure every case of the sweep, appending rows to the open folder as they are measured."""
     torch.set_grad_enabled(False)
-    entered = load_contenders(options.providers)
+    entered = load_contenders(options.providers, options.precision)
     for contender in entered.values():
         contender.begin([case.problem for case in sweep.cases], options.algorithms)
     weights = [_expected_ms(case) for case in sweep.cases]
@@ -71,12 +73,12 @@ def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
             bar.update(weight)
 
 
-def load_contenders(providers: Iterable[str]) -> dict[str, Contender]:
+def load_contenders(providers: Iterable[str], precision: str) -> dict[str, Contender]:
     """The contenders that this machine can field; says once which it cannot, and why."""
     entered = {}
     for provider in providers:
         try:
-            entered[provider] = contenders.load(provider)
+            entered[provider] = contenders.load(provider, precision)
         except contenders.Unavailable as reason:
             tqdm.write(f"{provider} does not take part: {reason}")
     return entered
@@ -202,15 +204,15 @@ def _make_operands(case: Case, generator: torch.Generator) -> Operands:
     )
 
 
-def row_key(case: Case, provider: str, algorithm: str) -> tuple[str, ...]:
-    """The key under which ResultsFolder keeps a case and algorithm."""
-    return (*map(str, case.key), provider, algorithm)
+def row_key(case: Case, provider: str, algorithm: str, precision: str) -> tuple[str, ...]:
+    """The key under which ResultsFolder keeps a case, algorithm and precision."""
+    return (*map(str, case.key), provider, algorithm, precision)
 
 
 def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool:
     if options.algorithms is not None and algorithm not in options.algorithms:
         return False
-    if row_key(case, provider, algorithm) in options.done:
+    if row_key(case, provider, algorithm, options.precision) in options.done:
         return False
     entrants = options.entrants
     return entrants is None or takes_part(entrants, case.key, provider, algorithm, options.device_name)
@@ -227,7 +229,7 @@ def _rows_without_offers(case: Case, provider: str, options: Options, detail: st
     """What is known of a provider that could not say what it offers: one row for each algorithm of the roster."""
     for algorithm in PROVIDERS[provider].algorithms or ("any",):
         if _wanted(case, provider, algorithm, options):
-            yield _row(case, provider, algorithm, "fp32", "error", detail, options)
+            yield _row(case, provider, algorithm, options.precision, "error", detail, options)
 
 
 def _out_of_memory(error: Exception) -> bool:

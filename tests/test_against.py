@@ -31,6 +31,11 @@ def test_the_three_fastest_fp32_rivals_of_each_case(tmp_path):
     assert not takes_part(entrants, (2, *CASE[1:]), "cudnn", "gemm", GPU)
 
 
+def test_rivals_of_a_precision_are_chosen_by_its_rows(tmp_path):
+    entrants = fastest_rivals(write(tmp_path, ROWS, GPU), GPU, "tf32")
+    assert entrants == {CASE: {("cudnn", "winograd")}}
+
+
 def test_there_must_be_results_to_choose_from(tmp_path):
     with pytest.raises(ResultsError, match="does not exist: measure first"):
         fastest_rivals(tmp_path / "measurements.csv", GPU)

@@ -139,6 +139,23 @@ def test_cudnn_status_becomes_a_row_status(code, status):
     cudnn_classic._check(library, 0)
 
 
+@pytest.mark.parametrize(("precision", "math"), [("fp32", 3), ("tf32", 0)])  # CUDNN_FMA_MATH, CUDNN_DEFAULT_MATH
+def test_a_classic_call_is_told_what_it_may_round_to(precision, math):
+    class Library:
+        """Of calls that all succeed; keeps the math type that is set."""
+
+        def __getattr__(self, name):
+            return lambda *_: 0
+
+        def cudnnSetConvolutionMathType(self, convolution, math):
+            self.math = math
+            return 0
+
+    library = Library()
+    cudnn_classic._Case(library, PROBLEMS[1], precision)
+    assert library.math == math
+
+
 def test_classic_names_are_in_the_order_of_cudnn():
     """The position of a name is the number that cuDNN knows the algorithm by."""
     numbers = {"implicit_gemm": 0, "implicit_precomp_gemm": 1, "gemm": 2, "direct": 3}
@@ -147,15 +164,16 @@ def test_classic_names_are_in_the_order_of_cudnn():
 
 
 @pytest.mark.parametrize("name", torch_cudnn.MODES)
-def test_torch_settings_are_set_for_the_call_only(name):
+@pytest.mark.parametrize(("precision", "theirs"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_torch_settings_are_set_for_the_call_only(name, precision, theirs):
     cudnn = torch.backends.cudnn
 
     def settings():
         return cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, cudnn.conv.fp32_precision
 
     before = settings()
-    with torch_cudnn._settings(torch_cudnn.MODES[name]):
-        assert settings() == (True, name == "benchmark", 0, name == "deterministic", "ieee")
+    with torch_cudnn._settings(torch_cudnn.MODES[name], precision):
+        assert settings() == (True, name == "benchmark", 0, name == "deterministic", theirs)
     assert settings() == before
 
 
@@ -164,7 +182,7 @@ def test_cublas_computes_a_1x1_layer(monkeypatch):
     problem = ConvProblem(3, 17, 5, 9, 7, 1, 1)
     operands = operands_of(problem)
     before = torch.backends.cuda.matmul.fp32_precision
-    output = cublas._prepare(problem, operands, LIMIT).call()
+    output = cublas._prepare("fp32", problem, operands, LIMIT).call()
     assert output is operands.output
     assert rel_l2(output, truth_of(problem, operands)) < 1e-6
     assert torch.backends.cuda.matmul.fp32_precision == before
@@ -173,19 +191,29 @@ def test_cublas_computes_a_1x1_layer(monkeypatch):
 @pytest.mark.parametrize("problem", [ConvProblem(1, 3, 5, 5, 2, 3, 3, 1, 1), ConvProblem(1, 3, 5, 5, 2, 1, 2)], ids=str)
 def test_cublas_computes_no_other_filter(problem):
     with pytest.raises(NotRunnable, match="1x1") as refusal:
-        cublas._prepare(problem, operands_of(problem), LIMIT)
+        cublas._prepare("fp32", problem, operands_of(problem), LIMIT)
     assert refusal.value.status == "unsupported"
 
 
 def test_cublas_computes_no_padding():
     problem = ConvProblem(1, 3, 5, 5, 2, 1, 1, 1, 1)
     with pytest.raises(NotRunnable, match="padded") as refusal:
-        cublas._prepare(problem, operands_of(problem), LIMIT)
+        cublas._prepare("fp32", problem, operands_of(problem), LIMIT)
     assert refusal.value.status == "unsupported"
 
 
 class Refused(Exception):
     """Stands for cudnnGraphNotSupportedError."""
+
+
+@pytest.mark.parametrize(("precision", "theirs"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_cublas_is_told_its_precision_for_the_call_only(monkeypatch, precision, theirs):
+    matmul, seen = torch.backends.cuda.matmul, []
+    before = matmul.fp32_precision
+    monkeypatch.setattr(cublas, "measured_workspace", lambda call: 0)
+    monkeypatch.setattr(torch, "bmm", lambda *_, **__: seen.append(matmul.fp32_precision))
+    cublas._prepare(precision, PROBLEMS[1], operands_of(PROBLEMS[1]), LIMIT).call()
+    assert set(seen) == {theirs} and matmul.fp32_precision == before
 
 
 class FakeGraph:
@@ -199,7 +227,7 @@ class FakeGraph:
             (1, "eng1_k2=1", ""),
             (3, "eng3_k11=2", "No kernel\n  for this shape"),
         ]
-        self.built, self.deselected = [], None
+        self.built, self.filtered = [], None
 
     def create_execution_plans(self, modes):
         assert modes == ["A", "B", "FALLBACK"]
@@ -219,7 +247,10 @@ class FakeGraph:
         self.plans.append((engine, f"eng{engine}", ""))
 
     def deselect_numeric_notes(self, notes):
-        self.deselected = notes, len(self.plans)
+        self.filtered = "without", notes, len(self.plans)
+
+    def select_numeric_notes(self, notes):
+        self.filtered = "with", notes, len(self.plans)
 
     def get_plan_name_at_index(self, index):
         return self.plans[index][1]
@@ -230,19 +261,19 @@ class FakeGraph:
             raise Refused(self.plans[index][2])
 
 
-@pytest.fixture
-def plans(monkeypatch):
+@pytest.fixture(params=["fp32"])
+def plans(monkeypatch, request):
     cudnn = SimpleNamespace(
         cudnnGraphNotSupportedError=Refused,
         heur_mode=SimpleNamespace(A="A", B="B", FALLBACK="FALLBACK"),
-        numerical_note=SimpleNamespace(DOWN_CONVERT_INPUTS="rounded inputs"),
+        numerical_note=SimpleNamespace(DOWN_CONVERT_INPUTS="rounded inputs", TENSOR_CORE="tensor cores"),
     )
     monkeypatch.setattr(cudnn_engines, "_graph", lambda *_: (FakeGraph(), ("x", "w", "y")))
     problem = PROBLEMS[0]
-    return cudnn_engines._Plans(cudnn, None, None, problem, operands_of(problem))
+    return cudnn_engines._Plans(cudnn, None, None, problem, operands_of(problem), request.param)
 
 
-def test_engines_are_distinct_fp32_plans(plans):
+def test_engines_are_distinct_plans_of_the_class(plans):
     assert plans.distinct() == [
         ("eng0", 0, ""),
         ("eng1_k2=1", 1, ""),
@@ -253,8 +284,13 @@ def test_engines_are_distinct_fp32_plans(plans):
     assert 3 not in plans._graph.built, "a plan was built twice"
 
 
-def test_tf32_is_excluded_after_every_plan_is_there(plans):
-    assert plans._graph.deselected == (["rounded inputs"], 7)
+@pytest.mark.parametrize(
+    ("plans", "kept"),
+    [("fp32", ("without", ["rounded inputs"], 7)), ("tf32", ("with", ["tensor cores"], 7))],
+    indirect=["plans"],
+)
+def test_the_other_class_is_excluded_after_every_plan_is_there(plans, kept):
+    assert plans._graph.filtered == kept
 
 
 def test_a_plan_that_cannot_be_built_says_why(plans):

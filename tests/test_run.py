@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from harness import run
 from harness.records import ResultsFolder, read
@@ -105,6 +107,7 @@ def test_dry_run_and_list_measure_nothing(tmp_path, capsys):
         (["--batch", "0"], ["0"]),
         (["--runs", "10"], ["10", "1 to 9"]),
         (["--device", "cuda:99"], ["cuda:99", "cpu"]),
+        (["--precision", "tf32"], ["--precision tf32", "cpu", "fp32", "use a GPU"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -118,11 +121,19 @@ def test_a_wrong_value_is_one_sentence_with_the_allowed_ones(arguments, parts, c
         assert part in said
 
 
-@pytest.mark.parametrize("arguments", [["--batch", "one"], ["--bogus"], ["--runs"]], ids=str)
+@pytest.mark.parametrize("arguments", [["--batch", "one"], ["--bogus"], ["--runs"], ["--precision", "fp16"]], ids=str)
 def test_what_the_parser_itself_refuses_exits_with_2(arguments):
     with pytest.raises(SystemExit) as stop:
         harness(*arguments)
     assert stop.value.code == 2
+
+
+def test_a_sweep_with_tf32_allowed_is_of_those_who_offer_it():
+    everybody = SimpleNamespace(precision="tf32", provider=None)
+    there = run._providers(everybody, torch.device("cuda"))
+    assert {"cudnn", "cudnn_engine", "torch", "cublas"} <= set(there) and "cpu" not in there
+    with pytest.raises(run.UsageError, match="--provider cpu: on cuda in tf32 there are"):
+        run._providers(SimpleNamespace(precision="tf32", provider=["cpu"]), torch.device("cuda"))
 
 
 def test_a_slice_by_name_needs_no_config_without_a_gpu(capsys):

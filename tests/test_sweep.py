@@ -111,10 +111,29 @@ def test_every_case_and_algorithm_has_a_row_and_the_file_keeps_the_contract(tiny
 
 def test_rows_that_are_done_are_not_measured_again(tiny):
     case = tiny.cases[0]
-    done = frozenset({sweep.row_key(case, "cpu", "right")})
+    done = frozenset({sweep.row_key(case, "cpu", "right", "fp32")})
     options = dataclasses.replace(OPTIONS, done=done)
     measured = {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
     assert "right" not in measured and "wrong_image" in measured
+
+
+def test_rows_done_in_another_precision_do_not_count(tiny):
+    case = tiny.cases[0]
+    options = dataclasses.replace(OPTIONS, done=frozenset({sweep.row_key(case, "cpu", "right", "tf32")}))
+    assert "right" in {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_rows_carry_the_precision_of_the_sweep(tiny, offers):
+    class InTf32(Faulty):
+        def offers(self, *arguments):
+            if not offers:
+                raise RuntimeError("no graph")
+            return [dataclasses.replace(offer, precision="tf32") for offer in super().offers(*arguments)]
+
+    options = dataclasses.replace(OPTIONS, precision="tf32")
+    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": InTf32()}, options))
+    assert rows and {row.precision for row in rows} == {"tf32"}
 
 
 def test_the_order_of_algorithms_is_the_seeds(tiny):

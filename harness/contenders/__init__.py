@@ -5,7 +5,6 @@ To add one: a module with a class `Contender`, and a line in harness/roster.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,10 +13,8 @@ from typing import Protocol
 import torch
 
 from cuconv.problem import ConvProblem
+from harness.precision import FP32, of_process
 from harness.roster import PROVIDERS
-
-# Read by NVIDIA's libraries when they start: FP32 is FP32, in cuBLAS under cuDNN's engines too.
-os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 class Unavailable(Exception):
@@ -55,16 +52,22 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run."""
+    """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
+
+    precision is the accuracy class that it is measured in: what its FP32 operands may be rounded to.
+    """
 
     provider: str
     algorithm: str
     prepare: Callable[[], Prepared]
-    precision: str = "fp32"
+    precision: str = FP32
 
 
 class Contender(Protocol):
-    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep."""
+    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep, in one class."""
+
+    def __init__(self, precision: str = FP32) -> None:
+        self.precision = precision
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
         """Called once before the first case, for what is better done for all; algorithms None stands for every one."""
@@ -74,9 +77,14 @@ class Contender(Protocol):
         ...
 
 
-def load(provider: str) -> Contender:
-    """The contender of a provider's name; raises Unavailable where this machine lacks what it needs."""
-    return import_module(f"harness.contenders.{PROVIDERS[provider].module}").Contender()
+def load(provider: str, precision: str = FP32) -> Contender:
+    """The contender of a provider's name; raises Unavailable where this machine lacks what it needs.
+
+    precision must be that of the process (harness.precision), or the class measured would not be the one in the row.
+    """
+    if precision != of_process():
+        raise RuntimeError(f"this process measures {of_process()}: measure {precision} in another")
+    return import_module(f"harness.contenders.{PROVIDERS[provider].module}").Contender(precision)
 
 
 def check_workspace(needed: int, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""A 1x1 convolution as what it is, a product of matrices: cuBLAS through torch.bmm, in FP32."""
+"""A 1x1 convolution as what it is, a product of matrices: cuBLAS through torch.bmm."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from cuconv.problem import ConvProblem
 from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
+from harness.precision import FP32, IN_TORCH
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32 in torch's matrix products; what was set before is set again at the end."""
+def _computing_in(precision: str) -> Iterator[None]:
+    """The class of torch's matrix products; what was set before is set again at the end."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
+    matmul.fp32_precision = IN_TORCH[precision]
     try:
         yield
     finally:
@@ -28,16 +29,18 @@ def _full_precision() -> Iterator[None]:
 class Contender(contenders.Contender):
     """Not cuDNN, but what a user could write instead. Raises Unavailable without a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = FP32) -> None:
+        super().__init__(precision)
         if not torch.cuda.is_available():
             raise Unavailable("cuBLAS needs an NVIDIA GPU, and torch sees none")
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """The one algorithm, bmm, for every case; it runs on 1x1 filters only."""
-        return [Offer("cublas", "bmm", partial(_prepare, problem, operands, workspace_limit))]
+        prepare = partial(_prepare, self.precision, problem, operands, workspace_limit)
+        return [Offer("cublas", "bmm", prepare, self.precision)]
 
 
-def _prepare(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
     if problem.filter_area != 1:
         raise NotRunnable("unsupported", "only a 1x1 filter is a plain matrix product")
     if problem.pad_h or problem.pad_w:
@@ -48,7 +51,7 @@ def _prepare(problem: ConvProblem, operands: Operands, workspace_limit: int) -> 
     products = operands.output.view(problem.n, problem.m, problem.out_pixels)
 
     def call() -> torch.Tensor:
-        with _full_precision():
+        with _computing_in(precision):
             torch.bmm(weights, pixels, out=products)
         return operands.output
 

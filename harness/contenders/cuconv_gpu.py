@@ -13,12 +13,14 @@ from cuconv.problem import ConvProblem
 from harness import contenders
 from harness.compiling import compile_for
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+from harness.precision import FP32
 
 
 class Contender(contenders.Contender):
     """The library of this project. Raises Unavailable without CuPy, which launches its kernels, or a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = FP32) -> None:
+        super().__init__(precision)
         if not torch.cuda.is_available():
             raise Unavailable("cuConv's kernels need an NVIDIA GPU, and torch sees none")
         try:

@@ -1,4 +1,4 @@
-"""The eight classic algorithms of cuDNN by name, in FP32: through the C interface of the libcudnn that torch loaded.
+"""The eight classic algorithms of cuDNN by name, through the C interface of the libcudnn that torch loaded.
 
 torch cannot name an algorithm, and newer bindings leave these calls out; the library still has them.
 """
@@ -19,13 +19,14 @@ from cuconv.problem import ConvProblem
 from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
+from harness.precision import FP32, TF32
 from harness.roster import CLASSIC_ALGORITHMS
 
 # Values of cuDNN's enumerations; the position of a name in CLASSIC_ALGORITHMS is its cudnnConvolutionFwdAlgo_t.
 TENSOR_NCHW = 0
 DATA_FLOAT = 0
 CROSS_CORRELATION = 1
-FMA_MATH = 3  # the default math would let some algorithms round their inputs to TF32
+MATH = {FP32: 3, TF32: 0}  # FMA; the default, which lets algorithms round their inputs to TF32
 NOT_SUPPORTED = range(3000, 4000)  # CUDNN_STATUS_NOT_SUPPORTED and its subcodes
 
 _SIGNATURES: dict[str, tuple] = {
@@ -87,7 +88,7 @@ def _check(library: ctypes.CDLL, status: int) -> None:
 class _Case:
     """The descriptors of one case, on tensors that are contiguous NCHW; destroyed when the last call on it is gone."""
 
-    def __init__(self, library: ctypes.CDLL, problem: ConvProblem):
+    def __init__(self, library: ctypes.CDLL, problem: ConvProblem, precision: str):
         self._library = library
         self.input = self._tensor(problem.input_shape)
         self.output = self._tensor(problem.output_shape)
@@ -98,7 +99,7 @@ class _Case:
         pads, ones = (problem.pad_h, problem.pad_w), (1, 1, 1, 1)  # strides and dilations
         modes = (CROSS_CORRELATION, DATA_FLOAT)
         _check(library, library.cudnnSetConvolution2dDescriptor(self.convolution, *pads, *ones, *modes))
-        _check(library, library.cudnnSetConvolutionMathType(self.convolution, FMA_MATH))
+        _check(library, library.cudnnSetConvolutionMathType(self.convolution, MATH[precision]))
 
     def _tensor(self, shape: tuple[int, int, int, int]) -> c_void_p:
         descriptor = self._create("Tensor")
@@ -115,7 +116,8 @@ class _Case:
 class Contender(contenders.Contender):
     """cuDNN's classic algorithms. Raises Unavailable where torch has no cuDNN or no GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = FP32) -> None:
+        super().__init__(precision)
         if not torch.cuda.is_available():
             raise Unavailable("cuDNN needs an NVIDIA GPU, and torch sees none")
         self._library, _ = _library()
@@ -127,9 +129,9 @@ class Contender(contenders.Contender):
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """All eight algorithms; whether one can run is asked in prepare(), and once more by its first call."""
-        case = cache(partial(_Case, self._library, problem))
+        case = cache(partial(_Case, self._library, problem, self.precision))
         return [
-            Offer("cudnn", name, partial(self._prepare, case, code, operands, workspace_limit))
+            Offer("cudnn", name, partial(self._prepare, case, code, operands, workspace_limit), self.precision)
             for code, name in enumerate(CLASSIC_ALGORITHMS)
         ]
 

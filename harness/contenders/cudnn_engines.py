@@ -1,4 +1,4 @@
-"""Every FP32 execution plan of cuDNN's graph API: those its heuristics name, and the engines they leave out."""
+"""Every execution plan of cuDNN's graph API: those its heuristics name, and the engines they leave out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cuconv.problem import ConvProblem
 from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
+from harness.precision import FP32
 
 REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later ones need much more than the library
 DESELECTED = "Deselecting execution plan"  # how the build of a plan ends that a numeric note excludes
@@ -22,7 +23,8 @@ COLLECT_EVERY = 8  # cases
 class Contender(contenders.Contender):
     """cuDNN's engines. Raises Unavailable where the frontend package, its library or a GPU is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = FP32) -> None:
+        super().__init__(precision)
         if not torch.cuda.is_available():
             raise Unavailable("cuDNN needs an NVIDIA GPU, and torch sees none")
         try:
@@ -40,18 +42,18 @@ class Contender(contenders.Contender):
         self._cases = 0
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """One offer for each distinct plan name. All are built here: only a build tells which ones round to TF32.
+        """One offer for each distinct plan name of the class. All are built here: only a build tells which those are.
 
-        Such plans are of another accuracy class and have no row; an FP32 plan that cannot be built has one.
+        A plan of the other class has no row; one of the class that cannot be built has one.
         """
         # The frontend's graphs are in reference cycles, and what a plan holds is invisible to the collector.
         if self._cases % COLLECT_EVERY == 0:
             gc.collect()
         self._cases += 1
 
-        plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands)
+        plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
         return [
-            Offer("cudnn_engine", name, partial(plans.prepare, index, failure, workspace_limit))
+            Offer("cudnn_engine", name, partial(plans.prepare, index, failure, workspace_limit), self.precision)
             for name, index, failure in plans.distinct()
         ]
 
@@ -66,7 +68,15 @@ def _version(cudnn: Any) -> int | None:
 class _Plans:
     """The graph of one case with its plans; freed when the last offer of the case is gone."""
 
-    def __init__(self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, operands: Operands):
+    def __init__(
+        self,
+        cudnn: Any,
+        handle: Any,
+        workspace: Workspace,
+        problem: ConvProblem,
+        operands: Operands,
+        precision: str,
+    ):
         self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
         self._operands = operands
         self._graph, tensors = _graph(cudnn, handle, problem)
@@ -74,9 +84,10 @@ class _Plans:
         self._addresses = dict(zip(tensors, pointers, strict=True))
         self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
         self._create()
+        self._exclude_other_class(precision)
 
     def _create(self) -> None:
-        """Add the plans of all heuristics, then one of each engine that they left out; exclude TF32."""
+        """Add the plans of all heuristics, then one of each engine that they left out."""
         graph, modes = self._graph, self._cudnn.heur_mode
         with suppress(self._cudnn.cudnnGraphNotSupportedError):  # an engine may run what no heuristic knows
             graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
@@ -85,11 +96,20 @@ class _Plans:
             if engine not in known:
                 with suppress(*self._failures):  # which means that the engine has no configuration for this case
                     graph.create_execution_plan(engine, {})
-        # Not the note TENSOR_CORE: eng58, a route to cuBLAS, has it too, and computes in FP32 where TF32 is forbidden.
-        graph.deselect_numeric_notes([self._cudnn.numerical_note.DOWN_CONVERT_INPUTS])
+
+    def _exclude_other_class(self, precision: str) -> None:
+        """By the notes that cuDNN has on its plans, all of which are there already.
+
+        eng58, a route to cuBLAS, is of both classes: it has the note TENSOR_CORE alone, and rounds where it may.
+        """
+        note = self._cudnn.numerical_note
+        if precision == FP32:
+            self._graph.deselect_numeric_notes([note.DOWN_CONVERT_INPUTS])
+        else:
+            self._graph.select_numeric_notes([note.TENSOR_CORE])
 
     def distinct(self) -> list[tuple[str, int, str]]:
-        """Name, index and reason of failure ("" where there is none) of every plan that computes in FP32."""
+        """Name, index and reason of failure ("" where there is none) of every plan of the class."""
         found: dict[str, tuple[str, int, str]] = {}
         for index in range(self._graph.get_execution_plan_count()):
             name = self._graph.get_plan_name_at_index(index)

@@ -1,4 +1,4 @@
-"""What torch itself makes of cuDNN: its three ways to choose a plan, in FP32.
+"""What torch itself makes of cuDNN: its three ways to choose a plan.
 
 torch keeps the plan it chose for a problem in a cache, per thread, whose key tells deterministic from not, but not
 benchmarked from taken by heuristics: `default` after `benchmark` would run what benchmark chose, and the other
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from cuconv.problem import ConvProblem
 from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace
+from harness.precision import FP32, IN_TORCH
 
 # Read once, at the first convolution of the process; importing torch is not yet one.
 os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"] = "1"
@@ -35,28 +36,30 @@ MODES = {"default": _Mode(), "benchmark": _Mode(benchmark=True), "deterministic"
 
 
 @contextmanager
-def _settings(mode: _Mode) -> Iterator[None]:
-    """torch's cuDNN settings of a mode, FP32 without TF32; what was set before is set again at the end."""
+def _settings(mode: _Mode, precision: str = FP32) -> Iterator[None]:
+    """torch's cuDNN settings of a mode, in FP32 or with TF32 allowed; what was set before is set again at the end."""
     cudnn = torch.backends.cudnn
     before = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, cudnn.conv.fp32_precision)
     try:
-        _set(True, mode.benchmark, 0, mode.deterministic, "ieee")  # a benchmark limit of 0: try every plan
+        limit = 0  # of plans to try in a benchmark: all
+        _set(True, mode.benchmark, limit, mode.deterministic, IN_TORCH[precision])
         yield
     finally:
         _set(*before)
 
 
-def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bool, precision: str) -> None:
+def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bool, fp32_precision: str) -> None:
     cudnn = torch.backends.cudnn
     cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit = enabled, benchmark, benchmark_limit
     cudnn.deterministic = deterministic
-    cudnn.conv.fp32_precision = precision  # allow_tf32 is its older twin; using both raises
+    cudnn.conv.fp32_precision = fp32_precision  # allow_tf32 is its older twin; using both raises
 
 
 class Contender(contenders.Contender):
     """torch.nn.functional.conv2d, from one thread. Raises Unavailable without cuDNN, a GPU or a cache to limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = FP32) -> None:
+        super().__init__(precision)
         if not (torch.cuda.is_available() and torch.backends.cudnn.is_available()):
             raise Unavailable("torch sees no NVIDIA GPU with cuDNN")
         self._other = torch.zeros(1, 1, 3, 3, device="cuda"), torch.zeros(1, 1, 2, 2, device="cuda")
@@ -70,7 +73,7 @@ class Contender(contenders.Contender):
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """torch's default (by heuristics), benchmark (the fastest of all plans it knows) and deterministic."""
         return [
-            Offer("torch", name, partial(self._prepare, mode, problem, operands, workspace_limit))
+            Offer("torch", name, partial(self._prepare, mode, problem, operands, workspace_limit), self.precision)
             for name, mode in MODES.items()
         ]
 
@@ -93,7 +96,7 @@ class Contender(contenders.Contender):
         identity = object()
 
         def call() -> torch.Tensor:
-            with _settings(mode):
+            with _settings(mode, self.precision):
                 if self._chosen_by is not identity:
                     self._evict()
                     self._chosen_by = identity
@@ -103,7 +106,7 @@ class Contender(contenders.Contender):
 
     def _evict(self) -> None:
         """Push the plan in torch's cache out by another, of a shape that no network has."""
-        with _settings(MODES["default"]):
+        with _settings(MODES["default"], self.precision):
             F.conv2d(*self._other)
 
     def _cache_outlives_eviction(self) -> bool:

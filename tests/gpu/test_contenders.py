@@ -1,6 +1,8 @@
 """Contenders on a GPU: every offer computes the convolution, called and captured, and torch's modes do not mix."""
 
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -10,7 +12,8 @@ import torch.nn.functional as F
 
 from cuconv import ConvProblem, algorithms, reference
 from harness import contenders, profile
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, cudnn_classic, torch_cudnn
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, cudnn_classic, cudnn_engines, torch_cudnn
+from harness.records import read
 from harness.roster import CLASSIC_ALGORITHMS, PROVIDERS
 from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
 
@@ -150,6 +153,36 @@ def test_workspace_is_limited(provider):
             offers_of(provider, problem, size - 1)[name].prepare()
         assert refusal.value.status == "workspace_exceeded"
         assert offers_of(provider, problem, size)[name].prepare().workspace_bytes == size
+
+
+def plans_of(problem: ConvProblem, precision: str) -> cudnn_engines._Plans:
+    engines = load("cudnn_engine")
+    return cudnn_engines._Plans(
+        engines._cudnn, engines._handle, engines._workspace, problem, case(problem)[0], precision
+    )
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)
+def test_every_plan_of_cudnn_is_of_a_class(problem):
+    """The notes by which the classes are told apart leave no plan out."""
+    graph = plans_of(problem, "fp32")._graph
+    everything = {graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())}
+    fp32, tf32 = ({name for name, *_ in plans_of(problem, p).distinct()} for p in ("fp32", "tf32"))
+    assert fp32 | tf32 == everything and tf32 - fp32
+    assert {name.split("_")[0] for name in fp32 & tf32} <= {"eng58"}
+
+
+def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
+    """In a process of its own, as it must be."""
+    command = [sys.executable, "-m", "harness.run", "--config", "smoke", "--batch", "8", "--runs", "1"]
+    subprocess.run([*command, "--precision", "tf32", "--out", str(tmp_path)], check=True)
+    rows = read(tmp_path / "measurements.csv")
+    assert set(rows.precision) == {"tf32"}
+    ran = rows[(rows.k == 1) & (rows.status == "ok")]
+    rounded = ran[ran.rel_l2_error > GEMM_LIKE]
+    assert set(rounded.provider) >= {"cudnn", "cudnn_engine", "torch", "cublas"}
+    assert rounded.rel_l2_error.max() < 1e-3
+    assert rounded.algorithm.str.match("eng58").any()  # cuBLAS under cuDNN
 
 
 def kernels(call) -> list[str]:

@@ -1,0 +1,39 @@
+"""One accuracy class for a process: what NVIDIA's libraries are told, and that nothing measures the other one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness import contenders, precision
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before(monkeypatch):
+    monkeypatch.setenv(precision.OVERRIDE, os.environ[precision.OVERRIDE])
+
+
+def test_fp32_forbids_tf32_in_every_library_and_tf32_does_not():
+    precision.set_for_process("tf32")
+    assert "NVIDIA_TF32_OVERRIDE" not in os.environ and precision.of_process() == "tf32"
+    precision.set_for_process("fp32")
+    assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0" and precision.of_process() == "fp32"
+
+
+@pytest.mark.parametrize("inherited", [None, "0", "1"])
+def test_whoever_asks_for_nothing_computes_in_fp32(inherited):
+    """Whatever the user's environment says."""
+    environment = {name: value for name, value in os.environ.items() if name != precision.OVERRIDE}
+    environment |= {} if inherited is None else {precision.OVERRIDE: inherited}
+    code = "import os, harness.contenders; print(os.environ['NVIDIA_TF32_OVERRIDE'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize(("one", "other"), [("fp32", "tf32"), ("tf32", "fp32")])
+def test_a_process_of_one_class_loads_no_contender_of_the_other(one, other):
+    precision.set_for_process(one)
+    assert contenders.load("cpu", one).precision == one
+    with pytest.raises(RuntimeError, match=f"this process measures {one}: measure {other} in another"):
+        contenders.load("cpu", other)
