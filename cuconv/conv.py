@@ -18,7 +18,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.jit import LaunchSequence
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 WEIGHT_ALIGNMENT = 16  # bytes: what some kernels make use of where the weights have it
 MAX_READY_CALLS = 4096  # of a thread
@@ -55,6 +55,7 @@ def conv2d(
     padding: int | str | tuple[int, int] = 0,
     relu: bool = False,
     algorithm: str = "auto",
+    precision: str = FP32,
     out: Any = None,
 ) -> Any:
     """Convolution of CNN inference: stride 1, float32, contiguous NCHW, on a GPU.
@@ -64,6 +65,8 @@ def conv2d(
     padding rows and columns of zeros on each side: a number, (vertical, horizontal), "valid" (none) or
             "same" (odd filters: the output has the input's size)
     relu    whether negative outputs, after the bias, become 0; a NaN stays a NaN
+    precision "fp32": the accuracy of a plain FP32 sum, whatever computes it; "tf32": input and weight may be rounded
+            to TF32 (11 bits, a relative error of about 3e-4), which is faster where there is much work
     out     optional (N, M, OH, OW) to write to, apart from the other operands in memory
 
     Returns (N, M, OH, OW), OH = H + 2*pad - KH + 1, of the same library, enqueued on its current stream;
@@ -81,13 +84,14 @@ def conv2d(
         aligned = library.pointer(weight) % WEIGHT_ALIGNMENT == 0
         bias_signature = None if bias is None else signature(bias)
         out_signature = None if out is None else signature(out)
-        key = (signature(input), signature(weight), bias_signature, out_signature, aligned, padding, relu, algorithm)
+        operands = (signature(input), signature(weight), bias_signature, out_signature)
+        key = (*operands, aligned, padding, relu, algorithm, precision)
     except (AttributeError, TypeError):
         _check_operands(library, _named(input, weight, bias, out))  # one of them is no array of this library
         raise
     call = _thread.ready_calls.get(key)
     if call is None:
-        call = _prepare(library, _named(input, weight, bias, out), aligned, padding, relu, algorithm)
+        call = _prepare(library, _named(input, weight, bias, out), aligned, padding, relu, algorithm, precision)
         _keep(key, call)
     if call.current_context() == call.context:
         return call(input, weight, bias, out)
@@ -168,12 +172,13 @@ def _prepare(
     padding: int | str | tuple[int, int],
     relu: bool,
     algorithm: str,
+    precision: str,
 ) -> _Call:
     """Check everything that the key of a call stands for, plan, and load the kernels."""
     _check_operands(library, operands)
     input, weight = operands["input"], operands["weight"]
     device = library.device(input)
-    problem = _problem(input.shape, weight.shape, _pads(padding, weight.shape))
+    problem = _problem(input.shape, weight.shape, _pads(padding, weight.shape), precision)
     launch_plan = plan(problem, device, algorithm)
     _check_together(library, operands, problem, device)
     launches = ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, aligned, relu)
@@ -205,14 +210,16 @@ def _check_operand(library: Any, name: str, array: Any) -> None:
     library.check(name, array)
 
 
-def _problem(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: tuple[int, int]) -> ConvProblem:
+def _problem(
+    input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: tuple[int, int], precision: str
+) -> ConvProblem:
     n, c, h, w = map(int, input_shape)
     m, weight_c, kh, kw = map(int, weight_shape)
     if weight_c != c:
         raise UnsupportedProblem(
             f"weight has {weight_c} channels, input {c}: they must be equal (groups are not supported)"
         )
-    return ConvProblem(n, c, h, w, m, kh, kw, *pads)
+    return ConvProblem(n, c, h, w, m, kh, kw, *pads, precision)
 
 
 def _pair(padding: Any) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOAT_BYTES = 4
+PRECISIONS = FP32, TF32 = ("fp32", "tf32")
 
 
 class UnsupportedProblem(ValueError):
@@ -16,7 +17,8 @@ class ConvProblem:
     """A stride-1 convolution, NCHW, zero padding: output[n,m] = sum over c, ky, kx of input[n,c] * weight[m,c,ky,kx].
 
     n inputs (batch) of c channels (the paper's depth), each h x w; m filters of kh x kw;
-    pad_h rows and pad_w columns of zeros on each side. Raises UnsupportedProblem where no output exists.
+    pad_h rows and pad_w columns of zeros on each side. precision: "fp32" for the accuracy of a plain FP32 sum, or
+    "tf32" where factors may be rounded to TF32, to 11 bits. Raises UnsupportedProblem where no output exists.
     """
 
     n: int
@@ -28,6 +30,7 @@ class ConvProblem:
     kw: int
     pad_h: int = 0
     pad_w: int = 0
+    precision: str = FP32
 
     def __post_init__(self) -> None:
         for field in ("n", "c", "h", "w", "m", "kh", "kw"):
@@ -36,6 +39,8 @@ class ConvProblem:
                 raise UnsupportedProblem(
                     f"{field}={value}: every size must be at least 1; empty tensors have no convolution"
                 )
+        if self.precision not in PRECISIONS:
+            raise UnsupportedProblem(f"precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
         for axis in ("pad_h", "pad_w"):
             if getattr(self, axis) < 0:
                 raise UnsupportedProblem(f"{axis}={getattr(self, axis)}: padding must be 0 or more")

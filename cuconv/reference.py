@@ -24,6 +24,15 @@ def conv2d(
     return _finished(output, bias, relu)
 
 
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 values rounded to nearest as TF32 numbers, 11 bits; of two that are as near the larger magnitude.
+
+    What conv2d multiplies in precision "tf32". NaN and infinities stay.
+    """
+    rounded = (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)
+
+
 def scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
     """Stage one of the paper (section 3): every dot product of a filter row with the input rows that meet it.
 

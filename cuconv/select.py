@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import DeviceSpec
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,12 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> L
     if algorithm not in ALGORITHMS:
         known = ", ".join(["auto", *ALGORITHMS])
         raise ValueError(f"algorithm={algorithm!r}: must be one of {known}")
+    possible = offering(problem.precision)
+    if algorithm not in possible:
+        raise UnsupportedProblem(
+            f"algorithm={algorithm!r} does not compute in precision={problem.precision!r}: "
+            f"must be one of {', '.join(['auto', *possible])}"
+        )
     return LaunchPlan(algorithm, ALGORITHMS[algorithm].configure(problem, device))
 
 
@@ -47,12 +53,15 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
 
 
 def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:
+    """Of those that offer the problem's precision; in FP32, which every problem allows, where none of them can."""
     plans, refusal = [], None
-    for name in ALGORITHMS:
+    for name in offering(problem.precision):
         try:
             plans.append(plan(problem, device, name))
         except UnsupportedProblem as error:
             refusal = refusal or error
+    if not plans and problem.precision != FP32:
+        return plan(replace(problem, precision=FP32), device)
     if not plans:
         raise refusal  # of the first algorithm: the others compute less
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))

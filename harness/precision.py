@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 
-PRECISIONS = FP32, TF32 = ("fp32", "tf32")
+from cuconv.problem import FP32, PRECISIONS, TF32
+
+__all__ = ["FP32", "IN_TORCH", "OVERRIDE", "PRECISIONS", "TF32", "of_process", "set_for_process"]
+
 IN_TORCH = {FP32: "ieee", TF32: "tf32"}  # what torch calls them
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 

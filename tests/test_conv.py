@@ -161,6 +161,7 @@ def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_ea
         (X, WEIGHT, {"relu": True}),
         (X, WEIGHT, {"bias": BIAS}),
         (X, WEIGHT, {"algorithm": "tf32x3_gemm"}),
+        (X, WEIGHT, {"algorithm": "tf32x3_gemm", "precision": "tf32"}),
     ]
     for _ in range(2):
         for x, weight, options in calls:
@@ -169,6 +170,13 @@ def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_ea
     assert len(Recorder.made) == len(calls)
     launches = [launches for launches, _, _ in Recorder.enqueued]
     assert launches[len(calls) : -1] == launches[: len(calls)] and launches[-1] == launches[4]
+
+
+@pytest.mark.parametrize("precision", ["half", None, torch.float32])
+def test_an_unknown_precision_is_refused_before_any_launch(cuda, precision):
+    with pytest.raises(UnsupportedProblem, match=r"precision=.*: must be one of fp32, tf32"):
+        cuconv.conv2d(X, WEIGHT, precision=precision)
+    assert not Recorder.enqueued
 
 
 def test_unaligned_weights_are_not_copied_as_vectors(cuda):

@@ -1,5 +1,6 @@
 """Configurations of the tensor-core GEMM: pure functions of problem and device; also what tf32x3_wgmma shares."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -25,6 +26,13 @@ ODD = [
 PROBLEMS = [case.problem for case in load_sweep("paper", batches=[1, 8, 256]).cases] + ODD
 
 
+each_precision = pytest.mark.parametrize("precision", ["fp32", "tf32"])
+
+
+def in_precision(precision, problems):
+    return [replace(problem, precision=precision) for problem in problems]
+
+
 def one_by_one(c, m=64, hw=14, pad=0):
     return ConvProblem(n=1, c=c, h=hw, w=hw, m=m, kh=1, kw=1, pad_h=pad, pad_w=pad)
 
@@ -48,8 +56,9 @@ def test_tiles_divide_as_the_kernel_asserts(tile):
 
 
 @each_device
-def test_candidates_cover_the_output_and_fit_the_device(device):
-    for problem in PROBLEMS:
+@each_precision
+def test_candidates_cover_the_output_and_fit_the_device(device, precision):
+    for problem in in_precision(precision, PROBLEMS):
         for config in tf32x3_gemm.candidates(problem, device):
             tile, pixels = config.tile, problem.n * problem.out_pixels
             filter_tiles, pixel_tiles = ceil(problem.m / tile.bm), ceil(pixels / tile.bn)
@@ -127,6 +136,8 @@ def test_pointwise_is_1x1_without_padding():
 def test_variants_sample_every_tile_and_setting(arch):
     sample = tf32x3_gemm.variants(arch)
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
-    assert len({(m["BM"], m["BN"], m["WK"], m["BK"], m["WM"]) for m in sample}) == len(tf32x3_gemm.TILES)
+    for products in (3, 1):
+        tiles = {(m["BM"], m["BN"], m["WK"], m["BK"], m["WM"]) for m in sample if m["PRODUCTS"] == products}
+        assert len(tiles) == len(tf32x3_gemm.TILES)
     assert {(m["POINTWISE"], m["VECTOR"]) for m in sample} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert {m["SPLIT"] for m in sample} == ({1} if arch == "sm_80" else {1, 2, 4, 8})

@@ -1,6 +1,7 @@
 """Configurations of the Hopper GEMM: pure functions of problem and device."""
 
 from dataclasses import replace
+from itertools import product
 from math import ceil
 
 import pytest
@@ -9,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import tf32x3_wgmma
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
-from tests.test_tf32x3_gemm import PROBLEMS, launched, one_by_one
+from tests.test_tf32x3_gemm import PROBLEMS, each_precision, in_precision, launched, one_by_one
 
 B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 
@@ -18,12 +19,14 @@ B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 def test_tiles_divide_as_the_kernel_asserts(tile):
     assert tile.bf in (16, 32, 64, 128)
     assert tile.bf % 16 == 0 and tile.threads >= 2 * tile.pixels
-    for split in tf32x3_wgmma.SPLITS:
-        assert tile.threads * tile.registers(split) <= 64 * 1024 and tile.registers(split) <= 256
+    for split, products in product(tf32x3_wgmma.SPLITS, (3, 1)):
+        registers = tile.registers(split, products)
+        assert tile.threads * registers <= 64 * 1024 and registers <= 256
 
 
-def test_candidates_cover_the_output_and_fit_the_device():
-    for problem in PROBLEMS:
+@each_precision
+def test_candidates_cover_the_output_and_fit_the_device(precision):
+    for problem in in_precision(precision, PROBLEMS):
         stages = ceil(problem.c * problem.filter_area / 32)
         for config in tf32x3_wgmma.candidates(problem, H200):
             tile, pixels = config.tile, problem.n * problem.out_pixels
@@ -31,8 +34,10 @@ def test_candidates_cover_the_output_and_fit_the_device():
             assert config.blocks == tiles * config.split < 2**31
             assert config.split * tile.wk <= stages
             assert config.split <= tile.bf / 2, "two filters of a piece belong to one block"
-            assert tile.pipeline_bytes <= config.shared_bytes <= H200.shared_bytes_per_block
-            assert tile.pipeline_bytes >= 4 * tile.wk * tile.bf * tile.pixels, "the sums take the place of the stages"
+            pipeline_bytes = tile.pipeline_bytes(config.products)
+            assert pipeline_bytes <= config.shared_bytes <= H200.shared_bytes_per_block
+            sums_bytes = 4 * tile.wk * tile.bf * tile.pixels if tile.wk > 1 else 0
+            assert pipeline_bytes >= sums_bytes, "the sums take the place of the stages"
             assert config.workspace_bytes == 0
             assert tf32x3_wgmma.predicted_us(problem, H200, config) > 0
 
@@ -125,5 +130,8 @@ def test_variants_sample_every_tile_and_setting():
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     assert {(m["BF"], m["WP"], m["WK"]) for m in sample} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
     assert {m["SPLIT"] for m in sample} == {1, 2, 4, 8, 16}
+    assert {(m["BF"], m["WP"], m["WK"]) for m in sample if m["PRODUCTS"] == 1} == {
+        (t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES
+    }
     for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE"):
         assert {m[name] for m in sample} == {0, 1}

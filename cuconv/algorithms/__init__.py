@@ -3,6 +3,7 @@
 An algorithm is a module with
 
     SOURCE      the path of its .cu file
+    PRECISIONS  of a problem that it computes; an algorithm that has none computes in FP32
     variants(arch) -> the macro settings that it may compile for an architecture such as "sm_90a"; a sample
                 of them where they are many, with every code path; none where the architecture lacks something
     candidates(problem, device) -> the configurations that can run: frozen, with `workspace_bytes`, and no two
@@ -19,7 +20,10 @@ An algorithm is a module with
 The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, fp16x3_*.cuh.
 """
 
+from types import ModuleType
+
 from cuconv.algorithms import fp16x3, tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
+from cuconv.problem import FP32
 
 ALGORITHMS = {
     "two_stage": two_stage,
@@ -28,3 +32,13 @@ ALGORITHMS = {
     "tf32x3_presplit": tf32x3_presplit,
     "fp16x3": fp16x3,
 }
+
+
+def precisions_of(algorithm: ModuleType) -> tuple[str, ...]:
+    """The precisions of a problem that an algorithm computes."""
+    return getattr(algorithm, "PRECISIONS", (FP32,))
+
+
+def offering(precision: str) -> tuple[str, ...]:
+    """The names of the algorithms that compute problems of a precision."""
+    return tuple(name for name, algorithm in ALGORITHMS.items() if precision in precisions_of(algorithm))

@@ -1,4 +1,4 @@
-// Shared by all kernels: integers, addresses in shared memory, and the plain FP32 sum.
+// Shared by all kernels: integers, addresses in shared memory, rounding to TF32, and the plain FP32 sum.
 #pragma once
 
 typedef long long int64;
@@ -6,6 +6,12 @@ typedef unsigned long long uint64;
 
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+// x rounded to nearest as a TF32 number, of which the tensor cores ignore the low 13 bits: adds half a unit of the last
+// bit that counts, 2^-11 of x's power of two. NaN and infinities stay what they are.
+__device__ __forceinline__ float round_to_tf32(float x) {
+    return fmaf(__uint_as_float(__float_as_uint(x) & 0xff800000u), 0x1p-11f, x);
 }
 
 // The plain FP32 sum, for outputs that are not finite: a split of Inf or NaN has no meaning.

@@ -1,7 +1,7 @@
 // Shared by the tf32x3 kernels for Hopper: FP32 factors as two TF32 numbers, wgmma on them, and the im2col addressing.
 //
-// Of the including file's macros, BF (filters of a tile), KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR and
-// WHOLE are used.
+// Of the including file's macros, BF (filters of a tile), PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR
+// and WHOLE are used.
 #pragma once
 
 #include "hopper.cuh"
@@ -23,6 +23,8 @@ struct Tap {
 constexpr int BK = 32;               // depth of a stage: 128 bytes of a row of weights
 constexpr int STEPS = BK / 8;        // wgmma depths in a stage
 constexpr int TILE_FLOATS = BF * BK;  // weights of a stage, big or small
+constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;  // of a factor: big and small, or what TF32 has of it
+static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
 
 // Division as a multiplication, exact where n * divisor < 2^32; one division for many.
 struct Divider {
@@ -42,10 +44,15 @@ struct Problem {
           out_w(out_w), out_pixels(out_h * out_w), by_out_w(out_w) {}
 };
 
-// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small.
+// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there is
+// one product, big is all.
 __device__ __forceinline__ void split(float x, float& big, float& small) {
+#if PRODUCTS == 3
     big = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
     small = x - big;
+#else
+    big = round_to_tf32(x);
+#endif
 }
 
 // Descriptor of a K-major tile of rows of 128 bytes, swizzled in groups of eight rows.
@@ -161,12 +168,15 @@ __device__ __forceinline__ void split_columns(const float (&values)[STEPS][4], f
         for (int r = 0; r < 4; ++r) split(values[step][r], big[step][r], small[step][r]);
 }
 
-// Starts a stage's products: chain = columns * weights, of which `tile` holds big and then small. The small terms
-// come first, while the chain is small itself and truncation costs least.
-__device__ __forceinline__ void start_products(float (&chain)[BF / 2], const float (&big)[STEPS][4],
-                                               const float (&small)[STEPS][4], const float* tile) {
+// Starts a stage's products. Three: chain = columns * weights, of which `tile` holds big and then small. The small terms
+// come first, while the chain is small itself and truncation costs least. One: sum += columns * weights, where
+// truncation costs less than rounding has.
+__device__ __forceinline__ void start_products(float (&chain)[BF / 2], float (&sum)[BF / 2],
+                                               const float (&big)[STEPS][4], const float (&small)[STEPS][4],
+                                               const float* tile) {
     const uint64 b_big = descriptor(tile), b_small = descriptor(tile + TILE_FLOATS);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#if PRODUCTS == 3
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {  // 32 bytes of a row each
         wgmma(chain, small[step], b_big + step * 2, step > 0);
@@ -174,6 +184,10 @@ __device__ __forceinline__ void start_products(float (&chain)[BF / 2], const flo
     }
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) wgmma(chain, big[step], b_big + step * 2, 1);
+#else
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) wgmma(sum, big[step], b_big + step * 2, 1);
+#endif
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
@@ -181,8 +195,12 @@ __device__ __forceinline__ void finish_products(float (&chain)[BF / 2], float (&
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < BF / 2; ++i) {
+#if PRODUCTS == 3
         asm volatile("" : "+f"(chain[i])::"memory");
         sum[i] += chain[i];
+#else
+        asm volatile("" : "+f"(sum[i])::"memory");
+#endif
     }
 }
 

@@ -9,13 +9,17 @@ from typing import Any
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.problem import FP32, PRECISIONS, ConvProblem, UnsupportedProblem
 
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share a tile; 8 is what every GPU with clusters grants
 MAX_INDEX = 2**31 - 1  # the kernels' integers
 MAX_FILTER_AREA = 63  # their mask of filter positions has 64 bits, of which one stays empty
 MAX_TILE = 256  # a size is rounded up to whole tiles
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
+
+# Products of TF32 numbers for one of a precision, and the parts of a factor: big and small, or the rounded one alone.
+PRODUCTS = dict(zip(PRECISIONS, (3, 1), strict=True))
+PARTS = {3: 2, 1: 1}
 
 # SMs that can take part in clusters; others are left over in their part of the chip. Measured: 31 clusters of 4 and 15
 # of 8 run at a time where an SM holds one block; one more waits for a whole round. Of 16: a guess.
@@ -45,6 +49,16 @@ class OverlapCosts(GridCosts):
     pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
     work: float = constant("an SM's time for a warpgroup's stage, if others hide the wait")
     work_filters: float = constant("the same, in addition, for each 64 filters")
+
+
+def tensor_share(products: int) -> float:
+    """Of what three products cost, where that goes with their number: a count, to which nothing was fitted."""
+    return products / PRODUCTS[FP32]
+
+
+def in_products(products: int) -> str:
+    """Of how many products a configuration is, as it prints; nothing where they are those of FP32."""
+    return "" if products == PRODUCTS[FP32] else f" products={products}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
-// Implicit GEMM on the tensor cores with the accuracy of FP32, the reduction split over warps and over a cluster.
+// Implicit GEMM on the tensor cores with the accuracy of FP32, or of TF32, the reduction split over warps and over a
+// cluster.
 //
 // output[m, p] = sum over k of weight[m, k] * columns[k, p], with k = (c, ky, kx) as the weights lie and p a pixel
 // of any image; the columns are never formed, their elements are fetched from the input (im2col on the way into
 // shared memory). Each FP32 factor is split into two TF32 numbers, big + small, and three products are added:
 // small*big + big*small + big*big. What is dropped is of the order 2^-22. The tensor cores truncate when they
-// accumulate, so chains are short: a depth of 8, the small terms first, then added to FP32 registers.
+// accumulate, so chains are short: a depth of 8, the small terms first, then added to FP32 registers. Of one product,
+// that of the rounded factors, is the accuracy of TF32.
 //
+// PRODUCTS 3, or 1 for TF32
 // BM BN    tile of a block: filters x pixels
 // WM WN WK warps of a block over filters, pixels and the reduction
 // BK       depth of a stage; each of the WK warps takes an equal part of it
@@ -44,10 +47,15 @@ __device__ __forceinline__ void copy16(float* target, const float* source, bool 
                  "r"(exists ? 16 : 0));
 }
 
-// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small.
+// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there is
+// one product, big is all.
 __device__ __forceinline__ void split(float x, unsigned& big, unsigned& small) {
+#if PRODUCTS == 3
     big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
     small = __float_as_uint(x - __uint_as_float(big));
+#else
+    big = __float_as_uint(round_to_tf32(x));
+#endif
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -61,7 +69,6 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[MT][NT][4], const fl
     const int group = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
 #pragma unroll 1  // unrolled, the fragments of several steps would not fit the registers
     for (int step = 0; step < STEPS; ++step) {
-        float chain[MT][NT][4] = {};
         unsigned a_big[MT][4], a_small[MT][4], b_big[NT][2], b_small[NT][2];
 #pragma unroll
         for (int i = 0; i < MT; ++i)
@@ -74,6 +81,8 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[MT][NT][4], const fl
 #pragma unroll
             for (int r = 0; r < 2; ++r)
                 split(b_tile[(step * 8 + lane + r * 4) * B_LD + j * 8 + group], b_big[j][r], b_small[j][r]);
+#if PRODUCTS == 3
+        float chain[MT][NT][4] = {};
 #pragma unroll
         for (int i = 0; i < MT; ++i)
 #pragma unroll
@@ -92,6 +101,12 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[MT][NT][4], const fl
             for (int j = 0; j < NT; ++j)
 #pragma unroll
                 for (int r = 0; r < 4; ++r) sum[i][j][r] += chain[i][j][r];
+#else
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+#pragma unroll
+            for (int j = 0; j < NT; ++j) mma(sum[i][j], a_big[i], b_big[j]);  // truncation costs less than rounding has
+#endif
     }
 }
 

@@ -1,4 +1,4 @@
-"""Implicit GEMM on the tensor cores at FP32 accuracy (3xTF32), the reduction split over warps and a cluster."""
+"""Implicit GEMM on the tensor cores at FP32 accuracy (3xTF32) or in TF32, split over warps and a cluster."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
+    PRODUCTS,
     SPLITS,
     GridCosts,
     arguments_of,
     blocks_of_an_sm,
     check_indices,
     has_aligned_rows,
+    in_products,
     is_pointwise,
     memory_us,
     stages_of,
+    tensor_share,
     those_that_fit,
 )
 from cuconv.costs import constant, load
@@ -24,10 +27,11 @@ from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
 
 TAP_BYTES = 4  # an entry of its tap table: 6 bits for the filter position, the others for an offset into an image
 MAX_IMAGE = 2**25 - 1
-REGISTERS = 128  # of a thread, no variant for compute capability 9.0 takes more
+REGISTERS = {3: 128, 1: 88}  # of a thread, by products; no variant for compute capability 9.0 takes more
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,12 @@ class Tf32x3GemmConfig:
     pointwise: bool
     blocks: int
     shared_bytes: int
+    products: int
     workspace_bytes: int = 0
 
     def __str__(self) -> str:
-        return f"tile={self.tile} split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+        grid = f"split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={self.tile} {grid}{in_products(self.products)}"
 
     @property
     def threads(self) -> int:
@@ -115,6 +121,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample = [_macros(tile, split=1, pointwise=False, vector=True) for tile in TILES]
     for pointwise, vector in ((False, False), (True, False), (True, True)):
         sample.append(_macros(TILES[0], 1, pointwise, vector))
+    sample += [_macros(tile, 1, pointwise=False, vector=True, products=1) for tile in TILES]
     if int(arch.strip("sm_af")) >= 90:
         sample += [_macros(TILES[0], split, pointwise=False, vector=True) for split in SPLITS[1:]]
         sample.append(_macros(TILES[-1], SPLITS[-1], pointwise=True, vector=True))
@@ -124,6 +131,7 @@ def variants(arch: str) -> list[dict[str, int]]:
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3GemmConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_indices(problem, MAX_IMAGE)
+    pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
     found = []
     for tile in TILES:
         stages = stages_of(problem, tile.bk)
@@ -131,9 +139,9 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3GemmConfi
         for split in SPLITS if device.has_clusters else SPLITS[:1]:
             if split > stages:
                 break
-            taps = 0 if is_pointwise(problem) else ceil(stages / split) * tile.bk
+            taps = 0 if pointwise else ceil(stages / split) * tile.bk
             shared_bytes = max(tile.pipeline_bytes + TAP_BYTES * taps, tile.sums_bytes)
-            found.append(Tf32x3GemmConfig(tile, split, is_pointwise(problem), tiles * split, shared_bytes))
+            found.append(Tf32x3GemmConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
     return those_that_fit(found, problem, device)
 
 
@@ -152,7 +160,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmCon
     stages = stages_of(problem, tile.bk, split)
     fetch_us = costs.pointwise_fetch if config.pointwise else costs.fetch
     wait_us = fetch_us * tile.bn * tile.bk / tile.threads + costs.warp_group * tile.threads / 128
-    work_us = costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
+    work_us = tensor_share(config.products) * costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
     work_us += (costs.columns * tile.bn + costs.weights * tile.bm) * tile.bk / 2**11
     outputs = tile.bm * tile.bn / 2**12
     round_us = costs.block + stages * wait_us
@@ -161,7 +169,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmCon
         round_us += costs.cluster
         block_us += costs.exchange * outputs * tile.wk
     of_an_sm = blocks_of_an_sm(config, device)
-    rounds = ceil(of_an_sm / device.resident_blocks(tile.threads, REGISTERS, config.shared_bytes))
+    rounds = ceil(of_an_sm / device.resident_blocks(tile.threads, REGISTERS[config.products], config.shared_bytes))
     compute_us = rounds * round_us + of_an_sm * block_us
     start_us = costs.start if config.pointwise else costs.start + costs.taps
     return start_us + max(compute_us, memory_us(problem, costs))
@@ -169,11 +177,11 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmCon
 
 def launches(problem: ConvProblem, config: Tf32x3GemmConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel."""
-    macros = _macros(config.tile, config.split, config.pointwise, has_aligned_rows(problem, aligned))
+    macros = _macros(config.tile, config.split, config.pointwise, has_aligned_rows(problem, aligned), config.products)
     arguments = arguments_of(problem, relu)
     return (Launch(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, arguments, config.shared_bytes),)
 
 
-def _macros(tile: Tile, split: int, pointwise: bool, vector: bool) -> dict[str, int]:
+def _macros(tile: Tile, split: int, pointwise: bool, vector: bool, products: int = 3) -> dict[str, int]:
     macros = {name.upper(): getattr(tile, name) for name in ("bm", "bn", "wm", "wn", "wk", "bk", "stages")}
-    return macros | {"SPLIT": split, "POINTWISE": int(pointwise), "VECTOR": int(vector)}
+    return macros | {"SPLIT": split, "POINTWISE": int(pointwise), "VECTOR": int(vector), "PRODUCTS": products}

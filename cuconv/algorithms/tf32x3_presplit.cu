@@ -1,10 +1,12 @@
-// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32, for much work on the same weights.
+// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32, or of TF32, for much work on the same
+// weights.
 //
 // As tf32x3_wgmma, but the weights are split into TF32 parts once, by a kernel of their own, into a workspace that
 // holds each stage of each tile just as shared memory wants it. The bulk copy engine then brings a stage with one
 // instruction, several stages ahead, and the warpgroups do nothing but columns and products, out of step with each
 // other: while one splits its columns, another keeps the tensor cores busy.
 //
+// PRODUCTS 3, or 1 for TF32, where a weight has one part
 // BF    filters of a block's tile: 64 or 128
 // WP    warpgroups over pixels, 64 each
 // STAGES stages of weights in shared memory, at least 3
@@ -21,11 +23,11 @@
 
 constexpr int THREADS = 128 * WP;
 constexpr int BP = 64 * WP;
-constexpr int STAGE_FLOATS = 2 * TILE_FLOATS;  // big, small
+constexpr int STAGE_FLOATS = PARTS * TILE_FLOATS;
 constexpr int AHEAD = STAGES - 2;  // stages: a warpgroup may be two behind the one that fetches
 constexpr int SPLIT_THREADS = 256;
 
-// parts: [filter tiles][stages][big, small][BF][BK], rows swizzled as wgmma reads them; zeros beyond the weights.
+// parts: [filter tiles][stages][PARTS][BF][BK], rows swizzled as wgmma reads them; zeros beyond the weights.
 // One thread carries four depths of one filter.
 extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
     split_weights(const float* __restrict__ weight, float* __restrict__ parts, int64 filters, int64 depth) {
@@ -45,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
     }
     float* target = parts + tile * STAGE_FLOATS + row * BK + (chunk ^ row % 8) * 4;
     *reinterpret_cast<float4*>(target) = make_float4(big[0], big[1], big[2], big[3]);
-    *reinterpret_cast<float4*>(target + TILE_FLOATS) = make_float4(small[0], small[1], small[2], small[3]);
+    if (PARTS == 2)
+        *reinterpret_cast<float4*>(target + TILE_FLOATS) = make_float4(small[0], small[1], small[2], small[3]);
 }
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
@@ -110,7 +113,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
         if (threadIdx.x == 0 && stage + AHEAD < last) fetch_stage(stage + AHEAD);
         split_columns(values, big, small);
         barrier_wait(full + slot, round & 1);
-        start_products(chain, big, small, shared + slot * STAGE_FLOATS);
+        start_products(chain, sum, big, small, shared + slot * STAGE_FLOATS);
         if (stage + 1 < last)  // while the tensor cores work
             load_columns(values, pixel_a, pixel_b, (stage + 1) * BK, depth, plane, taps + (stage + 1 - first) * BK);
         finish_products(chain, sum);

@@ -1,4 +1,4 @@
-"""As tf32x3_wgmma, the weights split into TF32 parts by a kernel of their own: for much work on the same weights."""
+"""As tf32x3_wgmma, the weights made into TF32 parts by a kernel of their own: for much work on the same weights."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
+    PARTS,
+    PRODUCTS,
     SPLITS,
     Block,
     OverlapCosts,
     arguments_of,
     depth_of,
     end_us,
+    in_products,
     is_pointwise,
     overlapped_us,
     stages_of,
+    tensor_share,
     those_that_fit,
 )
 from cuconv.algorithms.tf32x3_wgmma import (
@@ -33,6 +37,7 @@ from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
 
 BARRIER_BYTES = 2 * 8  # of a stage
 SPLIT_THREADS = 256  # as in the .cu file; a thread of split_weights carries four weights
@@ -65,15 +70,15 @@ class Tile:
     def threads(self) -> int:
         return 128 * self.wp
 
-    @property
-    def registers(self) -> int:
+    def registers(self, products: int) -> int:
         """Of a thread: close to what the compiler takes."""
+        if products == 1:
+            return 104 if self.bf == 64 else 128
         return 160 if self.bf == 64 else 224
 
-    @property
-    def stage_bytes(self) -> int:
-        """Weights of a stage, big and small."""
-        return FLOAT_BYTES * 2 * self.bf * STAGE_DEPTH
+    def stage_bytes(self, products: int) -> int:
+        """All parts of the weights of a stage."""
+        return FLOAT_BYTES * PARTS[products] * self.bf * STAGE_DEPTH
 
     def __str__(self) -> str:
         return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} stages={self.stages}"
@@ -93,6 +98,7 @@ class Tf32x3PresplitConfig:
     split_blocks: int
     shared_bytes: int
     workspace_bytes: int
+    products: int
 
     @property
     def threads(self) -> int:
@@ -100,7 +106,8 @@ class Tf32x3PresplitConfig:
         return self.tile.threads
 
     def __str__(self) -> str:
-        return f"tile={self.tile} split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+        grid = f"split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={self.tile} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -111,6 +118,8 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample = [_macros(many, tile, split) for tile in TILES for split in (1, MAX_SPLIT)]
     sample += [_macros(pointwise, TILES[-1], split) for split in (1, MAX_SPLIT)]
     sample.append(_macros(ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3), TILES[0], 2))
+    sample += [_macros(many, tile, split, products=1) for tile in TILES for split in (1, MAX_SPLIT)]
+    sample.append(_macros(pointwise, TILES[-1], 1, products=1))
     return sample
 
 
@@ -118,14 +127,14 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitC
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_device_and_indices(problem, device)
     stages = stages_of(problem, STAGE_DEPTH)
-    pointwise = is_pointwise(problem)
+    pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
     found = []
     for tile in TILES:
         filter_tiles = ceil(problem.m / tile.bf)
         tiles = filter_tiles * ceil(problem.n * problem.out_pixels / tile.pixels)
         for split in (split for split in SPLITS if split <= min(stages, MAX_SPLIT)):
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
-            pipeline_bytes = tile.stages * (tile.stage_bytes + BARRIER_BYTES)
+            pipeline_bytes = tile.stages * (tile.stage_bytes(products) + BARRIER_BYTES)
             found.append(
                 Tf32x3PresplitConfig(
                     tile,
@@ -134,7 +143,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitC
                     blocks=tiles * split,
                     split_blocks=ceil(filter_tiles * stages * tile.bf * STAGE_DEPTH / (4 * SPLIT_THREADS)),
                     shared_bytes=pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps,
-                    workspace_bytes=filter_tiles * stages * tile.stage_bytes,
+                    workspace_bytes=filter_tiles * stages * tile.stage_bytes(products),
+                    products=products,
                 )
             )
     return those_that_fit(found, problem, device)
@@ -150,22 +160,23 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3Prespli
     tile = config.tile
     stages = stages_of(problem, STAGE_DEPTH, config.split)
     filters = tile.bf / 64
-    wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * tile.wp
+    share, parts = tensor_share(config.products), PARTS[config.products]
+    wait_us = costs.turn + share * costs.turn_filters * filters + costs.turn_warpgroup * tile.wp
     block = Block(
-        resident=device.resident_blocks(tile.threads, tile.registers, config.shared_bytes),
+        resident=device.resident_blocks(tile.threads, tile.registers(config.products), config.shared_bytes),
         turns=stages,
         wait_us=wait_us + (costs.pointwise_turn if config.pointwise else 0.0),
-        work_us=(costs.work + costs.work_filters * filters) * tile.wp,
+        work_us=(costs.work + share * costs.work_filters * filters) * tile.wp,
         end_us=end_us(costs, tile.bf * tile.pixels, config.split),
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
     )
-    split_us = costs.split_weights * 1.5 * config.workspace_bytes / 2**20  # reads half of what it writes
+    split_us = costs.split_weights * (1 + 1 / parts) * config.workspace_bytes / 2**20  # reads one part, writes all
     return split_us + overlapped_us(problem, device, config, costs, block)
 
 
 def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
-    macros = _macros(problem, config.tile, config.split)
+    macros = _macros(problem, config.tile, config.split, config.products)
     weights = (WEIGHT, WORKSPACE, problem.m, depth_of(problem))
     operands_and_sizes = arguments_of(problem, relu)
     arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
@@ -176,5 +187,6 @@ def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, 
     )
 
 
-def _macros(problem: ConvProblem, tile: Tile, split: int) -> dict[str, int]:
-    return {"BF": tile.bf, "WP": tile.wp, "STAGES": tile.stages, "SPLIT": split} | layer_macros(problem)
+def _macros(problem: ConvProblem, tile: Tile, split: int, products: int = 3) -> dict[str, int]:
+    macros = {"BF": tile.bf, "WP": tile.wp, "STAGES": tile.stages, "SPLIT": split, "PRODUCTS": products}
+    return macros | layer_macros(problem)

@@ -1,14 +1,16 @@
-// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32.
+// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32, or of TF32.
 //
 // output[p, m] = sum over k of columns[p, k] * weight[m, k], with k = (c, ky, kx) as the weights lie and p a pixel of
 // any image. Each FP32 factor is split into two TF32 numbers, big + small, and three products are added:
 // small*big + big*small + big*big; what is dropped is of the order 2^-22. The tensor cores truncate when they
-// accumulate, so a chain is one stage of 32, then added to FP32 registers.
+// accumulate, so a chain is one stage of 32, then added to FP32 registers. Of one product, that of the rounded factors,
+// is the accuracy of TF32.
 //
 // A, the pixels, goes from global memory to registers just as NCHW lies: the eight lanes of a fragment's column are
 // eight pixels side by side. B, the weights, is split by the block on its way into shared memory, K-major with a
 // 128-byte swizzle, as wgmma wants TF32.
 //
+// PRODUCTS 3, or 1 for TF32
 // BF    filters of a block's tile: 16, 32, 64 or 128
 // WP    warpgroups over pixels, 64 each
 // WK    warpgroups over the reduction, which take stages in turn
@@ -27,6 +29,7 @@
 constexpr int GROUP_THREADS = 128 * WP;  // that share weights in shared memory
 constexpr int THREADS = GROUP_THREADS * WK;
 constexpr int BP = 64 * WP;
+static_assert(WK == 1 || BP <= 2 * PARTS * BK, "the sums of its warpgroups take the place of the stages");
 constexpr int CHUNKS = BF * BK / 4 / GROUP_THREADS > 0 ? BF * BK / 4 / GROUP_THREADS : 1;  // float4 of a thread
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
@@ -34,7 +37,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
-    // [WK][2 stages][big, small][TILE_FLOATS] and then, in its place, each warpgroup's sums; inbox; taps
+    // [WK][2 stages][PARTS][TILE_FLOATS] and then, in its place, each warpgroup's sums; inbox; taps
     extern __shared__ __align__(1024) float shared[];
     const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w);
     const int depth = p.channels * KERNEL_H * KERNEL_W;
@@ -53,7 +56,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     const int fragment_pixel = pixel_0 + group_thread / 32 * 16 + threadIdx.x % 32 / 4;
     const Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
 
-    auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * 4 * TILE_FLOATS);
+    auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * (2 * PARTS) * TILE_FLOATS);
     Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
 #if SPLIT > 1
     inbox.open();
@@ -98,7 +101,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
             split(weights[i].w, big.w, small.w);
             const int at = r * BK + (chunk ^ r % 8) * 4;  // the 128-byte swizzle
             *reinterpret_cast<float4*>(tile + at) = big;
-            *reinterpret_cast<float4*>(tile + TILE_FLOATS + at) = small;
+            if (PARTS == 2) *reinterpret_cast<float4*>(tile + TILE_FLOATS + at) = small;
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     };
@@ -107,7 +110,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     };
 
     float sum[BF / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
-    float* tiles = shared + group_k * 4 * TILE_FLOATS;
+    float* tiles = shared + group_k * (2 * PARTS) * TILE_FLOATS;
     // The same number of turns for every warpgroup, whatever the stages left: wgmma must not diverge.
     const auto load = [&](int stage) {
         if (stage < last) {
@@ -134,9 +137,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     for (int turn = first; turn < last; turn += WK, buffer ^= 1) {
         float big[STEPS][4], small[STEPS][4], chain[BF / 2];
         split_columns(values, big, small);
-        start_products(chain, big, small, tiles + buffer * 2 * TILE_FLOATS);
+        start_products(chain, sum, big, small, tiles + buffer * PARTS * TILE_FLOATS);
         // While the tensor cores work: the stage after this one has arrived, the one after that sets off.
-        if (turn + WK < last) take(tiles + (buffer ^ 1) * 2 * TILE_FLOATS);
+        if (turn + WK < last) take(tiles + (buffer ^ 1) * PARTS * TILE_FLOATS);
         if (turn + 2 * WK < last) load(turn + 2 * WK + group_k);
         finish_products(chain, sum);
         group_barrier();

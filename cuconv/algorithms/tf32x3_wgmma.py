@@ -1,4 +1,4 @@
-"""Implicit GEMM on Hopper's warpgroup tensor cores at FP32 accuracy (3xTF32), the reduction split over a cluster."""
+"""Implicit GEMM on Hopper's warpgroup tensor cores at FP32 accuracy (3xTF32) or in TF32, split over a cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
+    PARTS,
+    PRODUCTS,
     Block,
     OverlapCosts,
     arguments_of,
@@ -14,10 +16,12 @@ from cuconv.algorithms.tf32x3 import (
     depth_of,
     end_us,
     has_aligned_rows,
+    in_products,
     is_linear,
     is_pointwise,
     overlapped_us,
     stages_of,
+    tensor_share,
     those_that_fit,
 )
 from cuconv.costs import constant, load
@@ -26,6 +30,7 @@ from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
 
 ARCH = "sm_90a"  # the only one with these instructions
 SPLITS = (1, 2, 4, 8, 16)  # blocks of a cluster that share a tile
@@ -67,13 +72,14 @@ class Tile:
     def threads(self) -> int:
         return 128 * self.wp * self.wk
 
-    @property
-    def pipeline_bytes(self) -> int:
-        """Shared memory of two stages of weights, big and small, of each of the wk warpgroups; then of their sums."""
-        return FLOAT_BYTES * self.wk * 4 * self.bf * STAGE_DEPTH
+    def pipeline_bytes(self, products: int) -> int:
+        """Shared memory of two stages of weights of each of the wk warpgroups; then of their sums."""
+        return FLOAT_BYTES * self.wk * 2 * PARTS[products] * self.bf * STAGE_DEPTH
 
-    def registers(self, split: int) -> int:
+    def registers(self, split: int, products: int) -> int:
         """Of a thread: close to what the compiler takes, in the units of eight that the hardware gives."""
+        if products == 1:
+            return 8 * ceil((80 + 0.75 * self.bf) / 8)
         if self.bf == 32:
             return 128 if split == 1 else 144
         return min(104 + self.bf, REGISTERS // self.threads)
@@ -106,6 +112,7 @@ class Tf32x3WgmmaConfig:
     pointwise: bool
     blocks: int
     shared_bytes: int
+    products: int
     workspace_bytes: int = 0
 
     @property
@@ -114,7 +121,8 @@ class Tf32x3WgmmaConfig:
         return self.tile.threads
 
     def __str__(self) -> str:
-        return f"tile={self.tile} split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+        grid = f"split={self.split} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={self.tile} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -131,6 +139,8 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample += [_macros(one, tile, SPLITS[-2], vector=True) for tile in TILES]
     sample += [_macros(many, large, split, vector=True) for split in SPLITS[1:]]
     sample.append(_macros(large_filter, large, SPLITS[-1], vector=False))
+    sample += [_macros(many, tile, split, vector=True, products=1) for tile in TILES for split in (1, SPLITS[-2])]
+    sample += [_macros(pointwise, tile, 1, vector=False, products=1) for tile in (small, large)]
     return sample
 
 
@@ -154,7 +164,7 @@ def inbox_bytes(bf: int, pixels: int, split: int) -> int:
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_device_and_indices(problem, device)
-    pointwise = is_pointwise(problem)
+    pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
     stages = stages_of(problem, STAGE_DEPTH)
     splits = [split for split in SPLITS if split <= PORTABLE_SPLIT or device.sm_count >= LARGE_CLUSTER_SMS]
     found = []
@@ -164,8 +174,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
             if split * tile.wk > stages or split * PIECE_FILTERS > tile.bf:
                 break
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
-            shared_bytes = tile.pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
-            found.append(Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes))
+            shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
+            found.append(Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
     return those_that_fit(found, problem, device)
 
 
@@ -186,12 +196,13 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
     tile, split = config.tile, config.split
     stages = stages_of(problem, STAGE_DEPTH, split)
     warpgroups, filters, outputs = tile.wp * tile.wk, tile.bf / 64, tile.bf * tile.pixels
-    wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
+    share = tensor_share(config.products)
+    wait_us = costs.turn + share * costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
     wait_us += costs.pointwise_turn if config.pointwise else 0.0
-    work_us = (costs.work + costs.work_filters * filters) * warpgroups
+    work_us = (costs.work + share * costs.work_filters * filters) * warpgroups
     work_us += 0.0 if has_aligned_rows(problem, aligned=True) else costs.unaligned * filters * tile.wk
     block = Block(
-        resident=device.resident_blocks(tile.threads, tile.registers(split), config.shared_bytes),
+        resident=device.resident_blocks(tile.threads, tile.registers(split, config.products), config.shared_bytes),
         turns=ceil(stages / tile.wk),
         wait_us=wait_us,
         work_us=work_us,
@@ -203,11 +214,11 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
 
 def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
-    macros = _macros(problem, config.tile, config.split, has_aligned_rows(problem, aligned))
+    macros = _macros(problem, config.tile, config.split, has_aligned_rows(problem, aligned), config.products)
     grid = (config.blocks, config.threads)
     return (Launch(SOURCE, macros, SOURCE.stem, *grid, arguments_of(problem, relu), config.shared_bytes, overlap=True),)
 
 
-def _macros(problem: ConvProblem, tile: Tile, split: int, vector: bool) -> dict[str, int]:
+def _macros(problem: ConvProblem, tile: Tile, split: int, vector: bool, products: int = 3) -> dict[str, int]:
     macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split, "VECTOR": int(vector)}
-    return macros | layer_macros(problem)
+    return macros | {"PRODUCTS": products} | layer_macros(problem)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 import cuconv
+from cuconv.algorithms import offering
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from harness import contenders
@@ -30,15 +32,20 @@ class Contender(contenders.Contender):
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
         """Compile ahead what the sweep will launch; None stands for every algorithm."""
-        names = [name for name in ("auto", *cuconv.algorithms()) if algorithms is None or name in algorithms]
+        names = [name for name in self._names() if algorithms is None or name in algorithms]
+        problems = [replace(problem, precision=self.precision) for problem in problems]
         compile_for(problems, device_spec(torch.cuda.current_device()), names)
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """`auto` first, then every algorithm of the library."""
+        """`auto` first, then every algorithm of the library that computes in the precision."""
+        problem = replace(problem, precision=self.precision)
         return [
-            Offer("cuconv", name, partial(_prepare, name, problem, operands, workspace_limit))
-            for name in ("auto", *cuconv.algorithms())
+            Offer("cuconv", name, partial(_prepare, name, problem, operands, workspace_limit), self.precision)
+            for name in self._names()
         ]
+
+    def _names(self) -> tuple[str, ...]:
+        return ("auto", *offering(self.precision))
 
 
 def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
@@ -47,10 +54,10 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace
     except cuconv.UnsupportedProblem as error:
         raise NotRunnable("unsupported", str(error)) from None
     check_workspace(plan.workspace_bytes, workspace_limit)
-    padding = (problem.pad_h, problem.pad_w)
+    options = {"padding": (problem.pad_h, problem.pad_w), "algorithm": algorithm, "precision": problem.precision}
 
     def call() -> torch.Tensor:
-        return cuconv.conv2d(operands.input, operands.weight, padding=padding, algorithm=algorithm, out=operands.output)
+        return cuconv.conv2d(operands.input, operands.weight, out=operands.output, **options)
 
     call()  # compiles
     return Prepared(call, plan.workspace_bytes, str(plan))
