@@ -104,13 +104,13 @@ def roster_order(provider: str, algorithm: str) -> tuple[int, int, str]:
     return (known.index(provider) if provider in known else len(known), at, algorithm)
 
 
-def compare(frame: pd.DataFrame, device: str, theirs: tuple[str, ...] = (FP32,)) -> pd.DataFrame:
+def compare(frame: pd.DataFrame, device: str, ours: str = FP32, theirs: tuple[str, ...] = (FP32,)) -> pd.DataFrame:
     """One row per case and subject, columns COMPARISON_COLUMNS, in order of subject, filter, batch and layer.
 
     `device` is the folder's name under results/. Times in microseconds. Absent values are NaN: mean_us where the
     subject has no time, rival_us where no rival has one, speedup (rival_us / mean_us) where either is missing,
-    floor_us on a CPU. A subject without a single row in the frame has none here. Subjects compute in FP32; `theirs`
-    are the classes of which rivals, and cuBLAS, may be.
+    floor_us on a CPU. A subject without a single row in the frame has none here. `ours` is the class of the
+    subjects, `theirs` are those of which rivals, and cuBLAS, may be.
     """
     who = roster.comparison(device)
     others = timed(frame, *theirs)
@@ -121,12 +121,12 @@ def compare(frame: pd.DataFrame, device: str, theirs: tuple[str, ...] = (FP32,))
     cublas = fastest(others[others.provider == "cublas"])[[*CASE, "mean_us"]].rename(columns={"mean_us": "cublas_us"})
     cases = cases.merge(best, on=CASE, how="left").merge(cublas, on=CASE, how="left")
 
-    mine, parts = full_precision(frame), []
+    mine, parts = timed(frame, ours), []
     for subject in who.subjects:
         if not ((frame.provider == who.provider) & (frame.algorithm == subject)).any():
             continue
-        ours = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
-        part = cases.merge(ours[[*CASE, "mean_us"]], on=CASE, how="left").assign(subject=subject)
+        rows = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
+        part = cases.merge(rows[[*CASE, "mean_us"]], on=CASE, how="left").assign(subject=subject)
         parts.append(part.sort_values(["k", "batch", "h", "w", "m", "c", "pad"]))
     if not parts:
         return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
@@ -136,13 +136,18 @@ def compare(frame: pd.DataFrame, device: str, theirs: tuple[str, ...] = (FP32,))
     return table[list(COMPARISON_COLUMNS)]
 
 
-def compare_with_tf32(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+def compare_with_tf32(frame: pd.DataFrame, device: str, ours: str = FP32) -> pd.DataFrame:
     """`compare` with rivals that may round to TF32: the best of both classes, since who allows TF32 may get either.
 
-    Only the cases on which a rival has a time with TF32 allowed.
+    The device's first subject, on the cases on which a rival has a time with TF32 allowed; nothing where it has no row
+    of its class.
     """
+    subject = (frame.provider == roster.comparison(device).provider) & (frame.precision == ours)
+    if not subject.any():
+        return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
     measured = fastest(rivals(timed(frame, TF32), device))[CASE]
-    return compare(frame.merge(measured, on=CASE), device, theirs=PRECISIONS)
+    table = compare(frame.merge(measured, on=CASE), device, ours, PRECISIONS)
+    return table[table.subject == roster.comparison(device).subjects[0]]
 
 
 def _floor_us(case, device: str) -> float:
@@ -152,13 +157,13 @@ def _floor_us(case, device: str) -> float:
     return max(1e6 * problem.flop / FLOOR_FLOP_PER_S, 1e6 * problem.min_bytes / FLOOR_BYTES_PER_S, FLOOR_KERNEL_US)
 
 
-def choice(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+def choice(frame: pd.DataFrame, device: str, precision: str = FP32) -> pd.DataFrame:
     """auto beside the best of the library's own algorithms: one row per case where both have a time.
 
     Columns: the case, mean_us of auto, best_us, best_algorithm, and behind = mean_us / best_us. Timed apart, auto may
     be a little faster than the very algorithm that it chose: behind is then below 1.
     """
-    mine = full_precision(frame)
+    mine = timed(frame, precision)
     ours = mine[mine.provider == roster.comparison(device).provider]
     best = fastest(ours[ours.algorithm != AUTO])[[*CASE, "algorithm", "mean_us"]]
     best = best.rename(columns={"algorithm": "best_algorithm", "mean_us": "best_us"})

@@ -7,10 +7,11 @@ import pandas as pd
 from harness import roster
 from harness.analysis import compare, compare_with_tf32, summarise
 from harness.markdown import NONE, markdown, times
+from harness.precision import PRECISIONS
 
 
 def headlines(frame: pd.DataFrame, device: str) -> str:
-    """Each subject against its rivals, both in FP32, and the first one against rivals with TF32 allowed too."""
+    """Each subject against its rivals, both in FP32, then the first one against rivals with TF32 allowed."""
     who = roster.comparison(device)
     parts = [
         _headline(f"{roster.shown(who.provider, subject)} against {who.rivals_label}", rows)
@@ -20,16 +21,19 @@ def headlines(frame: pd.DataFrame, device: str) -> str:
 
 
 def with_tf32(frame: pd.DataFrame, device: str) -> str:
-    """The first subject, in FP32, against rivals that may round to TF32; empty where none was measured.
+    """The first subject, in FP32 and in TF32, against rivals that may round to TF32; empty where none was measured.
 
     Of each case the fastest rival of both classes counts.
     """
-    who, table = roster.comparison(device), compare_with_tf32(frame, device)
-    rows = table[table.subject == who.subjects[0]]
-    if rows.empty:
-        return ""
-    name = roster.shown(who.provider, who.subjects[0])
-    return _headline(f"{name} in FP32 against {who.rivals_label} with TF32 allowed", rows)
+    tables = {ours: compare_with_tf32(frame, device, ours) for ours in PRECISIONS}
+    return "\n\n".join(_headline(title_with_tf32(device, ours), rows) for ours, rows in tables.items() if len(rows))
+
+
+def title_with_tf32(device: str, ours: str) -> str:
+    """What is compared where rivals may round to TF32."""
+    who = roster.comparison(device)
+    subject = roster.shown(who.provider, who.subjects[0])
+    return f"{subject} in {ours.upper()} against {who.rivals_label} with TF32 allowed"
 
 
 def _headline(title: str, rows: pd.DataFrame) -> str:

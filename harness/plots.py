@@ -2,6 +2,7 @@
 
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.{svg,png}   the paper's three figures, in the paper's range of batch sizes
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.*      all batch sizes, where that is more
+plots/DEVICE/SWEEP/speedup_tf32_KxK.*             cuConv in TF32 over the best cuDNN with TF32 allowed, all batch sizes
 plots/DEVICE/SWEEP/winners.{svg,png}               which family of algorithms is fastest on each case
 
 The same data draws the same bytes.
@@ -32,12 +33,15 @@ from harness.analysis import (
     Summary,
     algorithms,
     compare,
+    compare_with_tf32,
     fastest,
     find_results,
     full_precision,
     layer_label,
     summarise,
 )
+from harness.headline import title_with_tf32
+from harness.precision import TF32
 
 PAPER_LARGEST_BATCH = {1: 64, 3: 16}  # the paper's figures stop here; 5x5 shows all
 
@@ -76,6 +80,9 @@ def draw(result: Results, out: Path) -> list[Path]:
             for suffix, shown in _ranges(cases, k):
                 figure = speedup_figure(shown, _title(subject, k, result.device), where)
                 written += _save(figure, out / f"speedup_{subject}_{k}x{k}{suffix}")
+        for k, cases in compare_with_tf32(frame, result.device, TF32).groupby("k"):
+            title = f"Speedup: {title_with_tf32(result.device, TF32)}, {k}x{k} filters"
+            written += _save(speedup_figure(cases, title, where), out / f"speedup_tf32_{k}x{k}")
         if set(full_precision(frame).provider) - {roster.comparison(result.device).provider}:
             written += _save(winners_figure(frame, where), out / "winners")
     return written

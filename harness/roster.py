@@ -44,6 +44,7 @@ PROVIDERS = {
             "cuda",
             "cuconv_gpu",
             ("auto", "fp16x3", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
+            PRECISIONS,
         ),
         Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS, PRECISIONS),
         Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", (), PRECISIONS),

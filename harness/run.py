@@ -101,7 +101,7 @@ def _print_summary(out: Path, chosen: Sweep, slug: str, measured_in: str) -> Non
     cases = {case.key for case in chosen.cases}
     mine = frame[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
     summary = summary_table if measured_in == FP32 else with_tf32
-    print(summary(mine, slug) or "Nothing here to compare: it takes cuConv in FP32, and rivals with TF32 allowed.")
+    print(summary(mine, slug) or "Nothing here to compare: it takes cuConv, and rivals with TF32 allowed.")
     measured = mine[mine.precision == measured_in]
     counts = measured["status"].value_counts()
     print(f"\n{len(measured)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         choices=PRECISIONS,
         default=FP32,
-        help="tf32: cuDNN and cuBLAS with TF32 allowed, in rows of their own (default: fp32)",
+        help="tf32: everybody who can with TF32 allowed, in rows of their own (default: fp32)",
     )
     add(
         "--against",

@@ -31,7 +31,7 @@ from harness.analysis import (
 )
 from harness.headline import with_tf32
 from harness.markdown import NONE, markdown, times
-from harness.precision import FP32
+from harness.precision import FP32, PRECISIONS
 from harness.readme import readme_section, rewrite_readme
 
 NEAR = 1.15  # auto's time over that of the best of its own algorithms
@@ -210,9 +210,9 @@ def floor_table(frame: pd.DataFrame, device: str) -> str:
     return markdown(header, rows)
 
 
-def choice_table(frame: pd.DataFrame, device: str) -> str:
+def choice_table(frame: pd.DataFrame, device: str, precision: str = FP32) -> str:
     """How far auto is behind the best of cuConv's own algorithms, by batch size; empty where nothing compares."""
-    table = choice(frame, device)
+    table = choice(frame, device, precision)
     groups = [(str(batch), rows) for batch, rows in table.groupby("batch")]
     if len(groups) > 1:
         groups.append(("all", table))
@@ -264,13 +264,14 @@ def accuracy_table(frame: pd.DataFrame, device: str) -> str:
 def report(result: Results) -> str:
     """All tables of one results folder; the comparison with the paper where there is a GPU."""
     frame, device = records.read(result.csv_path), result.device
-    own, allowed = choice_table(frame, device), with_tf32(frame, device)
+    own = {precision: choice_table(frame, device, precision) for precision in PRECISIONS}
+    allowed = with_tf32(frame, device)
     parts = [
         f"## {device}, sweep {result.sweep}",
         "### Speedup\n\n" + summary_table(frame, device),
         *(["### Against cuDNN with TF32 allowed\n\n" + allowed] if allowed else []),
         "### Algorithms\n\n" + algorithms_table(frame, device),
-        *(["### auto over the best of cuConv's own algorithms, time\n\n" + own] if own else []),
+        *(f"### auto over the best of cuConv's own algorithms, {p}, time\n\n" + own[p] for p in PRECISIONS if own[p]),
         "### Accuracy: relative L2 error against float64\n\n" + accuracy_table(frame, device),
     ]
     if device != "cpu" and not compare(frame, device).empty:

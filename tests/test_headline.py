@@ -58,6 +58,8 @@ def test_a_case_that_ours_could_not_run_is_not_won(tmp_path):
     assert cells(with_tf32(frame(tmp_path, rows), GPU))["all"] == ["5.00x, 1/2", "5.00x, 1/2"]
 
 
-def test_ours_in_tf32_is_not_ours_in_fp32(tmp_path):
-    rows = [row("auto", 10.0), row("auto", 1.0, precision="tf32"), cudnn(5.0, "tf32")]
-    assert cells(with_tf32(frame(tmp_path, rows), GPU))["all"] == ["0.50x, 0/1", "0.50x, 0/1"]
+def test_ours_in_tf32_has_a_table_of_its_own(tmp_path):
+    rows = [row("auto", 10.0), row("auto", 1.0, precision="tf32"), cudnn(5.0, "tf32"), cudnn(4.0)]
+    fp32, tf32 = with_tf32(frame(tmp_path, rows), GPU).split("**cuConv auto in TF32 against the best cuDNN with TF32")
+    assert cells(fp32)["all"] == ["0.40x, 0/1", "0.40x, 0/1"]
+    assert cells(tf32)["all"] == ["4.00x, 1/1", "4.00x, 1/1"]

@@ -98,6 +98,23 @@ def test_a_large_sweep_is_laid_out_in_rows_without_overlap(tmp_path):
         assert all(after.start > before.end for before, after in pairwise(line))
 
 
+def test_ours_in_tf32_has_figures_of_its_own(drawn, tmp_path):
+    tf32 = [row("auto", 2.0, precision="tf32"), row("auto", 5.0, precision="tf32", batch=128)]
+    tf32.append(row("gemm", 5.0, provider="cudnn", precision="tf32", batch=128))
+    write(tmp_path / "results", [*SWEEP, *tf32])
+    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
+    out = tmp_path / "plots" / GPU / "paper"
+    assert {path.name for path in out.iterdir()} - {path.name for path in drawn.iterdir()} == {
+        "speedup_tf32_1x1.png",
+        "speedup_tf32_1x1.svg",
+    }
+    texts = svg_texts(out / "speedup_tf32_1x1.svg")
+    assert "Speedup: cuConv auto in TF32 against the best cuDNN with TF32 allowed, 1x1 filters" in texts
+    assert {"batch 1", "mean 0.50x, 0/1 won", "batch 128", "mean 1.00x, 0/1 won"} <= set(texts)
+    for path in drawn.iterdir():
+        assert path.read_bytes() == (out / path.name).read_bytes(), "figures in FP32 are what they were"
+
+
 def test_the_map_shows_each_winner(drawn, tmp_path):
     texts = svg_texts(drawn / "winners.svg")
     wins = {"cuConv (4)", "cuDNN implicit_gemm (1)", "cuDNN winograd (1)", "torch cuDNN (1)", "cuBLAS (1)"}

@@ -149,7 +149,7 @@ def test_command_line_prints_every_table(tmp_path, capsys):
         "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
         "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper",
         "### Against cuDNN with TF32 allowed", "### Algorithms",
-        "### auto over the best of cuConv's own algorithms, time", accuracy,
+        "### auto over the best of cuConv's own algorithms, fp32, time", accuracy,
     ]  # fmt: skip
     assert tables.main(["--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == text
@@ -180,6 +180,12 @@ def test_choice_table_says_how_far_auto_is_from_the_best_of_our_own(tmp_path):
     assert found["1"] == ["1.30x", "1.28x", "1 of 2", "1.50x (7-1-1-48-832, two_stage is best)"]
     assert found["3"] == ["1.00x", "1.00x", "1 of 1", "1.00x (7-3-1-32-832, two_stage is best)"]
     assert found["all"][2] == "2 of 3"
+
+
+def test_the_choice_in_tf32_is_among_what_computes_in_tf32(tmp_path):
+    rows = [row("auto", 12.0, precision="tf32"), row("tf32x3_gemm", 10.0, precision="tf32"), row("two_stage", 1.0)]
+    found = cells(tables.choice_table(frame(tmp_path, rows), GPU, "tf32"))
+    assert found["1"] == ["1.20x", "1.20x", "0 of 1", "1.20x (7-1-1-32-832, tf32x3_gemm is best)"]
 
 
 def test_without_rivals_the_report_has_the_choice_and_no_paper(tmp_path, capsys):
