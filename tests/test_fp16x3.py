@@ -66,7 +66,7 @@ def test_the_workspace_holds_split_weights_scales_and_sums():
     weights = HEAVY.m * HEAVY.c * 9 * 4
     scales = (HEAVY.m // 128) * (HEAVY.c // 16) * (128 + 16) * 4
     assert config.workspace_bytes == weights + scales + config.blocks * (128 * 128 * 4 + 8)
-    assert config.split_blocks == (HEAVY.m // 128) * (HEAVY.c // 16)
+    assert config.split_blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
 
 
 def test_a_small_problem_takes_as_many_blocks_for_each_tile():
@@ -100,7 +100,8 @@ def test_weights_are_split_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     config = fp16x3.configure(problem, H200)
     split, main = fp16x3.launches(problem, config, aligned=False, relu=True)
-    assert (split.kernel, split.blocks, split.threads) == ("split_weights", config.split_blocks, 512)
+    assert (split.kernel, split.blocks) == ("split_weights", config.split_blocks)
+    assert split.threads == 32 * 5 * 2  # five warps for eight channels
     assert split.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3", config.blocks, 512)
     assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)

@@ -17,7 +17,8 @@ SOURCE = Path(__file__).with_suffix(".cu")
 
 # As in the .cu and .cuh files.
 THREADS = 512
-SPLIT_THREADS = 512
+SPLIT_FILTERS = 32  # of a block of the kernel that splits the weights
+GROUP_WARPS = 5  # at most, of that block for eight channels
 CONSUMER_FILTERS, CONSUMER_POSITIONS = 64, 128  # of each of two warpgroups
 SLOT = 128  # positions
 PAIR_BYTES = 4  # an element as two FP16 numbers
@@ -40,7 +41,7 @@ STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3)
 class Costs:
     """The constants of its cost model."""
 
-    split: float = constant("splitting 2**14 weights in a block of the kernel ahead")
+    split: float = constant("splitting 2**14 weights on an SM, by the kernel ahead")
     split_bytes: float = constant("2**20 bytes read or written by that kernel")
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
@@ -132,7 +133,8 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
     exchange_us += costs.collect * (parts - 1)
-    split_us = costs.split * weights / 2**14 * ceil(config.split_blocks / device.sm_count)
+    split_weights = SPLIT_FILTERS * config.channels * problem.filter_area  # of a block
+    split_us = costs.split * split_weights / 2**14 * ceil(config.split_blocks / device.sm_count)
     split_us += costs.split_bytes * 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area / 2**20
     return (
         costs.block
@@ -160,9 +162,10 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
     split = (WEIGHT, WORKSPACE, problem.m, problem.c, config.blocks)
     operands_and_sizes = arguments_of(problem, relu)
     main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
+    split_threads = 32 * min(problem.filter_area, GROUP_WARPS) * (config.channels // 8)
     return (
         Launch(
-            SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, split, config.split_shared_bytes, True
+            SOURCE, macros, "split_weights", config.split_blocks, split_threads, split, config.split_shared_bytes, True
         ),
         Launch(SOURCE, macros, SOURCE.stem, config.blocks, THREADS, main, config.shared_bytes, overlap=True),
     )
@@ -202,8 +205,7 @@ def _candidates_of(
     limit = device.shared_bytes_per_block - STATIC_BYTES
     limit -= slots * SOURCE_BYTES
     fit = [pair for pair in STAGES if pair[0] * input_bytes + pair[1] * row_bytes + STAGING_BYTES <= limit]
-    split_shared_bytes = FLOAT_BYTES * filters * (channels * problem.filter_area | 1)
-    if not fit or slots > MAX_SLOTS or split_shared_bytes > limit:
+    if not fit or slots > MAX_SLOTS:
         return []
     input_stages, weight_stages = fit[0]
     chunks, filter_tiles = ceil(problem.c / channels), ceil(problem.m / filters)
@@ -221,9 +223,9 @@ def _candidates_of(
             input_stages,
             weight_stages,
             blocks,
-            split_blocks=filter_tiles * chunks,
+            split_blocks=filter_tiles * chunks * ceil(filters / SPLIT_FILTERS),
             shared_bytes=shared_bytes,
-            split_shared_bytes=split_shared_bytes,
+            split_shared_bytes=FLOAT_BYTES * SPLIT_FILTERS * (channels * problem.filter_area | 1),
             workspace_bytes=filter_tiles * chunks * (chunk_bytes + scale_bytes)
             + blocks * (filters * positions * FLOAT_BYTES + FLAG_BYTES),
         )
