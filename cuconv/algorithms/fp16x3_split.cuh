@@ -1,6 +1,6 @@
 // The part of fp16x3 that splits the weights: a kernel of its own, ahead of the main one.
 //
-// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^8 to 2^9,
+// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to 2^15,
 // then each channel likewise, over all filters of the tile, which the input makes up for.
 #pragma once
 
@@ -13,7 +13,7 @@ constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
 constexpr int SPLIT_CLUSTER = (BF + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
 constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
 constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
-constexpr int TARGET_EXPONENT = 8;
+constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
 
 // The larger of a maximum and the magnitude of x, if that is finite: fmaxf leaves out NaNs, and x * 0 makes Inf one.
 __device__ __forceinline__ float larger(float most, float x) { return fmaxf(most, fabsf(fmaf(x, 0.0f, x))); }
