@@ -62,7 +62,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
 
     const int role = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
     if (role >= CONSUMERS / GROUP) {
@@ -78,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         producer.run(share);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        wait_for_weights();
         Consumer consumer = {g, workspace, input, weight, bias, output, relu != 0, shared_address(dynamic),
                              shared_address(weight_stages), staging + threadIdx.x / 32 * STAGING, shared, role,
                              (int)threadIdx.x % 128, units, share};

@@ -111,6 +111,10 @@ struct Shared {
     unsigned sources[2][SLOTS][GROUP];                   // of a group's threads: where in the input positions lie
 };
 
+// Before a thread touches the workspace or the output. split_weights lets the main kernel start when all that came
+// before the two has ended, so the input may be read ahead of this.
+__device__ __forceinline__ void wait_for_weights() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // A barrier of a warpgroup's threads; `group` counts all of the block.
 __device__ __forceinline__ void group_barrier(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");

@@ -98,7 +98,9 @@ struct Producer {
             shared.sources[group][i][thread] = g.source(stretch * BP + position_of(i, thread));
     }
 
-    // Predicated instructions rather than branches, which would keep jobs from overlapping.
+    // Predicated instructions rather than branches, which would keep jobs from overlapping. EARLY: ahead of
+    // the wait, and so from L2, for the L1 cache may be as earlier kernels left it.
+    template <bool EARLY = false>
     __device__ __forceinline__ void load(float (&values)[8], int job, int chunk) const {
         const int channel = chunk * CHANNELS + channel_of(job);
         const unsigned source = shared.sources[group][job % SLOTS][thread];
@@ -106,9 +108,15 @@ struct Producer {
 #pragma unroll
         for (int c = 0; c < 8; ++c, at += plane) {
             const bool exists = source != NOWHERE && channel + (WHOLE_GROUPS ? 0 : c) < g.p.channels;
-            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.f32 %0, [%1];}"
-                         : "=f"(values[c])
-                         : "l"(at), "r"((int)exists));
+            if (EARLY)
+                asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0;\n"
+                             "@p ld.relaxed.gpu.global.f32 %0, [%1];}"
+                             : "=f"(values[c])
+                             : "l"(at), "r"((int)exists));
+            else
+                asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.f32 %0, [%1];}"
+                             : "=f"(values[c])
+                             : "l"(at), "r"((int)exists));
         }
     }
 
@@ -149,7 +157,8 @@ struct Producer {
         Place at(unit, g);
         seek(at.stretch);
 #pragma unroll
-        for (int job = 0; job < BATCH; ++job) load(values[0][job], job, at.chunk);
+        for (int job = 0; job < BATCH; ++job) load<true>(values[0][job], job, at.chunk);
+        wait_for_weights();
         if (thread < CHANNELS)
             shared.channel_scales[group][0][thread] = channel_scales(at)[thread] * power_of_two(exponent);
         group_barrier(2 + group);

@@ -1,7 +1,7 @@
 // The part of fp16x3 that splits the weights: a kernel of its own, ahead of the main one.
 //
-// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to 2^15,
-// then each channel likewise, over all filters of the tile, which the input makes up for.
+// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to
+// 2^15, then each channel likewise, over all filters of the tile, which the input makes up for.
 #pragma once
 
 #include "fp16x3.cuh"
@@ -142,7 +142,6 @@ __device__ __forceinline__ void write(const float (&values)[TURNS][8], float fac
 // No __restrict__: the compiler moves reads of what is never written ahead of griddepcontrol.wait.
 extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds__(SPLIT_THREADS, 1)
     split_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
-    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ float tile[];  // [SPLIT_FILTERS][FILTER_PITCH]
     __shared__ ChannelMaxima maxima;
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
@@ -156,6 +155,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
 
     // With operands, so that they are computed ahead of it.
     asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
+    // Not earlier: the main kernel reads the input before it waits, so all that came before this one must have ended.
+    asm volatile("griddepcontrol.launch_dependents;");
     int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * BF + in_tile;
     scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, BF - in_tile);
     __syncthreads();
