@@ -23,8 +23,8 @@ __device__ __forceinline__ uint4 store(const float (&scaled)[8], int job, int th
     *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
     return high;
 }
-// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent,
-// or EMPTY.
+
+// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent, or EMPTY.
 // `scales` are the channels' own. Rare, so all that counts is that the usual way has its values in registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, int stretch, int chunk, int exponent) {
@@ -92,6 +92,8 @@ struct Producer {
     const int64 plane;  // bytes
     WeightFetcher weights;
 
+    __device__ __forceinline__ void barrier() const { group_barrier(CONSUMERS / GROUP + group); }
+
     __device__ __forceinline__ void seek(int stretch) {
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i)
@@ -144,7 +146,7 @@ struct Producer {
     __device__ __forceinline__ unsigned maximum(unsigned most, unsigned (&maxima)[GROUP / 32]) const {
         const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
         if (thread % 32 == 0) maxima[thread / 32] = of_warp;
-        group_barrier(2 + group);
+        barrier();
         const uint4 all = *reinterpret_cast<const uint4*>(maxima);
         return max(max(all.x, all.y), max(all.z, all.w));
     }
@@ -161,7 +163,7 @@ struct Producer {
         wait_for_weights();
         if (thread < CHANNELS)
             shared.channel_scales[group][0][thread] = channel_scales(at)[thread] * power_of_two(exponent);
-        group_barrier(2 + group);
+        barrier();
         for (int turn = 0; unit < share.end; unit += 2, turn ^= 1) {
             const int count = unit - share.begin, slot = count % IN_STAGES, round = count / IN_STAGES;
             char* const stage = stages + slot * 2 * INPUT_PART;
@@ -201,7 +203,7 @@ struct Producer {
                                      chunk, exponent);
                 if (used != EMPTY) exponent = used;
                 if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
-                group_barrier(2 + group);
+                barrier();
             }
             if (thread == 0) shared.exponents[slot] = used == EMPTY ? EMPTY : -used;
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
