@@ -80,8 +80,10 @@ struct Geometry {
 // A share of the (tile, chunk) pairs, in order; filter tiles of the same positions follow each other.
 struct Share {
     int begin, end;
+    // units * block / blocks, whose product may need more than 32 bits: a division of 64 would be a call.
     __device__ __forceinline__ Share(int units, int block, int blocks)
-        : begin((int64)units * block / blocks), end((int64)units * (block + 1) / blocks) {}
+        : begin(units / blocks * block + units % blocks * block / blocks),
+          end(units / blocks * (block + 1) + units % blocks * (block + 1) / blocks) {}
 };
 
 // Where in that order a warpgroup is.
