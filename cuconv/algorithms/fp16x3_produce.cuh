@@ -1,7 +1,7 @@
 // The part of fp16x3 that brings input and weights into shared memory.
 #pragma once
 
-#include "fp16x3.cuh"
+#include "fp16x3_tiles.cuh"
 
 // Of a producing thread and a chunk: eight channels of a position each. In batches, an even number: while one is
 // converted, the next is under way to the other half of the registers.
@@ -89,6 +89,7 @@ struct Producer {
     char* const stages;
     Shared& shared;
     const int group, thread;
+    const int channels;
     const int64 plane;  // bytes
     WeightFetcher weights;
 
@@ -109,7 +110,7 @@ struct Producer {
         const char* at = input + channel * plane + source;
 #pragma unroll
         for (int c = 0; c < 8; ++c, at += plane) {
-            const bool exists = source != NOWHERE && channel + (WHOLE_GROUPS ? 0 : c) < g.p.channels;
+            const bool exists = source != NOWHERE && channel + (WHOLE_GROUPS ? 0 : c) < channels;
             if (EARLY)
                 asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0;\n"
                              "@p ld.relaxed.gpu.global.f32 %0, [%1];}"
