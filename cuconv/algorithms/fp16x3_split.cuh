@@ -1,7 +1,8 @@
 // The part of fp16x3 that splits the weights: a kernel of its own, ahead of the main one.
 //
 // A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to
-// 2^15, then each channel likewise, over all filters of the tile, which the input makes up for.
+// 2^15, then each channel likewise, over all filters of the tile, which the input makes up for. Only channels far below
+// the others, though: ordinary weights leave the input as it is.
 #pragma once
 
 #include "fp16x3.cuh"
@@ -14,6 +15,9 @@ constexpr int SPLIT_CLUSTER = (BF + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
 constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
 constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
 constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
+// Of a channel's maximum, down to which it is not scaled: the input loses as much of its range to channels that make up
+// for their weights.
+constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 
 // The larger of a maximum and the magnitude of x, if that is finite: fmaxf leaves out NaNs, and x * 0 makes Inf one.
 __device__ __forceinline__ float larger(float most, float x) { return fmaxf(most, fabsf(fmaf(x, 0.0f, x))); }
@@ -169,9 +173,9 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     maxima.send(rank);
     if (blockIdx.x == 0)
         for (int i = threadIdx.x; i < 2 * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
-    // A channel's scale is 1 where its maximum is as wanted, less where it is smaller.
     const unsigned most = maxima.receive(channel + lane % 8);
-    const int exponent = max((int)(most >> 23) - 127 - TARGET_EXPONENT, -126);
+    const int found = (int)(most >> 23) - 127;
+    const int exponent = found < LEAST_UNSCALED ? max(found - TARGET_EXPONENT, -126) : 0;
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;
