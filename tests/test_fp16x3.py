@@ -20,13 +20,9 @@ def test_candidates_fit_the_device_and_share_the_work():
         for config in fp16x3.candidates(problem, H200):
             assert config.shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
             assert config.split_shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
-            chunks = ceil(problem.c / config.channels)
+            chunks = ceil(problem.c / config.tile.channels)
             # Blocks wait for each other: all of them must find an SM, and something to do.
-            assert (
-                1
-                <= config.blocks
-                <= min(H200.sm_count, chunks * fp16x3._tiles(problem, config.filters, config.positions))
-            )
+            assert 1 <= config.blocks <= min(H200.sm_count, chunks * fp16x3._tiles(problem, config.tile))
             assert config.input_stages >= 2 and config.weight_stages >= 2
             assert fp16x3.predicted_us(problem, H200, config) > 0
 
@@ -35,8 +31,32 @@ def test_a_tile_and_its_halo_fit_the_slots():
     for problem in FIT:
         pitch = problem.w + problem.pad_w
         for config in fp16x3.candidates(problem, H200):
-            last = config.positions - 1 + (problem.kh - 1) * pitch + problem.kw - 1
+            last = config.tile.positions - 1 + (problem.kh - 1) * pitch + problem.kw - 1
             assert last < config.slots * 128
+
+
+@pytest.mark.parametrize("filters", [1, 8, 16, 17, 32, 48, 65, 96, 120, 144, 208, 224, 288, 1000])
+def test_narrow_tiles_pad_less_and_fill_the_registers(filters):
+    tiles = fp16x3._narrow_tiles(filters)
+    assert len(set(tiles)) == len(tiles)
+    assert tiles or filters % 64 == 0 or filters % 64 > 56 or filters > 128
+    for tile in tiles:
+        count = ceil(filters / tile.filters)
+        assert tile.narrow and tile.filters % 8 == 0 and count * tile.filters < 64 * ceil(filters / 64)
+        assert tile.positions % 128 == 0 and tile.filters * tile.positions <= 128 * 128
+    large = [tile for tile in tiles if tile.positions == 512 or tile.filters * tile.positions > 64 * 128]
+    assert large or not tiles
+
+
+@pytest.mark.parametrize("filters", [63, 64, 128, 192, 384, 512])
+def test_without_padding_to_save_filters_are_rows(filters):
+    problem = ConvProblem(8, 64, 14, 14, filters, 3, 3, 1, 1)
+    assert not any(config.tile.narrow for config in fp16x3.candidates(problem, H200))
+
+
+@pytest.mark.parametrize("filters", [32, 48, 96])
+def test_few_filters_are_columns_where_they_would_be_padded(filters):
+    assert fp16x3.configure(ConvProblem(64, 32, 28, 28, filters, 5, 5, 2, 2), H200).tile.narrow
 
 
 @pytest.mark.parametrize("pad", [0, 1, 2])
@@ -62,16 +82,16 @@ def test_positions_hold_every_output_pixel_once(pad):
 
 
 def test_the_workspace_holds_split_weights_scales_and_sums():
-    config = next(c for c in fp16x3.candidates(HEAVY, H200) if c.filters == 128)
+    config = next(c for c in fp16x3.candidates(HEAVY, H200) if c.tile.filters == 128)
     weights = HEAVY.m * HEAVY.c * 9 * 4
     scales = (HEAVY.m // 128) * (HEAVY.c // 16) * (128 + 16) * 4
     assert config.workspace_bytes == weights + scales + config.blocks * (128 * 128 * 4 + 8)
-    assert config.split_blocks == (HEAVY.m // 128) * (HEAVY.c // 16)
+    assert config.split_blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
 
 
 def test_a_small_problem_takes_as_many_blocks_for_each_tile():
     problem = ConvProblem(8, 512, 14, 14, 512, 3, 3, 1, 1)
-    grids = {(c.filters, c.blocks) for c in fp16x3.candidates(problem, H200)}
+    grids = {(c.tile.filters, c.blocks) for c in fp16x3.candidates(problem, H200)}
     tiles = ceil(8 * 15 * 15 / 128) * 4
     assert (128, tiles * (132 // tiles)) in grids and (128, 132) in grids
 
@@ -96,11 +116,20 @@ def test_hopper_only():
         fp16x3.configure(one_by_one(64), A100)
 
 
+def test_variants_sample_both_kinds_of_tiles():
+    sample = fp16x3.variants("sm_90a")
+    for narrow, filters in ((0, {64, 128}), (1, {8, 32, 48, 96, 120})):
+        assert {m["FILTERS"] for m in sample if m["NARROW"] == narrow} >= filters
+        assert {m["WHOLE_GROUPS"] for m in sample if m["NARROW"] == narrow} == {0, 1}
+        assert {m["KH"] for m in sample if m["NARROW"] == narrow} >= {3, 5}
+
+
 def test_weights_are_split_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     config = fp16x3.configure(problem, H200)
     split, main = fp16x3.launches(problem, config, aligned=False, relu=True)
-    assert (split.kernel, split.blocks, split.threads) == ("split_weights", config.split_blocks, 512)
+    assert (split.kernel, split.blocks) == ("split_weights", config.split_blocks)
+    assert split.threads == 32 * 5 * 2  # five warps for eight channels
     assert split.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3", config.blocks, 512)
     assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)

@@ -13,7 +13,9 @@
 // workspace by bulk copies. A block takes an equal share of all (tile, chunk) pairs in order (stream-K); where a tile is
 // shared, its first block adds the others' sums in order.
 //
-// WF        warpgroups over filters, 64 each; 2 / WF over positions, 128 each
+// NARROW    1 where positions are the tensor cores' rows and filters their columns, 0 where it is the other way round
+// FILTERS, TILE_POSITIONS: of a tile. Filters as rows: 64 x 256 or 128 x 128. As columns: any multiple of 8 up to 128, by a
+//           multiple of 128 such that the product is 128 * 128 at most
 // CHANNELS  of a chunk, a multiple of 16
 // KH, KW    filter size
 // POINTWISE 1 for a 1x1 filter without padding
@@ -23,7 +25,7 @@
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-#include "fp16x3_multiply.cuh"
+#include "fp16x3_consume.cuh"
 #include "fp16x3_produce.cuh"
 #include "fp16x3_split.cuh"
 
@@ -36,16 +38,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            int64 out_w, int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
+    // What is the same for all threads lies in shared memory, not in each one's registers.
     __shared__ Shared shared;
-    Geometry g;
-    g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
-           (int)(out_h * out_w)};
-    g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
-    g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
-    const int positions = g.images * g.image_rows * g.pitch;
-    const int units = (positions + BP - 1) / BP * g.filter_tiles * g.chunks;
-    const Share share(units, blockIdx.x, gridDim.x);
-    const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
+    __shared__ Geometry g;
+    __shared__ Workspace workspace;
+    if (threadIdx.x == 0) {
+        g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
+               (int)(out_h * out_w)};
+        g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
+        g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
+        g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
+        workspace = Workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
+    }
     char* const weight_stages = dynamic + IN_STAGES * 2 * INPUT_PART;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);
 
@@ -62,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    const Share share(g.units, blockIdx.x, gridDim.x);
 
     const int role = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
     if (role >= CONSUMERS / GROUP) {
@@ -74,13 +78,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                  shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS};
         weights.advance(group * ROWS);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, shared, group,
-                             (int)threadIdx.x % GROUP, (int64)g.p.height * g.p.width * 4, weights};
+                             (int)threadIdx.x % GROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};
         producer.run(share);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        Consumer consumer = {g, workspace, input, weight, bias, output, relu != 0, shared_address(dynamic),
-                             shared_address(weight_stages), staging + threadIdx.x / 32 * STAGING, shared, role,
-                             (int)threadIdx.x % 128, units, share};
+        wait_for_weights();
+        const Output out = {g.p, input, weight, bias, output, relu != 0};
+        Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
+                             staging + role * STAGING, shared, role, (int)threadIdx.x % GROUP, share,
+                             (unsigned)(images >> 32)};
         consumer.run();
     }
 }

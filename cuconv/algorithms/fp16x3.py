@@ -17,21 +17,25 @@ SOURCE = Path(__file__).with_suffix(".cu")
 
 # As in the .cu and .cuh files.
 THREADS = 512
-SPLIT_THREADS = 512
-CONSUMER_FILTERS, CONSUMER_POSITIONS = 64, 128  # of each of two warpgroups
+SPLIT_FILTERS = 32  # of a block of the kernel that splits the weights
+GROUP_WARPS = 5  # at most, of that block for eight channels
+CONSUMERS = 2  # warpgroups that multiply
+ROW_FILTERS = 64  # of the tensor cores' rows, where filters are these
+FILTERS_STEP, POSITIONS_STEP = 8, 128  # of tiles where filters are the columns
+MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile: what the registers hold
 SLOT = 128  # positions
 PAIR_BYTES = 4  # an element as two FP16 numbers
 DEPTH = 16  # of the tensor cores' instruction
-STAGING_BYTES = 8 * 16 * 40 * FLOAT_BYTES
+STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES
+NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # where filters are columns
 STATIC_BYTES = 2048  # more than barriers and scales take
+FACTOR_BYTES = CONSUMERS * 2 * FLOAT_BYTES  # of a filter, there
 SOURCE_BYTES = 2 * 128 * 4  # of a slot
 FLAG_BYTES = 2 * 4  # of a block
 
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns
 MAX_INPUT_BYTES = 2**32
-# Warpgroups over filters, and channels of a chunk: what the registers hold.
-POINTWISE_TILES, SPATIAL_TILES = ((1, 32), (2, 32), (2, 64)), ((1, 16), (2, 16))
 # Chunks of input and rows of weights in shared memory: the first pair that fits.
 STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))
 
@@ -40,12 +44,13 @@ STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3)
 class Costs:
     """The constants of its cost model."""
 
-    split: float = constant("splitting 2**14 weights in a block of the kernel ahead")
+    split: float = constant("splitting 2**14 weights on an SM, by the kernel ahead")
     split_bytes: float = constant("2**20 bytes read or written by that kernel")
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
     multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
+    narrow: float = constant("the same, in addition, for a row of the filter with filters as the tensor cores' columns")
     write: float = constant("a block's time to write 2**14 outputs")
     leave: float = constant("a block's time to leave 2**14 sums to another")
     collect: float = constant("a block's time to add 2**14 sums of another")
@@ -56,11 +61,25 @@ COSTS = load(Costs, SOURCE.stem)
 
 
 @dataclass(frozen=True, slots=True)
-class Fp16x3Config:
-    """A block's tile of filters and positions, its chunk of channels, its pipeline, and the grids of both kernels."""
+class Tile:
+    """What a block computes at a time; narrow: filters are the tensor cores' columns and positions their rows."""
 
-    filter_groups: int
+    filters: int
+    positions: int  # pixels, and the padding between them
     channels: int
+    narrow: bool = False
+
+
+# Where filters are rows.
+POINTWISE_TILES = (Tile(64, 256, 32), Tile(128, 128, 32), Tile(128, 128, 64))
+SPATIAL_TILES = (Tile(64, 256, 16), Tile(128, 128, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Fp16x3Config:
+    """A block's tile, its pipeline, and the grids of both kernels."""
+
+    tile: Tile
     pointwise: bool
     slots: int
     input_stages: int
@@ -72,33 +91,28 @@ class Fp16x3Config:
     workspace_bytes: int
 
     @property
-    def filters(self) -> int:
-        """Of a tile."""
-        return CONSUMER_FILTERS * self.filter_groups
-
-    @property
-    def positions(self) -> int:
-        """Of a tile: pixels, and the padding between them."""
-        return CONSUMER_POSITIONS * (2 // self.filter_groups)
-
-    @property
     def threads(self) -> int:
         """Of a block."""
         return THREADS
 
     def __str__(self) -> str:
         stages = f"{self.input_stages}+{self.weight_stages}"
-        tile = f"{self.filters}x{self.positions}x{self.channels}"
+        tile = f"{self.tile.filters}x{self.tile.positions}x{self.tile.channels}"
+        tile += " narrow" if self.tile.narrow else ""
         return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Both tiles for the filter sizes of the paper, with much and little halo, and each other macro in its settings."""
+    """Tiles of both kinds for the filter sizes of the paper, with their halo; narrow ones of any size; much halo."""
     if arch != ARCH:
         return []
-    sample = [_macros(groups, 16, k, k, False, slots, True, 3, 4) for k in (3, 5) for groups, slots in ((1, 3), (2, 2))]
-    sample += [_macros(groups, channels, 1, 1, True, 2 // groups, True, 3, 3) for groups, channels in POINTWISE_TILES]
-    sample.append(_macros(1, 16, 3, 3, False, 6, False, 2, 3))
+    wide, narrow = ((64, 256, 3), (128, 128, 2)), ((32, 512, 5), (48, 256, 3), (96, 128, 2))  # with their slots
+    sample = [_macros(Tile(f, p, 16), k, k, False, slots, True, 3, 4) for k in (3, 5) for f, p, slots in wide]
+    sample += [_macros(Tile(f, p, 16, True), k, k, False, slots, True, 3, 4) for k in (3, 5) for f, p, slots in narrow]
+    odd = ((8, 512, 6), (40, 384, 6), (72, 128, 2), (120, 128, 2))
+    sample += [_macros(Tile(f, p, 16, True), 3, 3, False, slots, False, 2, 3) for f, p, slots in odd]
+    sample += [_macros(tile, 1, 1, True, tile.positions // SLOT, True, 3, 3) for tile in POINTWISE_TILES]
+    sample.append(_macros(Tile(64, 256, 16), 3, 3, False, 6, False, 2, 3))
     return sample
 
 
@@ -107,8 +121,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
     _check(problem, device)
     pointwise = is_pointwise(problem)
     found = []
-    for groups, channels in POINTWISE_TILES if pointwise else SPATIAL_TILES:
-        found += _candidates_of(problem, device, groups, channels, pointwise)
+    for tile in POINTWISE_TILES if pointwise else (*SPATIAL_TILES, *_narrow_tiles(problem.m)):
+        found += _candidates_of(problem, device, tile, pointwise)
     if not found:
         raise UnsupportedProblem(
             f"{problem.label}: no tile of fp16x3 with its {problem.kh}x{problem.kw} filter fits "
@@ -124,21 +138,27 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs = COSTS) -> float:
     """Estimated device time of both kernels in microseconds."""
-    chunks = ceil(problem.c / config.channels)
-    tiles = _tiles(problem, config.filters, config.positions)
-    weights = config.filters * config.channels * problem.filter_area
-    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * config.channels / 2**11
-    chunk_us += costs.multiply * weights * config.positions / 2**18
+    tile = config.tile
+    chunks, tiles = ceil(problem.c / tile.channels), _tiles(problem, tile)
+    weights = tile.filters * tile.channels * problem.filter_area
+    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * tile.channels / 2**11
+    multiply_us = costs.multiply * weights * tile.positions / 2**18
+    if tile.narrow:
+        # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
+        multiply_us *= max(1, 0.5 + 32 / tile.filters)
+        chunk_us += costs.narrow * problem.kh
+    chunk_us += multiply_us
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
     exchange_us += costs.collect * (parts - 1)
-    split_us = costs.split * weights / 2**14 * ceil(config.split_blocks / device.sm_count)
+    split_weights = SPLIT_FILTERS * tile.channels * problem.filter_area  # of a block
+    split_us = costs.split * split_weights / 2**14 * ceil(config.split_blocks / device.sm_count)
     split_us += costs.split_bytes * 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area / 2**20
     return (
         costs.block
         + split_us
         + ceil(tiles * chunks / config.blocks) * chunk_us
-        + exchange_us * config.filters * config.positions / 2**14
+        + exchange_us * tile.filters * tile.positions / 2**14
         + costs.memory * problem.min_bytes / 2**20
     )
 
@@ -147,8 +167,7 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     whole_groups = problem.c % 8 == 0
     macros = _macros(
-        config.filter_groups,
-        config.channels,
+        config.tile,
         problem.kh,
         problem.kw,
         config.pointwise,
@@ -160,9 +179,10 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
     split = (WEIGHT, WORKSPACE, problem.m, problem.c, config.blocks)
     operands_and_sizes = arguments_of(problem, relu)
     main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
+    split_threads = 32 * min(problem.filter_area, GROUP_WARPS) * (config.tile.channels // 8)
     return (
         Launch(
-            SOURCE, macros, "split_weights", config.split_blocks, SPLIT_THREADS, split, config.split_shared_bytes, True
+            SOURCE, macros, "split_weights", config.split_blocks, split_threads, split, config.split_shared_bytes, True
         ),
         Launch(SOURCE, macros, SOURCE.stem, config.blocks, THREADS, main, config.shared_bytes, overlap=True),
     )
@@ -189,43 +209,54 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
             raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3 is {limit}")
 
 
-def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, groups: int, channels: int, pointwise: bool
-) -> list[Fp16x3Config]:
-    """Those of a tile and a chunk of channels: none where they do not fit into shared memory."""
-    filters, positions = CONSUMER_FILTERS * groups, CONSUMER_POSITIONS * (2 // groups)
+def _narrow_tiles(filters: int) -> list[Tile]:
+    """Tiles of equal numbers of filters, where less is padded than to multiples of 64, with many positions, or half."""
+    tiles = set()
+    for most in (MAX_FILTERS, MAX_FILTERS // 2):
+        count = ceil(filters / most)
+        share = FILTERS_STEP * ceil(filters / count / FILTERS_STEP)
+        if count * share >= ROW_FILTERS * ceil(filters / ROW_FILTERS):
+            continue
+        positions = min(MAX_POSITIONS, MAX_SUMS // share // POSITIONS_STEP * POSITIONS_STEP)
+        half = max(POSITIONS_STEP, positions // 2 // POSITIONS_STEP * POSITIONS_STEP)
+        tiles |= {Tile(share, positions, 16, True), Tile(share, half, 16, True)}
+    return sorted(tiles, key=lambda tile: (tile.filters, tile.positions))
+
+
+def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile, pointwise: bool) -> list[Fp16x3Config]:
+    """Those of a tile: none where it does not fit into shared memory."""
+    filters, channels = tile.filters, tile.channels
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
-    slots = ceil((positions + halo) / SLOT)
+    slots = ceil((tile.positions + halo) / SLOT)
     input_bytes = slots * SLOT * channels * PAIR_BYTES
     row_bytes = problem.kw * (channels if pointwise else DEPTH) * filters * PAIR_BYTES
     chunk_bytes = filters * channels * problem.filter_area * PAIR_BYTES
     limit = device.shared_bytes_per_block - STATIC_BYTES
-    limit -= slots * SOURCE_BYTES
-    fit = [pair for pair in STAGES if pair[0] * input_bytes + pair[1] * row_bytes + STAGING_BYTES <= limit]
-    split_shared_bytes = FLOAT_BYTES * filters * (channels * problem.filter_area | 1)
-    if not fit or slots > MAX_SLOTS or split_shared_bytes > limit:
+    limit -= slots * SOURCE_BYTES + (FACTOR_BYTES * (filters + 8) if tile.narrow else 0)
+    staging_bytes = NARROW_STAGING_BYTES if tile.narrow else STAGING_BYTES
+    fit = [pair for pair in STAGES if pair[0] * input_bytes + pair[1] * row_bytes + staging_bytes <= limit]
+    if not fit or slots > MAX_SLOTS:
         return []
     input_stages, weight_stages = fit[0]
     chunks, filter_tiles = ceil(problem.c / channels), ceil(problem.m / filters)
-    tiles = _tiles(problem, filters, positions)
+    tiles = _tiles(problem, tile)
     if tiles * chunks > MAX_INDEX:
         return []
-    shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + STAGING_BYTES
+    shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
     scale_bytes = (filters + channels) * FLOAT_BYTES
     return [
         Fp16x3Config(
-            groups,
-            channels,
+            tile,
             pointwise,
             slots,
             input_stages,
             weight_stages,
             blocks,
-            split_blocks=filter_tiles * chunks,
+            split_blocks=filter_tiles * chunks * ceil(filters / SPLIT_FILTERS),
             shared_bytes=shared_bytes,
-            split_shared_bytes=split_shared_bytes,
+            split_shared_bytes=FLOAT_BYTES * SPLIT_FILTERS * (channels * problem.filter_area | 1),
             workspace_bytes=filter_tiles * chunks * (chunk_bytes + scale_bytes)
-            + blocks * (filters * positions * FLOAT_BYTES + FLAG_BYTES),
+            + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
         )
         for blocks in _grids(tiles, chunks, device.sm_count)
     ]
@@ -249,8 +280,8 @@ def _positions(problem: ConvProblem) -> int:
     return problem.n * (problem.h + problem.pad_h) * _pitch(problem)
 
 
-def _tiles(problem: ConvProblem, filters: int, positions: int) -> int:
-    return ceil(_positions(problem) / positions) * ceil(problem.m / filters)
+def _tiles(problem: ConvProblem, tile: Tile) -> int:
+    return ceil(_positions(problem) / tile.positions) * ceil(problem.m / tile.filters)
 
 
 def _parts(tiles: int, chunks: int, blocks: int) -> int:
@@ -262,8 +293,7 @@ def _parts(tiles: int, chunks: int, blocks: int) -> int:
 
 
 def _macros(
-    filter_groups: int,
-    channels: int,
+    tile: Tile,
     kh: int,
     kw: int,
     pointwise: bool,
@@ -273,8 +303,10 @@ def _macros(
     weight_stages: int,
 ) -> dict[str, int]:
     return {
-        "WF": filter_groups,
-        "CHANNELS": channels,
+        "NARROW": int(tile.narrow),
+        "FILTERS": tile.filters,
+        "TILE_POSITIONS": tile.positions,
+        "CHANNELS": tile.channels,
         "KH": kh,
         "KW": kw,
         "POINTWISE": int(pointwise),

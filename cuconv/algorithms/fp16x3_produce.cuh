@@ -1,7 +1,7 @@
 // The part of fp16x3 that brings input and weights into shared memory.
 #pragma once
 
-#include "fp16x3.cuh"
+#include "fp16x3_tiles.cuh"
 
 // Of a producing thread and a chunk: eight channels of a position each. In batches, an even number: while one is
 // converted, the next is under way to the other half of the registers.
@@ -23,8 +23,8 @@ __device__ __forceinline__ uint4 store(const float (&scaled)[8], int job, int th
     *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
     return high;
 }
-// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent,
-// or EMPTY.
+
+// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent, or EMPTY.
 // `scales` are the channels' own. Rare, so all that counts is that the usual way has its values in registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, int stretch, int chunk, int exponent) {
@@ -89,8 +89,11 @@ struct Producer {
     char* const stages;
     Shared& shared;
     const int group, thread;
+    const int channels;
     const int64 plane;  // bytes
     WeightFetcher weights;
+
+    __device__ __forceinline__ void barrier() const { group_barrier(CONSUMERS / GROUP + group); }
 
     __device__ __forceinline__ void seek(int stretch) {
 #pragma unroll
@@ -98,17 +101,25 @@ struct Producer {
             shared.sources[group][i][thread] = g.source(stretch * BP + position_of(i, thread));
     }
 
-    // Predicated instructions rather than branches, which would keep jobs from overlapping.
+    // Predicated instructions rather than branches, which would keep jobs from overlapping. EARLY: ahead of
+    // the wait, and so from L2, for the L1 cache may be as earlier kernels left it.
+    template <bool EARLY = false>
     __device__ __forceinline__ void load(float (&values)[8], int job, int chunk) const {
         const int channel = chunk * CHANNELS + channel_of(job);
         const unsigned source = shared.sources[group][job % SLOTS][thread];
         const char* at = input + channel * plane + source;
 #pragma unroll
         for (int c = 0; c < 8; ++c, at += plane) {
-            const bool exists = source != NOWHERE && channel + (WHOLE_GROUPS ? 0 : c) < g.p.channels;
-            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.f32 %0, [%1];}"
-                         : "=f"(values[c])
-                         : "l"(at), "r"((int)exists));
+            const bool exists = source != NOWHERE && channel + (WHOLE_GROUPS ? 0 : c) < channels;
+            if (EARLY)
+                asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0;\n"
+                             "@p ld.relaxed.gpu.global.f32 %0, [%1];}"
+                             : "=f"(values[c])
+                             : "l"(at), "r"((int)exists));
+            else
+                asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.f32 %0, [%1];}"
+                             : "=f"(values[c])
+                             : "l"(at), "r"((int)exists));
         }
     }
 
@@ -136,7 +147,7 @@ struct Producer {
     __device__ __forceinline__ unsigned maximum(unsigned most, unsigned (&maxima)[GROUP / 32]) const {
         const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
         if (thread % 32 == 0) maxima[thread / 32] = of_warp;
-        group_barrier(2 + group);
+        barrier();
         const uint4 all = *reinterpret_cast<const uint4*>(maxima);
         return max(max(all.x, all.y), max(all.z, all.w));
     }
@@ -149,10 +160,11 @@ struct Producer {
         Place at(unit, g);
         seek(at.stretch);
 #pragma unroll
-        for (int job = 0; job < BATCH; ++job) load(values[0][job], job, at.chunk);
+        for (int job = 0; job < BATCH; ++job) load<true>(values[0][job], job, at.chunk);
+        wait_for_weights();
         if (thread < CHANNELS)
             shared.channel_scales[group][0][thread] = channel_scales(at)[thread] * power_of_two(exponent);
-        group_barrier(2 + group);
+        barrier();
         for (int turn = 0; unit < share.end; unit += 2, turn ^= 1) {
             const int count = unit - share.begin, slot = count % IN_STAGES, round = count / IN_STAGES;
             char* const stage = stages + slot * 2 * INPUT_PART;
@@ -192,7 +204,7 @@ struct Producer {
                                      chunk, exponent);
                 if (used != EMPTY) exponent = used;
                 if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
-                group_barrier(2 + group);
+                barrier();
             }
             if (thread == 0) shared.exponents[slot] = used == EMPTY ? EMPTY : -used;
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,89 +1,185 @@
 // The part of fp16x3 that splits the weights: a kernel of its own, ahead of the main one.
+//
+// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to
+// 2^15, then each channel likewise, over all filters of the tile, which the input makes up for. Only channels far below
+// the others, though: ordinary weights leave the input as it is.
 #pragma once
 
 #include "fp16x3.cuh"
 
-constexpr int SPLIT_THREADS = 512, WARPS = SPLIT_THREADS / 32;
-constexpr int AT_A_TIME = TAPS > 25 ? 2 : 4;  // filters of a warp
+// As in fp16x3.py.
+constexpr int SPLIT_FILTERS = 32;                // of a block: the lanes of a warp
+constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
 
-// A block splits the weights of a tile of filters and a chunk of channels: each filter scaled to a maximum of 2^8 to
-// 2^9, then each channel likewise, which the input makes up for.
-extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
-    split_weights(const float* __restrict__ weight, void* __restrict__ workspace, int64 filters, int64 channels,
-                  int64 blocks) {
-    asm volatile("griddepcontrol.launch_dependents;");
-    constexpr int LENGTH = CHANNELS * TAPS, LD = LENGTH | 1, ITERATIONS = (LENGTH + 31) / 32;
-    extern __shared__ float tile[];  // [BF][LD]
-    __shared__ float channel_scales[CHANNELS];
-    __shared__ unsigned channel_max[CHANNELS];
-    const int chunks = (channels + CHANNELS - 1) / CHANNELS;
-    const int filter_0 = blockIdx.x / chunks * BF, channel_0 = blockIdx.x % chunks * CHANNELS;
-    const int row_length = min(CHANNELS, (int)channels - channel_0) * TAPS;
-    const Workspace to(workspace, gridDim.x, blocks);
+constexpr int SPLIT_CLUSTER = (BF + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
+constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
+constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
+constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
+// Of a channel's maximum, down to which it is not scaled: the input loses as much of its range to channels that make up
+// for their weights.
+constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
+
+// The larger of a maximum and the magnitude of x, if that is finite: fmaxf leaves out NaNs, and x * 0 makes Inf one.
+__device__ __forceinline__ float larger(float most, float x) { return fmaxf(most, fabsf(fmaf(x, 0.0f, x))); }
+__device__ __forceinline__ unsigned warp_max(float most) { return __reduce_max_sync(~0u, __float_as_uint(most)); }
+
+// Largest magnitudes of channels. Blocks send each other theirs; the stores count themselves as arrived and leave from
+// registers, so that nobody waits for anything else, nor stays for others.
+struct ChannelMaxima {
+    __align__(16) unsigned of_block[CHANNELS];
+    __align__(16) unsigned received[SPLIT_CLUSTER][CHANNELS];
+    uint64 arrived;
+
+    // Called by all threads.
+    __device__ __forceinline__ void open() {
+        if (threadIdx.x < CHANNELS) of_block[threadIdx.x] = 0;
+        if (threadIdx.x == 0) {
+            barrier_init(&arrived, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            barrier_expect(&arrived, sizeof(received));
+        }
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
+    // To every block, itself too; called by all threads.
+    __device__ __forceinline__ void send(int rank) {
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all have opened theirs
+        for (int i = threadIdx.x; i < SPLIT_CLUSTER * CHANNELS; i += SPLIT_THREADS)
+            asm volatile("{.reg .b32 to, barrier; mapa.shared::cluster.u32 to, %0, %3;\n"
+                         "mapa.shared::cluster.u32 barrier, %1, %3;\n"
+                         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %2, [barrier];}" ::"r"(
+                             shared_address(received[rank] + i % CHANNELS)),
+                         "r"(shared_address(&arrived)), "r"(of_block[i % CHANNELS]), "r"(i / CHANNELS)
+                         : "memory");
+    }
+    // Of a channel, over the tile.
+    __device__ __forceinline__ unsigned receive(int channel) {
+        barrier_wait_cluster(&arrived, 0);
+        unsigned most = 0;
+#pragma unroll
+        for (int block = 0; block < SPLIT_CLUSTER; ++block) most = max(most, received[block][channel]);
+        return most;
+    }
+};
+
+// A warp reads filters, asking for all before it looks at the first, and leaves them scaled in shared memory. `count`:
+// filters that exist, `length`: floats of each, `of_tile`: filters of the tile from the block's first on.
+__device__ __forceinline__ void scale_filters(const float* weight, float* tile, int* exponents, int64 pitch,
+                                              int count, int length, int of_tile) {
+    constexpr int AT_ONCE = (SPLIT_FILTERS + SPLIT_WARPS - 1) / SPLIT_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-    for (int i = threadIdx.x; i < CHANNELS; i += SPLIT_THREADS) channel_max[i] = 0;
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i < 2 * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
-    // A warp takes a filter at a time, and asks for several before it looks at the first.
-    float column_max[ITERATIONS] = {};
+    float values[AT_ONCE][LOADS];
 #pragma unroll
-    for (int first = 0; first < BF; first += WARPS * AT_A_TIME) {
-        float values[AT_A_TIME][ITERATIONS];
+    for (int j = 0; j < AT_ONCE; ++j) {
+        const int filter = j * SPLIT_WARPS + warp;
+        const float* const from = weight + filter * pitch + lane;
+        const int left = filter < count ? length - lane : 0;
 #pragma unroll
-        for (int j = 0; j < AT_A_TIME; ++j) {
-            const int filter = filter_0 + first + j * WARPS + warp;
-            const float* const from = weight + ((int64)filter * channels + channel_0) * TAPS + lane;
-#pragma unroll
-            for (int i = 0; i < ITERATIONS; ++i)
-                values[j][i] = filter < filters && lane + i * 32 < row_length ? from[i * 32] : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < AT_A_TIME; ++j) {
-            const int filter = first + j * WARPS + warp;
-            unsigned most = 0;
-#pragma unroll
-            for (int i = 0; i < ITERATIONS; ++i) most = max(most, finite_magnitude(values[j][i]));
-            most = __reduce_max_sync(~0u, most);
-            const int exponent = max((int)(most >> 23) - 127, -110) - 8;
-            if (lane == 0)
-                const_cast<int*>(to.exponents)[(int64)blockIdx.x * BF + filter] = most ? exponent : EMPTY;
-#pragma unroll
-            for (int i = 0; i < ITERATIONS; ++i) {
-                const float scaled = values[j][i] * power_of_two(-exponent);
-                if (lane + i * 32 < LENGTH) tile[filter * LD + lane + i * 32] = scaled;
-                column_max[i] = fmaxf(column_max[i], __uint_as_float(finite_magnitude(scaled)));
-            }
-        }
+        for (int i = 0; i < LOADS; ++i) values[j][i] = i * 32 < left ? from[i * 32] : 0.0f;
     }
-    __syncthreads();  // channel_max is zero
+    unsigned most[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < ITERATIONS; ++i)
-        if (lane + i * 32 < LENGTH) atomicMax(&channel_max[(lane + i * 32) / TAPS], __float_as_uint(column_max[i]));
-    __syncthreads();
-
-    // A channel's scale is 1 where its maximum is 2^8 to 2^9, less where it is smaller.
-    for (int c = threadIdx.x; c < CHANNELS; c += SPLIT_THREADS) {
-        const int exponent = max((int)(channel_max[c] >> 23) - 127 - 8, -126);
-        channel_scales[c] = power_of_two(-exponent);
-        const_cast<float*>(to.channel_scales)[(int64)blockIdx.x * CHANNELS + c] =
-            channel_max[c] ? power_of_two(exponent) : 0.0f;
+    for (int j = 0; j < AT_ONCE; ++j) {
+        float of_lane = 0.0f;
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) of_lane = larger(of_lane, values[j][i]);
+        most[j] = warp_max(of_lane);
     }
-    __syncthreads();
-    char* const rows = const_cast<char*>(to.rows) + (int64)blockIdx.x * ROWS * ROW_BYTES;
-    for (int i = threadIdx.x; i < ROWS * STEPS * 2 * BF; i += SPLIT_THREADS) {
-        const int filter = i % BF, group = i / BF % 2, step = i / (2 * BF) % STEPS, row = i / (2 * BF * STEPS);
-        const int channel = row / KH * ROW_CHANNELS + step % DEPTHS * 16 + group * 8;
-        const int tap = row % KH * KW + step / DEPTHS;
-        float values[8];
 #pragma unroll
-        for (int c = 0; c < 8; ++c)
-            values[c] = tile[filter * LD + (channel + c) * TAPS + tap] * channel_scales[channel + c];
+    for (int j = 0; j < AT_ONCE; ++j) {
+        const int filter = j * SPLIT_WARPS + warp, exponent = max((int)(most[j] >> 23) - 127, -110) - TARGET_EXPONENT;
+        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) exponents[filter] = most[j] ? exponent : EMPTY;
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i)
+            if (filter < SPLIT_FILTERS && lane + i * 32 < FILTER_FLOATS)
+                tile[filter * FILTER_PITCH + lane + i * 32] = values[j][i] * power_of_two(-exponent);
+    }
+}
+
+// From there on a lane has a filter, and a warp eight channels and a few filter positions, `tap` and so on.
+constexpr int TURNS = (TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
+
+// The warp's values, and their largest magnitudes in each channel.
+__device__ __forceinline__ void gather(float (&values)[TURNS][8], const float* tile, unsigned* maxima, int channel,
+                                       int tap) {
+    const int lane = threadIdx.x % 32;
+    float most[8] = {};
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            values[turn][c] = tap < TAPS ? tile[lane * FILTER_PITCH + (channel + c) * TAPS + tap] : 0.0f;
+            most[c] = larger(most[c], values[turn][c]);
+        }
+    unsigned of_channel = 0;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const unsigned of_warp = warp_max(most[c]);
+        if (lane == c) of_channel = of_warp;
+    }
+    if (lane < 8) atomicMax(maxima + channel + lane, of_channel);
+}
+
+// Splits them, times their channels' factors: that of channel % 8 is a lane's. `to`: the rows of the chunk, from the
+// lane's filter on.
+__device__ __forceinline__ void write(const float (&values)[TURNS][8], float factor, char* to, int channel, int tap) {
+    float factors[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c) factors[c] = __shfl_sync(~0u, factor, c);
+    if (to == nullptr) return;
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS) {
+        if (tap >= TAPS) break;
+        float scaled[8];
+#pragma unroll
+        for (int c = 0; c < 8; ++c) scaled[c] = values[turn][c] * factors[c];
         uint4 high, low;
-        split(values, high, low);
-        char* const target = rows + (int64)row * ROW_BYTES + ((step * 2 + group) * BF + filter) * 16;
+        split(scaled, high, low);
+        const int row = channel / ROW_CHANNELS * KH + tap / KW;
+        const int step = tap % KW * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
+        char* const target = to + row * ROW_BYTES + (step * 2 + group) * BF * 16;
         *reinterpret_cast<uint4*>(target) = high;
         *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
     }
+}
+
+// No __restrict__: the compiler moves reads of what is never written ahead of griddepcontrol.wait.
+extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds__(SPLIT_THREADS, 1)
+    split_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
+    extern __shared__ float tile[];  // [SPLIT_FILTERS][FILTER_PITCH]
+    __shared__ ChannelMaxima maxima;
+    const int chunks = (channels + CHANNELS - 1) / CHANNELS;
+    const int tile_chunk = blockIdx.x / SPLIT_CLUSTER, rank = blockIdx.x % SPLIT_CLUSTER;
+    const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * BF + in_tile;
+    const int channel_0 = tile_chunk % chunks * CHANNELS;
+    int count = (int)filters - filter_0, length = min(CHANNELS, (int)channels - channel_0) * TAPS;
+    int64 first = (filter_0 * channels + channel_0) * TAPS;
+    const Workspace to(workspace, gridDim.x / SPLIT_CLUSTER, blocks);
+    maxima.open();
+
+    // With operands, so that they are computed ahead of it.
+    asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
+    // Not earlier: the main kernel reads the input before it waits, so all that came before this one must have ended.
+    asm volatile("griddepcontrol.launch_dependents;");
+    int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * BF + in_tile;
+    scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, BF - in_tile);
+    __syncthreads();
+
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int channel = warp / GROUP_WARPS * 8, tap = warp % GROUP_WARPS;
+    float values[TURNS][8];
+    gather(values, tile, maxima.of_block, channel, tap);
+    __syncthreads();
+    maxima.send(rank);
+    if (blockIdx.x == 0)
+        for (int i = threadIdx.x; i < 2 * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
+    const unsigned most = maxima.receive(channel + lane % 8);
+    const int found = (int)(most >> 23) - 127;
+    const int exponent = found < LEAST_UNSCALED ? max(found - TARGET_EXPONENT, -126) : 0;
+    if (rank == 0 && tap == 0 && lane < 8)
+        const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
+            most ? power_of_two(exponent) : 0.0f;
+    char* const rows = const_cast<char*>(to.rows) + (int64)tile_chunk * ROWS * ROW_BYTES;
+    const bool exists = BF % SPLIT_FILTERS == 0 || in_tile + lane < BF;
+    write(values, power_of_two(-exponent), exists ? rows + (in_tile + lane) * 16 : nullptr, channel, tap);
 }

@@ -1,0 +1,144 @@
+// The part of fp16x3 that multiplies, adds up, and hands the sums on; which way the operands lie in the tensor cores is up
+// to the header that NARROW chooses.
+#pragma once
+
+#include "fp16x3_tiles.cuh"
+#if NARROW
+#include "fp16x3_multiply_narrow.cuh"
+#else
+#include "fp16x3_multiply.cuh"
+#endif
+
+// Lower half of the descriptor of K-major core matrices of 8 rows x 16 bytes, one after the other; `depth_bytes` to the
+// next 8 in depth. The upper half is the same for all: the 128 bytes, in units of 16, to the next 8 rows.
+__device__ __forceinline__ unsigned descriptor(unsigned address, int depth_bytes) {
+    return address >> 4 & 0x3fff | depth_bytes >> 4 << 16;
+}
+
+// One of the two warpgroups that multiply.
+struct Consumer {
+    const Geometry& g;
+    const Workspace& workspace;
+    const Output output;
+    unsigned input_stages, weight_stages;  // addresses in shared memory
+    float* staging;                        // of the warpgroup
+    Shared& shared;
+    const int group, thread;  // of the warpgroup
+    const Share share;
+    const unsigned zero;  // which the compiler cannot know
+    int rows = 0;         // of weights, used so far
+
+    __device__ __forceinline__ void barrier() const { group_barrier(group); }
+
+    // chain = the products of one row of the filter, small ones first.
+    __device__ __forceinline__ void start_products(Sums& chain, unsigned input, unsigned weights) const {
+        unsigned input_start = descriptor(input + first_position(group) * 16, GROUP_BYTES);
+        unsigned weight_start = descriptor(weights + first_filter(group) * 16, BF * 16);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int small = 1; small >= 0; --small) {
+            if (SUMS > WGMMA_SUMS)  // of several tiles, descriptors are too many to keep
+                input_start += zero, weight_start += zero;
+            else
+                asm volatile("" : "+r"(input_start), "+r"(weight_start));
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                const unsigned w = weight_start + step * 2 * BF;  // in units of 16 bytes
+                const unsigned x = input_start + step % DEPTHS * 2 * POSITIONS + step / DEPTHS;
+                if (small) {
+                    multiply_step(chain, x, w + WEIGHT_PART / 16, step > 0);
+                    multiply_step(chain, x + INPUT_PART / 16, w, 1);
+                } else {
+                    multiply_step(chain, x, w, 1);
+                }
+            }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+
+    // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
+    __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
+        const int pitch_bytes = g.pitch * 16;
+        Factors factors(workspace.exponents + from.tile_chunk(g) * BF, group, thread);
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
+        for (const int end = count + chunks; count < end; ++count) {
+            const int slot = count % IN_STAGES;
+            factors.fetch();
+            barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
+#pragma unroll 1
+            for (int row = 0; row < ROWS; ++row, ++rows) {
+                const int weight_slot = rows % WEIGHT_STAGES;
+                barrier_wait(shared.full_weights + weight_slot, rows / WEIGHT_STAGES & 1);
+                Sums chain;
+                start_products(chain,
+                               input_stages + slot * 2 * INPUT_PART +
+                                   row / KH * DEPTHS * 2 * GROUP_BYTES + row % KH * pitch_bytes,
+                               weight_stages + weight_slot * ROW_BYTES);
+                if (row == 0) factors.meet(shared.exponents[slot]);  // while the products are under way
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+                for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
+                if (thread == 0) {
+                    barrier_arrive(shared.empty_weights + weight_slot);
+                    if (row == ROWS - 1) barrier_arrive(shared.empty_input + slot);
+                }
+                factors.add(sums, chain);
+            }
+        }
+        factors.finish(sums);
+    }
+
+    // Where a block leaves this thread's sums.
+    __device__ __forceinline__ float4* sums_of(int block) const {
+        return workspace.sums + (int64)block * (MAX_SUMS / 4) + group * (SUMS / 4 * GROUP) + thread;
+    }
+
+    // Leaves the sums to the block that began the tile.
+    __device__ __forceinline__ void leave(const Sums& sums) const {
+        float4* const to = sums_of(blockIdx.x);
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 4) to[i / 4 * GROUP] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+        barrier();
+        if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group) : "memory");
+    }
+
+    // Adds what the blocks after this one leave, up to the tile's end.
+    __device__ __forceinline__ void collect(Sums& sums, int unit, int tile_end) const {
+        for (int block = blockIdx.x + 1; unit < tile_end; ++block) {
+            if (thread == 0) {
+                unsigned flag;
+                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                                : "=r"(flag)
+                                : "l"(workspace.flags + block * 2 + group)
+                                : "memory");
+                while (!flag);
+            }
+            barrier();
+            const float4* const from = sums_of(block);
+#pragma unroll
+            for (int i = 0; i < SUMS; i += 4) {
+                const float4 part = __ldcg(from + i / 4 * GROUP);
+                sums[i] += part.x, sums[i + 1] += part.y, sums[i + 2] += part.z, sums[i + 3] += part.w;
+            }
+            unit = Share(g.units, block, gridDim.x).end;
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        for (int unit = share.begin; unit < share.end;) {
+            const Place from(unit, g);
+            const int chunks = min(g.chunks - from.chunk, share.end - unit);
+            Sums sums;
+            multiply(sums, from, unit - share.begin, chunks);
+            unit += chunks;
+            if (from.chunk > 0) {
+                leave(sums);
+            } else {
+                if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
+                write(output, g, from, sums, staging, group, thread);
+            }
+        }
+    }
+};
