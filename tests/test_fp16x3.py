@@ -124,6 +124,7 @@ def test_variants_sample_both_kinds_of_tiles():
         assert {m["FILTERS"] for m in sample if m["NARROW"] == narrow} >= filters
         assert {m["WHOLE_GROUPS"] for m in sample if m["NARROW"] == narrow} == {0, 1}
         assert {m["KH"] for m in sample if m["NARROW"] == narrow} >= {3, 5}
+    assert max(m["KW"] for m in sample) == fp16x3.MAX_FILTER
 
 
 def test_weights_are_split_first_and_both_launches_overlap():

@@ -99,7 +99,7 @@ class Fp16x3Config:
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Tiles of both kinds for the filter sizes of the paper, with their halo; narrow ones of any size; much halo."""
+    """Tiles of both kinds for the filter sizes of the paper, with their halo; odd ones; the largest filters; much halo."""
     if arch != ARCH:
         return []
     wide, narrow = ((64, 256, 3), (128, 128, 2)), ((32, 512, 5), (48, 256, 3), (96, 128, 2))  # with their slots
@@ -107,6 +107,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample += [_macros(Tile(f, p, True), k, k, slots, True, 3, 4) for k in (3, 5) for f, p, slots in narrow]
     odd = ((8, 512, 6), (40, 384, 6), (72, 128, 2), (120, 128, 2))
     sample += [_macros(Tile(f, p, True), 3, 3, slots, False, 2, 3) for f, p, slots in odd]
+    sample += [_macros(tile, 7, 7, 3, True, 2, 3) for tile in TILES]
     sample.append(_macros(Tile(64, 256), 3, 3, 6, False, 2, 3))
     return sample
 
