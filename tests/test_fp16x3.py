@@ -11,7 +11,7 @@ from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
-FIT = [problem for problem in PROBLEMS if problem.pad_h < problem.kh <= 7 and problem.pad_w < problem.kw <= 7]
+FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]
 
 
 def test_candidates_fit_the_device_and_share_the_work():
@@ -20,7 +20,7 @@ def test_candidates_fit_the_device_and_share_the_work():
         for config in fp16x3.candidates(problem, H200):
             assert config.shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
             assert config.split_shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
-            chunks = ceil(problem.c / config.tile.channels)
+            chunks = ceil(problem.c / fp16x3.CHANNELS)
             # Blocks wait for each other: all of them must find an SM, and something to do.
             assert 1 <= config.blocks <= min(H200.sm_count, chunks * fp16x3._tiles(problem, config.tile))
             assert config.input_stages >= 2 and config.weight_stages >= 2
@@ -102,7 +102,9 @@ def test_a_small_problem_takes_as_many_blocks_for_each_tile():
         (ConvProblem(1, 8, 9, 9, 8, 3, 3, 3, 1), r"padding \(3, 1\), for fp16x3 it must be less than the filter's 3x3"),
         (ConvProblem(1, 8, 9, 9, 8, 9, 3, 1, 1), "9 rows in a filter, the limit of fp16x3 is 7"),
         (ConvProblem(1, 8, 9, 2000, 8, 3, 3, 1, 1), "fits the .* bytes of shared memory"),
-        (ConvProblem(1500, 64, 112, 112, 8, 1, 1), "input bytes, the limit of fp16x3 is"),
+        (ConvProblem(1500, 64, 112, 112, 8, 3, 3), "input bytes, the limit of fp16x3 is"),
+        (ConvProblem(8, 64, 14, 14, 64, 1, 1), "fp16x3 is for larger filters than 1x1, fp16x3_pointwise for these"),
+        (ConvProblem(8, 64, 14, 14, 64, 1, 1, 1, 1), "padding"),
     ],
 )
 def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):
@@ -122,6 +124,7 @@ def test_variants_sample_both_kinds_of_tiles():
         assert {m["FILTERS"] for m in sample if m["NARROW"] == narrow} >= filters
         assert {m["WHOLE_GROUPS"] for m in sample if m["NARROW"] == narrow} == {0, 1}
         assert {m["KH"] for m in sample if m["NARROW"] == narrow} >= {3, 5}
+    assert max(m["KW"] for m in sample) == fp16x3.MAX_FILTER
 
 
 def test_weights_are_split_first_and_both_launches_overlap():

@@ -16,9 +16,8 @@
 // NARROW    1 where positions are the tensor cores' rows and filters their columns, 0 where it is the other way round
 // FILTERS, TILE_POSITIONS: of a tile. Filters as rows: 64 x 256 or 128 x 128. As columns: any multiple of 8 up to 128, by a
 //           multiple of 128 such that the product is 128 * 128 at most
-// CHANNELS  of a chunk, a multiple of 16
-// KH, KW    filter size
-// POINTWISE 1 for a 1x1 filter without padding
+// CHANNELS  of a chunk, 16
+// KH, KW    filter size, not 1x1
 // SLOTS     positions of a chunk in shared memory, in units of 128
 // WHOLE_GROUPS 1 where the number of channels is a multiple of 8
 // IN_STAGES, WEIGHT_STAGES: chunks of input and rows of weights in shared memory

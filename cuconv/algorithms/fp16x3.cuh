@@ -7,10 +7,10 @@ constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int BF = FILTERS;  // of a tile
 constexpr int MAX_SUMS = 128 * 128;  // of a tile
 constexpr int TAPS = KH * KW;
-// A row: what one chain of products takes, a row of the filter for some of a chunk's channels.
-constexpr int ROW_CHANNELS = POINTWISE ? CHANNELS : 16;
+// A row: what one chain of products takes, a row of the filter for 16 channels, or all of a chunk's where it is 1x1.
+constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
 constexpr int ROWS = CHANNELS / ROW_CHANNELS * KH;  // of a chunk, those of the same channels together
-constexpr int DEPTHS = ROW_CHANNELS / 16;                       // wgmma depths of one filter position
+constexpr int DEPTHS = ROW_CHANNELS / 16;           // wgmma depths of one filter position
 constexpr int STEPS = KW * DEPTHS;
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;  // high or low
 constexpr int ROW_BYTES = 2 * WEIGHT_PART;

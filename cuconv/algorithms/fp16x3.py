@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.tf32x3 import MAX_INDEX, arguments_of, is_pointwise
+from cuconv.algorithms.tf32x3 import MAX_INDEX, arguments_of
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -25,7 +25,7 @@ FILTERS_STEP, POSITIONS_STEP = 8, 128  # of tiles where filters are the columns
 MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile: what the registers hold
 SLOT = 128  # positions
 PAIR_BYTES = 4  # an element as two FP16 numbers
-DEPTH = 16  # of the tensor cores' instruction
+CHANNELS = 16  # of a chunk: the depth of the tensor cores' instruction
 STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES
 NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # where filters are columns
 STATIC_BYTES = 2048  # more than barriers and scales take
@@ -66,13 +66,10 @@ class Tile:
 
     filters: int
     positions: int  # pixels, and the padding between them
-    channels: int
     narrow: bool = False
 
 
-# Where filters are rows.
-POINTWISE_TILES = (Tile(64, 256, 32), Tile(128, 128, 32), Tile(128, 128, 64))
-SPATIAL_TILES = (Tile(64, 256, 16), Tile(128, 128, 16))
+TILES = (Tile(64, 256), Tile(128, 128))  # where filters are rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,6 @@ class Fp16x3Config:
     """A block's tile, its pipeline, and the grids of both kernels."""
 
     tile: Tile
-    pointwise: bool
     slots: int
     input_stages: int
     weight_stages: int
@@ -97,32 +93,31 @@ class Fp16x3Config:
 
     def __str__(self) -> str:
         stages = f"{self.input_stages}+{self.weight_stages}"
-        tile = f"{self.tile.filters}x{self.tile.positions}x{self.tile.channels}"
+        tile = f"{self.tile.filters}x{self.tile.positions}x{CHANNELS}"
         tile += " narrow" if self.tile.narrow else ""
         return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Tiles of both kinds for the filter sizes of the paper, with their halo; narrow ones of any size; much halo."""
+    """Tiles of both kinds for the filter sizes of the paper, with their halo; odd ones; the largest filters; much halo."""
     if arch != ARCH:
         return []
     wide, narrow = ((64, 256, 3), (128, 128, 2)), ((32, 512, 5), (48, 256, 3), (96, 128, 2))  # with their slots
-    sample = [_macros(Tile(f, p, 16), k, k, False, slots, True, 3, 4) for k in (3, 5) for f, p, slots in wide]
-    sample += [_macros(Tile(f, p, 16, True), k, k, False, slots, True, 3, 4) for k in (3, 5) for f, p, slots in narrow]
+    sample = [_macros(Tile(f, p), k, k, slots, True, 3, 4) for k in (3, 5) for f, p, slots in wide]
+    sample += [_macros(Tile(f, p, True), k, k, slots, True, 3, 4) for k in (3, 5) for f, p, slots in narrow]
     odd = ((8, 512, 6), (40, 384, 6), (72, 128, 2), (120, 128, 2))
-    sample += [_macros(Tile(f, p, 16, True), 3, 3, False, slots, False, 2, 3) for f, p, slots in odd]
-    sample += [_macros(tile, 1, 1, True, tile.positions // SLOT, True, 3, 3) for tile in POINTWISE_TILES]
-    sample.append(_macros(Tile(64, 256, 16), 3, 3, False, 6, False, 2, 3))
+    sample += [_macros(Tile(f, p, True), 3, 3, slots, False, 2, 3) for f, p, slots in odd]
+    sample += [_macros(tile, 7, 7, 3, True, 2, 3) for tile in TILES]
+    sample.append(_macros(Tile(64, 256), 3, 3, 6, False, 2, 3))
     return sample
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     _check(problem, device)
-    pointwise = is_pointwise(problem)
     found = []
-    for tile in POINTWISE_TILES if pointwise else (*SPATIAL_TILES, *_narrow_tiles(problem.m)):
-        found += _candidates_of(problem, device, tile, pointwise)
+    for tile in (*TILES, *_narrow_tiles(problem.m)):
+        found += _candidates_of(problem, device, tile)
     if not found:
         raise UnsupportedProblem(
             f"{problem.label}: no tile of fp16x3 with its {problem.kh}x{problem.kw} filter fits "
@@ -139,9 +134,9 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs = COSTS) -> float:
     """Estimated device time of both kernels in microseconds."""
     tile = config.tile
-    chunks, tiles = ceil(problem.c / tile.channels), _tiles(problem, tile)
-    weights = tile.filters * tile.channels * problem.filter_area
-    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * tile.channels / 2**11
+    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
+    weights = tile.filters * CHANNELS * problem.filter_area
+    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * CHANNELS / 2**11
     multiply_us = costs.multiply * weights * tile.positions / 2**18
     if tile.narrow:
         # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
@@ -151,7 +146,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
     exchange_us += costs.collect * (parts - 1)
-    split_weights = SPLIT_FILTERS * tile.channels * problem.filter_area  # of a block
+    split_weights = SPLIT_FILTERS * CHANNELS * problem.filter_area  # of a block
     split_us = costs.split * split_weights / 2**14 * ceil(config.split_blocks / device.sm_count)
     split_us += costs.split_bytes * 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area / 2**20
     return (
@@ -170,7 +165,6 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
         config.tile,
         problem.kh,
         problem.kw,
-        config.pointwise,
         config.slots,
         whole_groups,
         config.input_stages,
@@ -179,7 +173,7 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
     split = (WEIGHT, WORKSPACE, problem.m, problem.c, config.blocks)
     operands_and_sizes = arguments_of(problem, relu)
     main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
-    split_threads = 32 * min(problem.filter_area, GROUP_WARPS) * (config.tile.channels // 8)
+    split_threads = 32 * min(problem.filter_area, GROUP_WARPS) * (CHANNELS // 8)
     return (
         Launch(
             SOURCE, macros, "split_weights", config.split_blocks, split_threads, split, config.split_shared_bytes, True
@@ -197,6 +191,8 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(
             f"{p.label}: padding ({p.pad_h}, {p.pad_w}), for fp16x3 it must be less than the filter's {p.kh}x{p.kw}"
         )
+    if p.filter_area == 1:
+        raise UnsupportedProblem(f"{p.label}: fp16x3 is for larger filters than 1x1, fp16x3_pointwise for these")
     sizes = [
         ("rows in a filter", p.kh, MAX_FILTER),
         ("columns in a filter", p.kw, MAX_FILTER),
@@ -219,18 +215,18 @@ def _narrow_tiles(filters: int) -> list[Tile]:
             continue
         positions = min(MAX_POSITIONS, MAX_SUMS // share // POSITIONS_STEP * POSITIONS_STEP)
         half = max(POSITIONS_STEP, positions // 2 // POSITIONS_STEP * POSITIONS_STEP)
-        tiles |= {Tile(share, positions, 16, True), Tile(share, half, 16, True)}
+        tiles |= {Tile(share, positions, True), Tile(share, half, True)}
     return sorted(tiles, key=lambda tile: (tile.filters, tile.positions))
 
 
-def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile, pointwise: bool) -> list[Fp16x3Config]:
+def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:
     """Those of a tile: none where it does not fit into shared memory."""
-    filters, channels = tile.filters, tile.channels
+    filters = tile.filters
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
     slots = ceil((tile.positions + halo) / SLOT)
-    input_bytes = slots * SLOT * channels * PAIR_BYTES
-    row_bytes = problem.kw * (channels if pointwise else DEPTH) * filters * PAIR_BYTES
-    chunk_bytes = filters * channels * problem.filter_area * PAIR_BYTES
+    input_bytes = slots * SLOT * CHANNELS * PAIR_BYTES
+    row_bytes = problem.kw * CHANNELS * filters * PAIR_BYTES
+    chunk_bytes = filters * CHANNELS * problem.filter_area * PAIR_BYTES
     limit = device.shared_bytes_per_block - STATIC_BYTES
     limit -= slots * SOURCE_BYTES + (FACTOR_BYTES * (filters + 8) if tile.narrow else 0)
     staging_bytes = NARROW_STAGING_BYTES if tile.narrow else STAGING_BYTES
@@ -238,23 +234,22 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile, pointwi
     if not fit or slots > MAX_SLOTS:
         return []
     input_stages, weight_stages = fit[0]
-    chunks, filter_tiles = ceil(problem.c / channels), ceil(problem.m / filters)
+    chunks, filter_tiles = ceil(problem.c / CHANNELS), ceil(problem.m / filters)
     tiles = _tiles(problem, tile)
     if tiles * chunks > MAX_INDEX:
         return []
     shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
-    scale_bytes = (filters + channels) * FLOAT_BYTES
+    scale_bytes = (filters + CHANNELS) * FLOAT_BYTES
     return [
         Fp16x3Config(
             tile,
-            pointwise,
             slots,
             input_stages,
             weight_stages,
             blocks,
             split_blocks=filter_tiles * chunks * ceil(filters / SPLIT_FILTERS),
             shared_bytes=shared_bytes,
-            split_shared_bytes=FLOAT_BYTES * SPLIT_FILTERS * (channels * problem.filter_area | 1),
+            split_shared_bytes=FLOAT_BYTES * SPLIT_FILTERS * (CHANNELS * problem.filter_area | 1),
             workspace_bytes=filter_tiles * chunks * (chunk_bytes + scale_bytes)
             + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
         )
@@ -296,7 +291,6 @@ def _macros(
     tile: Tile,
     kh: int,
     kw: int,
-    pointwise: bool,
     slots: int,
     whole_groups: bool,
     input_stages: int,
@@ -306,10 +300,9 @@ def _macros(
         "NARROW": int(tile.narrow),
         "FILTERS": tile.filters,
         "TILE_POSITIONS": tile.positions,
-        "CHANNELS": tile.channels,
+        "CHANNELS": CHANNELS,
         "KH": kh,
         "KW": kw,
-        "POINTWISE": int(pointwise),
         "SLOTS": slots,
         "WHOLE_GROUPS": int(whole_groups),
         "IN_STAGES": input_stages,

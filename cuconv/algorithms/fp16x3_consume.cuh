@@ -37,14 +37,14 @@ struct Consumer {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int small = 1; small >= 0; --small) {
-            if (SUMS > WGMMA_SUMS)  // of several tiles, descriptors are too many to keep
+            if (SUMS > WGMMA_SUMS || STEPS > 5)  // descriptors are too many to keep
                 input_start += zero, weight_start += zero;
             else
                 asm volatile("" : "+r"(input_start), "+r"(weight_start));
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 const unsigned w = weight_start + step * 2 * BF;  // in units of 16 bytes
-                const unsigned x = input_start + step % DEPTHS * 2 * POSITIONS + step / DEPTHS;
+                const unsigned x = input_start + step;
                 if (small) {
                     multiply_step(chain, x, w + WEIGHT_PART / 16, step > 0);
                     multiply_step(chain, x + INPUT_PART / 16, w, 1);
@@ -71,9 +71,7 @@ struct Consumer {
                 const int weight_slot = rows % WEIGHT_STAGES;
                 barrier_wait(shared.full_weights + weight_slot, rows / WEIGHT_STAGES & 1);
                 Sums chain;
-                start_products(chain,
-                               input_stages + slot * 2 * INPUT_PART +
-                                   row / KH * DEPTHS * 2 * GROUP_BYTES + row % KH * pitch_bytes,
+                start_products(chain, input_stages + slot * 2 * INPUT_PART + row * pitch_bytes,
                                weight_stages + weight_slot * ROW_BYTES);
                 if (row == 0) factors.meet(shared.exponents[slot]);  // while the products are under way
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");

@@ -4,6 +4,7 @@
 #include "fp16x3.cuh"
 
 constexpr int CONSUMERS = 2 * GROUP, THREADS = CONSUMERS + 2 * GROUP;  // two warpgroups multiply, two produce
+static_assert(ROWS == KH && DEPTHS == 1);
 constexpr int BP = TILE_POSITIONS;
 constexpr int POSITIONS = SLOTS * 128;                  // of a chunk in shared memory
 constexpr int GROUP_BYTES = POSITIONS * 16;             // eight channels
