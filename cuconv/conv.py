@@ -20,7 +20,7 @@ from cuconv.device import DeviceSpec, device_spec
 from cuconv.jit import LaunchSequence
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
-WEIGHT_ALIGNMENT = 16  # bytes: what some kernels make use of where the weights have it
+ALIGNMENT = 16  # bytes: what some kernels make use of where the operands have it
 MAX_READY_CALLS = 4096  # of a thread
 
 # The rank of each operand, and what to say of another one.
@@ -81,7 +81,8 @@ def conv2d(
     relu = bool(relu)
     try:
         signature = library.signature
-        aligned = library.pointer(weight) % WEIGHT_ALIGNMENT == 0
+        addresses = library.pointer(input) | library.pointer(weight) | (0 if out is None else library.pointer(out))
+        aligned = addresses % ALIGNMENT == 0  # an output of our own is
         bias_signature = None if bias is None else signature(bias)
         out_signature = None if out is None else signature(out)
         operands = (signature(input), signature(weight), bias_signature, out_signature)

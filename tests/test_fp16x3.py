@@ -19,7 +19,8 @@ def test_candidates_fit_the_device_and_share_the_work():
     for problem in FIT:
         for config in fp16x3.candidates(problem, H200):
             assert config.shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
-            assert config.split_shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
+            split, _ = fp16x3.launches(problem, config, aligned=True, relu=False)
+            assert split.shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
             chunks = ceil(problem.c / fp16x3.CHANNELS)
             # Blocks wait for each other: all of them must find an SM, and something to do.
             assert 1 <= config.blocks <= min(H200.sm_count, chunks * fp16x3._tiles(problem, config.tile))
@@ -86,7 +87,8 @@ def test_the_workspace_holds_split_weights_scales_and_sums():
     weights = HEAVY.m * HEAVY.c * 9 * 4
     scales = (HEAVY.m // 128) * (HEAVY.c // 16) * (128 + 16) * 4
     assert config.workspace_bytes == weights + scales + config.blocks * (128 * 128 * 4 + 8)
-    assert config.split_blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
+    split, _ = fp16x3.launches(HEAVY, config, aligned=True, relu=False)
+    assert split.blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
 
 
 def test_a_small_problem_takes_as_many_blocks_for_each_tile():
@@ -131,7 +133,7 @@ def test_weights_are_split_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     config = fp16x3.configure(problem, H200)
     split, main = fp16x3.launches(problem, config, aligned=False, relu=True)
-    assert (split.kernel, split.blocks) == ("split_weights", config.split_blocks)
+    assert split.kernel == "split_weights"
     assert split.threads == 32 * 5 * 2  # five warps for eight channels
     assert split.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3", config.blocks, 512)

@@ -11,18 +11,19 @@ An algorithm is a module with
     configure(problem, device) -> the one to take, likewise
     launches(problem, configuration, aligned, relu) -> a tuple of cuconv.jit.Launch, in order; a pure function.
                 Arguments that are operands are the addresses that cuconv.jit names: INPUT, WEIGHT, BIAS (0 for
-                none), OUTPUT, WORKSPACE, or one of them plus bytes. aligned: the weights, whose address is not
-                known yet, start at a multiple of 16 bytes
+                none), OUTPUT, WORKSPACE, or one of them plus bytes. aligned: input, weights and output,
+                whose addresses are not known yet, start at multiples of 16 bytes
     Costs       the constants of its cost model (cuconv.costs), read from its section of costs.toml
     predicted_us(problem, device, configuration, costs) -> estimated device time in microseconds, by which auto
                 chooses; costs are by default those of costs.toml
 
-The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, fp16x3_*.cuh.
+The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, of which fp16x3_split.cuh, with
+fp16x3_split.py, is fp16x3_pointwise's too.
 """
 
 from types import ModuleType
 
-from cuconv.algorithms import fp16x3, tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
+from cuconv.algorithms import fp16x3, fp16x3_pointwise, tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
 from cuconv.problem import FP32
 
 ALGORITHMS = {
@@ -31,6 +32,7 @@ ALGORITHMS = {
     "tf32x3_wgmma": tf32x3_wgmma,
     "tf32x3_presplit": tf32x3_presplit,
     "fp16x3": fp16x3,
+    "fp16x3_pointwise": fp16x3_pointwise,
 }
 
 

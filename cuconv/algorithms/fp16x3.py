@@ -6,25 +6,23 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from cuconv.algorithms.fp16x3_split import PAIR_BYTES, Split, SplitCosts
 from cuconv.algorithms.tf32x3 import MAX_INDEX, arguments_of
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
-from cuconv.jit import WEIGHT, WORKSPACE, Launch
+from cuconv.jit import WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
 # As in the .cu and .cuh files.
 THREADS = 512
-SPLIT_FILTERS = 32  # of a block of the kernel that splits the weights
-GROUP_WARPS = 5  # at most, of that block for eight channels
 CONSUMERS = 2  # warpgroups that multiply
 ROW_FILTERS = 64  # of the tensor cores' rows, where filters are these
 FILTERS_STEP, POSITIONS_STEP = 8, 128  # of tiles where filters are the columns
 MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile: what the registers hold
 SLOT = 128  # positions
-PAIR_BYTES = 4  # an element as two FP16 numbers
 CHANNELS = 16  # of a chunk: the depth of the tensor cores' instruction
 STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES
 NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # where filters are columns
@@ -41,11 +39,9 @@ STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(SplitCosts):
     """The constants of its cost model."""
 
-    split: float = constant("splitting 2**14 weights on an SM, by the kernel ahead")
-    split_bytes: float = constant("2**20 bytes read or written by that kernel")
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
@@ -81,9 +77,7 @@ class Fp16x3Config:
     input_stages: int
     weight_stages: int
     blocks: int
-    split_blocks: int
     shared_bytes: int
-    split_shared_bytes: int
     workspace_bytes: int
 
     @property
@@ -146,12 +140,9 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
     exchange_us += costs.collect * (parts - 1)
-    split_weights = SPLIT_FILTERS * CHANNELS * problem.filter_area  # of a block
-    split_us = costs.split * split_weights / 2**14 * ceil(config.split_blocks / device.sm_count)
-    split_us += costs.split_bytes * 2 * FLOAT_BYTES * problem.m * problem.c * problem.filter_area / 2**20
     return (
         costs.block
-        + split_us
+        + Split(tile.filters, CHANNELS).predicted_us(problem, device, costs)
         + ceil(tiles * chunks / config.blocks) * chunk_us
         + exchange_us * tile.filters * tile.positions / 2**14
         + costs.memory * problem.min_bytes / 2**20
@@ -170,14 +161,10 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
         config.input_stages,
         config.weight_stages,
     )
-    split = (WEIGHT, WORKSPACE, problem.m, problem.c, config.blocks)
     operands_and_sizes = arguments_of(problem, relu)
     main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
-    split_threads = 32 * min(problem.filter_area, GROUP_WARPS) * (CHANNELS // 8)
     return (
-        Launch(
-            SOURCE, macros, "split_weights", config.split_blocks, split_threads, split, config.split_shared_bytes, True
-        ),
+        Split(config.tile.filters, CHANNELS).launch(problem, SOURCE, macros, config.blocks),
         Launch(SOURCE, macros, SOURCE.stem, config.blocks, THREADS, main, config.shared_bytes, overlap=True),
     )
 
@@ -226,7 +213,6 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list
     slots = ceil((tile.positions + halo) / SLOT)
     input_bytes = slots * SLOT * CHANNELS * PAIR_BYTES
     row_bytes = problem.kw * CHANNELS * filters * PAIR_BYTES
-    chunk_bytes = filters * CHANNELS * problem.filter_area * PAIR_BYTES
     limit = device.shared_bytes_per_block - STATIC_BYTES
     limit -= slots * SOURCE_BYTES + (FACTOR_BYTES * (filters + 8) if tile.narrow else 0)
     staging_bytes = NARROW_STAGING_BYTES if tile.narrow else STAGING_BYTES
@@ -234,12 +220,12 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list
     if not fit or slots > MAX_SLOTS:
         return []
     input_stages, weight_stages = fit[0]
-    chunks, filter_tiles = ceil(problem.c / CHANNELS), ceil(problem.m / filters)
+    chunks = ceil(problem.c / CHANNELS)
     tiles = _tiles(problem, tile)
     if tiles * chunks > MAX_INDEX:
         return []
     shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
-    scale_bytes = (filters + CHANNELS) * FLOAT_BYTES
+    weight_bytes = Split(filters, CHANNELS).workspace_bytes(problem)
     return [
         Fp16x3Config(
             tile,
@@ -247,11 +233,8 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list
             input_stages,
             weight_stages,
             blocks,
-            split_blocks=filter_tiles * chunks * ceil(filters / SPLIT_FILTERS),
             shared_bytes=shared_bytes,
-            split_shared_bytes=FLOAT_BYTES * SPLIT_FILTERS * (CHANNELS * problem.filter_area | 1),
-            workspace_bytes=filter_tiles * chunks * (chunk_bytes + scale_bytes)
-            + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
+            workspace_bytes=weight_bytes + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
         )
         for blocks in _grids(tiles, chunks, device.sm_count)
     ]

@@ -33,10 +33,14 @@ __device__ __forceinline__ bool barrier_passed(uint64* barrier, int parity) {
     return passed;
 }
 
-// One bulk copy into shared memory that completes on the barrier.
-__device__ __forceinline__ void fetch(unsigned target, const void* source, int bytes, uint64* barrier) {
-    barrier_expect(barrier, bytes);
+// A bulk copy into shared memory that completes on the barrier, which expects its bytes.
+__device__ __forceinline__ void copy_bulk(unsigned target, const void* source, int bytes, uint64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
                  "l"(source), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
+}
+// The same where it is all that the barrier expects.
+__device__ __forceinline__ void fetch(unsigned target, const void* source, int bytes, uint64* barrier) {
+    barrier_expect(barrier, bytes);
+    copy_bulk(target, source, bytes, barrier);
 }

@@ -1,0 +1,225 @@
+"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32: from medium work up, and memory-bound layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, hypot
+from pathlib import Path
+
+from cuconv.algorithms.fp16x3_split import PAIR_BYTES, Split, SplitCosts
+from cuconv.algorithms.tf32x3 import MAX_INDEX, is_pointwise
+from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.costs import constant, load
+from cuconv.device import DeviceSpec
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+
+# As in the .cu file.
+WARPGROUP = 128  # threads
+TEAM_PIXELS = 64  # of a warpgroup that multiplies
+PIXEL_PITCH = 72  # floats of a channel's pixels in shared memory
+WRITE_FILTERS, WRITE_PITCH = 32, 72  # that pass through shared memory at a time, and the floats of each
+STATIC_BYTES = 512  # more than the barriers take
+VECTOR = 4  # pixels of a 16-byte copy
+
+FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
+CHANNELS = (16, 32, 48, 64)  # of a chunk
+MAX_STAGES = 6
+# The most filters of a tile by teams of a block and channels of a chunk: what the registers hold.
+REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
+
+
+@dataclass(frozen=True, slots=True)
+class Costs(SplitCosts):
+    """The constants of its cost model."""
+
+    block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
+    turn: float = constant("a team's wait in a chunk")
+    convert: float = constant("the same, in addition, for 64 channels")
+    add: float = constant("the same, in addition, for 64 filters")
+    multiply: float = constant("an SM's time for 2**18 multiply-adds of FP32")
+    copy: float = constant("a block's time to copy 2**12 pixels of channels, four at a time")
+    copy_one: float = constant("the same, in addition, where they are copied one by one")
+    weights: float = constant("a block's time to copy 2**13 weights that do not stay")
+    write: float = constant("a team's time to write 2**12 outputs, four at a time")
+    write_one: float = constant("the same, in addition, where they are written one by one")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
+
+COSTS = load(Costs, SOURCE.stem)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp16x3PointwiseConfig:
+    """A block's tile and chunk, its pipeline, and its grid; resident: the weights of a tile's filters stay."""
+
+    filters: int
+    channels: int
+    teams: int
+    stages: int
+    weight_stages: int
+    resident: bool
+    blocks: int
+    shared_bytes: int
+    workspace_bytes: int
+
+    @property
+    def pixels(self) -> int:
+        """Of a tile."""
+        return TEAM_PIXELS * self.teams
+
+    @property
+    def threads(self) -> int:
+        """Of a block: its teams, and a warpgroup that copies."""
+        return WARPGROUP * (self.teams + 1)
+
+    def __str__(self) -> str:
+        stages = f"{self.stages}+{self.weight_stages}{' resident' if self.resident else ''}"
+        tile = f"{self.filters}x{self.pixels}x{self.channels}"
+        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """The largest tiles that registers hold, small ones, and each other macro in its settings."""
+    if arch != ARCH:
+        return []
+    sizes = [(filters, channels, teams) for teams, hold in REGISTERS_HOLD.items() for channels, filters in hold.items()]
+    sample = [_macros(*size, 2, 2, resident, vector) for size in sizes for resident, vector in ((0, 1), (1, 0))]
+    sample += [_macros(16, 64, 3, 4, 3, 1, 1), _macros(48, 16, 2, 6, 6, 0, 0), _macros(128, 64, 2, 3, 3, 0, 0)]
+    return sample
+
+
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
+    """The configurations that can run; raises UnsupportedProblem where there is none."""
+    _check(problem, device)
+    found = []
+    for filters in _filters(problem.m):
+        for channels in _channels(problem.c):
+            for teams, hold in REGISTERS_HOLD.items():
+                if filters <= hold[channels]:
+                    found += _candidates_of(problem, device, filters, channels, teams)
+    return found
+
+
+def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig:
+    """The candidate of least predicted time."""
+    return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
+
+
+def predicted_us(
+    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs = COSTS
+) -> float:
+    """Estimated device time of both kernels in microseconds.
+
+    A chunk takes a team's latency, the tensor cores' time for all teams, or that of the copies: their norm.
+    """
+    c = config
+    one_by_one = problem.out_pixels % VECTOR > 0
+    turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
+    multiply_us = costs.multiply * c.filters * c.channels * c.pixels / 2**18
+    copy_us = (costs.copy + costs.copy_one * one_by_one) * c.pixels * c.channels / 2**12
+    copy_us += 0 if c.resident else costs.weights * c.filters * c.channels / 2**13
+    write_us = (costs.write + costs.write_one * one_by_one) * c.filters * TEAM_PIXELS / 2**12
+    chunks_us = ceil(problem.c / c.channels) * hypot(turn_us, multiply_us, copy_us)
+    tiles = ceil(_tiles(problem, c.filters, c.teams) / c.blocks)
+    split_us = Split(c.filters, c.channels).predicted_us(problem, device, costs)
+    return costs.block + split_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
+
+
+def launches(
+    problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool
+) -> tuple[Launch, ...]:
+    """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+    c, p = config, problem
+    vector = aligned and p.out_pixels % VECTOR == 0
+    macros = _macros(c.filters, c.channels, c.teams, c.stages, c.weight_stages, c.resident, vector)
+    main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
+    return (
+        Split(c.filters, c.channels).launch(p, SOURCE, macros, 0),
+        Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, main, c.shared_bytes, overlap=True),
+    )
+
+
+def _check(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raises UnsupportedProblem for another architecture or filter, and where the kernel's integers do not suffice."""
+    p = problem
+    if device.arch != ARCH:
+        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    if not is_pointwise(p):
+        raise UnsupportedProblem(f"{p.label}: fp16x3_pointwise is for filters of 1x1 without padding")
+    sizes = [
+        ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
+        ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
+        ("tiles", _tiles(p, FILTERS_STEP, 1), MAX_INDEX),
+        ("weights", p.m * p.c, MAX_INDEX),
+    ]
+    for what, size, limit in sizes:
+        if size > limit:
+            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_pointwise is {limit}")
+
+
+def _filters(filters: int) -> list[int]:
+    """Of a tile: as many as fit, in tiles of equal size, and about a half of it."""
+    found = []
+    for most in (MAX_FILTERS, 128, 64):
+        count = ceil(filters / most)
+        found.append(FILTERS_STEP * ceil(filters / count / FILTERS_STEP))
+    return list(dict.fromkeys(found))
+
+
+def _channels(channels: int) -> list[int]:
+    """Of a chunk: those that pad least, of these the largest two."""
+    padded = {size: size * ceil(channels / size) for size in CHANNELS}
+    least = min(padded.values())
+    return [size for size in CHANNELS if padded[size] <= 1.1 * least][-2:]
+
+
+def _candidates_of(
+    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int
+) -> list[Fp16x3PointwiseConfig]:
+    """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not."""
+    limit = device.shared_bytes_per_block - STATIC_BYTES
+    staging = teams * min(filters, WRITE_FILTERS) * WRITE_PITCH * FLOAT_BYTES
+    stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
+    weight_bytes = filters * channels * PAIR_BYTES + (filters + channels) * FLOAT_BYTES
+    chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, teams)
+    resident = min(MAX_STAGES, (limit - staging - chunks * weight_bytes) // stage_bytes)
+    streamed = min(MAX_STAGES, (limit - staging) // (stage_bytes + weight_bytes))
+    found = []
+    for stages, weight_stages, stays in ((resident, chunks, True), (streamed, streamed, False)):
+        if stages < 2 or (not stays and resident >= 3):
+            continue
+        found.append(
+            Fp16x3PointwiseConfig(
+                filters,
+                channels,
+                teams,
+                stages,
+                weight_stages,
+                stays,
+                blocks=min(device.sm_count, tiles),
+                shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging,
+                workspace_bytes=Split(filters, channels).workspace_bytes(problem),
+            )
+        )
+    return found
+
+
+def _tiles(problem: ConvProblem, filters: int, teams: int) -> int:
+    return ceil(problem.n * problem.out_pixels / (TEAM_PIXELS * teams)) * ceil(problem.m / filters)
+
+
+def _macros(
+    filters: int, channels: int, teams: int, stages: int, weight_stages: int, resident: bool, vector: bool
+) -> dict[str, int]:
+    return {
+        "FILTERS": filters,
+        "CHANNELS": channels,
+        "TEAMS": teams,
+        "STAGES": stages,
+        "WEIGHT_STAGES": weight_stages,
+        "RESIDENT": int(resident),
+        "VECTOR": int(vector),
+    }

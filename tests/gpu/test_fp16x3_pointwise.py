@@ -1,0 +1,103 @@
+"""Every tile of the 1x1 kernel on FP16 tensor cores, inputs whose scale changes from chunk to chunk, unaligned operands."""
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
+from cuconv.algorithms import fp16x3_pointwise
+from cuconv.device import device_spec
+from cuconv.jit import LaunchSequence
+from tests.gpu.problems import (
+    TOLERANCE,
+    assert_same_with_non_finite,
+    bias_for,
+    operands,
+    poisoned_output,
+    refusal_allowed,
+    rel_l2_error,
+)
+
+NAME = "fp16x3_pointwise"
+ODD = ConvProblem(3, 300, 13, 13, 200, 1, 1)  # the last chunk, the last filters and the last pixels are partly there
+EVEN = ConvProblem(5, 192, 14, 14, 96, 1, 1)
+MANY = ConvProblem(40, 48, 55, 55, 272, 1, 1)  # more tiles than blocks: weights change under way
+PROBLEMS = [ODD, EVEN, MANY]
+
+
+def run(problem, config, x, weight):
+    device = torch.cuda.current_device()
+    launches = fp16x3_pointwise.launches(problem, config, aligned=True, relu=False)
+    sequence = LaunchSequence(launches, device_spec(device).arch, device)
+    out = poisoned_output(problem)
+    workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), workspace.data_ptr())
+    return out
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_every_configuration_is_right_and_the_same_every_time(problem):
+    try:
+        configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
+    except UnsupportedProblem:
+        pytest.skip("another architecture")
+    x, weight = operands(problem)
+    infinite = x.clone()
+    infinite[0, 5, 3, 4] = torch.inf
+    truth, infinite_truth = (reference.conv2d(data, weight) for data in (x, infinite))
+    for config in configs:
+        first = run(problem, config, x, weight)
+        assert rel_l2_error(first, truth) < TOLERANCE, config
+        assert all(torch.equal(run(problem, config, x, weight), first) for _ in range(20)), config
+        assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth)
+
+
+@pytest.mark.parametrize("problem", [ODD, EVEN], ids=str)
+@pytest.mark.parametrize("scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str)
+def test_the_scale_follows_the_chunks(problem, scales):
+    """Thirds of the channels of different magnitude, weights that balance them where they can."""
+    x, weight = operands(problem)
+    third = -(-problem.c // 3)
+    factors = torch.tensor(scales, device="cuda", dtype=torch.float32).repeat_interleave(third)[: problem.c]
+    x *= factors[None, :, None, None]
+    weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
+    with refusal_allowed(NAME):
+        out = conv2d(x, weight, algorithm=NAME)
+        assert rel_l2_error(out, reference.conv2d(x, weight)) < TOLERANCE
+
+
+def test_every_pixel_has_a_scale_of_its_own():
+    """Neighbours in a tile and chunk far apart in magnitude: each is as exact as if it were alone."""
+    x, weight = operands(EVEN)
+    scale = 10.0 ** torch.linspace(-15, 15, EVEN.h * EVEN.w, device="cuda").view(EVEN.h, EVEN.w)
+    with refusal_allowed(NAME):
+        out = conv2d(x * scale, weight, algorithm=NAME)
+        assert rel_l2_error(out / scale, reference.conv2d(x * scale, weight) / scale) < TOLERANCE
+
+
+@pytest.mark.parametrize("operand", ["input", "weight", "out"])
+def test_operands_may_start_anywhere(operand):
+    x, weight = operands(EVEN)
+    data = {"input": x, "weight": weight, "out": poisoned_output(EVEN)}
+    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
+    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
+    with refusal_allowed(NAME):
+        conv2d(data["input"], data["weight"], out=data["out"], algorithm=NAME)
+        assert rel_l2_error(data["out"], reference.conv2d(x, weight)) < TOLERANCE
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_bias_and_relu(problem):
+    x, weight = operands(problem)
+    bias = bias_for(problem)
+    x[0, 0, 0, 0] = torch.nan
+    with refusal_allowed(NAME):
+        out = conv2d(x, weight, bias, relu=True, algorithm=NAME)
+        assert_same_with_non_finite(out, reference.conv2d(x, weight, bias=bias, relu=True))
+
+
+def test_zeros_give_zeros():
+    x, weight = operands(ODD)
+    with refusal_allowed(NAME):
+        assert not conv2d(torch.zeros_like(x), weight, algorithm=NAME).any()
+        assert not conv2d(x, torch.zeros_like(weight), algorithm=NAME).any()

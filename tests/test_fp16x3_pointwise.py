@@ -1,0 +1,94 @@
+"""Configurations of the 1x1 kernel on FP16 tensor cores: pure functions of problem and device."""
+
+from math import ceil
+
+import pytest
+
+from cuconv import ConvProblem, UnsupportedProblem, jit
+from cuconv.algorithms import fp16x3_pointwise
+from cuconv.device import A100, H200
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
+from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
+
+HEAVY = ConvProblem(128, 256, 14, 14, 1024, 1, 1)
+ODD = ConvProblem(3, 70, 13, 7, 37, 1, 1)
+FIT = [HEAVY, ODD, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
+
+
+def test_candidates_fit_the_device_and_cover_the_problem():
+    assert len(FIT) > 3
+    for problem in FIT:
+        configs = fp16x3_pointwise.candidates(problem, H200)
+        assert len({str(config) for config in configs}) == len(configs)
+        for config in configs:
+            assert config.shared_bytes + fp16x3_pointwise.STATIC_BYTES <= H200.shared_bytes_per_block
+            assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
+            tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
+            assert 1 <= config.blocks <= min(H200.sm_count, tiles)
+            assert config.filters <= fp16x3_pointwise.REGISTERS_HOLD[config.teams][config.channels]
+            assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
+
+
+def test_weights_stay_where_all_chunks_have_a_place():
+    for problem in FIT:
+        for config in fp16x3_pointwise.candidates(problem, H200):
+            if config.resident:
+                assert config.weight_stages == ceil(problem.c / config.channels)
+
+
+def test_filters_and_channels_are_padded_little():
+    assert fp16x3_pointwise._filters(144) == [144, 80, 48]
+    assert fp16x3_pointwise._filters(16) == [16]
+    assert fp16x3_pointwise._channels(48) == [16, 48] and fp16x3_pointwise._channels(96) == [32, 48]
+    assert fp16x3_pointwise._channels(3) == [16]
+
+
+def test_weights_are_split_first_and_both_launches_overlap():
+    config = fp16x3_pointwise.configure(ODD, H200)
+    split, main = fp16x3_pointwise.launches(ODD, config, aligned=True, relu=True)
+    assert (split.kernel, split.arguments) == ("split_weights", (WEIGHT, WORKSPACE, 37, 70, 0))
+    assert (main.kernel, main.blocks, main.threads) == ("fp16x3_pointwise", config.blocks, 128 * (config.teams + 1))
+    assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 3, 70, 13, 7, 37, 1)
+    assert split.overlap and main.overlap and split.macros == main.macros
+
+
+def test_vectors_need_aligned_operands_and_planes_of_whole_vectors():
+    def vector(problem, aligned):
+        config = fp16x3_pointwise.configure(problem, H200)
+        return fp16x3_pointwise.launches(problem, config, aligned, relu=False)[1].macros["VECTOR"]
+
+    assert (vector(HEAVY, True), vector(HEAVY, False), vector(ODD, True)) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (ConvProblem(1, 8, 9, 9, 8, 3, 3, 1, 1), "for filters of 1x1 without padding"),
+        (ConvProblem(1, 8, 9, 9, 8, 1, 1, 1, 0), "for filters of 1x1 without padding"),
+        (ConvProblem(2**18, 8, 100, 100, 8, 1, 1), "pixels in the batch, the limit of fp16x3_pointwise is"),
+    ],
+)
+def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):
+    with pytest.raises(UnsupportedProblem, match=message):
+        fp16x3_pointwise.configure(problem, H200)
+
+
+def test_hopper_only():
+    assert fp16x3_pointwise.variants(A100.arch) == []
+    with pytest.raises(UnsupportedProblem, match=f"sm_90a, {A100.name} is sm_80"):
+        fp16x3_pointwise.configure(one_by_one(64), A100)
+
+
+def test_products_are_not_serialised():
+    """The compiler says so where it has to wait after every instruction of the tensor cores."""
+    for macros in fp16x3_pointwise.variants("sm_90a"):
+        log = jit.cubin(fp16x3_pointwise.SOURCE, "sm_90a", macros).with_suffix(".log").read_text()
+        assert "serialized" not in log, macros
+
+
+def test_more_of_a_batch_never_costs_less():
+    times = []
+    for n in (1, 8, 32, 128):
+        problem = ConvProblem(n, 256, 14, 14, 256, 1, 1)
+        times.append(fp16x3_pointwise.predicted_us(problem, H200, fp16x3_pointwise.configure(problem, H200)))
+    assert times == sorted(times)
