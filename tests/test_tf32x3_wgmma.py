@@ -59,7 +59,7 @@ def test_configure_takes_the_candidate_of_least_predicted_time():
 
 def test_a_deep_filter_is_split_until_its_tap_table_fits():
     deep = ConvProblem(1, 12000, 3, 3, 8, 3, 3, 1, 1)
-    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 8, 16}
+    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 5, 6, 7, 8, 12, 14, 16}
     with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 540000 weights in a filter"):
         tf32x3_wgmma.configure(ConvProblem(1, 60000, 3, 3, 8, 3, 3, 1, 1), H200)
 
@@ -124,6 +124,6 @@ def test_variants_sample_every_tile_and_setting():
     sample = tf32x3_wgmma.variants("sm_90a")
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     assert {(m["BF"], m["WP"], m["WK"]) for m in sample} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
-    assert {m["SPLIT"] for m in sample} == {1, 2, 4, 8, 16}
+    assert {m["SPLIT"] for m in sample} == set(tf32x3_wgmma.SPLITS)
     for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE"):
         assert {m[name] for m in sample} == {0, 1}

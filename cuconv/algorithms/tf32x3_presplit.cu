@@ -71,7 +71,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
 
 #if SPLIT > 1
-    inbox.open();
+    inbox.open(rank);
     if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
 #endif
     if (threadIdx.x == 0) {

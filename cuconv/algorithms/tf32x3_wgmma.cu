@@ -56,7 +56,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * 4 * TILE_FLOATS);
     Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
 #if SPLIT > 1
-    inbox.open();
+    inbox.open(rank);
     if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
 #endif
 #if !POINTWISE

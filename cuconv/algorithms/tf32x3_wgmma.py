@@ -28,7 +28,7 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 SOURCE = Path(__file__).with_suffix(".cu")
 
 ARCH = "sm_90a"  # the only one with these instructions
-SPLITS = (1, 2, 4, 8, 16)  # blocks of a cluster that share a tile
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 14, 16)  # blocks of a cluster that share a tile
 PORTABLE_SPLIT = 8
 LARGE_CLUSTER_SMS = 132  # of a GPU that was seen to run larger clusters; a part of one may not
 PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
@@ -128,7 +128,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample = [_macros(problem, tile, split=1, vector=True) for tile in TILES for problem in (one, many)]
     for problem, vector in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
         sample += [_macros(problem, tile, 1, vector) for tile in (small, large)]
-    sample += [_macros(one, tile, SPLITS[-2], vector=True) for tile in TILES]
+    sample += [_macros(one, tile, PORTABLE_SPLIT, vector=True) for tile in TILES]
     sample += [_macros(many, large, split, vector=True) for split in SPLITS[1:]]
     sample.append(_macros(large_filter, large, SPLITS[-1], vector=False))
     return sample
@@ -146,9 +146,14 @@ def layer_macros(problem: ConvProblem) -> dict[str, int]:
     }
 
 
+def shared_filters(bf: int, split: int) -> int:
+    """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
+    return ceil(bf / PIECE_FILTERS / split) * PIECE_FILTERS * split
+
+
 def inbox_bytes(bf: int, pixels: int, split: int) -> int:
     """Shared memory in which a block of a cluster receives sums: those of its share, places of pixels, a barrier."""
-    return FLOAT_BYTES * bf * pixels + 8 * pixels + 16 if split > 1 else 0
+    return FLOAT_BYTES * shared_filters(bf, split) * pixels + 8 * pixels + 16 if split > 1 else 0
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConfig]:
@@ -186,6 +191,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
     tile, split = config.tile, config.split
     stages = stages_of(problem, STAGE_DEPTH, split)
     warpgroups, filters, outputs = tile.wp * tile.wk, tile.bf / 64, tile.bf * tile.pixels
+    shares = shared_filters(tile.bf, split) * tile.pixels
     wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
     wait_us += costs.pointwise_turn if config.pointwise else 0.0
     work_us = (costs.work + costs.work_filters * filters) * warpgroups
@@ -195,7 +201,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
         turns=ceil(stages / tile.wk),
         wait_us=wait_us,
         work_us=work_us,
-        end_us=end_us(costs, outputs, split) + costs.gather * (tile.wk - 1) * outputs / 2**12,
+        end_us=end_us(costs, shares, split) + costs.gather * (tile.wk - 1) * outputs / 2**12,
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
     )
     return overlapped_us(problem, device, config, costs, block)
