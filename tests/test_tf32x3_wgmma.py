@@ -16,7 +16,7 @@ B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 
 @pytest.mark.parametrize("tile", tf32x3_wgmma.TILES, ids=str)
 def test_tiles_divide_as_the_kernel_asserts(tile):
-    assert tile.bf in (16, 32, 64, 128)
+    assert tile.bf in (16, 32, 48, 64, 96, 128)
     assert tile.bf % 16 == 0 and tile.threads >= 2 * tile.pixels
     for split in tf32x3_wgmma.SPLITS:
         assert tile.threads * tile.registers(split) <= 64 * 1024 and tile.registers(split) <= 256

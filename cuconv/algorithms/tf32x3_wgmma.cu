@@ -9,7 +9,7 @@
 // eight pixels side by side. B, the weights, is split by the block on its way into shared memory, K-major with a
 // 128-byte swizzle, as wgmma wants TF32.
 //
-// BF    filters of a block's tile: 16, 32, 64 or 128
+// BF    filters of a block's tile: 16, 32, 48, 64, 96 or 128
 // WP    warpgroups over pixels, 64 each
 // WK    warpgroups over the reduction, which take stages in turn
 // SPLIT blocks of a cluster that share a tile, each with a part of the reduction
@@ -27,7 +27,7 @@
 constexpr int GROUP_THREADS = 128 * WP;  // that share weights in shared memory
 constexpr int THREADS = GROUP_THREADS * WK;
 constexpr int BP = 64 * WP;
-constexpr int CHUNKS = BF * BK / 4 / GROUP_THREADS > 0 ? BF * BK / 4 / GROUP_THREADS : 1;  // float4 of a thread
+constexpr int CHUNKS = (BF * BK / 4 + GROUP_THREADS - 1) / GROUP_THREADS;  // float4 of a thread
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
