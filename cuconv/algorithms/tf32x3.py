@@ -17,10 +17,10 @@ MAX_FILTER_AREA = 63  # their mask of filter positions has 64 bits, of which one
 MAX_TILE = 256  # a size is rounded up to whole tiles
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
-# SMs that can take part in clusters; others are left over in their part of the chip. Measured: 31 clusters of 4 and 15
-# of 8 run at a time where an SM holds one block; one more waits for a whole round. The others follow from parts of 14
-# to 18 SMs, which agree with both.
-CLUSTER_SMS = {1: 1.0, 2: 1.0, 3: 0.95, 4: 0.94, 5: 0.87, 6: 0.86, 7: 0.85, 8: 0.91, 12: 0.73, 14: 0.85, 16: 0.85}
+# Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs are
+# left over in each part of the chip, and one cluster more waits for a whole round.
+CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 14: 7, 16: 7}
+H200_SMS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def those_that_fit(found: list, problem: ConvProblem, device: DeviceSpec) -> lis
 
 def blocks_of_an_sm(config: Any, device: DeviceSpec) -> int:
     """Blocks of the SM that has most of them, where clusters spread evenly."""
-    clusters_at_a_time = max(1, int(device.sm_count * CLUSTER_SMS[config.split] / config.split))
+    clusters_at_a_time = max(1, device.sm_count * CLUSTERS[config.split] // H200_SMS)
     return ceil(config.blocks / config.split / clusters_at_a_time)
 
 
