@@ -51,6 +51,15 @@ def test_clusters_of_16_only_where_they_were_seen_to_run():
     assert max(config.split for config in tf32x3_wgmma.candidates(problem, part)) == 8
 
 
+def test_splits_that_fill_the_sms_only_while_they_are_not_full():
+    def splits(batch):
+        found = tf32x3_wgmma.candidates(ConvProblem(batch, 512, 14, 14, 64, 3, 3, 1, 1), H200)
+        return {config.split for config in found if config.tile.bf == 64}
+
+    assert splits(1) == set(tf32x3_wgmma.SPLITS)
+    assert splits(64) == {1, 2, 4, 8, 16}
+
+
 def test_configure_takes_the_candidate_of_least_predicted_time():
     problem = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
     times = [tf32x3_wgmma.predicted_us(problem, H200, c) for c in tf32x3_wgmma.candidates(problem, H200)]
@@ -59,7 +68,7 @@ def test_configure_takes_the_candidate_of_least_predicted_time():
 
 def test_a_deep_filter_is_split_until_its_tap_table_fits():
     deep = ConvProblem(1, 12000, 3, 3, 8, 3, 3, 1, 1)
-    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 5, 6, 7, 8, 12, 14, 16}
+    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 5, 6, 8, 14, 16}
     with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 540000 weights in a filter"):
         tf32x3_wgmma.configure(ConvProblem(1, 60000, 3, 3, 8, 3, 3, 1, 1), H200)
 

@@ -17,9 +17,9 @@ MAX_FILTER_AREA = 63  # their mask of filter positions has 64 bits, of which one
 MAX_TILE = 256  # a size is rounded up to whole tiles
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
-# Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs are
-# left over in each part of the chip, and one cluster more waits for a whole round.
-CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 14: 7, 16: 7}
+# Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs
+# are left over in each part of the chip, and one cluster more waits for a whole round.
+CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 14: 7, 16: 7}
 H200_SMS = 132
 
 

@@ -28,7 +28,9 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 SOURCE = Path(__file__).with_suffix(".cu")
 
 ARCH = "sm_90a"  # the only one with these instructions
-SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 14, 16)  # blocks of a cluster that share a tile
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # blocks of a cluster that share a tile
+FILLING_SPLITS = (3, 5, 6, 14)  # of these, what fills the SMs better; of no use where there are blocks enough
+FILLED = 3  # blocks an SM
 PORTABLE_SPLIT = 8
 LARGE_CLUSTER_SMS = 132  # of a GPU that was seen to run larger clusters; a part of one may not
 PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
@@ -85,7 +87,6 @@ class Tile:
 TILES = (
     Tile(16, 1, 1),
     Tile(16, 1, 2),
-    Tile(16, 1, 4),
     Tile(32, 1, 1),
     Tile(32, 1, 2),
     Tile(32, 1, 3),
@@ -173,6 +174,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
         for split in splits:
             if split * tile.wk > stages or split * PIECE_FILTERS > tile.bf:
                 break
+            if split in FILLING_SPLITS and tiles * split > FILLED * device.sm_count:
+                continue
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
             shared_bytes = tile.pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
             found.append(Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes))
