@@ -33,7 +33,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
-    asm volatile("griddepcontrol.launch_dependents;");
     // [WK][2 stages][big, small][TILE_FLOATS] and then, in its place, each warpgroup's sums; inbox; taps
     extern __shared__ __align__(1024) float shared[];
     const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w);
@@ -126,6 +125,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     inbox.wait_for_cluster();
 #endif
     asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
+    asm volatile("griddepcontrol.launch_dependents;");
     load(first + group_k);
     take(tiles);
     if (first + WK < last) load(first + WK + group_k);
