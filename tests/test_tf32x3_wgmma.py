@@ -136,3 +136,5 @@ def test_variants_sample_every_tile_and_setting():
     assert {m["SPLIT"] for m in sample} == set(tf32x3_wgmma.SPLITS)
     for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE"):
         assert {m[name] for m in sample} == {0, 1}
+    narrow = [m for m in sample if m["SPLIT"] in tf32x3_wgmma.FILLING_SPLITS and not m["VECTOR"]]
+    assert {(m["BF"], m["WP"], m["WK"]) for m in narrow} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}

@@ -135,6 +135,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     for problem, vector in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
         sample += [_macros(problem, tile, 1, vector) for tile in (small, large)]
     sample += [_macros(one, tile, PORTABLE_SPLIT, vector=True) for tile in TILES]
+    sample += [_macros(one, tile, FILLING_SPLITS[0], vector=False) for tile in TILES]
     sample += [_macros(many, large, split, vector=True) for split in SPLITS[1:]]
     sample.append(_macros(large_filter, large, SPLITS[-1], vector=False))
     return sample
