@@ -147,17 +147,6 @@ def end_us(costs: GridCosts, outputs: int, split: int) -> float:
     return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
 
 
-def crowded_blocks(blocks: int, evenly: int, resident: int, device: DeviceSpec) -> float:
-    """Blocks of the busiest SM in a stream of kernels that overlap.
-
-    Placed while SMs empty one by one, blocks crowd on few of them, up to what an SM holds. Few blocks meet another of
-    their kernel only by chance.
-    """
-    if evenly > 1:
-        return max(evenly, resident)
-    return min(1 + blocks / device.sm_count, resident)
-
-
 def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: OverlapCosts, block: Block) -> float:
     """Estimated time of a launch that overlaps with its neighbours.
 
@@ -165,7 +154,7 @@ def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: 
     throughput where it has many: their norm goes from one to the other. What all blocks fetch adds the time of the
     cache that they share.
     """
-    of_an_sm = crowded_blocks(config.blocks, blocks_of_an_sm(config, device), block.resident, device)
+    of_an_sm = blocks_of_an_sm(config, device)
     start_us = costs.block + (costs.cluster if config.split > 1 else 0.0)
 
     def round_us(blocks: float) -> float:
