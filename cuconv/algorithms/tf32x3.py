@@ -147,6 +147,15 @@ def end_us(costs: GridCosts, outputs: int, split: int) -> float:
     return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
 
 
+def busiest_blocks(evenly: int, resident: int) -> int:
+    """Blocks of the busiest SM in a stream of kernels that overlap.
+
+    They spread evenly where an SM has room for this launch beside the one ahead. Otherwise some come as SMs empty one
+    by one, and crowd on the first of them, up to what an SM holds.
+    """
+    return evenly if 2 * evenly <= resident else max(evenly, resident)
+
+
 def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: OverlapCosts, block: Block) -> float:
     """Estimated time of a launch that overlaps with its neighbours.
 
@@ -154,7 +163,7 @@ def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: 
     throughput where it has many: their norm goes from one to the other. What all blocks fetch adds the time of the
     cache that they share.
     """
-    of_an_sm = blocks_of_an_sm(config, device)
+    of_an_sm = busiest_blocks(blocks_of_an_sm(config, device), block.resident)
     start_us = costs.block + (costs.cluster if config.split > 1 else 0.0)
 
     def round_us(blocks: float) -> float:
