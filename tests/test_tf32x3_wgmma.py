@@ -17,7 +17,7 @@ B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 
 @pytest.mark.parametrize("tile", tf32x3_wgmma.TILES, ids=str)
 def test_tiles_divide_as_the_kernel_asserts(tile):
-    assert tile.bf in (16, 32, 64, 128)
+    assert tile.bf in (16, 32, 48, 64, 96, 128)
     assert tile.bf % 16 == 0 and tile.threads >= 2 * tile.pixels
     for split, products in product(tf32x3_wgmma.SPLITS, (3, 1)):
         registers = tile.registers(split, products)
@@ -56,6 +56,15 @@ def test_clusters_of_16_only_where_they_were_seen_to_run():
     assert max(config.split for config in tf32x3_wgmma.candidates(problem, part)) == 8
 
 
+def test_splits_that_fill_the_sms_only_while_they_are_not_full():
+    def splits(batch):
+        found = tf32x3_wgmma.candidates(ConvProblem(batch, 512, 14, 14, 64, 3, 3, 1, 1), H200)
+        return {config.split for config in found if config.tile.bf == 64}
+
+    assert splits(1) == set(tf32x3_wgmma.SPLITS)
+    assert splits(64) == {1, 2, 4, 8, 16}
+
+
 def test_configure_takes_the_candidate_of_least_predicted_time():
     problem = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
     times = [tf32x3_wgmma.predicted_us(problem, H200, c) for c in tf32x3_wgmma.candidates(problem, H200)]
@@ -64,7 +73,7 @@ def test_configure_takes_the_candidate_of_least_predicted_time():
 
 def test_a_deep_filter_is_split_until_its_tap_table_fits():
     deep = ConvProblem(1, 12000, 3, 3, 8, 3, 3, 1, 1)
-    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 8, 16}
+    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 5, 6, 8, 14, 16}
     with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 540000 weights in a filter"):
         tf32x3_wgmma.configure(ConvProblem(1, 60000, 3, 3, 8, 3, 3, 1, 1), H200)
 
@@ -129,9 +138,11 @@ def test_variants_sample_every_tile_and_setting():
     sample = tf32x3_wgmma.variants("sm_90a")
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     assert {(m["BF"], m["WP"], m["WK"]) for m in sample} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
-    assert {m["SPLIT"] for m in sample} == {1, 2, 4, 8, 16}
+    assert {m["SPLIT"] for m in sample} == set(tf32x3_wgmma.SPLITS)
     assert {(m["BF"], m["WP"], m["WK"]) for m in sample if m["PRODUCTS"] == 1} == {
         (t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES
     }
     for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE"):
         assert {m[name] for m in sample} == {0, 1}
+    narrow = [m for m in sample if m["SPLIT"] in tf32x3_wgmma.FILLING_SPLITS and not m["VECTOR"]]
+    assert {(m["BF"], m["WP"], m["WK"]) for m in narrow} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}

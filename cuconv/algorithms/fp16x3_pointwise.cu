@@ -155,6 +155,7 @@ struct Copier {
         const unsigned plane = s.out_pixels * 4u;  // bytes
         const int lane_pixel = thread % COLUMNS * WIDTH, lane_channel = thread / COLUMNS;
         const unsigned pixels = shared_address(of.stages(team) + lane_channel * PITCH + lane_pixel);
+        if (!VECTOR) wait_for_weights();  // single elements are copied through the L1 cache, which may be behind
         Tile tile(of.first, s);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
             const bool other_weights = team == 0 && thread == 0 && (!RESIDENT || count == of.first || tile.stretch == 0);
@@ -449,6 +450,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                      float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                      int64 width, int64 filters, int64 relu) {
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // stages of pixels, stages of weights, staging of the output
     __shared__ SharedState shared;
     const int pixels = height * width;

@@ -1,4 +1,4 @@
-"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32: from medium work up, and memory-bound layers."""
+"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32: much work, and memory-bound layers."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ def predicted_us(
     return costs.block + split_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
 
 
-def launches(
-    problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool
-) -> tuple[Launch, ...]:
+def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0

@@ -1,4 +1,4 @@
-"""What the fp16x3 algorithms share on the host, as their kernels share fp16x3_split.cuh: the kernel that splits weights."""
+"""What the fp16x3 algorithms share on the host, as their kernels share fp16x3_split.cuh: splitting the weights."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ __device__ __forceinline__ uint64 descriptor(const float* tile) {
 #define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
 #define R0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define R8 "%8,%9,%10,%11,%12,%13,%14,%15"
-#define R16 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define R32 \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
-    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define R16 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define R24 "%24,%25,%26,%27,%28,%29,%30,%31"
+#define R32 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define R48 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define WGMMA(n, registers, operands, desc, keep)                                        \
     "{.reg .pred p; setp.ne.b32 p, " keep ", 0; wgmma.mma_async.sync.aligned.m64n" n     \
     "k8.f32.tf32.tf32 {" registers "}, {" operands "}, " desc ", p, 1, 1;}"
@@ -81,10 +81,16 @@ __device__ __forceinline__ void wgmma(float (&d)[BF / 2], const float (&a)[4], u
     asm volatile(WGMMA("16", R0, "%8,%9,%10,%11", "%12", "%13") : OUT4(0), OUT4(4) : IN);
 #elif BF == 32
     asm volatile(WGMMA("32", R0 "," R8, "%16,%17,%18,%19", "%20", "%21") : OUT16(0) : IN);
+#elif BF == 48
+    asm volatile(WGMMA("48", R0 "," R8 "," R16, "%24,%25,%26,%27", "%28", "%29") : OUT16(0), OUT4(16), OUT4(20) : IN);
 #elif BF == 64
-    asm volatile(WGMMA("64", R0 "," R8 "," R16, "%32,%33,%34,%35", "%36", "%37") : OUT16(0), OUT16(16) : IN);
+    asm volatile(WGMMA("64", R0 "," R8 "," R16 "," R24, "%32,%33,%34,%35", "%36", "%37") : OUT16(0), OUT16(16) : IN);
+#elif BF == 96
+    asm volatile(WGMMA("96", R0 "," R8 "," R16 "," R24 "," R32, "%48,%49,%50,%51", "%52", "%53")
+                 : OUT16(0), OUT16(16), OUT16(32)
+                 : IN);
 #else
-    asm volatile(WGMMA("128", R0 "," R8 "," R16 "," R32, "%64,%65,%66,%67", "%68", "%69")
+    asm volatile(WGMMA("128", R0 "," R8 "," R16 "," R24 "," R32 "," R48, "%64,%65,%66,%67", "%68", "%69")
                  : OUT16(0), OUT16(16), OUT16(32), OUT16(48)
                  : IN);
 #endif

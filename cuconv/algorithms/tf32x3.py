@@ -21,9 +21,10 @@ VECTOR_FLOATS = 4  # weights of a 16-byte copy
 PRODUCTS = dict(zip(PRECISIONS, (3, 1), strict=True))
 PARTS = {3: 2, 1: 1}
 
-# SMs that can take part in clusters; others are left over in their part of the chip. Measured: 31 clusters of 4 and 15
-# of 8 run at a time where an SM holds one block; one more waits for a whole round. Of 16: a guess.
-CLUSTER_SMS = {1: 1.0, 2: 1.0, 4: 0.94, 8: 0.91, 16: 0.85}
+# Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs
+# are left over in each part of the chip, and one cluster more waits for a whole round.
+CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 14: 7, 16: 7}
+H200_SMS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def those_that_fit(found: list, problem: ConvProblem, device: DeviceSpec) -> lis
 
 def blocks_of_an_sm(config: Any, device: DeviceSpec) -> int:
     """Blocks of the SM that has most of them, where clusters spread evenly."""
-    clusters_at_a_time = max(1, int(device.sm_count * CLUSTER_SMS[config.split] / config.split))
+    clusters_at_a_time = max(1, device.sm_count * CLUSTERS[config.split] // H200_SMS)
     return ceil(config.blocks / config.split / clusters_at_a_time)
 
 
@@ -160,15 +161,13 @@ def end_us(costs: GridCosts, outputs: int, split: int) -> float:
     return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
 
 
-def crowded_blocks(blocks: int, evenly: int, resident: int, device: DeviceSpec) -> float:
+def busiest_blocks(evenly: int, resident: int) -> int:
     """Blocks of the busiest SM in a stream of kernels that overlap.
 
-    Placed while SMs empty one by one, blocks crowd on few of them, up to what an SM holds. Few blocks meet another of
-    their kernel only by chance.
+    They spread evenly where an SM has room for this launch beside the one ahead. Otherwise some come as SMs empty one
+    by one, and crowd on the first of them, up to what an SM holds.
     """
-    if evenly > 1:
-        return max(evenly, resident)
-    return min(1 + blocks / device.sm_count, resident)
+    return evenly if 2 * evenly <= resident else max(evenly, resident)
 
 
 def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: OverlapCosts, block: Block) -> float:
@@ -178,7 +177,7 @@ def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: 
     throughput where it has many: their norm goes from one to the other. What all blocks fetch adds the time of the
     cache that they share.
     """
-    of_an_sm = crowded_blocks(config.blocks, blocks_of_an_sm(config, device), block.resident, device)
+    of_an_sm = busiest_blocks(blocks_of_an_sm(config, device), block.resident)
     start_us = costs.block + (costs.cluster if config.split > 1 else 0.0)
 
     def round_us(blocks: float) -> float:

@@ -31,6 +31,9 @@ constexpr int SPLIT_THREADS = 256;
 // One thread carries four depths of one filter.
 extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)
     split_weights(const float* __restrict__ weight, float* __restrict__ parts, int64 filters, int64 depth) {
+    // At once: the prologue of the products hides behind the kernel ahead of this one. Their blocks come when all of
+    // these wait, and these when all blocks of the last products run, so that none crowd. The workspace is safe: who
+    // has waited knows that all kernels before it ended, for each of them waited too.
     asm volatile("griddepcontrol.launch_dependents;");
     const int stages = (depth + BK - 1) / BK;
     const int64 i = (int64)blockIdx.x * SPLIT_THREADS + threadIdx.x;
@@ -56,7 +59,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
                     float* __restrict__ output, const float* __restrict__ parts, int64 images, int64 channels,
                     int64 height, int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w,
                     int64 out_h, int64 out_w, int64 relu) {
-    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) float shared[];  // [STAGES][STAGE_FLOATS], barriers, inbox, taps
     uint64* full = reinterpret_cast<uint64*>(shared + STAGES * STAGE_FLOATS);  // of each stage
     uint64* empty = full + STAGES;
@@ -74,7 +76,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
 
 #if SPLIT > 1
-    inbox.open();
+    inbox.open(rank);
     if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
 #endif
     if (threadIdx.x == 0) {
@@ -92,6 +94,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     inbox.wait_for_cluster();
 #endif
     asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    asm volatile("griddepcontrol.launch_dependents;");  // only now, as in tf32x3_wgmma
 
     const float* source = parts + (int64)filter_tile * stages * STAGE_FLOATS;
     const auto fetch_stage = [&](int stage) {

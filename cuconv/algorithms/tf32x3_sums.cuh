@@ -7,9 +7,12 @@
 
 #include "tf32x3.cuh"
 
-constexpr int PIECES = BF / 8;     // of a thread
-constexpr int SHARE = BF / SPLIT;  // filters that each block of a cluster writes
-static_assert(SHARE % 2 == 0, "the filters of a piece belong to one block");
+constexpr int PIECES = BF / 8;  // of a thread
+// Filters that each block of a cluster writes; the last ones may have fewer. Those of a piece belong to one block.
+constexpr int SHARE = (BF / 2 + SPLIT - 1) / SPLIT * 2;
+
+// Filters that this block of a cluster writes.
+__device__ __forceinline__ int share_of(int rank) { return max(0, min(SHARE, BF - rank * SHARE)); }
 
 // The same place in the shared memory of another block of the cluster.
 __device__ __forceinline__ unsigned in_block(const void* place, int rank) {
@@ -100,11 +103,11 @@ struct Inbox {
     uint64 arrived, pad;
 
     // Called by all threads. A block may send when `wait_for_cluster` has returned, and read after a block barrier.
-    __device__ __forceinline__ void open() {
+    __device__ __forceinline__ void open(int rank) {
         if (threadIdx.x == 0) {
             barrier_init(&arrived, 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            barrier_expect(&arrived, sizeof(sums));
+            barrier_expect(&arrived, SPLIT * share_of(rank) * BP * sizeof(float));
         }
         __syncwarp();
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -135,8 +138,9 @@ struct Inbox {
     // Adds up what has arrived, in the order of the blocks, and writes it. A thread takes WIDTH sums side by side.
     template <int THREADS>
     __device__ __forceinline__ void write(const Output& out, const Problem& p, int filter_0, int rank) {
-        constexpr unsigned SIZE = SHARE * BP, WIDTH = SIZE / THREADS >= 4 ? 4 : SIZE / THREADS >= 2 ? 2 : 1;
-        constexpr unsigned TURNS = (SIZE + THREADS * WIDTH - 1) / (THREADS * WIDTH);
+        constexpr unsigned MOST = SHARE * BP, WIDTH = MOST / THREADS >= 4 ? 4 : MOST / THREADS >= 2 ? 2 : 1;
+        constexpr unsigned TURNS = (MOST + THREADS * WIDTH - 1) / (THREADS * WIDTH);
+        const unsigned size = share_of(rank) * BP;
         const auto filter_of = [&](unsigned i) { return filter_0 + rank * SHARE + i / (2 * BP) * 2 + i % 2; };
         const auto pixel_of = [&](unsigned i) {
             const unsigned row = i / 4 % (BP / 2);
@@ -152,7 +156,7 @@ struct Inbox {
 #pragma unroll
         for (unsigned turn = 0; turn < TURNS; ++turn) {
             const unsigned at = (turn * THREADS + threadIdx.x) * WIDTH;
-            if (at >= SIZE) break;
+            if (at >= size) break;
             struct alignas(4 * WIDTH) Sums {
                 float of[WIDTH];
             } sum = {};
@@ -170,7 +174,7 @@ struct Inbox {
         }
         if (!finite)
 #pragma unroll 1
-            for (unsigned i = 0; i < SIZE; ++i)
+            for (unsigned i = 0; i < size; ++i)
                 if (i / WIDTH % THREADS == threadIdx.x) out.write_plain(p, pixel_of(i), filter_of(i));
     }
 };

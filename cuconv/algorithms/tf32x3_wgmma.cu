@@ -11,7 +11,7 @@
 // 128-byte swizzle, as wgmma wants TF32.
 //
 // PRODUCTS 3, or 1 for TF32
-// BF    filters of a block's tile: 16, 32, 64 or 128
+// BF    filters of a block's tile: 16, 32, 48, 64, 96 or 128
 // WP    warpgroups over pixels, 64 each
 // WK    warpgroups over the reduction, which take stages in turn
 // SPLIT blocks of a cluster that share a tile, each with a part of the reduction
@@ -30,13 +30,12 @@ constexpr int GROUP_THREADS = 128 * WP;  // that share weights in shared memory
 constexpr int THREADS = GROUP_THREADS * WK;
 constexpr int BP = 64 * WP;
 static_assert(WK == 1 || BP <= 2 * PARTS * BK, "the sums of its warpgroups take the place of the stages");
-constexpr int CHUNKS = BF * BK / 4 / GROUP_THREADS > 0 ? BF * BK / 4 / GROUP_THREADS : 1;  // float4 of a thread
+constexpr int CHUNKS = (BF * BK / 4 + GROUP_THREADS - 1) / GROUP_THREADS;  // float4 of a thread
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
-    asm volatile("griddepcontrol.launch_dependents;");
     // [WK][2 stages][PARTS][TILE_FLOATS] and then, in its place, each warpgroup's sums; inbox; taps
     extern __shared__ __align__(1024) float shared[];
     const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w);
@@ -59,7 +58,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * (2 * PARTS) * TILE_FLOATS);
     Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
 #if SPLIT > 1
-    inbox.open();
+    inbox.open(rank);
     if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
 #endif
 #if !POINTWISE
@@ -129,6 +128,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     inbox.wait_for_cluster();
 #endif
     asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
+    asm volatile("griddepcontrol.launch_dependents;");
     load(first + group_k);
     take(tiles);
     if (first + WK < last) load(first + WK + group_k);

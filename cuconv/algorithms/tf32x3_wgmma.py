@@ -33,7 +33,9 @@ SOURCE = Path(__file__).with_suffix(".cu")
 PRECISIONS = tuple(PRODUCTS)
 
 ARCH = "sm_90a"  # the only one with these instructions
-SPLITS = (1, 2, 4, 8, 16)  # blocks of a cluster that share a tile
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # blocks of a cluster that share a tile
+FILLING_SPLITS = (3, 5, 6, 14)  # of these, what fills the SMs better; of no use where there are blocks enough
+FILLED = 3  # blocks an SM
 PORTABLE_SPLIT = 8
 LARGE_CLUSTER_SMS = 132  # of a GPU that was seen to run larger clusters; a part of one may not
 PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
@@ -91,13 +93,17 @@ class Tile:
 TILES = (
     Tile(16, 1, 1),
     Tile(16, 1, 2),
-    Tile(16, 1, 4),
     Tile(32, 1, 1),
     Tile(32, 1, 2),
     Tile(32, 1, 3),
+    Tile(48, 1, 1),
+    Tile(48, 1, 2),
+    Tile(48, 1, 3),
     Tile(64, 1, 1),
     Tile(64, 1, 2),
     Tile(64, 1, 3),
+    Tile(96, 1, 1),
+    Tile(96, 1, 2),
     Tile(128, 2, 1),
     Tile(128, 1, 2),
 )
@@ -136,7 +142,8 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample = [_macros(problem, tile, split=1, vector=True) for tile in TILES for problem in (one, many)]
     for problem, vector in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
         sample += [_macros(problem, tile, 1, vector) for tile in (small, large)]
-    sample += [_macros(one, tile, SPLITS[-2], vector=True) for tile in TILES]
+    sample += [_macros(one, tile, PORTABLE_SPLIT, vector=True) for tile in TILES]
+    sample += [_macros(one, tile, FILLING_SPLITS[0], vector=False) for tile in TILES]
     sample += [_macros(many, large, split, vector=True) for split in SPLITS[1:]]
     sample.append(_macros(large_filter, large, SPLITS[-1], vector=False))
     sample += [_macros(many, tile, split, vector=True, products=1) for tile in TILES for split in (1, SPLITS[-2])]
@@ -156,9 +163,14 @@ def layer_macros(problem: ConvProblem) -> dict[str, int]:
     }
 
 
+def shared_filters(bf: int, split: int) -> int:
+    """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
+    return ceil(bf / PIECE_FILTERS / split) * PIECE_FILTERS * split
+
+
 def inbox_bytes(bf: int, pixels: int, split: int) -> int:
     """Shared memory in which a block of a cluster receives sums: those of its share, places of pixels, a barrier."""
-    return FLOAT_BYTES * bf * pixels + 8 * pixels + 16 if split > 1 else 0
+    return FLOAT_BYTES * shared_filters(bf, split) * pixels + 8 * pixels + 16 if split > 1 else 0
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConfig]:
@@ -173,6 +185,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
         for split in splits:
             if split * tile.wk > stages or split * PIECE_FILTERS > tile.bf:
                 break
+            if split in FILLING_SPLITS and tiles * split > FILLED * device.sm_count:
+                continue
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
             shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
             found.append(Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
@@ -197,6 +211,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
     stages = stages_of(problem, STAGE_DEPTH, split)
     warpgroups, filters, outputs = tile.wp * tile.wk, tile.bf / 64, tile.bf * tile.pixels
     share = tensor_share(config.products)
+    shares = shared_filters(tile.bf, split) * tile.pixels
     wait_us = costs.turn + share * costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
     wait_us += costs.pointwise_turn if config.pointwise else 0.0
     work_us = (costs.work + share * costs.work_filters * filters) * warpgroups
@@ -206,7 +221,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaCo
         turns=ceil(stages / tile.wk),
         wait_us=wait_us,
         work_us=work_us,
-        end_us=end_us(costs, outputs, split) + costs.gather * (tile.wk - 1) * outputs / 2**12,
+        end_us=end_us(costs, shares, split) + costs.gather * (tile.wk - 1) * outputs / 2**12,
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
     )
     return overlapped_us(problem, device, config, costs, block)

@@ -1,4 +1,4 @@
-"""Every tile of the 1x1 kernel on FP16 tensor cores, inputs whose scale changes from chunk to chunk, unaligned operands."""
+"""Every tile of the 1x1 kernel on FP16 tensor cores, scales that change from chunk to chunk, unaligned operands."""
 
 import pytest
 import torch
