@@ -1,5 +1,5 @@
-// The part of fp16x3 that multiplies, adds up, and hands the sums on; which way the operands lie in the tensor cores is up
-// to the header that NARROW chooses.
+// The part of fp16x3 that multiplies, adds up, and hands the sums on; which way the operands lie in the tensor cores is
+// up to the header that NARROW chooses.
 #pragma once
 
 #include "fp16x3_tiles.cuh"
@@ -96,7 +96,8 @@ struct Consumer {
     __device__ __forceinline__ void leave(const Sums& sums) const {
         float4* const to = sums_of(blockIdx.x);
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 4) to[i / 4 * GROUP] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+        for (int i = 0; i < SUMS; i += 4)
+            to[i / 4 * GROUP] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
         barrier();
         if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
             asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group) : "memory");
