@@ -66,6 +66,7 @@ struct Consumer {
             const int slot = count % IN_STAGES;
             factors.fetch();
             barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
+            const int of_input = shared.exponents[slot];  // before any thread can give the slot back
 #pragma unroll 1
             for (int row = 0; row < ROWS; ++row, ++rows) {
                 const int weight_slot = rows % WEIGHT_STAGES;
@@ -73,7 +74,7 @@ struct Consumer {
                 Sums chain;
                 start_products(chain, input_stages + slot * 2 * INPUT_PART + row * pitch_bytes,
                                weight_stages + weight_slot * ROW_BYTES);
-                if (row == 0) factors.meet(shared.exponents[slot]);  // while the products are under way
+                if (row == 0) factors.meet(of_input);  // while the products are under way
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");

@@ -34,7 +34,7 @@ struct Factors {
     __device__ __forceinline__ Factors(const int* exponents, int group, int thread)
         : of_filters(exponents + thread), group(group), thread(thread) {}
 
-    // Of a chunk; those of the one before are still in use.
+    // Of a chunk; those of the one before are still in use. Between tiles there are barriers.
     __device__ __forceinline__ float* shared() const {
         __shared__ __align__(16) float factors[2][CONSUMERS / GROUP][(BF + 15) / 16 * 16];
         return factors[turn][group];
