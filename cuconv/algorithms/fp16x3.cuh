@@ -3,8 +3,8 @@
 
 #include "hopper.cuh"
 
-constexpr int GROUP = 128;  // threads of a warpgroup
-constexpr int BF = FILTERS;  // of a tile
+constexpr int GROUP = 128;           // threads of a warpgroup
+constexpr int BF = FILTERS;          // of a tile
 constexpr int MAX_SUMS = 128 * 128;  // of a tile
 constexpr int TAPS = KH * KW;
 // A row: what one chain of products takes, a row of the filter for 16 channels, or all of a chunk's where it is 1x1.

@@ -93,7 +93,7 @@ class Fp16x3Config:
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Tiles of both kinds for the filter sizes of the paper, with their halo; odd ones; the largest filters; much halo."""
+    """Tiles of both kinds for the filter sizes of the paper, with their halo; odd ones; large filters; much halo."""
     if arch != ARCH:
         return []
     wide, narrow = ((64, 256, 3), (128, 128, 2)), ((32, 512, 5), (48, 256, 3), (96, 128, 2))  # with their slots

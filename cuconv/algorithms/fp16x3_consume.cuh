@@ -1,5 +1,5 @@
-// The part of fp16x3 that multiplies, adds up, and hands the sums on; which way the operands lie in the tensor cores is up
-// to the header that NARROW chooses.
+// The part of fp16x3 that multiplies, adds up, and hands the sums on; which way the operands lie in the tensor cores is
+// up to the header that NARROW chooses.
 #pragma once
 
 #include "fp16x3_tiles.cuh"
@@ -66,6 +66,7 @@ struct Consumer {
             const int slot = count % IN_STAGES;
             factors.fetch();
             barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
+            const int of_input = shared.exponents[slot];  // before any thread can give the slot back
 #pragma unroll 1
             for (int row = 0; row < ROWS; ++row, ++rows) {
                 const int weight_slot = rows % WEIGHT_STAGES;
@@ -73,7 +74,7 @@ struct Consumer {
                 Sums chain;
                 start_products(chain, input_stages + slot * 2 * INPUT_PART + row * pitch_bytes,
                                weight_stages + weight_slot * ROW_BYTES);
-                if (row == 0) factors.meet(shared.exponents[slot]);  // while the products are under way
+                if (row == 0) factors.meet(of_input);  // while the products are under way
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
@@ -96,7 +97,8 @@ struct Consumer {
     __device__ __forceinline__ void leave(const Sums& sums) const {
         float4* const to = sums_of(blockIdx.x);
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 4) to[i / 4 * GROUP] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+        for (int i = 0; i < SUMS; i += 4)
+            to[i / 4 * GROUP] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
         barrier();
         if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
             asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group) : "memory");

@@ -1,6 +1,7 @@
-// How fp16x3 multiplies with positions as the tensor cores' rows and filters as their columns: any multiple of 8, so that
-// a layer of 96 or 48 filters need not be rounded up to 64. Slower otherwise: there are factors for each of a thread's
-// many filters to be read, and below 64 filters the instruction waits for shared memory, which brings it 64 positions.
+// How fp16x3 multiplies with positions as the tensor cores' rows and filters as their columns: any multiple of 8, so
+// that a layer of 96 or 48 filters need not be rounded up to 64. Slower otherwise: there are factors for each of a
+// thread's many filters to be read, and below 64 filters the instruction waits for shared memory, which brings it 64
+// positions.
 #pragma once
 
 #define COLUMNS FILTERS
@@ -33,7 +34,7 @@ struct Factors {
     __device__ __forceinline__ Factors(const int* exponents, int group, int thread)
         : of_filters(exponents + thread), group(group), thread(thread) {}
 
-    // Of a chunk; those of the one before are still in use.
+    // Of a chunk; those of the one before are still in use. Between tiles there are barriers.
     __device__ __forceinline__ float* shared() const {
         __shared__ __align__(16) float factors[2][CONSUMERS / GROUP][(BF + 15) / 16 * 16];
         return factors[turn][group];
@@ -69,9 +70,9 @@ struct Factors {
     __device__ __forceinline__ void finish(Sums&) const {}
 };
 
-// Writes a warpgroup's sums of 64 positions through its staging memory. Thread t has rows t / 32 * 16 + t % 32 / 4 and 8
-// further, and of each eight columns t % 4 * 2 and the next. `pixels` are those of rows t % 32 and 32 further: lanes write
-// 128 bytes side by side.
+// Writes a warpgroup's sums of 64 positions through its staging memory. Thread t has rows t / 32 * 16 + t % 32 / 4 and
+// 8 further, and of each eight columns t % 4 * 2 and the next. `pixels` are those of rows t % 32 and 32 further: lanes
+// write 128 bytes side by side.
 __device__ __forceinline__ void write_tile(const Output& out, const float* sums, float* staging, int group, int thread,
                                            int first, const Pixel (&pixels)[2]) {
     const int lane = thread % 32, warp = thread / 32, mine = first + warp;  // of a pass, every fourth filter

@@ -20,8 +20,8 @@ struct Output {
     }
 };
 
-// Where a value is not finite, the plain sum counts: writes it at a pixel for each filter whose bit is set, `step` apart,
-// from `first` on. No part of its caller, which is all the shorter.
+// Where a value is not finite, the plain sum counts: writes it at a pixel for each filter whose bit is set, `step`
+// apart, from `first` on. No part of its caller, which is all the shorter.
 __device__ __noinline__ void write_plain(const Output out, unsigned wanted, const Pixel at, int first, int step) {
     const int end = out.filters_from(first, at), y = at.pixel / out.p.out_w, x = at.pixel - y * out.p.out_w;
 #pragma unroll 1
