@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply_step(Sums& chain, unsigned input, unsig
 struct Factors {
     const int* of_filters;  // exponents, of the chunk to come
     const int group, thread;
-    int found = 0, turn = 0;
+    int found = 0, of_sums = EMPTY, turn = 0;  // exponents: of the chunk, and what the sums keep until all is added
 
     // `exponents`: of the tile's first chunk.
     __device__ __forceinline__ Factors(const int* exponents, int group, int thread)
@@ -44,17 +44,25 @@ struct Factors {
         if (thread < BF) found = __ldcg(of_filters);
         of_filters += BF;
     }
-    // With the exponent of the chunk's input. In halves: each is in range, and the product overflows or vanishes as it
-    // should. A thread's factors for 16 filters are to lie side by side: it has two of each eight.
-    __device__ __forceinline__ void meet(int of_input) {
-        turn ^= 1;
-        const int exponent = found + of_input, half = exponent / 2;
-        const float factor = exponent < EMPTY / 2 ? 0.0f : power_of_two(half) * power_of_two(exponent - half);
+    // A thread's factors for 16 filters are to lie side by side: it has two of each eight.
+    __device__ __forceinline__ void put(float factor) const {
         const int place = thread / 16 * 16 + thread % 8 / 2 * 4 + thread / 8 % 2 * 2 + thread % 2;
         if (thread < BF) shared()[place] = factor;
+    }
+    // With the exponent of the chunk's input.
+    __device__ __forceinline__ void meet(int of_input) {
+        turn ^= 1;
+        const int exponent = found + of_input;
+        const bool zero = exponent < EMPTY / 2;
+        if (of_sums == EMPTY && !zero) of_sums = exponent;
+        put(zero ? 0.0f : power_of_two(clamp(exponent - of_sums, -126, 127)));
         group_barrier(group);
     }
     __device__ __forceinline__ void add(Sums& sums, const Sums& chain) const {
+        each([&](int i, float factor) { sums[i] = fmaf(chain[i], factor, sums[i]); });
+    }
+    template <class Change>
+    __device__ __forceinline__ void each(const Change& change) const {
         const float* const mine = shared() + thread % 4 * 4;
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i += 8) {
@@ -63,11 +71,20 @@ struct Factors {
 #pragma unroll
             for (int tile = 0; tile < SUMS; tile += WGMMA_SUMS)
 #pragma unroll
-                for (int j = i; j < min(i + 8, WGMMA_SUMS); ++j)
-                    sums[tile + j] = fmaf(chain[tile + j], of_filter[j % 8 / 4 * 2 + j % 2], sums[tile + j]);
+                for (int j = i; j < min(i + 8, WGMMA_SUMS); ++j) change(tile + j, of_filter[j % 8 / 4 * 2 + j % 2]);
         }
     }
-    __device__ __forceinline__ void finish(Sums&) const {}
+    // In two steps: each factor is in range, and the product overflows or vanishes as it should.
+    __device__ __forceinline__ void finish(Sums& sums) {
+        const int all = of_sums == EMPTY ? 0 : of_sums, half = all / 2;
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            turn ^= 1;
+            put(power_of_two(step ? all - half : half));
+            group_barrier(group);
+            each([&](int i, float factor) { sums[i] *= factor; });
+        }
+    }
 };
 
 // Writes a warpgroup's sums of 64 positions through its staging memory. Thread t has rows t / 32 * 16 + t % 32 / 4 and
