@@ -53,15 +53,15 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
 
 
 def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:
-    """Of those that offer the problem's precision; in FP32, which every problem allows, where none of them can."""
+    """Of those that offer the problem's precision, and of those in FP32, which every precision allows."""
     plans, refusal = [], None
     for name in offering(problem.precision):
         try:
             plans.append(plan(problem, device, name))
         except UnsupportedProblem as error:
             refusal = refusal or error
-    if not plans and problem.precision != FP32:
-        return plan(replace(problem, precision=FP32), device)
+    if problem.precision != FP32:
+        plans.append(plan(replace(problem, precision=FP32), device))
     if not plans:
         raise refusal  # of the first algorithm: the others compute less
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))

@@ -43,7 +43,7 @@ PROVIDERS = {
             "cuConv",
             "cuda",
             "cuconv_gpu",
-            ("auto", "fp16x3", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
+            ("auto", "fp16x3", "fp16x3_pointwise", "tf32x3_presplit", "tf32x3_wgmma", "tf32x3_gemm", "two_stage"),
             PRECISIONS,
         ),
         Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS, PRECISIONS),

@@ -55,7 +55,7 @@ def test_without_padding_to_save_filters_are_rows(filters):
     assert not any(config.tile.narrow for config in fp16x3.candidates(problem, H200))
 
 
-@pytest.mark.parametrize("filters", [32, 48, 96])
+@pytest.mark.parametrize("filters", [32, 96])
 def test_few_filters_are_columns_where_they_would_be_padded(filters):
     assert fp16x3.configure(ConvProblem(64, 32, 28, 28, filters, 5, 5, 2, 2), H200).tile.narrow
 

@@ -23,6 +23,7 @@ PIXEL_PITCH = 72  # floats of a channel's pixels in shared memory
 WRITE_FILTERS, WRITE_PITCH = 32, 72  # that pass through shared memory at a time, and the floats of each
 STATIC_BYTES = 512  # more than the barriers take
 VECTOR = 4  # pixels of a 16-byte copy
+COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 CHANNELS = (16, 32, 48, 64)  # of a chunk
@@ -40,7 +41,8 @@ class Costs(SplitCosts):
     convert: float = constant("the same, in addition, for 64 channels")
     add: float = constant("the same, in addition, for 64 filters")
     multiply: float = constant("an SM's time for 2**18 multiply-adds of FP32")
-    copy: float = constant("a block's time to copy 2**12 pixels of channels, four at a time")
+    arrive: float = constant("the way of a chunk's pixels, shared by those that are under way")
+    copy: float = constant("a thread's time to copy 64 pixels of channels, four at a time")
     copy_one: float = constant("the same, in addition, where they are copied one by one")
     weights: float = constant("a block's time to copy 2**13 weights that do not stay")
     write: float = constant("a team's time to write 2**12 outputs, four at a time")
@@ -119,7 +121,8 @@ def predicted_us(
     one_by_one = problem.out_pixels % VECTOR > 0
     turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
     multiply_us = costs.multiply * c.filters * c.channels * c.pixels / 2**18
-    copy_us = (costs.copy + costs.copy_one * one_by_one) * c.pixels * c.channels / 2**12
+    copy_us = costs.arrive / (c.stages - 1)
+    copy_us += (costs.copy + costs.copy_one * one_by_one) * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
     copy_us += 0 if c.resident else costs.weights * c.filters * c.channels / 2**13
     write_us = (costs.write + costs.write_one * one_by_one) * c.filters * TEAM_PIXELS / 2**12
     chunks_us = ceil(problem.c / c.channels) * hypot(turn_us, multiply_us, copy_us)
