@@ -150,12 +150,16 @@ def test_every_launch_is_in_the_context_of_the_operands_gpu(cuda):
 
 
 def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_each(cuda):
-    memory = torch.zeros(9 * 4 + 1)
-    unaligned = memory[1:].view(9, 4, 1, 1)
+    def unaligned(operand):
+        return torch.zeros(operand.numel() + 1)[1:].view(operand.shape)
+
+    out = torch.zeros(2, 9, 5, 7)
     calls = [
         (X, WEIGHT, {}),
         (X[:1], WEIGHT, {}),
-        (X, unaligned, {}),
+        (X, unaligned(WEIGHT), {}),
+        (X, WEIGHT, {"out": out}),
+        (X, WEIGHT, {"out": unaligned(out)}),
         (X, WEIGHT, {"padding": 1}),
         (X, WEIGHT, {"padding": (0, 1)}),
         (X, WEIGHT, {"relu": True}),
@@ -169,7 +173,7 @@ def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_ea
     cuconv.conv2d(X, WEIGHT, padding=[0, 1], algorithm="two_stage")
     assert len(Recorder.made) == len(calls)
     launches = [launches for launches, _, _ in Recorder.enqueued]
-    assert launches[len(calls) : -1] == launches[: len(calls)] and launches[-1] == launches[4]
+    assert launches[len(calls) : -1] == launches[: len(calls)] and launches[-1] == launches[6]
 
 
 @pytest.mark.parametrize("precision", ["half", None, torch.float32])
