@@ -7,7 +7,7 @@ import pandas as pd
 from harness import roster
 from harness.analysis import compare, compare_with_tf32, summarise
 from harness.markdown import NONE, markdown, times
-from harness.precision import PRECISIONS
+from harness.precision import FP32, PRECISIONS, TF32
 
 
 def headlines(frame: pd.DataFrame, device: str) -> str:
@@ -23,10 +23,19 @@ def headlines(frame: pd.DataFrame, device: str) -> str:
 def with_tf32(frame: pd.DataFrame, device: str) -> str:
     """The first subject, in FP32 and in TF32, against rivals that may round to TF32; empty where none was measured.
 
-    Of each case the fastest rival of both classes counts.
+    Of each case the fastest rival of both classes counts. Says which rivals have rows in FP32 alone.
     """
     tables = {ours: compare_with_tf32(frame, device, ours) for ours in PRECISIONS}
-    return "\n\n".join(_headline(title_with_tf32(device, ours), rows) for ours, rows in tables.items() if len(rows))
+    parts = [_headline(title_with_tf32(device, ours), rows) for ours, rows in tables.items() if len(rows)]
+    return "\n\n".join(parts + _in_fp32_alone(frame) if parts else [])
+
+
+def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
+    """One sentence, or none, on providers of rivals that were measured, but not with TF32 allowed."""
+    measured = {precision: set(frame[frame.precision == precision].provider) for precision in PRECISIONS}
+    missing = [name for name in roster.CUDNN_PROVIDERS if name in measured[FP32] - measured[TF32]]
+    labels = " and ".join(roster.PROVIDERS[name].label for name in missing)
+    return [f"Not measured with TF32 allowed: {labels}."] if missing else []
 
 
 def title_with_tf32(device: str, ours: str) -> str:

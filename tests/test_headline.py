@@ -53,6 +53,13 @@ def test_where_no_rival_was_measured_with_tf32_there_is_no_table(tmp_path, other
     assert with_tf32(frame(tmp_path, [row("auto", 10.0), *others]), GPU) == ""
 
 
+def test_rivals_without_rows_in_tf32_are_named(tmp_path):
+    rows = [row("auto", 10.0), cudnn(5.0), cudnn(5.0, "tf32"), row("eng0", 6.0, provider="cudnn_engine")]
+    assert with_tf32(frame(tmp_path / "a", rows), GPU).endswith("\n\nNot measured with TF32 allowed: cuDNN engine.")
+    rows.append(row("eng67", 6.0, provider="cudnn_engine", precision="tf32"))
+    assert "Not measured" not in with_tf32(frame(tmp_path / "b", rows), GPU)
+
+
 def test_a_case_that_ours_could_not_run_is_not_won(tmp_path):
     rows = [row("auto", status="error"), cudnn(5.0, "tf32"), row("auto", 1.0, m=48), cudnn(5.0, "tf32", m=48)]
     assert cells(with_tf32(frame(tmp_path, rows), GPU))["all"] == ["5.00x, 1/2", "5.00x, 1/2"]
