@@ -1,35 +1,45 @@
-"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32: much work, and memory-bound layers."""
+"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: much work, or memory-bound."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_split import PAIR_BYTES, Split, SplitCosts
-from cuconv.algorithms.tf32x3 import MAX_INDEX, is_pointwise
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, in_products, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
 
 # As in the .cu file.
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
-PIXEL_PITCH = 72  # floats of a channel's pixels in shared memory
-WRITE_FILTERS, WRITE_PITCH = 32, 72  # that pass through shared memory at a time, and the floats of each
-STATIC_BYTES = 512  # more than the barriers take
+PIXEL_PITCH = 68  # floats of a channel's pixels in shared memory
+WRITE_PITCH = 68  # floats of a filter's pixels in shared memory, on the way to the output
+STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
+BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
+STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 CHANNELS = (16, 32, 48, 64)  # of a chunk
 MAX_STAGES = 6
-# The most filters of a tile by teams of a block and channels of a chunk: what the registers hold.
+JOINT_TILES = 3  # for each SM, at most, where teams share tiles
+# The most filters of a tile by teams of a block and channels of a chunk: what the registers hold, and
+# where they hold more: low parts take none with one product.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
+MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
+# The same where all channels are one chunk, with weights that stay: its products are the sums.
+SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 144}}
+OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
+OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread that then splits them, by teams of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ class Costs(SplitCosts):
     """The constants of its cost model."""
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
+    block_own: float = constant("the same with one launch, where blocks split the weights themselves")
+    own: float = constant("a block's time to split 2**13 weights itself")
     turn: float = constant("a team's wait in a chunk")
     convert: float = constant("the same, in addition, for 64 channels")
     add: float = constant("the same, in addition, for 64 filters")
@@ -47,30 +59,40 @@ class Costs(SplitCosts):
     weights: float = constant("a block's time to copy 2**13 weights that do not stay")
     write: float = constant("a team's time to write 2**12 outputs, four at a time")
     write_one: float = constant("the same, in addition, where they are written one by one")
+    gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
 class Fp16x3PointwiseConfig:
-    """A block's tile and chunk, its pipeline, and its grid; resident: the weights of a tile's filters stay."""
+    """A block's tile and chunk, its pipeline, and its grid.
+
+    joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
+    resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that
+    are on their way out at once.
+    """
 
     filters: int
     channels: int
     teams: int
+    joint: bool
     stages: int
     weight_stages: int
     resident: bool
+    own: bool
+    staged: int
     blocks: int
     shared_bytes: int
     workspace_bytes: int
+    products: int
 
     @property
     def pixels(self) -> int:
         """Of a tile."""
-        return TEAM_PIXELS * self.teams
+        return TEAM_PIXELS * (1 if self.joint else self.teams)
 
     @property
     def threads(self) -> int:
@@ -78,9 +100,10 @@ class Fp16x3PointwiseConfig:
         return WARPGROUP * (self.teams + 1)
 
     def __str__(self) -> str:
-        stages = f"{self.stages}+{self.weight_stages}{' resident' if self.resident else ''}"
-        tile = f"{self.filters}x{self.pixels}x{self.channels}"
-        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+        stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
+        tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
+        grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={tile} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -88,21 +111,45 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     sizes = [(filters, channels, teams) for teams, hold in REGISTERS_HOLD.items() for channels, filters in hold.items()]
-    sample = [_macros(*size, 2, 2, resident, vector) for size in sizes for resident, vector in ((0, 1), (1, 0))]
-    sample += [_macros(16, 64, 3, 4, 3, 1, 1), _macros(48, 16, 2, 6, 6, 0, 0), _macros(128, 64, 2, 3, 3, 0, 0)]
-    return sample
+    sample = [_macros(*size, 0, 2, 2, *rest) for size in sizes for rest in ((0, 0, 64, 1), (1, 0, 32, 0))]
+    sample += [_macros(filters, channels, teams, 1, 2, 2 * teams, 0, 0, 64, 1) for filters, channels, teams in sizes]
+    sample += [_macros(16, 64, 3, 0, 4, 3, 1, 0, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 0, 32, 0)]
+    sample += [_macros(128, 64, 2, 0, 3, 3, 0, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 0, 32, 1)]
+    sample += [_macros(64, 64, 2, 1, 3, 8, 1, 0, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 0, 32, 1)]
+    singles = [(filters, channels, teams) for teams, hold in SINGLE_HOLD.items() for channels, filters in hold.items()]
+    sample += [_macros(*size, 0, 2, 1, 1, 4, 32, vector) for size in singles for vector in (0, 1)]
+    sample += [_macros(*size, 0, 2, 1, 1, 0, 64, 0) for size in singles]
+    for filters, channels, teams in sizes:
+        most = max(n for n in range(1, 40) if _own_weights(filters, channels, n, teams) <= OWN_HOLD[teams])
+        sample += [_macros(filters, channels, teams, 0, 2, most, 1, 4, 32, 0)]
+    sample += [_macros(64, 64, 2, 0, 2, 1, 1, 1, 64, 1), _macros(32, 48, 3, 1, 3, 6, 1, 1, 32, 1)]
+    more = [(filters, channels, teams) for (teams, channels), filters in MORE_IN_ONE_PRODUCT.items()]
+    in_one = sample + [_macros(*size, 0, 2, 2, *rest) for size in more for rest in ((0, 0, 64, 1), (1, 0, 32, 0))]
+    in_one += [_macros(*size, 1, 2, 2 * size[2], 0, 0, 64, 1) for size in more]
+    return sample + [macros | {"PRODUCTS": 1} for macros in in_one]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     _check(problem, device)
     found = []
-    for filters in _filters(problem.m):
+    usual = _filters(problem.m, (MAX_FILTERS, 128, 64))
+    for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
-            for teams, hold in REGISTERS_HOLD.items():
-                if filters <= hold[channels]:
-                    found += _candidates_of(problem, device, filters, channels, teams)
+            for teams in REGISTERS_HOLD:
+                for joint in (False, True):
+                    some = _candidates_of(problem, device, filters, channels, teams, joint)
+                    found += [config for config in some if filters in usual]
+                    found += [_own(config) for config in some if _can_own(config)]
     return found
+
+
+def most_filters(teams: int, channels: int, products: int, single: bool) -> int:
+    """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
+    if single:
+        return SINGLE_HOLD[teams][channels]
+    most = REGISTERS_HOLD[teams][channels]
+    return most if products == PRODUCTS[FP32] else MORE_IN_ONE_PRODUCT.get((teams, channels), most)
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig:
@@ -111,36 +158,45 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig
 
 
 def predicted_us(
-    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs = COSTS
+    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs | None = None
 ) -> float:
-    """Estimated device time of both kernels in microseconds.
+    """Estimated device time of all kernels in microseconds.
 
     A chunk takes a team's latency, the tensor cores' time for all teams, or that of the copies: their norm.
     """
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
     one_by_one = problem.out_pixels % VECTOR > 0
     turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
-    multiply_us = costs.multiply * c.filters * c.channels * c.pixels / 2**18
+    multiply_us = costs.multiply * c.filters * c.channels * TEAM_PIXELS * c.teams / 2**18
     copy_us = costs.arrive / (c.stages - 1)
     copy_us += (costs.copy + costs.copy_one * one_by_one) * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
-    copy_us += 0 if c.resident else costs.weights * c.filters * c.channels / 2**13
-    write_us = (costs.write + costs.write_one * one_by_one) * c.filters * TEAM_PIXELS / 2**12
-    chunks_us = ceil(problem.c / c.channels) * hypot(turn_us, multiply_us, copy_us)
-    tiles = ceil(_tiles(problem, c.filters, c.teams) / c.blocks)
-    split_us = Split(c.filters, c.channels).predicted_us(problem, device, costs)
-    return costs.block + split_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
+    sharers = c.teams if c.joint else 1
+    copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
+    write_us = (costs.write + costs.write_one * one_by_one) / sharers + costs.gather * c.joint
+    write_us *= c.filters * TEAM_PIXELS / 2**12
+    chunks_us = ceil(ceil(problem.c / c.channels) / sharers) * hypot(turn_us, multiply_us, copy_us)
+    tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
+    if c.own:
+        weights = c.filters * c.channels * c.weight_stages
+        start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
+    else:
+        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
+    return start_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
 
 
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-    """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+    """The kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0
-    macros = _macros(c.filters, c.channels, c.teams, c.stages, c.weight_stages, c.resident, vector)
-    main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
-    return (
-        Split(c.filters, c.channels).launch(p, SOURCE, macros, 0),
-        Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, main, c.shared_bytes, overlap=True),
+    own = (VECTOR if aligned and p.c % VECTOR == 0 else 1) if c.own else 0
+    macros = _macros(
+        c.filters, c.channels, c.teams, c.joint, c.stages, c.weight_stages, c.resident, own, c.staged, vector
     )
+    macros |= {"PRODUCTS": c.products}
+    arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
+    main = Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
+    return (main,) if c.own else (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, 0), main)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -153,7 +209,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
-        ("tiles", _tiles(p, FILTERS_STEP, 1), MAX_INDEX),
+        ("tiles", _tiles(p, FILTERS_STEP, TEAM_PIXELS), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     for what, size, limit in sizes:
@@ -161,10 +217,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
             raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_pointwise is {limit}")
 
 
-def _filters(filters: int) -> list[int]:
-    """Of a tile: as many as fit, in tiles of equal size, and about a half of it."""
+def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
+    """Of a tile: for each limit as many as fit, in tiles of equal size."""
     found = []
-    for most in (MAX_FILTERS, 128, 64):
+    for most in limits:
         count = ceil(filters / most)
         found.append(FILTERS_STEP * ceil(filters / count / FILTERS_STEP))
     return list(dict.fromkeys(found))
@@ -178,49 +234,114 @@ def _channels(channels: int) -> list[int]:
 
 
 def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int
+    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool
 ) -> list[Fp16x3PointwiseConfig]:
-    """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not."""
-    limit = device.shared_bytes_per_block - STATIC_BYTES
-    staging = teams * min(filters, WRITE_FILTERS) * WRITE_PITCH * FLOAT_BYTES
-    stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
-    weight_bytes = filters * channels * PAIR_BYTES + (filters + channels) * FLOAT_BYTES
-    chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, teams)
-    resident = min(MAX_STAGES, (limit - staging - chunks * weight_bytes) // stage_bytes)
-    streamed = min(MAX_STAGES, (limit - staging) // (stage_bytes + weight_bytes))
+    """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not.
+
+    More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
+    """
+    products, stage_bytes = PRODUCTS[problem.precision], teams * channels * PIXEL_PITCH * FLOAT_BYTES
+    weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
+    chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, TEAM_PIXELS * (1 if joint else teams))
+    if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
+        return []
+    weight_users = teams if joint else 1  # with stages of their own
+    barriers = max(0, BARRIER_BYTES * (chunks + teams * MAX_STAGES) - STATIC_BYTES)  # if weights stay, more than usual
+
+    def staging_bytes(staged: int) -> int:
+        return teams * staged * WRITE_PITCH * FLOAT_BYTES
+
+    def most_stages(stay: bool, staged: int) -> int:
+        room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
+        if stay:
+            return min(MAX_STAGES, (room - barriers - chunks * weight_bytes) // stage_bytes)
+        return min(MAX_STAGES, room // (stage_bytes + weight_users * weight_bytes))
+
     found = []
-    for stages, weight_stages, stays in ((resident, chunks, True), (streamed, streamed, False)):
-        if stages < 2 or (not stays and resident >= 3):
+    for stay in (True, False):
+        stages = most_stages(stay, min(STAGED))
+        if stages < 2 or filters > most_filters(teams, channels, products, stay and chunks == 1):
             continue
+        if not stay and most_stages(True, min(STAGED)) >= 3:
+            continue
+        staged = max(staged for staged in STAGED if most_stages(stay, staged) == stages)
+        weight_stages = chunks if stay else weight_users * stages
         found.append(
             Fp16x3PointwiseConfig(
                 filters,
                 channels,
                 teams,
+                joint,
                 stages,
                 weight_stages,
-                stays,
+                stay,
+                False,
+                staged,
                 blocks=min(device.sm_count, tiles),
-                shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging,
-                workspace_bytes=Split(filters, channels).workspace_bytes(problem),
+                shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
+                workspace_bytes=Split(filters, channels, products).workspace_bytes(problem),
+                products=products,
             )
         )
     return found
 
 
-def _tiles(problem: ConvProblem, filters: int, teams: int) -> int:
-    return ceil(problem.n * problem.out_pixels / (TEAM_PIXELS * teams)) * ceil(problem.m / filters)
+def _own_weights(filters: int, channels: int, chunks: int, teams: int) -> int:
+    """Of a thread that splits them; jobs of a warp as in fp16x3_pointwise_split.cuh."""
+    channel_lanes = 2 if channels % 32 else 4
+    chunk_jobs, warps = filters * channel_lanes // 32, 4 * teams
+    jobs = [
+        ceil(chunks * parts / warps) * chunk_jobs // parts
+        for parts in range(1, chunk_jobs + 1)
+        if chunk_jobs % parts == 0 and (warps % parts == 0 or chunks * parts <= warps)
+    ]
+    return min(jobs) * channels // channel_lanes
+
+
+def _can_own(config: Fp16x3PointwiseConfig) -> bool:
+    c = config
+    return c.resident and _own_weights(c.filters, c.channels, c.weight_stages, c.teams) <= OWN_HOLD[c.teams]
+
+
+def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
+    return replace(config, own=True, workspace_bytes=0)
+
+
+def _loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    """Of other filters' weights, by a block that has most of them."""
+    stretches = ceil(problem.n * problem.out_pixels / config.pixels)
+    tiles = stretches * ceil(problem.m / config.filters)
+    of_block = ceil(tiles / config.blocks)
+    begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
+    return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
+
+
+def _tiles(problem: ConvProblem, filters: int, pixels: int) -> int:
+    return ceil(problem.n * problem.out_pixels / pixels) * ceil(problem.m / filters)
 
 
 def _macros(
-    filters: int, channels: int, teams: int, stages: int, weight_stages: int, resident: bool, vector: bool
+    filters: int,
+    channels: int,
+    teams: int,
+    joint: bool,
+    stages: int,
+    weight_stages: int,
+    resident: bool,
+    own: int,
+    staged: int,
+    vector: bool,
 ) -> dict[str, int]:
     return {
         "FILTERS": filters,
         "CHANNELS": channels,
         "TEAMS": teams,
+        "JOINT": int(joint),
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": int(resident),
+        "OWN": own,
+        "STAGED": staged,
         "VECTOR": int(vector),
+        "PRODUCTS": PRODUCTS[FP32],
     }
