@@ -174,7 +174,9 @@ def predicted_us(
     sharers = c.teams if c.joint else 1
     copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
     write_us = (costs.write / sharers + costs.gather * c.joint) * c.filters * TEAM_PIXELS / 2**12
-    write_all_us = costs.write_all * (VECTOR if one_by_one else 1) * c.filters * c.pixels / 2**14
+    # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
+    places = VECTOR * c.teams / 2 if one_by_one else 1
+    write_all_us = costs.write_all * places * c.filters * c.pixels / 2**14
     turns = ceil(ceil(problem.c / c.channels) / sharers)
     tile_us = hypot(turns * turn_us + write_us, turns * multiply_us, turns * copy_us, write_all_us)
     tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
