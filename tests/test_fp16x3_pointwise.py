@@ -28,11 +28,10 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             static_bytes = max(barrier_bytes, fp16x3_pointwise.STATIC_BYTES)
             assert config.shared_bytes + static_bytes <= H200.shared_bytes_per_block
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
-            tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
-            assert 1 <= config.blocks <= min(H200.sm_count, tiles)
+            assert 1 <= config.blocks <= min(H200.sm_count, fp16x3_pointwise._tiles(problem, config))
             single = config.resident and config.weight_stages == 1
             assert config.filters <= fp16x3_pointwise.most_filters(
-                config.teams, config.channels, config.products, single
+                config.teams, config.channels, config.products, single, config.shifted
             )
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
@@ -90,10 +89,36 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             staged.add(config.staged)
-            more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * fp16x3_pointwise.WRITE_PITCH
+            pitch = fp16x3_pointwise.WRITE_PITCH[config.shifted]
+            more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch
             if more:
                 assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
     assert staged == set(fp16x3_pointwise.STAGED)
+
+
+def test_rows_are_shifted_where_they_begin_anywhere_and_are_long():
+    def shifted(h, w):
+        problem = ConvProblem(16, 64, h, w, 64, 1, 1)
+        return {config.shifted for config in fp16x3_pointwise.candidates(problem, H200)}
+
+    assert shifted(27, 27) == shifted(13, 11) == shifted(11, 14) == {False, True}
+    assert shifted(28, 28) == shifted(7, 7) == {False}
+
+
+def test_shifted_rows_of_an_image_overlap_by_a_sector_at_least():
+    for plane, rows in (129, 3), (169, 3), (176, 3), (177, 4), (729, 13), (3025, 54):
+        problem = ConvProblem(5, 64, 1, plane, 64, 1, 1)
+        assert fp16x3_pointwise._rows(problem, shifted=True) == 5 * rows
+        # All rows but the last are followed by one that begins a sector before they end.
+        assert (rows - 1) * 56 + 64 >= plane > (rows - 2) * 56 + 64
+
+
+def test_shifted_rows_need_no_alignment():
+    problem = ConvProblem(16, 64, 27, 27, 64, 1, 1)
+    config = next(config for config in fp16x3_pointwise.candidates(problem, H200) if config.shifted)
+    for aligned in True, False:
+        macros = fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros
+        assert (macros["SHIFTED"], macros["VECTOR"]) == (1, 0)
 
 
 def test_filters_and_channels_are_padded_little():

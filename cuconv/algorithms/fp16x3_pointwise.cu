@@ -1,13 +1,14 @@
 // 1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32, from NCHW as it lies.
 //
-// out[m, p] = sum over c of weight[m, c] * input[c, p], p a pixel of any image. A is a tile of pixels from registers, B the
-// filters from shared memory. Each pixel and each filter of a chunk of channels is scaled by a power of two and split into
-// two FP16 numbers, x = high + low; low*high + high*low + high*high is accumulated for a chunk and then added to FP32
-// registers.
+// out[m, p] = sum over c of weight[m, c] * input[c, p], p a pixel of any image. A is a tile of pixels from registers,
+// B the filters from shared memory. Each pixel and each filter of a chunk of channels is scaled by a power of two and
+// split into two FP16 numbers, x = high + low; low*high + high*low + high*high is accumulated for a chunk and then
+// added to FP32 registers.
 //
 // Warp specialisation: one warpgroup copies pixels into shared memory as they lie (cp.async, so that no register waits
-// for them), the others take them from there as fragments of A, scale, split and multiply. Weights come split by a kernel
-// ahead (fp16x3_split.cuh), by bulk copies, or those who multiply split them at the start (fp16x3_pointwise_split.cuh).
+// for them), the others take them from there as fragments of A, scale, split and multiply. Weights come split by a
+// kernel ahead (fp16x3_split.cuh), by bulk copies, or those who multiply split them at the start
+// (fp16x3_pointwise_split.cuh).
 //
 // FILTERS   of a tile, a multiple of 16
 // CHANNELS  of a chunk, a multiple of 16
@@ -19,6 +20,7 @@
 // OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane may be copied and written at once
+// SHIFTED   1 where they may not, but teams take their pixels from one image each, so that all but the ends of rows may
 // PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -42,17 +44,23 @@ struct PixelScale {
     }
 };
 
-// Fragments of A. Row lane / 4 is pixel 2 * (lane / 4), the row eight further on the pixel beside it; of each depth of
-// 16 a thread has channels 2 * (lane % 4) + {0, 1, 8, 9}.
+// Fragments of A. Row lane / 4 is a thread's first pixel, the row eight further on its other one; of each depth of 16 a
+// thread has channels 2 * (lane % 4) + {0, 1, 8, 9}.
 struct Fragments {
     float2 values[STEPS][4];  // of both pixels
 
-    __device__ __forceinline__ void load(const float* pixels, const float* scales, int lane) {
+    // rows: where a thread's two pixels are of its first channel. further: of every second channel, where SHIFTED.
+    __device__ __forceinline__ void load(const float* rows, int further) {
 #pragma unroll
         for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                values[step][i] = *reinterpret_cast<const float2*>(pixels + channel(step, i) * PITCH);
+            for (int i = 0; i < 4; ++i) {
+                const float* const from = rows + channel(step, i) * PITCH + (i % 2 ? further : 0);
+                values[step][i] =
+                    SHIFTED ? make_float2(from[0], from[OTHER_PIXEL]) : *reinterpret_cast<const float2*>(from);
+            }
+    }
+    __device__ __forceinline__ void scale(const float* scales, int lane) {
         bool scaled = false;
 #pragma unroll
         for (int c = 0; c < CHANNELS; c += 32) scaled |= c + lane < CHANNELS && scales[c + lane] != 1.0f;
@@ -84,7 +92,8 @@ struct Fragments {
         }
         return most;
     }
-    __device__ __forceinline__ void split_step(int step, float x, float y, unsigned (&high)[4], unsigned (&low)[4]) const {
+    __device__ __forceinline__ void split_step(int step, float x, float y, unsigned (&high)[4],
+                                               unsigned (&low)[4]) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // registers of A: rows change fastest
             const float2 a = values[step][half * 2], b = values[step][half * 2 + 1];
@@ -94,8 +103,8 @@ struct Fragments {
     }
 };
 
-// chain = the products of a chunk, small ones first where there are any: the tensor cores begin with the first depth that
-// is split.
+// chain = the products of a chunk, small ones first where there are any: the tensor cores begin with the first depth
+// that is split.
 __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragments& pixels,
                                                const PixelScale (&scales)[2], unsigned (&high)[STEPS][4],
                                                unsigned (&low)[STEPS][4], unsigned weights) {
@@ -119,6 +128,7 @@ __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragm
 struct Multiplier {
     const Pointwise& of;
     const int team, lane, first_pixel;
+    int shift;       // of the pixels to come, in the row of the thread's first channel
     Fragments next;  // of the chunk to come
     float2 largest;  // of its pixels
     PixelScale scales[2];
@@ -130,10 +140,19 @@ struct Multiplier {
         const int slot = unit % STAGES, weights = weight_slot(team, unit, chunk);
         if (!OWN) barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
         barrier_wait(of.shared.full_pixels[team] + slot, unit / STAGES & 1);
-        next.load(of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel,
-                  reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane);
+        const float* const pixels = of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel;
+        if (SHIFTED) next.load(pixels + shift, (shift + of.s.out_pixels) % 4 - shift);
+        else next.load(pixels, 0);
+        next.scale(reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane);
         largest = next.largest();
         leave(of.shared.empty_pixels[team] + slot, __float_as_int(largest.x) | __float_as_int(largest.y));
+    }
+
+    // A tile's pixels are the next ones that are fetched.
+    __device__ __forceinline__ void find(const Tile& tile) {
+        const Pointwise::Place place = of.locate_row(tile, team);
+        const unsigned row = place.image * of.s.channels + lane % 4 * 2;
+        shift = (offset_of(of.input) + row * of.s.out_pixels + place.pixel) % 4;
     }
 
     // Arrives for a warp when what it loads has come: an arrival alone overtakes loads from shared memory under way, so
@@ -187,7 +206,14 @@ struct Multiplier {
         unsigned high[STEPS][4], low[STEPS][4];
         scales[0].suit(largest.x), scales[1].suit(largest.y);
         start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
-        if (more) fetch(next_unit, next_chunk, tile);
+        if (more) {
+            if (SHIFTED && next_chunk == first_chunk(team)) {
+                Tile following = tile;
+                following.advance(of.s);
+                find(following);
+            }
+            fetch(next_unit, next_chunk, tile);
+        }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
@@ -219,14 +245,17 @@ struct Multiplier {
     __device__ __forceinline__ void run(const Writer& writer) {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
-        for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
-            const bool other_weights = count == of.first || RESIDENT && tile.stretch == 0;
+        for (int count = 0, unit = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
+            const bool other_weights = unit == 0 || RESIDENT && tile.stretch == 0;
 #if OWN
             if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
 #endif
-            if (other_weights) fetch(unit, first_chunk(team), tile);
+            if (other_weights) {
+                if (SHIFTED) find(tile);
+                fetch(unit, first_chunk(team), tile);
+            }
             // Not from a tile with other weights, which wait until this one's have been used.
-            const bool more = count + 1 < of.last && !(RESIDENT && tile.is_last(s));
+            const bool more = count + 1 < of.shared.tiles && !(RESIDENT && tile.is_last(s));
             float sum[SUMS];
             scales[0] = scales[1] = PixelScale();
             if (SINGLE) add_chunk(sum, unit, more, tile);
@@ -246,14 +275,17 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     extern __shared__ __align__(128) char dynamic[];  // stages of pixels, stages of weights, staging of the output
     __shared__ SharedState shared;
     const int pixels = height * width;
+    const int rows = (pixels - SECTOR + OWN_PIXELS - 1) / OWN_PIXELS;
+    const int64 all_rows = SHIFTED ? images * rows : (images * pixels + TEAM_TILE - 1) / TEAM_TILE;
     const Sizes s = {(int)channels, (int)height, (int)width, (int)filters, 0, 0, (int)width, pixels, (unsigned)images,
-                     (int)(channels + CHANNELS - 1) / CHANNELS, (int)((images * pixels + TILE - 1) / TILE),
-                     (int)(filters + BF - 1) / BF};
+                     (int)(channels + CHANNELS - 1) / CHANNELS, (int)(all_rows + TILE_TEAMS - 1) / TILE_TEAMS,
+                     (int)(filters + BF - 1) / BF, (unsigned)rows};
     const int tiles = s.stretches * s.filter_tiles;
     const Share share(tiles, blockIdx.x, gridDim.x);
     char* const weight_stages = dynamic + TEAMS * STAGES * STAGE_FLOATS * 4;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * WEIGHT_STAGE);
     if (threadIdx.x == 0) {
+        shared.tiles = share.end - share.begin, shared.reciprocal = ~0u / (unsigned)(SHIFTED ? rows : pixels);
         for (int team = 0; team < TEAMS; ++team)
             for (int i = 0; i < STAGES; ++i) {
                 barrier_init(shared.full_pixels[team] + i, COPIERS);
@@ -271,17 +303,17 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         asm volatile("griddepcontrol.launch_dependents;");
     }
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
-    const Pointwise of = {s, reinterpret_cast<float*>(dynamic), weight_stages, shared, share.begin, share.end};
+    const Pointwise of = {s, input, reinterpret_cast<float*>(dynamic), weight_stages, shared, share.begin};
     if (role == TEAMS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
         const Workspace workspace(memory, (int64)s.filter_tiles * s.chunks, 0);
-        Copier copier = {of, workspace, input, thread / COPIERS, thread % COPIERS};
+        Copier copier = {of, workspace, thread / COPIERS, thread % COPIERS};
         if (copier.team < TEAMS) copier.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         if (!OWN) wait_for_weights();  // before anything is written
-        const Writer writer = {s, input, weight, bias, output, relu != 0, staging, role};
-        Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel_of(thread)};
+        const Writer writer = {of, s, input, weight, bias, output, relu != 0, staging, role};
+        Multiplier multiplier = {of, role, thread % 32, first_pixel_of(thread)};
         multiplier.run(writer);
     }
 }

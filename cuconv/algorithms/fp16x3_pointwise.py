@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, TF32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 PRECISIONS = tuple(PRODUCTS)
@@ -21,11 +22,13 @@ PRECISIONS = tuple(PRODUCTS)
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
 PIXEL_PITCH = 68  # floats of a channel's pixels in shared memory
-WRITE_PITCH = 68  # floats of a filter's pixels in shared memory, on the way to the output
+WRITE_PITCH = {False: 68, True: 76}  # floats of a filter's pixels there on the way to the output: of shifted rows
 STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
 BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
+SECTOR = 8  # floats: what memory writes at once
+SHIFTED_PIXELS = 2 * TEAM_PIXELS  # of a plane, at least, whose rows are copied so though they begin anywhere
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
@@ -36,8 +39,10 @@ JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 # where they hold more: low parts take none with one product.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
 MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
+LESS_SHIFTED = {(2, 48): 144, (2, 64): 128, (3, 48): 64}  # and fewer where rows are shifted, in any number of products
 # The same where all channels are one chunk, with weights that stay: its products are the sums.
 SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 144}}
+LESS_SINGLE_SHIFTED = {(3, 48): 144, (3, 64): 128}
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
 OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread that then splits them, by teams of a block
 
@@ -51,14 +56,17 @@ class Costs(SplitCosts):
     own: float = constant("a block's time to split 2**13 weights itself")
     turn: float = constant("a team's wait in a chunk")
     convert: float = constant("the same, in addition, for 64 channels")
+    convert_shifted: float = constant("the same, in addition, where rows begin anywhere")
     add: float = constant("the same, in addition, for 64 filters")
     multiply: float = constant("an SM's time for 2**18 multiply-adds of FP32")
     arrive: float = constant("the way of a chunk's pixels, shared by those that are under way")
     copy: float = constant("a thread's time to copy 64 pixels of channels, four at a time")
     copy_one: float = constant("the same, in addition, where they are copied one by one")
+    copy_shifted: float = constant("the same, in addition, where rows begin anywhere")
     weights: float = constant("a block's time to copy 2**13 weights that do not stay")
     write: float = constant("a team's wait to write 2**12 outputs")
     write_all: float = constant("an SM's time for 2**14 outputs, four at a time")
+    write_shifted: float = constant("the same, in addition, where rows begin anywhere")
     gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
     memory: float = constant("2**20 bytes of operands through device memory")
 
@@ -72,7 +80,7 @@ class Fp16x3PointwiseConfig:
 
     joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
     resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that
-    are on their way out at once.
+    are on their way out at once. shifted: a team's pixels are of one image, and written so that they fill sectors.
     """
 
     filters: int
@@ -84,6 +92,7 @@ class Fp16x3PointwiseConfig:
     resident: bool
     own: bool
     staged: int
+    shifted: bool
     blocks: int
     shared_bytes: int
     workspace_bytes: int
@@ -102,6 +111,7 @@ class Fp16x3PointwiseConfig:
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
+        tile += " shifted" if self.shifted else ""
         grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
         return f"tile={tile} {grid}{in_products(self.products)}"
 
@@ -110,23 +120,35 @@ def variants(arch: str) -> list[dict[str, int]]:
     """The largest tiles that registers hold, small ones, and each other macro in its settings."""
     if arch != ARCH:
         return []
-    sizes = [(filters, channels, teams) for teams, hold in REGISTERS_HOLD.items() for channels, filters in hold.items()]
-    sample = [_macros(*size, 0, 2, 2, *rest) for size in sizes for rest in ((0, 0, 64, 1), (1, 0, 32, 0))]
-    sample += [_macros(filters, channels, teams, 1, 2, 2 * teams, 0, 0, 64, 1) for filters, channels, teams in sizes]
-    sample += [_macros(16, 64, 3, 0, 4, 3, 1, 0, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 0, 32, 0)]
-    sample += [_macros(128, 64, 2, 0, 3, 3, 0, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 0, 32, 1)]
-    sample += [_macros(64, 64, 2, 1, 3, 8, 1, 0, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 0, 32, 1)]
-    singles = [(filters, channels, teams) for teams, hold in SINGLE_HOLD.items() for channels, filters in hold.items()]
-    sample += [_macros(*size, 0, 2, 1, 1, 4, 32, vector) for size in singles for vector in (0, 1)]
-    sample += [_macros(*size, 0, 2, 1, 1, 0, 64, 0) for size in singles]
-    for filters, channels, teams in sizes:
-        most = max(n for n in range(1, 40) if _own_weights(filters, channels, n, teams) <= OWN_HOLD[teams])
-        sample += [_macros(filters, channels, teams, 0, 2, most, 1, 4, 32, 0)]
-    sample += [_macros(64, 64, 2, 0, 2, 1, 1, 1, 64, 1), _macros(32, 48, 3, 1, 3, 6, 1, 1, 32, 1)]
-    more = [(filters, channels, teams) for (teams, channels), filters in MORE_IN_ONE_PRODUCT.items()]
-    in_one = sample + [_macros(*size, 0, 2, 2, *rest) for size in more for rest in ((0, 0, 64, 1), (1, 0, 32, 0))]
-    in_one += [_macros(*size, 1, 2, 2 * size[2], 0, 0, 64, 1) for size in more]
-    return sample + [macros | {"PRODUCTS": 1} for macros in in_one]
+    fp32, in_tf32 = PRODUCTS[FP32], PRODUCTS[TF32]
+
+    def sizes(products: int, single: bool, shifted: bool) -> list[tuple[int, int, int]]:
+        kinds = product(REGISTERS_HOLD, CHANNELS)
+        return [(most_filters(t, c, products, single, shifted), c, t) for t, c in kinds]
+
+    sample, elements, shifted = [], {"vector": 0}, {"vector": 0, "shifted": 1}
+    single = {"resident": 1, "weight_stages": 1}
+    for size in sizes(fp32, False, False):
+        sample += [_macros(*size), _macros(*size, staged=32, **elements)]
+    for size in sizes(fp32, False, True):
+        filters, channels, teams = size
+        sample += [_macros(*size, **shifted), _macros(*size, resident=1, staged=32, **shifted)]
+        sample += [_macros(*size, joint=1, weight_stages=2 * teams, **shifted)]
+        chunks = [n for n in range(1, 40) if _own_weights(filters, channels, n, teams) <= OWN_HOLD[teams]]
+        sample += [_macros(*size, resident=1, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
+    for size in sizes(fp32, True, False):
+        sample += [_macros(*size, **single), _macros(*size, **single, own=1, staged=32, **elements)]
+    sample += [_macros(*size, **single, own=4, staged=32, **shifted) for size in sizes(fp32, True, True)]
+    sample += [_macros(16, 64, 3, stages=4, weight_stages=3, resident=1, staged=32, **elements)]
+    sample += [_macros(128, 64, 2, stages=3, weight_stages=3, **shifted), _macros(160, 48, 2, staged=32)]
+    sample += [_macros(64, 64, 2, joint=1, stages=3, weight_stages=8, resident=1, **elements)]
+    sample += [_macros(80, 48, 3, joint=1, weight_stages=4, resident=1, staged=32, **elements)]
+    sample += [_macros(32, 48, 3, joint=1, stages=3, weight_stages=6, resident=1, own=1, staged=32)]
+    in_one = [_macros(*size) for size in sizes(in_tf32, False, False)]
+    in_one += [_macros(*size, joint=1, weight_stages=2 * size[2], **elements) for size in sizes(in_tf32, False, False)]
+    in_one += [_macros(*size, **shifted) for size in sizes(in_tf32, False, True)]
+    in_one += [_macros(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, True)]
+    return sample + [macros | {"PRODUCTS": in_tf32} for macros in in_one]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
@@ -137,19 +159,26 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
             for teams in REGISTERS_HOLD:
-                for joint in (False, True):
-                    some = _candidates_of(problem, device, filters, channels, teams, joint)
+                for joint, shifted in product((False, True), (False, True) if can_shift(problem) else (False,)):
+                    some = _candidates_of(problem, device, filters, channels, teams, joint, shifted)
                     found += [config for config in some if filters in usual]
                     found += [_own(config) for config in some if _can_own(config)]
     return found
 
 
-def most_filters(teams: int, channels: int, products: int, single: bool) -> int:
+def most_filters(teams: int, channels: int, products: int, single: bool, shifted: bool) -> int:
     """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
-    if single:
-        return SINGLE_HOLD[teams][channels]
-    most = REGISTERS_HOLD[teams][channels]
-    return most if products == PRODUCTS[FP32] else MORE_IN_ONE_PRODUCT.get((teams, channels), most)
+    most = SINGLE_HOLD[teams][channels] if single else REGISTERS_HOLD[teams][channels]
+    if shifted:
+        return (LESS_SINGLE_SHIFTED if single else LESS_SHIFTED).get((teams, channels), most)
+    if products != PRODUCTS[FP32] and not single:
+        return MORE_IN_ONE_PRODUCT.get((teams, channels), most)
+    return most
+
+
+def can_shift(problem: ConvProblem) -> bool:
+    """Whether there is a form for rows that begin anywhere."""
+    return problem.out_pixels % VECTOR > 0 and problem.out_pixels >= SHIFTED_PIXELS
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig:
@@ -166,20 +195,22 @@ def predicted_us(
     """
     costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
-    one_by_one = problem.out_pixels % VECTOR > 0
-    turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
+    one_by_one = problem.out_pixels % VECTOR > 0 and not c.shifted
+    turn_us = costs.turn + (costs.convert + costs.convert_shifted * c.shifted) * c.channels / 64
+    turn_us += costs.add * c.filters / 64
     multiply_us = costs.multiply * c.filters * c.channels * TEAM_PIXELS * c.teams / 2**18
     copy_us = costs.arrive / (c.stages - 1)
-    copy_us += (costs.copy + costs.copy_one * one_by_one) * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
+    copy_64_us = costs.copy + costs.copy_shifted * c.shifted + costs.copy_one * one_by_one
+    copy_us += copy_64_us * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
     sharers = c.teams if c.joint else 1
     copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
     write_us = (costs.write / sharers + costs.gather * c.joint) * c.filters * TEAM_PIXELS / 2**12
     # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
-    places = VECTOR * c.teams / 2 if one_by_one else 1
-    write_all_us = costs.write_all * places * c.filters * c.pixels / 2**14
+    places = 1 + one_by_one * (VECTOR * c.teams / 2 - 1)
+    write_all_us = (costs.write_all * places + costs.write_shifted * c.shifted) * c.filters * c.pixels / 2**14
     turns = ceil(ceil(problem.c / c.channels) / sharers)
     tile_us = hypot(turns * turn_us + write_us, turns * multiply_us, turns * copy_us, write_all_us)
-    tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
+    tiles = ceil(_tiles(problem, c) / c.blocks)
     if c.own:
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
@@ -191,12 +222,22 @@ def predicted_us(
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
-    vector = aligned and p.out_pixels % VECTOR == 0
+    vector = aligned and p.out_pixels % VECTOR == 0 and not c.shifted
     own = (VECTOR if aligned and p.c % VECTOR == 0 else 1) if c.own else 0
     macros = _macros(
-        c.filters, c.channels, c.teams, c.joint, c.stages, c.weight_stages, c.resident, own, c.staged, vector
+        c.filters,
+        c.channels,
+        c.teams,
+        joint=int(c.joint),
+        stages=c.stages,
+        weight_stages=c.weight_stages,
+        resident=int(c.resident),
+        own=own,
+        staged=c.staged,
+        vector=int(vector),
+        shifted=int(c.shifted),
+        products=c.products,
     )
-    macros |= {"PRODUCTS": c.products}
     arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
     main = Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
     return (main,) if c.own else (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, 0), main)
@@ -212,7 +253,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
-        ("tiles", _tiles(p, FILTERS_STEP, TEAM_PIXELS), MAX_INDEX),
+        ("tiles", _rows(p, False) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     for what, size, limit in sizes:
@@ -237,22 +278,26 @@ def _channels(channels: int) -> list[int]:
 
 
 def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool
+    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool, shifted: bool
 ) -> list[Fp16x3PointwiseConfig]:
     """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not.
 
     More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
     """
-    products, stage_bytes = PRODUCTS[problem.precision], teams * channels * PIXEL_PITCH * FLOAT_BYTES
+    products = PRODUCTS[problem.precision]
+    stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
     weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
-    chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, TEAM_PIXELS * (1 if joint else teams))
+    chunks, tiles = (
+        ceil(problem.c / channels),
+        _stretches(problem, 1 if joint else teams, shifted) * ceil(problem.m / filters),
+    )
     if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
         return []
     weight_users = teams if joint else 1  # with stages of their own
     barriers = max(0, BARRIER_BYTES * (chunks + teams * MAX_STAGES) - STATIC_BYTES)  # if weights stay, more than usual
 
     def staging_bytes(staged: int) -> int:
-        return teams * staged * WRITE_PITCH * FLOAT_BYTES
+        return teams * staged * WRITE_PITCH[shifted] * FLOAT_BYTES
 
     def most_stages(stay: bool, staged: int) -> int:
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
@@ -265,7 +310,8 @@ def _candidates_of(
         stages = most_stages(stay, min(STAGED))
         # Of two chunks, with weights that come along, three teams make less than any other form.
         least = 3 if teams == 3 and not stay and not joint else 2
-        if stages < least or filters > most_filters(teams, channels, products, stay and chunks == 1):
+        most = most_filters(teams, channels, products, stay and chunks == 1, shifted)
+        if stages < least or filters > most:
             continue
         if not stay and most_stages(True, min(STAGED)) >= 3:
             continue
@@ -282,6 +328,7 @@ def _candidates_of(
                 stay,
                 False,
                 staged,
+                shifted,
                 blocks=min(device.sm_count, tiles),
                 shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
                 workspace_bytes=Split(filters, channels, products).workspace_bytes(problem),
@@ -314,39 +361,56 @@ def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
 
 def _loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
     """Of other filters' weights, by a block that has most of them."""
-    stretches = ceil(problem.n * problem.out_pixels / config.pixels)
+    stretches = _stretches(problem, 1 if config.joint else config.teams, config.shifted)
     tiles = stretches * ceil(problem.m / config.filters)
     of_block = ceil(tiles / config.blocks)
     begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
     return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
 
 
-def _tiles(problem: ConvProblem, filters: int, pixels: int) -> int:
-    return ceil(problem.n * problem.out_pixels / pixels) * ceil(problem.m / filters)
+def _rows(problem: ConvProblem, shifted: bool) -> int:
+    """Teams' pixels, all together."""
+    if not shifted:
+        return ceil(problem.n * problem.out_pixels / TEAM_PIXELS)
+    return problem.n * ceil((problem.out_pixels - SECTOR) / (TEAM_PIXELS - SECTOR))
+
+
+def _stretches(problem: ConvProblem, teams: int, shifted: bool) -> int:
+    """Tiles of the same filters; teams: with pixels of their own."""
+    return ceil(_rows(problem, shifted) / teams)
+
+
+def _tiles(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    stretches = _stretches(problem, 1 if config.joint else config.teams, config.shifted)
+    return stretches * ceil(problem.m / config.filters)
 
 
 def _macros(
     filters: int,
     channels: int,
     teams: int,
-    joint: bool,
-    stages: int,
-    weight_stages: int,
-    resident: bool,
-    own: int,
-    staged: int,
-    vector: bool,
+    *,
+    joint: int = 0,
+    stages: int = 2,
+    weight_stages: int = 2,
+    resident: int = 0,
+    own: int = 0,
+    staged: int = 64,
+    vector: int = 1,
+    shifted: int = 0,
+    products: int = PRODUCTS[FP32],
 ) -> dict[str, int]:
     return {
         "FILTERS": filters,
         "CHANNELS": channels,
         "TEAMS": teams,
-        "JOINT": int(joint),
+        "JOINT": joint,
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
-        "RESIDENT": int(resident),
+        "RESIDENT": resident,
         "OWN": own,
         "STAGED": staged,
-        "VECTOR": int(vector),
-        "PRODUCTS": PRODUCTS[FP32],
+        "VECTOR": vector,
+        "SHIFTED": shifted,
+        "PRODUCTS": products,
     }

@@ -3,33 +3,34 @@
 
 #include "fp16x3_pointwise_tiles.cuh"
 
-// WIDTH elements, zeros where there are none.
-__device__ __forceinline__ void copy_async(unsigned target, const char* source, bool exists) {
-    const int bytes = exists ? WIDTH * 4 : 0;
-#if VECTOR
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-#endif
+// The first `bytes` of FLOATS elements, and zeros.
+template <int FLOATS>
+__device__ __forceinline__ void copy_async(unsigned target, const float* source, int bytes) {
+    if (FLOATS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void copy_async(unsigned target, const char* source) {
-#if VECTOR
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
-#endif
+template <int FLOATS>
+__device__ __forceinline__ void copy_async(unsigned target, const float* source) {
+    if (FLOATS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
 constexpr int COPIERS = TEAMS == 2 ? 64 : 32;                        // threads that copy the pixels of a team
-constexpr int COLUMNS = TEAM_TILE / WIDTH;                           // copies for a channel
-constexpr int AT_ONCE = COLUMNS < COPIERS ? COPIERS / COLUMNS : 1;   // channels
-constexpr int PARTS = COLUMNS > COPIERS ? COLUMNS / COPIERS : 1;     // of a channel
+
+// How a team's copiers share a chunk out: a thread has the same places of each AT_ONCE-th channel.
+template <int FLOATS, int LANES>
+struct Columns {
+    static constexpr int AT_ONCE = COPIERS / LANES, PARTS = TEAM_TILE / (LANES * FLOATS), STEP = LANES * FLOATS;
+};
 
 // A thread of the warpgroup that copies: a team's pixels, and the first one the weights, of a joint tile each team's.
 struct Copier {
     const Pointwise& of;
-    const Workspace& from;
-    const float* const input;
+    const Workspace& workspace;
     const int team, thread;  // of the team's
 
     __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
@@ -41,58 +42,119 @@ struct Copier {
         uint64* const full = of.shared.full_weights + slot;
         const unsigned to = shared_address(of.weights) + slot * WEIGHT_STAGE;
         barrier_expect(full, WEIGHT_STAGE);
-        copy_bulk(to, from.rows + part * ROW_BYTES, ROW_BYTES, full);
-        copy_bulk(to + ROW_BYTES, from.channel_scales + part * CHANNELS, CHANNELS * 4, full);
-        copy_bulk(to + ROW_BYTES + CHANNELS * 4, from.exponents + part * BF, BF * 4, full);
+        copy_bulk(to, workspace.rows + part * ROW_BYTES, ROW_BYTES, full);
+        copy_bulk(to + ROW_BYTES, workspace.channel_scales + part * CHANNELS, CHANNELS * 4, full);
+        copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.exponents + part * BF, BF * 4, full);
     }
 
-    // `left`: channels from the first on; where these are enough there is nothing to test, and addresses are one
-    // multiplication each.
-    __device__ __forceinline__ static void copy_chunk(unsigned to, const char* from, int left, unsigned plane) {
-        if (__all_sync(~0u, left >= CHANNELS)) {
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c += AT_ONCE) copy_async(to + c * PITCH * 4, from + c * (uint64)plane);
-        } else {
-#pragma unroll 4
-            for (int c = 0; c < CHANNELS; c += AT_ONCE)
-                copy_async(to + c * PITCH * 4, c < left ? from + c * (uint64)plane : from, c < left);
+    // Chunks of one tile. Called with how to copy a chunk: copy(slot, chunk).
+    template <class Copy>
+    __device__ __forceinline__ void copy_chunks(const Tile& tile, int& unit, Copy copy) const {
+        const bool other_weights =
+            (JOINT || team == 0) && thread == 0 && (!RESIDENT || unit == 0 || tile.stretch == 0);
+        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
+            const int slot = unit % STAGES, round = unit / STAGES;
+            if (other_weights) copy_weights(tile, chunk, unit);
+            if (round > 0) barrier_wait(of.shared.empty_pixels[team] + slot, round - 1 & 1);
+            copy(slot, chunk);
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                             shared_address(of.shared.full_pixels[team] + slot))
+                         : "memory");
         }
+    }
+
+    // Pixels of any images.
+    __device__ __forceinline__ void copy_pixels(const Tile& tile, int& unit) const {
+        constexpr int FLOATS = VECTOR ? 4 : 1, LANES = VECTOR ? 16 : COPIERS;
+        typedef Columns<FLOATS, LANES> By;
+        if (!VECTOR && !OWN) wait_for_weights();  // single elements come through the L1 cache, which may be behind
+        const int lane_channel = thread / LANES, lane_pixel = thread % LANES * FLOATS, plane = of.s.out_pixels;
+        const float* from[By::PARTS];
+        bool all = true;
+#pragma unroll
+        for (int part = 0; part < By::PARTS; ++part) {
+            const int64 place = of.locate(tile, team, part * By::STEP + lane_pixel).offset(of.s, of.s.channels);
+            const int channel = first_chunk(team) * CHANNELS + lane_channel;
+            from[part] = place < 0 ? nullptr : of.input + (place + channel * (int64)plane);
+            all &= place >= 0;
+        }
+        all = __all_sync(~0u, all);
+        const unsigned to = shared_address(of.stages(team) + lane_channel * PITCH + lane_pixel);
+        copy_chunks(tile, unit, [&](int slot, int chunk) {
+            const int left = of.s.channels - chunk * CHANNELS - lane_channel;
+#pragma unroll
+            for (int part = 0; part < By::PARTS; ++part) {
+                const unsigned target = to + (slot * STAGE_FLOATS + part * By::STEP) * 4;
+                if (all && of.s.channels - chunk * CHANNELS >= CHANNELS) {
+#pragma unroll
+                    for (int c = 0; c < CHANNELS; c += By::AT_ONCE)
+                        copy_async<FLOATS>(target + c * PITCH * 4, from[part] + c * (int64)plane);
+                } else {
+#pragma unroll 4
+                    for (int c = 0; c < CHANNELS; c += By::AT_ONCE) {
+                        const bool exists = c < left && from[part];
+                        copy_async<FLOATS>(target + c * PITCH * 4, exists ? from[part] + c * (int64)plane : of.input,
+                                           exists ? FLOATS * 4 : 0);
+                    }
+                }
+                if (from[part]) from[part] += STRIDE * CHANNELS * (int64)plane;
+            }
+        });
+    }
+
+    // Pixels side by side, of planes that begin anywhere: sixteen bytes at a time from where sixteen bytes begin, so
+    // that a row lies as far off them in shared memory as in global memory; then what is left of it.
+    __device__ __forceinline__ void copy_shifted(const Tile& tile, int& unit) const {
+        constexpr int LANES = COPIERS / 4;  // a thread's channels are four apart, and equally far off sixteen bytes
+        typedef Columns<4, LANES> By;
+        const Pointwise::Place place = of.locate_row(tile, team);
+        const bool there = place.image < of.s.images;
+        const int lane_channel = thread / LANES, lane_pixel = thread % LANES * 4;
+        const int64 plane = of.s.out_pixels;
+        const int64 first_plane = place.image * (int64)of.s.channels + first_chunk(team) * CHANNELS;
+        const float* const first = of.input + (first_plane * plane + place.pixel);
+        const float* row = first + lane_channel * plane;  // of the thread's first channel
+        row += lane_pixel - (int)(offset_of(row) % 4);
+        const float* end = first + thread * plane;
+        const int end_bytes = there ? offset_of(end) % 4 * 4 : 0;
+        end += TEAM_TILE - end_bytes / 4;
+        const unsigned to = shared_address(of.stages(team));
+        copy_chunks(tile, unit, [&](int slot, int chunk) {
+            const int left = there ? of.s.channels - chunk * CHANNELS : 0;
+            const unsigned target = to + (slot * STAGE_FLOATS + lane_channel * PITCH + lane_pixel) * 4;
+            const unsigned end_target = to + (slot * STAGE_FLOATS + thread * PITCH + TEAM_TILE) * 4;
+            if (left >= CHANNELS) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; c += By::AT_ONCE)
+#pragma unroll
+                    for (int part = 0; part < By::PARTS; ++part)
+                        copy_async<4>(target + (c * PITCH + part * By::STEP) * 4, row + c * plane + part * By::STEP);
+            } else {
+#pragma unroll 2
+                for (int c = 0; c < CHANNELS; c += By::AT_ONCE) {
+                    const bool exists = c + lane_channel < left;
+#pragma unroll
+                    for (int part = 0; part < By::PARTS; ++part)
+                        copy_async<4>(target + (c * PITCH + part * By::STEP) * 4,
+                                      exists ? row + c * plane + part * By::STEP : row, exists ? 16 : 0);
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c += COPIERS) {
+                const bool exists = c + thread < left;
+                if (end_bytes > 0 && c + thread < CHANNELS)
+                    copy_async<4>(end_target + c * PITCH * 4, exists ? end + c * plane : end, exists ? end_bytes : 0);
+            }
+            row += STRIDE * CHANNELS * plane, end += STRIDE * CHANNELS * plane;
+        });
     }
 
     __device__ __forceinline__ void run() {
         const Sizes& s = of.s;
-        const unsigned plane = s.out_pixels * 4u;  // bytes
-        const int lane_pixel = thread % COLUMNS * WIDTH, lane_channel = thread / COLUMNS;
-        const unsigned pixels = shared_address(of.stages(team) + lane_channel * PITCH + lane_pixel);
-        if (!VECTOR && !OWN) wait_for_weights();  // single elements are copied through the L1 cache, which may be behind
         Tile tile(of.first, s);
-        for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
-            const bool other_weights =
-                (JOINT || team == 0) && thread == 0 && (!RESIDENT || count == of.first || tile.stretch == 0);
-            const char* source[PARTS];
-            int left[PARTS];
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-                const int pixel = tile.stretch * TILE + first_pixel(team) + part * COPIERS * WIDTH + lane_pixel;
-                const int channel = first_chunk(team) * CHANNELS + lane_channel;
-                const int64 place = s.locate(pixel, s.channels);
-                source[part] = reinterpret_cast<const char*>(input) + (place < 0 ? 0 : place * 4 + channel * (int64)plane);
-                left[part] = place < 0 ? 0 : s.channels - channel;
-            }
-            for (int chunk = first_chunk(team); chunk < s.chunks; chunk += STRIDE, ++unit) {
-                const int slot = unit % STAGES, round = unit / STAGES;
-                if (other_weights) copy_weights(tile, chunk, unit);
-                if (round > 0) barrier_wait(of.shared.empty_pixels[team] + slot, round - 1 & 1);
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                    copy_chunk(pixels + (slot * STAGE_FLOATS + part * COPIERS * WIDTH) * 4, source[part], left[part], plane);
-                    source[part] += STRIDE * CHANNELS * (int64)plane;
-                    left[part] -= STRIDE * CHANNELS;
-                }
-                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                                 shared_address(of.shared.full_pixels[team] + slot))
-                             : "memory");
-            }
+        for (int count = 0, unit = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
+            if (SHIFTED) copy_shifted(tile, unit);
+            else copy_pixels(tile, unit);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
     }

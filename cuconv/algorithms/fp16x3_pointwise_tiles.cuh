@@ -6,13 +6,16 @@
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-constexpr int COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = TEAMS == 2 ? 232 : 152;
-constexpr int TEAM_TILE = 64, TILE = JOINT ? TEAM_TILE : TEAMS * TEAM_TILE;  // pixels
+constexpr int COPIER_REGISTERS = TEAMS == 2 && !SHIFTED ? 40 : 56;
+constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? 152 : SHIFTED ? 224 : 232;
+constexpr int TEAM_TILE = 64;                   // pixels of a team
+constexpr int TILE_TEAMS = JOINT ? 1 : TEAMS;  // with pixels of their own
+constexpr int SECTOR = 8;                       // floats: what memory writes at once
+constexpr int OWN_PIXELS = TEAM_TILE - SECTOR;  // from a team's pixels to the next one's, where SHIFTED
 constexpr int PITCH = 68;   // floats of a channel in shared memory: fragments are read without bank conflicts
-constexpr int WIDTH = VECTOR ? 4 : 1;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
-constexpr int WRITE_PITCH = 68;  // floats of a filter's pixels in shared memory, on the way to the output
+constexpr int WRITE_PITCH = SHIFTED ? 76 : 68;  // floats of a filter's pixels there, on the way to the output
 constexpr int SUMS = BF / 2;
 constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
 constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
@@ -20,7 +23,13 @@ constexpr int TEAM_WEIGHT_STAGES = WEIGHT_STAGES / STRIDE;        // where weigh
 constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
 
 __device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
-__device__ __forceinline__ int first_pixel(int team) { return JOINT ? 0 : team * TEAM_TILE; }  // in the tile
+
+// Of a thread that multiplies: the first of its two pixels in its team's 64, and how far on the other one is. Side by
+// side where both are read at once, else so that a warp's lie in all banks.
+__device__ __forceinline__ int first_pixel_of(int thread) {
+    return thread / 32 * 16 + thread % 32 / 4 * (SHIFTED ? 1 : 2);
+}
+constexpr int OTHER_PIXEL = SHIFTED ? 8 : 1;
 
 // Read anew each time, so that nothing that follows from it takes a register meanwhile.
 __device__ __forceinline__ int own_thread() {
@@ -29,21 +38,23 @@ __device__ __forceinline__ int own_thread() {
     return thread;
 }
 
+// How far off a sector an element is, in floats.
+__device__ __forceinline__ unsigned offset_of(const float* element) { return (unsigned)(uint64)element / 4 % SECTOR; }
+
 // Sizes, by the names that plain_sum wants, and what there is of tiles.
 struct Sizes {
     const int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     unsigned images;
     int chunks, stretches, filter_tiles;  // a stretch: the pixels of a tile
-    // Offset in the elements of an array with `planes` a image; -1 beyond the last pixel.
-    __device__ __forceinline__ int64 locate(unsigned pixel, int planes) const {
-        const unsigned image = pixel / (unsigned)out_pixels;
-        return image < images ? (int64)image * planes * out_pixels + (pixel - image * out_pixels) : -1;
-    }
+    unsigned rows;                        // of an image, each a team's pixels, where SHIFTED
 };
 
 struct SharedState {
     uint64 full_pixels[TEAMS][STAGES], empty_pixels[TEAMS][STAGES];
     uint64 full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
+    // Read anew each time, as nothing here may take a register for long.
+    volatile int tiles;            // of the block
+    volatile unsigned reciprocal;  // times 2^32, of the pixels of an image, or its rows where SHIFTED
 };
 
 // A tile, and where its weights are in shared memory. Tiles of the same filters follow each other where weights stay,
@@ -61,6 +72,8 @@ struct Tile {
         if (++(RESIDENT ? stretch : filter_tile) < (RESIDENT ? s.stretches : s.filter_tiles)) return;
         (RESIDENT ? stretch : filter_tile) = 0, ++(RESIDENT ? filter_tile : stretch), ++loads;
     }
+    // Which of all teams' pixels a team's are.
+    __device__ __forceinline__ unsigned row(int team) const { return stretch * TILE_TEAMS + (JOINT ? 0 : team); }
 };
 
 // Place of a chunk's weights in shared memory and how often it was filled before; `unit` counts a team's chunks.
@@ -73,10 +86,35 @@ __device__ __forceinline__ int weight_round(int unit, const Tile& tile) {
 
 struct Pointwise {
     const Sizes& s;
+    const float* const input;
     float* const pixels;   // stages
     char* const weights;   // stages
     SharedState& shared;
-    const int first, last;  // tiles
+    const int first;  // of the block's tiles
+
+    // The image of a pixel, and its place there.
+    struct Place {
+        unsigned image, pixel;
+        // Offset in the elements of an array with `planes` an image; -1 beyond the last pixel.
+        __device__ __forceinline__ int64 offset(const Sizes& s, int planes) const {
+            return image < s.images ? (int64)image * planes * s.out_pixels + pixel : -1;
+        }
+    };
+    // Of a team's pixel.
+    __device__ __forceinline__ Place locate(const Tile& tile, int team, int pixel) const {
+        return divide(tile.row(team) * TEAM_TILE + pixel, s.out_pixels);
+    }
+    // Of the first of a team's pixels where SHIFTED: every OWN_PIXELS-th of an image, and for the last ones of an
+    // image the first of its last TEAM_TILE pixels.
+    __device__ __forceinline__ Place locate_row(const Tile& tile, int team) const {
+        const Place row = divide(tile.row(team), s.rows);
+        return {row.image, row.pixel + 1 < s.rows ? row.pixel * OWN_PIXELS : s.out_pixels - TEAM_TILE};
+    }
+    // By what `reciprocal` is of.
+    __device__ __forceinline__ Place divide(unsigned x, unsigned by) const {
+        const unsigned quotient = __umulhi(x, shared.reciprocal), rest = x - quotient * by;  // or one more
+        return rest < by ? Place{quotient, rest} : Place{quotient + 1, rest - by};
+    }
 
     __device__ __forceinline__ float* stages(int team) const { return pixels + team * STAGES * STAGE_FLOATS; }
 };

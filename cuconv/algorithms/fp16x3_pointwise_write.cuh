@@ -1,7 +1,7 @@
 // The part of fp16x3_pointwise that writes sums, through shared memory, so that pixels lie side by side.
 //
-// A few filters at a time, into one of two buffers while the other one is read. Those who share a tile's pixels, a team or
-// all teams of a joint tile, read and write together; the sums of a joint tile's teams are added on the way.
+// A few filters at a time, into one of two buffers while the other one is read. Those who share a tile's pixels, a
+// team or all teams of a joint tile, read and write together; the sums of a joint tile's teams are added on the way.
 #pragma once
 
 #include "fp16x3_pointwise_tiles.cuh"
@@ -9,31 +9,33 @@
 constexpr int PASS = STAGED / 2, PASSES = (BF + PASS - 1) / PASS;  // filters of a buffer
 constexpr int SHARERS = JOINT ? TEAMS : 1;                          // teams of a tile's pixels
 constexpr int STAGING = STAGED * WRITE_PITCH;                       // floats of a team's buffers
+constexpr int WRITERS = SHARERS * GROUP;                            // threads that write together
+constexpr int WRITTEN = VECTOR ? 4 : 1;                             // floats at once, where rows are not shifted
 
-// Whether a condition holds in any thread of a warpgroup.
-__device__ __forceinline__ bool group_any(int group, bool condition) {
-    int any;
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %1, 0; bar.red.popc.u32 %0, %2, %3, p;}"
-                 : "=r"(any)
-                 : "r"((int)condition), "r"(1 + group), "n"(GROUP)
-                 : "memory");
-    return any;
-}
+// What is read and written at once: one or four.
+template <int FLOATS>
+struct alignas(FLOATS * 4) Pixels {
+    float of[FLOATS];
 
-// What is read and written at once.
-struct alignas(WIDTH * 4) Pixels {
-    float of[WIDTH];
+    // As one instruction, which the compiler takes apart where it may.
+    __device__ __forceinline__ void store(float* to) const {
+        if (FLOATS == 4)
+            asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(of[0]),
+                         "f"(of[FLOATS / 2 - FLOATS / 4]), "f"(of[FLOATS / 2]), "f"(of[FLOATS - 1])
+                         : "memory");
+        else
+            *to = of[0];
+    }
 };
 
 struct Writer {
-    static constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
-
     // What a thread writes of a tile: a place in each AT_ONCE-th filter of a pass, from its first one on.
     struct Part {
+        static constexpr int COLUMNS = TEAM_TILE / WRITTEN, AT_ONCE = WRITERS / COLUMNS;  // filters
+
         float* const to;
         const int filter, left;  // the first, and how many there are from it on
         const int first, place;  // in a pass, and where it is in a buffer
-        bool bad;                // whether a sum is not finite
 
         // Whether its filter of turn i is one of a pass.
         __device__ __forceinline__ bool is_there(int i, int filters) const {
@@ -41,6 +43,7 @@ struct Writer {
         }
     };
 
+    const Pointwise& of;
     const Sizes& s;
     const float *input, *weight, *bias;
     float* output;
@@ -48,60 +51,151 @@ struct Writer {
     float* const staging;  // of all teams
     const int team;
 
-    // Of a thread: the first of its two pixels, in its team's 64.
-    __device__ static __forceinline__ int first_pixel_of(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
-
     // `count`: of the tile, one more each time.
     __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
-        const int thread = own_thread() % GROUP, sharer = JOINT ? team * GROUP + thread : thread;
-        const int lane_pixel = sharer % COLUMNS * WIDTH, lane_filter = sharer / COLUMNS;
-        const int pixel = tile.stretch * TILE + first_pixel(team) + lane_pixel, filter_0 = tile.filter_tile * BF;
-        const int64 place = s.locate(pixel, s.filters);
-        Part part = {output + place + (filter_0 + lane_filter) * (int64)s.out_pixels,
-                     filter_0 + lane_filter,
-                     place < 0 ? 0 : min(BF, s.filters - filter_0) - lane_filter,
-                     lane_filter,
-                     lane_filter * WRITE_PITCH + lane_pixel,
-                     !JOINT && group_any(team, find_bad(sum))};
-        if (!JOINT) finish(sum, thread, filter_0, part.bad);
-        // Of single elements there are so many that it pays to test for nothing where all of them exist.
-        if (WIDTH == 1 && __all_sync(~0u, part.left == BF - lane_filter))
-            write_passes<true>(sum, part, thread, count);
-        else
-            write_passes<false>(sum, part, thread, count);
-        if (part.bad)
-#pragma unroll 1
-            for (int i = 0; i < part.left; ++i)
-                if ((lane_filter + i) % PASS % AT_ONCE == lane_filter) mend(part.to + i * (int64)s.out_pixels, pixel, part.filter + i);
+        const int filter_0 = tile.filter_tile * BF;
+        const unsigned turn = count * PASSES;
+        bool bad = !JOINT && any(find_bad(sum));
+        if (!JOINT) finish(sum, filter_0, bad);
+        bad |= SHIFTED ? write_shifted(sum, tile, turn) : write_rows(sum, tile, turn);
+        if (JOINT || bad) bad = any(bad);  // where it is known, all have written then
+        if (bad) mend(tile);
     }
 
+    __device__ __forceinline__ bool write_rows(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
+        const int filter_0 = tile.filter_tile * BF;
+        const int lane_pixel = writer() % Part::COLUMNS * WRITTEN, lane_filter = writer() / Part::COLUMNS;
+        const int64 place = of.locate(tile, team, lane_pixel).offset(s, s.filters);
+        const Part part = {output + place + (filter_0 + lane_filter) * (int64)s.out_pixels,
+                           filter_0 + lane_filter,
+                           place < 0 ? 0 : min(BF, s.filters - filter_0) - lane_filter,
+                           lane_filter,
+                           lane_filter * WRITE_PITCH + lane_pixel};
+        // Of single elements there are so many that it pays to test for nothing where all of them exist.
+        if (WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter)) return write_passes<true>(sum, part, turn);
+        return write_passes<false>(sum, part, turn);
+    }
+
+    // Returns whether a sum of a joint tile is not finite.
     template <bool ALL>
-    __device__ __forceinline__ void write_passes(const float (&sum)[SUMS], Part& part, int thread, int count) const {
-        constexpr int MOST = (PASS + AT_ONCE - 1) / AT_ONCE, BATCH = WIDTH == 1 ? MOST : 1;
-        float* const own = staging + team * STAGING;
-        unsigned turn = count * PASSES;
+    __device__ __forceinline__ bool write_passes(const float (&sum)[SUMS], const Part& part, unsigned turn) const {
+        constexpr int AT_ONCE = Part::AT_ONCE, MOST = (PASS + AT_ONCE - 1) / AT_ONCE, BATCH = WRITTEN == 1 ? MOST : 1;
+        bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
-            const int buffer = turn % 2 * PASS * WRITE_PITCH, filters = min(PASS, BF - pass);
-            stage(own + buffer, sum, thread, pass);
-            // This buffer is full, and the other one has been read.
-            asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(SHARERS * GROUP) : "memory");
-            const float* const from = (JOINT ? staging : own) + buffer + part.place;
+            const int filters = min(PASS, BF - pass);
+            const float* const from = stage<false>(sum, pass, turn, 0) + part.place;
 #pragma unroll
             for (int first = 0; first < MOST; first += BATCH) {
-                Pixels v[BATCH];
+                Pixels<WRITTEN> v[BATCH];
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i)
-                    if (part.is_there(first + i, filters)) v[i] = add_teams(from + (first + i) * AT_ONCE * WRITE_PITCH);
+                    if (part.is_there(first + i, filters))
+                        v[i] = add_teams<WRITTEN>(from + (first + i) * AT_ONCE * WRITE_PITCH);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     if (!part.is_there(first + i, filters)) continue;
                     const int at = pass + (first + i) * AT_ONCE;
-                    if (JOINT) part.bad |= finish(v[i], part.filter + at);
-                    if (ALL || at < part.left) *reinterpret_cast<Pixels*>(part.to + at * (int64)s.out_pixels) = v[i];
+                    if (JOINT) bad |= finish(v[i], part.filter + at);
+                    if (ALL || at < part.left) v[i].store(part.to + at * (int64)s.out_pixels);
                 }
             }
         }
+        return bad;
+    }
+
+    // A team's row of a filter where SHIFTED. In shared memory it lies as far off a sector as in the output, and of its
+    // pixels the team writes those that fill sectors, or that nobody else has: at the ends of an image. So no two teams
+    // write to a sector but there.
+    struct Row {
+        int offset;      // off a sector
+        int begin, end;  // of what the team writes, from the sector's begin
+
+        __device__ __forceinline__ Row(const Writer& w, Pointwise::Place place, int filter) {
+            const unsigned plane = w.s.out_pixels;
+            const unsigned start = offset_of(w.output) + (place.image * w.s.filters + filter) * plane;  // of the plane
+            const bool first = place.pixel == 0, last = place.pixel + TEAM_TILE == plane;
+            const int to_sector = -start % SECTOR;
+            offset = (start + place.pixel) % SECTOR;
+            begin = offset + (first ? 0 : to_sector + (last ? (w.s.rows - 1) * OWN_PIXELS - place.pixel : 0));
+            end = offset + (last ? TEAM_TILE : OWN_PIXELS + to_sector);
+        }
+        // Of what is written sixteen bytes at a time.
+        __device__ __forceinline__ int vectors_begin() const { return (begin + 3) / 4 * 4; }
+        __device__ __forceinline__ int vectors_end() const { return end / 4 * 4; }
+    };
+
+    // Returns whether a sum of a joint tile is not finite.
+    __device__ __forceinline__ bool write_shifted(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
+        const Pointwise::Place place = of.locate_row(tile, team);
+        if (place.image >= s.images) return false;
+        const int filter_0 = tile.filter_tile * BF;
+        constexpr int AT_ONCE = WRITERS / 16, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;  // rows, and turns of a pass
+        static_assert(AT_ONCE % SECTOR == 0, "a thread's rows are equally far off a sector");
+        const int lane = writer() / 16;
+        const Row row(*this, place, filter_0 + lane);
+        const int vector = row.vectors_begin() + writer() % 16 * 4, left = s.filters - filter_0 - lane;
+        const bool any_vector = vector < row.vectors_end();
+        const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == s.out_pixels;
+        float* const to = output + row_of(place, filter_0 + lane) + (vector - row.offset);
+        bool bad = false;
+#pragma unroll
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            const int filters = min(PASS, BF - pass);
+            const float* const buffer = stage<true>(sum, pass, turn, Row(*this, place, filter_0).offset);
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = i * AT_ONCE;
+                if (at + AT_ONCE <= filters || at + lane < filters)
+                    bad |= pass_on<4>(buffer + (at + lane) * WRITE_PITCH + vector,
+                                      to + (pass + at) * (int64)s.out_pixels, filter_0 + pass + at + lane,
+                                      any_vector && pass + at < left);
+            }
+            if (ends) bad |= write_ends(buffer, place, filter_0 + pass, min(filters, s.filters - filter_0 - pass));
+        }
+        return bad;
+    }
+
+    // Where a filter's row begins in the output.
+    __device__ __forceinline__ int64 row_of(Pointwise::Place place, int filter) const {
+        return (place.image * (int64)s.filters + filter) * s.out_pixels + place.pixel;
+    }
+
+    // What the first or the last row of an image has beside sixteen bytes.
+    __device__ __forceinline__ bool write_ends(const float* buffer, Pointwise::Place place, int filter_0,
+                                               int filters) const {
+        bool bad = false;
+#pragma unroll 1
+        for (int at = writer() / 8; at < filters; at += WRITERS / 8) {
+            const Row row(*this, place, filter_0 + at);
+            const int end = writer() % 8, element = end < 4 ? row.begin + end : row.vectors_end() + end - 4;
+            if (element < (end < 4 ? row.vectors_begin() : row.end))
+                bad |= pass_on<1>(buffer + at * WRITE_PITCH + element,
+                                  output + (row_of(place, filter_0 + at) + element - row.offset), filter_0 + at,
+                                  true);
+        }
+        return bad;
+    }
+
+    template <int FLOATS>
+    __device__ __forceinline__ bool pass_on(const float* from, float* to, int filter, bool exists) const {
+        Pixels<FLOATS> v = add_teams<FLOATS>(from);
+        const bool bad = JOINT && finish(v, filter);
+        if (exists) v.store(to);
+        return bad && exists;
+    }
+
+    // Of those who write together.
+    __device__ __forceinline__ int writer() const { return own_thread() % GROUP + (JOINT ? team * GROUP : 0); }
+
+    // Waits for those who write together; whether a condition holds for any of them.
+    __device__ __forceinline__ bool any(bool condition) const {
+        int any;
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %1, 0; bar.red.popc.u32 %0, %2, %3, p;}"
+                     : "=r"(any)
+                     : "r"((int)condition), "r"(JOINT ? TEAMS + 1 : 1 + team), "n"(WRITERS)
+                     : "memory");
+        return any;
     }
 
     // Whether a sum is not finite.
@@ -112,7 +206,7 @@ struct Writer {
         return zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.0f;
     }
     // Bias and ReLU. What is not finite becomes a NaN, which stays one: it is to be found in the output.
-    __device__ __forceinline__ void finish(float (&sum)[SUMS], int thread, int filter_0, bool bad) const {
+    __device__ __forceinline__ void finish(float (&sum)[SUMS], int filter_0, bool bad) const {
         if (bad)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] = fmaf(sum[i], 0.0f, sum[i]);
@@ -120,7 +214,7 @@ struct Writer {
 #pragma unroll
             for (int i = 0; i < SUMS; ++i)
                 if (i % 4 < 2) {
-                    const int filter = filter_0 + i / 4 * 8 + thread % 4 * 2 + i % 2;
+                    const int filter = filter_0 + i / 4 * 8 + own_thread() % 4 * 2 + i % 2;
                     const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
                     sum[i] += b, sum[i + 2] += b;
                 }
@@ -129,56 +223,81 @@ struct Writer {
             for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];
     }
     // The same of a joint tile's sums, which are only there once they are added; returns whether one is not finite.
-    __device__ __forceinline__ bool finish(Pixels& v, int filter) const {
+    template <int FLOATS>
+    __device__ __forceinline__ bool finish(Pixels<FLOATS>& v, int filter) const {
         float zeros = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
+        for (int i = 0; i < FLOATS; ++i) {
             v.of[i] = fmaf(v.of[i], 0.0f, v.of[i]);
             zeros = fmaf(v.of[i], 0.0f, zeros);
         }
         if (bias) {
             const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) v.of[i] += b;
+            for (int i = 0; i < FLOATS; ++i) v.of[i] += b;
         }
         if (relu)
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) v.of[i] = v.of[i] < 0.0f ? 0.0f : v.of[i];
+            for (int i = 0; i < FLOATS; ++i) v.of[i] = v.of[i] < 0.0f ? 0.0f : v.of[i];
         return zeros != 0.0f;
     }
 
     // A team's sums of some filters, into a buffer. Those of a thread: two filters of every eight, of two pixels.
-    __device__ __forceinline__ void stage(float* buffer, const float (&sum)[SUMS], int thread, int pass) const {
-        buffer += thread % 4 * 2 * WRITE_PITCH + first_pixel_of(thread);
+    // Returns the buffer when all is there; the other one has been read then. `offset`: of the first filter's row,
+    // off a sector.
+    template <bool IF_SHIFTED>
+    __device__ __forceinline__ const float* stage(const float (&sum)[SUMS], int pass, unsigned turn,
+                                                  unsigned offset) const {
+        float* const buffer = staging + turn % 2 * PASS * WRITE_PITCH;
+        const int thread = own_thread() % GROUP, filter = thread % 4 * 2;
+        float* const to = buffer + team * STAGING + filter * WRITE_PITCH + first_pixel_of(thread);
 #pragma unroll
-        for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i)
-            if (i % 4 < 2)
-                *reinterpret_cast<float2*>(buffer + (i / 4 * 8 + i % 2) * WRITE_PITCH) =
-                    make_float2(sum[pass / 2 + i], sum[pass / 2 + i + 2]);
+        for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i) {
+            if (i % 4 >= 2) continue;
+            float* const row = to + (i / 4 * 8 + i % 2) * WRITE_PITCH;
+            const float x = sum[pass / 2 + i], y = sum[pass / 2 + i + 2];
+            if (IF_SHIFTED) {
+                const int by = (offset + (filter + i % 2) * (unsigned)s.out_pixels) % SECTOR;
+                row[by] = x, row[by + OTHER_PIXEL] = y;
+            } else
+                *reinterpret_cast<float2*>(row) = make_float2(x, y);
+        }
+        asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(WRITERS) : "memory");
+        return JOINT ? buffer : buffer + team * STAGING;
     }
 
     // The sums of a place in all sharers' buffers, in order.
-    __device__ static __forceinline__ Pixels add_teams(const float* from) {
-        Pixels v = *reinterpret_cast<const Pixels*>(from);
+    template <int FLOATS>
+    __device__ static __forceinline__ Pixels<FLOATS> add_teams(const float* from) {
+        Pixels<FLOATS> v = *reinterpret_cast<const Pixels<FLOATS>*>(from);
 #pragma unroll
         for (int team = 1; team < SHARERS; ++team) {
-            const Pixels more = *reinterpret_cast<const Pixels*>(from + team * STAGING);
+            const Pixels<FLOATS> more = *reinterpret_cast<const Pixels<FLOATS>*>(from + team * STAGING);
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) v.of[i] += more.of[i];
+            for (int i = 0; i < FLOATS; ++i) v.of[i] += more.of[i];
         }
         return v;
     }
 
-    // The plain sums instead of NaNs that the thread has written.
-    __device__ __forceinline__ void mend(float* written, int pixel, int filter) const {
+    // The plain sums instead of NaNs, when all who write together have written.
+    __device__ __forceinline__ void mend(const Tile& tile) const {
+        const int filter_0 = tile.filter_tile * BF, lane_pixel = writer() % TEAM_TILE;
+        Pointwise::Place place = SHIFTED ? of.locate_row(tile, team) : of.locate(tile, team, lane_pixel);
+        if (place.image >= s.images) return;
 #pragma unroll 1
-        for (int i = 0; i < WIDTH; ++i, ++pixel) {
-            if (!isnan(written[i])) continue;
-            const int in_image = pixel % s.out_pixels;
-            float value =
-                plain_sum(input, weight, s, 1, 1, pixel / s.out_pixels, filter, in_image / s.width, in_image % s.width);
+        for (int filter = filter_0 + writer() / TEAM_TILE; filter < min(filter_0 + BF, s.filters);
+             filter += WRITERS / TEAM_TILE) {
+            unsigned pixel = place.pixel;
+            if (SHIFTED) {
+                const Row row(*this, place, filter);
+                if (row.offset + lane_pixel < row.begin || row.offset + lane_pixel >= row.end) continue;
+                pixel += lane_pixel;
+            }
+            float* const written = output + (place.image * (int64)s.filters + filter) * s.out_pixels + pixel;
+            if (!isnan(*written)) continue;
+            float value = plain_sum(input, weight, s, 1, 1, place.image, filter, pixel / s.width, pixel % s.width);
             if (bias) value += bias[filter];
-            written[i] = relu && value < 0.0f ? 0.0f : value;
+            *written = relu && value < 0.0f ? 0.0f : value;
         }
     }
 };

@@ -33,12 +33,19 @@ def configurations(algorithm: ModuleType, problem: ConvProblem) -> list:
         pytest.skip("another architecture")
 
 
-def run(algorithm: ModuleType, problem: ConvProblem, config, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def run(
+    algorithm: ModuleType,
+    problem: ConvProblem,
+    config,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The output of a configuration, which was poisoned before, as its workspace was."""
     device = torch.cuda.current_device()
     launches = algorithm.launches(problem, config, aligned=True, relu=False)
     sequence = LaunchSequence(launches, device_spec(device).arch, device)
-    out = poisoned_output(problem)
+    out = poisoned_output(problem) if out is None else out
     workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
     sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), workspace.data_ptr())

@@ -35,7 +35,8 @@ SINGLE = ConvProblem(24, 64, 28, 28, 256, 1, 1)  # a chunk of all channels, plan
 UNALIGNED = ConvProblem(9, 63, 13, 13, 161, 1, 1)  # blocks that split weights themselves read them one by one
 STREAMED = ConvProblem(64, 512, 14, 14, 272, 1, 1)  # several tiles of filters whose weights do not stay
 DEEP = ConvProblem(8, 832, 8, 8, 128, 1, 1)  # few tiles: teams share them
-PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP]
+PAIRS = ConvProblem(7, 40, 11, 14, 48, 1, 1)  # planes of a multiple of two pixels, not of four
+PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS]
 
 
 @each_precision
@@ -94,6 +95,23 @@ def test_operands_may_start_anywhere(operand):
     with refusal_allowed(NAME):
         conv2d(data["input"], data["weight"], out=data["out"], algorithm=NAME)
         assert rel_l2_error(data["out"], reference.conv2d(x, weight)) < TOLERANCE
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("problem", [ODD, PAIRS], ids=str)
+def test_shifted_rows_begin_anywhere(problem, offset):
+    """Operands that begin off sixteen bytes, each by another distance; nothing beside the output is written."""
+    x, weight = operands(problem)
+    truth = reference.conv2d(x, weight)
+    moved = torch.empty(x.numel() + offset, device="cuda")[offset:].view_as(x).copy_(x)
+    shifted = [config for config in configurations(fp16x3_pointwise, problem) if config.shifted]
+    assert shifted
+    for config in shifted:
+        memory = torch.full((truth.numel() + 8,), torch.nan, device="cuda")
+        out = memory[4 - offset : 4 - offset + truth.numel()].view_as(truth)
+        run(fp16x3_pointwise, problem, config, moved, weight, out)
+        assert rel_l2_error(out, truth) < TOLERANCE, config
+        assert memory.isnan().sum() == 8, config
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
