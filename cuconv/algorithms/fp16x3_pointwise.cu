@@ -19,86 +19,9 @@
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-#define KH 1
-#define KW 1
-#include "fp16x3_split.cuh"
-
+#include "fp16x3_pointwise_copy.cuh"
 #include "fp16x3_pointwise_wgmma.cuh"
-
-constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-constexpr int COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = TEAMS == 2 ? 232 : TEAMS == 3 ? 152 : 104;
-constexpr int TEAM_TILE = 64, TILE = TEAMS * TEAM_TILE;  // pixels
-constexpr int PITCH = 72;   // floats of a channel in shared memory: fragments are read without bank conflicts
-constexpr int WIDTH = VECTOR ? 4 : 1;
-constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
-constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
-constexpr int PASS = BF < 32 ? BF : 32, WRITE_PITCH = 72;  // filters written at a time, floats of one's 64 pixels
-constexpr int SUMS = BF / 2;
-
-// Sizes, by the names that plain_sum wants, and what there is of tiles.
-struct Sizes {
-    const int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
-    unsigned images;
-    int chunks, stretches, filter_tiles;  // a stretch: the pixels of a tile
-    // Offset in the elements of an array with `planes` a image; -1 beyond the last pixel.
-    __device__ __forceinline__ int64 locate(unsigned pixel, int planes) const {
-        const unsigned image = pixel / (unsigned)out_pixels;
-        return image < images ? (int64)image * planes * out_pixels + (pixel - image * out_pixels) : -1;
-    }
-};
-
-struct SharedState {
-    uint64 full_pixels[TEAMS][STAGES], empty_pixels[TEAMS][STAGES];
-    uint64 full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
-};
-
-// A tile, and where its weights are in shared memory. Tiles of the same filters follow each other where weights stay,
-// tiles of the same pixels where they do not.
-struct Tile {
-    int stretch, filter_tile;
-    int loads = 0;  // of other filters' weights, so far
-
-    __device__ __forceinline__ Tile(int tile, const Sizes& s)
-        : stretch(RESIDENT ? tile % s.stretches : tile / s.filter_tiles),
-          filter_tile(RESIDENT ? tile / s.stretches : tile % s.filter_tiles) {}
-    // Whether the next one has other weights.
-    __device__ __forceinline__ bool is_last(const Sizes& s) const { return !RESIDENT || stretch + 1 == s.stretches; }
-    __device__ __forceinline__ void advance(const Sizes& s) {
-        if (++(RESIDENT ? stretch : filter_tile) < (RESIDENT ? s.stretches : s.filter_tiles)) return;
-        (RESIDENT ? stretch : filter_tile) = 0, ++(RESIDENT ? filter_tile : stretch), ++loads;
-    }
-};
-
-// Place of a chunk's weights in shared memory and how often it was filled before; `unit` counts a block's chunks.
-__device__ __forceinline__ int weight_slot(int unit, int chunk) { return RESIDENT ? chunk : unit % WEIGHT_STAGES; }
-__device__ __forceinline__ int weight_round(int unit, const Tile& tile) { return RESIDENT ? tile.loads : unit / WEIGHT_STAGES; }
-
-struct Pointwise {
-    const Sizes& s;
-    float* const pixels;   // stages
-    char* const weights;   // stages
-    SharedState& shared;
-    const int first, last;  // tiles
-
-    __device__ __forceinline__ float* stages(int team) const { return pixels + team * STAGES * STAGE_FLOATS; }
-};
-
-// WIDTH elements, zeros where there are none.
-__device__ __forceinline__ void copy_async(unsigned target, const char* source, bool exists) {
-    const int bytes = exists ? WIDTH * 4 : 0;
-#if VECTOR
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-#endif
-}
-__device__ __forceinline__ void copy_async(unsigned target, const char* source) {
-#if VECTOR
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
-#endif
-}
+#include "fp16x3_pointwise_write.cuh"
 
 // A pixel's scale: a power of two that stays while it brings a chunk's maximum to 2^4 to 2^15.
 struct PixelScale {
@@ -109,81 +32,6 @@ struct PixelScale {
         if (most == 0.0f || found + exponent >= 4 && found + exponent <= 14) return;
         exponent = clamp(10 - found, -113, 126);
         if (first == EMPTY) first = exponent;
-    }
-};
-
-constexpr int COPIERS = TEAMS == 2 ? 64 : 32;                        // threads that copy the pixels of a team
-constexpr int COLUMNS = TEAM_TILE / WIDTH;                           // copies for a channel
-constexpr int AT_ONCE = COLUMNS < COPIERS ? COPIERS / COLUMNS : 1;   // channels
-constexpr int PARTS = COLUMNS > COPIERS ? COLUMNS / COPIERS : 1;     // of a channel
-
-// A thread of the warpgroup that copies: of each team the pixels, the first one weights as well.
-struct Copier {
-    const Pointwise& of;
-    const Workspace& from;
-    const float* const input;
-    const int team, thread;  // of the team's
-
-    __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
-        const int slot = weight_slot(unit, chunk), before = weight_round(unit, tile);
-        if (unit == 0) wait_for_weights();
-        if (before > 0) barrier_wait(of.shared.empty_weights + slot, before - 1 & 1);
-        const int64 part = (int64)tile.filter_tile * of.s.chunks + chunk;
-        uint64* const full = of.shared.full_weights + slot;
-        const unsigned to = shared_address(of.weights) + slot * WEIGHT_STAGE;
-        barrier_expect(full, WEIGHT_STAGE);
-        copy_bulk(to, from.rows + part * ROW_BYTES, ROW_BYTES, full);
-        copy_bulk(to + ROW_BYTES, from.channel_scales + part * CHANNELS, CHANNELS * 4, full);
-        copy_bulk(to + ROW_BYTES + CHANNELS * 4, from.exponents + part * BF, BF * 4, full);
-    }
-
-    // `left`: channels from the first on; where these are enough there is nothing to test, and addresses are one
-    // multiplication each.
-    __device__ __forceinline__ static void copy_chunk(unsigned to, const char* from, int left, unsigned plane) {
-        if (__all_sync(~0u, left >= CHANNELS)) {
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c += AT_ONCE) copy_async(to + c * PITCH * 4, from + c * (uint64)plane);
-        } else {
-#pragma unroll 4
-            for (int c = 0; c < CHANNELS; c += AT_ONCE)
-                copy_async(to + c * PITCH * 4, c < left ? from + c * (uint64)plane : from, c < left);
-        }
-    }
-
-    __device__ __forceinline__ void run() {
-        const Sizes& s = of.s;
-        const unsigned plane = s.out_pixels * 4u;  // bytes
-        const int lane_pixel = thread % COLUMNS * WIDTH, lane_channel = thread / COLUMNS;
-        const unsigned pixels = shared_address(of.stages(team) + lane_channel * PITCH + lane_pixel);
-        if (!VECTOR) wait_for_weights();  // single elements are copied through the L1 cache, which may be behind
-        Tile tile(of.first, s);
-        for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
-            const bool other_weights = team == 0 && thread == 0 && (!RESIDENT || count == of.first || tile.stretch == 0);
-            const char* source[PARTS];
-            int left[PARTS];
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-                const int pixel = tile.stretch * TILE + team * TEAM_TILE + part * COPIERS * WIDTH + lane_pixel;
-                const int64 place = s.locate(pixel, s.channels);
-                source[part] = reinterpret_cast<const char*>(input) + (place < 0 ? 0 : place * 4 + lane_channel * (int64)plane);
-                left[part] = place < 0 ? 0 : s.channels - lane_channel;
-            }
-            for (int chunk = 0; chunk < s.chunks; ++chunk, ++unit) {
-                const int slot = unit % STAGES, round = unit / STAGES;
-                if (other_weights) copy_weights(tile, chunk, unit);
-                if (round > 0) barrier_wait(of.shared.empty_pixels[team] + slot, round - 1 & 1);
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                    copy_chunk(pixels + (slot * STAGE_FLOATS + part * COPIERS * WIDTH) * 4, source[part], left[part], plane);
-                    source[part] += (int64)CHANNELS * plane;
-                    left[part] -= CHANNELS;
-                }
-                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                                 shared_address(of.shared.full_pixels[team] + slot))
-                             : "memory");
-            }
-        }
-        asm volatile("cp.async.wait_all;" ::: "memory");
     }
 };
 
@@ -239,16 +87,6 @@ struct Fragments {
     }
 };
 
-// Whether a condition holds in any thread of a warpgroup.
-__device__ __forceinline__ bool group_any(int group, bool condition) {
-    int any;
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %1, 0; bar.red.popc.u32 %0, %2, %3, p;}"
-                 : "=r"(any)
-                 : "r"((int)condition), "r"(1 + group), "n"(GROUP)
-                 : "memory");
-    return any;
-}
-
 // chain = the products of a chunk, small ones first: the tensor cores begin with the first depth that is split.
 __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragments& pixels,
                                                const PixelScale (&scales)[2], unsigned (&high)[STEPS][4],
@@ -268,94 +106,6 @@ __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragm
     for (int step = 0; step < STEPS; ++step) wgmma(chain, high[step], b_high + step * 2 * BF, 1);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-
-struct Writer {
-    const Sizes& s;
-    const float *input, *weight, *bias;
-    float* output;
-    const bool relu;
-    float* const staging;  // of the warpgroup
-    const int group, thread;
-
-    // Of a thread: the first of its two pixels, in its warpgroup's 64, and the filter of a sum, in its tile.
-    __device__ __forceinline__ int first_pixel() const { return thread / 32 * 16 + thread % 32 / 4 * 2; }
-    __device__ __forceinline__ int filter_of(int i) const { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
-
-    __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile) const {
-        const int tile_pixel = tile.stretch * TILE + group * TEAM_TILE, filter_0 = tile.filter_tile * BF;
-        float zeros[4] = {};
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) zeros[i % 4] = fmaf(sum[i], 0.0f, zeros[i % 4]);
-        const bool plain = group_any(group, zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.0f);
-        if (bias)
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i)
-                if (i % 4 < 2) {
-                    const int filter = filter_0 + filter_of(i);
-                    const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
-                    sum[i] += b, sum[i + 2] += b;
-                }
-        if (relu)
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];  // a NaN stays
-        write_sums(sum, tile_pixel, filter_0);
-        if (plain) {
-            group_barrier(group);
-            write_plain(sum, tile_pixel, filter_0);
-        }
-    }
-
-    // Through shared memory, so that a warp writes pixels side by side.
-    __device__ __forceinline__ void write_sums(const float (&sum)[SUMS], int tile_pixel, int filter_0) const {
-        const int lane_pixel = thread % (64 / WIDTH) * WIDTH, lane_filter = thread / (64 / WIDTH);
-        const int64 place = s.locate(tile_pixel + lane_pixel, s.filters);
-        const int filters = place < 0 ? 0 : s.filters - filter_0 - lane_filter;
-        float* to = output + place + (int64)(filter_0 + lane_filter) * s.out_pixels;
-        float* const mine = staging + thread % 4 * 2 * WRITE_PITCH + first_pixel();
-        const float* const from = staging + lane_filter * WRITE_PITCH + lane_pixel;
-#pragma unroll
-        for (int pass = 0; pass < BF; pass += PASS) {
-            group_barrier(group);
-#pragma unroll
-            for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i)
-                if (i % 4 < 2)
-                    *reinterpret_cast<float2*>(mine + (i / 4 * 8 + i % 2) * WRITE_PITCH) =
-                        make_float2(sum[pass / 2 + i], sum[pass / 2 + i + 2]);
-            group_barrier(group);
-#pragma unroll
-            for (int i = 0; i < PASS && pass + i < BF; i += 2 * WIDTH, to += 2 * WIDTH * (int64)s.out_pixels) {
-#if VECTOR
-                const float4 v = *reinterpret_cast<const float4*>(from + i * WRITE_PITCH);
-                if (pass + i < filters) *reinterpret_cast<float4*>(to) = v;
-#else
-                const float v = from[i * WRITE_PITCH];
-                if (pass + i < filters) *to = v;
-#endif
-            }
-        }
-    }
-    // The plain sum where a value is not finite.
-    __device__ __forceinline__ void write_plain(const float (&sum)[SUMS], int tile_pixel, int filter_0) const {
-        unsigned wanted[(SUMS + 31) / 32] = {};
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i)
-            if (!isfinite(sum[i])) wanted[i / 32] |= 1u << i % 32;
-#pragma unroll
-        for (int j = 0; j < (SUMS + 31) / 32; ++j)
-#pragma unroll 1
-            for (; wanted[j]; wanted[j] &= wanted[j] - 1) {
-                const int i = j * 32 + __ffs(wanted[j]) - 1, filter = filter_0 + filter_of(i);
-                const int pixel = tile_pixel + first_pixel() + i % 4 / 2;
-                const int64 place = s.locate(pixel, s.filters);
-                if (place < 0 || filter >= s.filters) continue;
-                const int in_image = pixel % s.out_pixels;
-                float value = plain_sum(input, weight, s, 1, 1, pixel / s.out_pixels, filter, in_image / s.width,
-                                        in_image % s.width);
-                if (bias) value += bias[filter];
-                output[place + (int64)filter * s.out_pixels] = relu && value < 0.0f ? 0.0f : value;
-            }
-    }
-};
 
 // One of the warpgroups that multiply.
 struct Multiplier {
