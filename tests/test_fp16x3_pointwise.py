@@ -36,6 +36,17 @@ def test_weights_stay_where_all_chunks_have_a_place():
                 assert config.weight_stages == ceil(problem.c / config.channels)
 
 
+def test_more_filters_are_staged_only_where_that_costs_no_chunk():
+    staged = set()
+    for problem in FIT:
+        for config in fp16x3_pointwise.candidates(problem, H200):
+            staged.add(config.staged)
+            more = config.pixels * (max(fp16x3_pointwise.STAGED) - config.staged) * fp16x3_pointwise.WRITE_PITCH // 16
+            if more:
+                assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
+    assert staged == set(fp16x3_pointwise.STAGED)
+
+
 def test_filters_and_channels_are_padded_little():
     assert fp16x3_pointwise._filters(144) == [144, 80, 48]
     assert fp16x3_pointwise._filters(16) == [16]

@@ -15,6 +15,7 @@
 // STAGES    chunks of pixels in shared memory
 // WEIGHT_STAGES  chunks of weights there
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
+// STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane may be copied and written at once
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -186,7 +187,7 @@ struct Multiplier {
             }
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
-            writer.write(sum, tile);
+            writer.write(sum, tile, count);
             if (RESIDENT && more && tile.is_last(s)) {
                 Tile following = tile;
                 following.advance(s);
@@ -234,8 +235,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         wait_for_weights();  // before anything is written
-        const Writer writer = {s, input, weight, bias, output, relu != 0, staging + role * PASS * WRITE_PITCH, role, thread};
-        Multiplier multiplier = {of, role, thread % 32, writer.first_pixel()};
+        const Writer writer = {s, input, weight, bias, output, relu != 0, staging + role * STAGED * WRITE_PITCH, role};
+        Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel(thread)};
         multiplier.run(writer);
+        writer.finish();
     }
 }

@@ -20,8 +20,9 @@ SOURCE = Path(__file__).with_suffix(".cu")
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
 PIXEL_PITCH = 72  # floats of a channel's pixels in shared memory
-WRITE_FILTERS, WRITE_PITCH = 32, 72  # that pass through shared memory at a time, and the floats of each
+WRITE_PITCH = 72  # floats of a filter's pixels in shared memory, on the way to the output
 STATIC_BYTES = 512  # more than the barriers take
+STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
 
@@ -55,7 +56,10 @@ COSTS = load(Costs, SOURCE.stem)
 
 @dataclass(frozen=True, slots=True)
 class Fp16x3PointwiseConfig:
-    """A block's tile and chunk, its pipeline, and its grid; resident: the weights of a tile's filters stay."""
+    """A block's tile and chunk, its pipeline, and its grid.
+
+    resident: the weights of a tile's filters stay. staged: filters of a team that are on their way out at once.
+    """
 
     filters: int
     channels: int
@@ -63,6 +67,7 @@ class Fp16x3PointwiseConfig:
     stages: int
     weight_stages: int
     resident: bool
+    staged: int
     blocks: int
     shared_bytes: int
     workspace_bytes: int
@@ -80,7 +85,7 @@ class Fp16x3PointwiseConfig:
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}"
-        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={tile} stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -88,8 +93,9 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     sizes = [(filters, channels, teams) for teams, hold in REGISTERS_HOLD.items() for channels, filters in hold.items()]
-    sample = [_macros(*size, 2, 2, resident, vector) for size in sizes for resident, vector in ((0, 1), (1, 0))]
-    sample += [_macros(16, 64, 3, 4, 3, 1, 1), _macros(48, 16, 2, 6, 6, 0, 0), _macros(128, 64, 2, 3, 3, 0, 0)]
+    sample = [_macros(*size, 2, 2, *rest) for size in sizes for rest in ((0, 64, 1), (1, 32, 0))]
+    sample += [_macros(16, 64, 3, 4, 3, 1, 32, 1), _macros(48, 16, 2, 6, 6, 0, 32, 0)]
+    sample += [_macros(128, 64, 2, 3, 3, 0, 64, 0), _macros(160, 48, 2, 2, 2, 0, 32, 1)]
     return sample
 
 
@@ -135,7 +141,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0
-    macros = _macros(c.filters, c.channels, c.teams, c.stages, c.weight_stages, c.resident, vector)
+    macros = _macros(c.filters, c.channels, c.teams, c.stages, c.weight_stages, c.resident, c.staged, vector)
     main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
     return (
         Split(c.filters, c.channels).launch(p, SOURCE, macros, 0),
@@ -180,18 +186,30 @@ def _channels(channels: int) -> list[int]:
 def _candidates_of(
     problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int
 ) -> list[Fp16x3PointwiseConfig]:
-    """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not."""
-    limit = device.shared_bytes_per_block - STATIC_BYTES
-    staging = teams * min(filters, WRITE_FILTERS) * WRITE_PITCH * FLOAT_BYTES
+    """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not.
+
+    More filters are staged where that costs no chunk of pixels.
+    """
     stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
     weight_bytes = filters * channels * PAIR_BYTES + (filters + channels) * FLOAT_BYTES
     chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, teams)
-    resident = min(MAX_STAGES, (limit - staging - chunks * weight_bytes) // stage_bytes)
-    streamed = min(MAX_STAGES, (limit - staging) // (stage_bytes + weight_bytes))
+
+    def staging_bytes(staged: int) -> int:
+        return teams * staged * WRITE_PITCH * FLOAT_BYTES
+
+    def most_stages(stay: bool, staged: int) -> int:
+        room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
+        if stay:
+            return min(MAX_STAGES, (room - chunks * weight_bytes) // stage_bytes)
+        return min(MAX_STAGES, room // (stage_bytes + weight_bytes))
+
     found = []
-    for stages, weight_stages, stays in ((resident, chunks, True), (streamed, streamed, False)):
-        if stages < 2 or (not stays and resident >= 3):
+    for stay in (True, False):
+        stages = most_stages(stay, min(STAGED))
+        if stages < 2 or (not stay and most_stages(True, min(STAGED)) >= 3):
             continue
+        staged = max(staged for staged in STAGED if most_stages(stay, staged) == stages)
+        weight_stages = chunks if stay else stages
         found.append(
             Fp16x3PointwiseConfig(
                 filters,
@@ -199,9 +217,10 @@ def _candidates_of(
                 teams,
                 stages,
                 weight_stages,
-                stays,
+                stay,
+                staged,
                 blocks=min(device.sm_count, tiles),
-                shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging,
+                shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
                 workspace_bytes=Split(filters, channels).workspace_bytes(problem),
             )
         )
@@ -213,7 +232,7 @@ def _tiles(problem: ConvProblem, filters: int, teams: int) -> int:
 
 
 def _macros(
-    filters: int, channels: int, teams: int, stages: int, weight_stages: int, resident: bool, vector: bool
+    filters: int, channels: int, teams: int, stages: int, weight_stages: int, resident: bool, staged: int, vector: bool
 ) -> dict[str, int]:
     return {
         "FILTERS": filters,
@@ -222,5 +241,6 @@ def _macros(
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": int(resident),
+        "STAGED": staged,
         "VECTOR": int(vector),
     }

@@ -12,7 +12,7 @@ constexpr int PITCH = 72;   // floats of a channel in shared memory: fragments a
 constexpr int WIDTH = VECTOR ? 4 : 1;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
-constexpr int PASS = BF < 32 ? BF : 32, WRITE_PITCH = 72;  // filters written at a time, floats of one's 64 pixels
+constexpr int WRITE_PITCH = 72;  // floats of a filter's pixels in shared memory, on the way to the output
 constexpr int SUMS = BF / 2;
 
 // Sizes, by the names that plain_sum wants, and what there is of tiles.

@@ -1,7 +1,12 @@
-// The part of fp16x3_pointwise that writes sums.
+// The part of fp16x3_pointwise that writes sums, through shared memory, so that pixels lie side by side.
+//
+// A few filters at a time, into the next of several buffers. Where four pixels may be written at once a buffer is left by
+// bulk copies, one a filter and image, while its team goes on; else its threads write element by element.
 #pragma once
 
 #include "fp16x3_pointwise_tiles.cuh"
+
+constexpr int BUFFERS = VECTOR ? 4 : 2, PASS = STAGED / BUFFERS;  // filters of a buffer, a multiple of 8
 
 // Whether a condition holds in any thread of a warpgroup.
 __device__ __forceinline__ bool group_any(int group, bool condition) {
@@ -13,19 +18,49 @@ __device__ __forceinline__ bool group_any(int group, bool condition) {
     return any;
 }
 
+// A bulk copy out of shared memory, of the thread's current group, where it is wanted.
+__device__ __forceinline__ void write_bulk(uint64 target, unsigned source, int bytes, bool wanted) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0;\n"
+                 "@p cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;}" ::"l"(target),
+                 "r"(source), "r"(bytes), "r"((int)wanted)
+                 : "memory");
+}
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but the thread's last LEFT groups have read shared memory.
+template <int LEFT>
+__device__ __forceinline__ void wait_for_reads() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+
+struct Place {
+    unsigned image, pixel;  // of the batch, of the image
+
+    __device__ __forceinline__ Place(unsigned image, unsigned pixel) : image(image), pixel(pixel) {}
+    __device__ __forceinline__ Place(const Sizes& s, unsigned of_batch)
+        : image(of_batch / (unsigned)s.out_pixels), pixel(of_batch - image * s.out_pixels) {}
+};
+
 struct Writer {
     const Sizes& s;
     const float *input, *weight, *bias;
     float* output;
     const bool relu;
-    float* const staging;  // of the warpgroup
-    const int group, thread;
+    float* const staging;  // of the warpgroup: its buffers
+    const int group;
 
+    // Of the warpgroup. Read anew each time, so that nothing that follows from it takes a register during the products.
+    __device__ static __forceinline__ int own_thread() {
+        int thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        return thread % 128;
+    }
     // Of a thread: the first of its two pixels, in its warpgroup's 64, and the filter of a sum, in its tile.
-    __device__ __forceinline__ int first_pixel() const { return thread / 32 * 16 + thread % 32 / 4 * 2; }
-    __device__ __forceinline__ int filter_of(int i) const { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
+    __device__ static __forceinline__ int first_pixel(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
+    __device__ static __forceinline__ int filter_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
-    __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile) const {
+    // `count`: of the tile, one more each time.
+    __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
+        const int thread = own_thread();
         const int tile_pixel = tile.stretch * TILE + group * TEAM_TILE, filter_0 = tile.filter_tile * BF;
         float zeros[4] = {};
 #pragma unroll
@@ -35,51 +70,85 @@ struct Writer {
 #pragma unroll
             for (int i = 0; i < SUMS; ++i)
                 if (i % 4 < 2) {
-                    const int filter = filter_0 + filter_of(i);
+                    const int filter = filter_0 + filter_of(thread, i);
                     const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
                     sum[i] += b, sum[i + 2] += b;
                 }
         if (relu)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];  // a NaN stays
-        write_sums(sum, tile_pixel, filter_0);
+        write_sums(sum, thread, tile_pixel, filter_0, count * ((BF + PASS - 1) / PASS));
         if (plain) {
+            finish();
             group_barrier(group);
-            write_plain(sum, tile_pixel, filter_0);
+            write_plain(sum, thread, tile_pixel, filter_0);
         }
     }
 
-    // Through shared memory, so that a warp writes pixels side by side.
-    __device__ __forceinline__ void write_sums(const float (&sum)[SUMS], int tile_pixel, int filter_0) const {
-        const int lane_pixel = thread % (64 / WIDTH) * WIDTH, lane_filter = thread / (64 / WIDTH);
-        const int64 place = s.locate(tile_pixel + lane_pixel, s.filters);
-        const int filters = place < 0 ? 0 : s.filters - filter_0 - lane_filter;
-        float* to = output + place + (int64)(filter_0 + lane_filter) * s.out_pixels;
-        float* const mine = staging + thread % 4 * 2 * WRITE_PITCH + first_pixel();
-        const float* const from = staging + lane_filter * WRITE_PITCH + lane_pixel;
+    // One barrier a pass: it says that this buffer is full, and that the next one has been read.
+    __device__ __forceinline__ void write_sums(const float (&sum)[SUMS], int thread, int tile_pixel, int filter_0,
+                                               unsigned turn) const {
+        const int mine = thread % 4 * 2 * WRITE_PITCH + first_pixel(thread);
+        const Place place(s, VECTOR ? tile_pixel : tile_pixel + thread % TEAM_TILE);
 #pragma unroll
-        for (int pass = 0; pass < BF; pass += PASS) {
-            group_barrier(group);
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            float* const full = staging + turn % BUFFERS * PASS * WRITE_PITCH;
 #pragma unroll
             for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i)
                 if (i % 4 < 2)
-                    *reinterpret_cast<float2*>(mine + (i / 4 * 8 + i % 2) * WRITE_PITCH) =
+                    *reinterpret_cast<float2*>(full + mine + (i / 4 * 8 + i % 2) * WRITE_PITCH) =
                         make_float2(sum[pass / 2 + i], sum[pass / 2 + i + 2]);
-            group_barrier(group);
-#pragma unroll
-            for (int i = 0; i < PASS && pass + i < BF; i += 2 * WIDTH, to += 2 * WIDTH * (int64)s.out_pixels) {
 #if VECTOR
-                const float4 v = *reinterpret_cast<const float4*>(from + i * WRITE_PITCH);
-                if (pass + i < filters) *reinterpret_cast<float4*>(to) = v;
-#else
-                const float v = from[i * WRITE_PITCH];
-                if (pass + i < filters) *to = v;
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            wait_for_reads<BUFFERS - 2>();
 #endif
-            }
+            group_barrier(group);
+            send(thread, full, place, filter_0 + pass, min(BF - pass, PASS));
         }
     }
+
+    // A buffer's way to the output.
+    __device__ __forceinline__ void send(int thread, const float* from, const Place& place, int filter_0,
+                                         int filters) const {
+#if VECTOR
+        // A lane of each warp starts a share of the copies. All they need is uniform, else each would be a loop over lanes.
+        const int first = thread / 32 * (PASS / 4), filter = filter_0 + first;
+        const int count = thread % 32 == 0 ? min(filters - first, s.filters - filter) : 0;
+        Place at = {__shfl_sync(~0u, place.image, 0), __shfl_sync(~0u, place.pixel, 0)};
+        const uint64 plane = s.out_pixels * 4ull;
+#pragma unroll 1
+        for (int i = 0; i < TEAM_TILE && at.image < s.images; at = {at.image + 1, 0}) {
+            const int pixels = min(TEAM_TILE - i, s.out_pixels - (int)at.pixel);
+            const float* const start = output + ((int64)at.image * s.filters + filter) * s.out_pixels + at.pixel;
+            uint64 to = __shfl_sync(~0u, reinterpret_cast<uint64>(start), 0);
+            const unsigned source = __shfl_sync(~0u, shared_address(from + first * WRITE_PITCH + i), 0);
+#pragma unroll
+            for (int j = 0; j < PASS / 4; ++j, to += plane)
+                write_bulk(to, source + j * WRITE_PITCH * 4, pixels * 4, j < count);
+            i += pixels;
+        }
+        close_group();
+#else
+        const int lane_pixel = thread % TEAM_TILE, lane_filter = thread / TEAM_TILE;
+        const int left = place.image < s.images ? min(filters, s.filters - filter_0) - lane_filter : 0;
+        float* to = output + ((int64)place.image * s.filters + filter_0 + lane_filter) * s.out_pixels + place.pixel;
+#pragma unroll
+        for (int i = 0; i < PASS; i += 2, to += 2 * (int64)s.out_pixels) {
+            const float v = from[(lane_filter + i) * WRITE_PITCH + lane_pixel];
+            if (i < left) *to = v;
+        }
+#endif
+    }
+
+    // Until all that was sent has been written, and the buffers may go.
+    __device__ __forceinline__ void finish() const {
+#if VECTOR
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+    }
+
     // The plain sum where a value is not finite.
-    __device__ __forceinline__ void write_plain(const float (&sum)[SUMS], int tile_pixel, int filter_0) const {
+    __device__ __forceinline__ void write_plain(const float (&sum)[SUMS], int thread, int tile_pixel, int filter_0) const {
         unsigned wanted[(SUMS + 31) / 32] = {};
 #pragma unroll
         for (int i = 0; i < SUMS; ++i)
@@ -88,8 +157,8 @@ struct Writer {
         for (int j = 0; j < (SUMS + 31) / 32; ++j)
 #pragma unroll 1
             for (; wanted[j]; wanted[j] &= wanted[j] - 1) {
-                const int i = j * 32 + __ffs(wanted[j]) - 1, filter = filter_0 + filter_of(i);
-                const int pixel = tile_pixel + first_pixel() + i % 4 / 2;
+                const int i = j * 32 + __ffs(wanted[j]) - 1, filter = filter_0 + filter_of(thread, i);
+                const int pixel = tile_pixel + first_pixel(thread) + i % 4 / 2;
                 const int64 place = s.locate(pixel, s.filters);
                 if (place < 0 || filter >= s.filters) continue;
                 const int in_image = pixel % s.out_pixels;
