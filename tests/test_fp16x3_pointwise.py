@@ -22,6 +22,8 @@ def test_candidates_fit_the_device_and_cover_the_problem():
         assert len({str(config) for config in configs}) == len(configs)
         for config in configs:
             assert config.shared_bytes + fp16x3_pointwise.STATIC_BYTES <= H200.shared_bytes_per_block
+            barriers = 2 * (config.teams * config.stages + config.weight_stages)
+            assert 8 * barriers <= fp16x3_pointwise.STATIC_BYTES
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
             tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
             assert 1 <= config.blocks <= min(H200.sm_count, tiles)
@@ -36,12 +38,23 @@ def test_weights_stay_where_all_chunks_have_a_place():
                 assert config.weight_stages == ceil(problem.c / config.channels)
 
 
+def test_teams_share_tiles_where_these_are_few():
+    few = ConvProblem(8, 512, 14, 14, 256, 1, 1)
+    joint = [config for config in fp16x3_pointwise.candidates(few, H200) if config.joint]
+    assert {config.teams for config in joint} == set(fp16x3_pointwise.REGISTERS_HOLD)
+    for config in joint:
+        assert config.pixels == 64 and ceil(few.c / config.channels) >= 2 * config.teams
+        assert config.resident or config.weight_stages == config.teams * config.stages
+    assert fp16x3_pointwise.configure(few, H200).joint
+    assert not any(config.joint for config in fp16x3_pointwise.candidates(HEAVY, H200) if config.filters > 64)
+
+
 def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     staged = set()
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             staged.add(config.staged)
-            more = config.pixels * (max(fp16x3_pointwise.STAGED) - config.staged) * fp16x3_pointwise.WRITE_PITCH // 16
+            more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * fp16x3_pointwise.WRITE_PITCH
             if more:
                 assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
     assert staged == set(fp16x3_pointwise.STAGED)

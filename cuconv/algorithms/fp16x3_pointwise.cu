@@ -12,8 +12,9 @@
 // FILTERS   of a tile, a multiple of 16
 // CHANNELS  of a chunk, a multiple of 16
 // TEAMS     warpgroups that multiply, 64 pixels each
+// JOINT     1 where they have the same 64 pixels instead, and each every TEAMS-th chunk, of which there are so many
 // STAGES    chunks of pixels in shared memory
-// WEIGHT_STAGES  chunks of weights there
+// WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane may be copied and written at once
@@ -120,7 +121,7 @@ struct Multiplier {
 
     // Fetches a chunk's pixels from shared memory, and leaves their place.
     __device__ __forceinline__ void fetch(int unit, int chunk, const Tile& tile) {
-        const int slot = unit % STAGES, weights = weight_slot(unit, chunk);
+        const int slot = unit % STAGES, weights = weight_slot(team, unit, chunk);
         barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
         barrier_wait(of.shared.full_pixels[team] + slot, unit / STAGES & 1);
         next.load(of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel,
@@ -161,7 +162,7 @@ struct Multiplier {
     __device__ __forceinline__ void run(const Writer& writer) {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
-        if (of.first < of.last) fetch(0, 0, tile);
+        if (of.first < of.last) fetch(0, first_chunk(team), tile);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
             float sum[SUMS];
 #pragma unroll
@@ -169,15 +170,16 @@ struct Multiplier {
             scales[0] = scales[1] = PixelScale();
             const bool more = count + 1 < of.last;
 #pragma unroll 1
-            for (int chunk = 0; chunk < s.chunks; ++chunk, ++unit) {
-                const int slot = weight_slot(unit, chunk);
+            for (int chunk = first_chunk(team); chunk < s.chunks; chunk += STRIDE, ++unit) {
+                const int slot = weight_slot(team, unit, chunk);
                 float chain[SUMS];
                 unsigned high[STEPS][4], low[STEPS][4];
                 scales[0].suit(largest.x), scales[1].suit(largest.y);
                 start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
-                const bool last = chunk + 1 == s.chunks;
+                const bool last = chunk + STRIDE >= s.chunks;
                 // Not from a tile with other weights, which wait until this one's have been used.
-                if (!last || more && !(RESIDENT && tile.is_last(s))) fetch(unit + 1, last ? 0 : chunk + 1, tile);
+                if (!last || more && !(RESIDENT && tile.is_last(s))) 
+                    fetch(unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
@@ -191,7 +193,7 @@ struct Multiplier {
             if (RESIDENT && more && tile.is_last(s)) {
                 Tile following = tile;
                 following.advance(s);
-                fetch(unit, 0, following);
+                fetch(unit, first_chunk(team), following);
             }
         }
     }
@@ -220,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
             }
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
             barrier_init(shared.full_weights + i, 1);
-            barrier_init(shared.empty_weights + i, TEAMS * 128 / 32);
+            barrier_init(shared.empty_weights + i, WEIGHT_USERS);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
@@ -235,8 +237,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         wait_for_weights();  // before anything is written
-        const Writer writer = {s, input, weight, bias, output, relu != 0, staging + role * STAGED * WRITE_PITCH, role};
-        Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel(thread)};
+        const Writer writer = {s, input, weight, bias, output, relu != 0, staging, role};
+        Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel_of(thread)};
         multiplier.run(writer);
         writer.finish();
     }

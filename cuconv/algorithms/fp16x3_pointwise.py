@@ -21,7 +21,7 @@ WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
 PIXEL_PITCH = 72  # floats of a channel's pixels in shared memory
 WRITE_PITCH = 72  # floats of a filter's pixels in shared memory, on the way to the output
-STATIC_BYTES = 512  # more than the barriers take
+STATIC_BYTES = 1536  # more than the barriers take
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
@@ -29,6 +29,7 @@ COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 CHANNELS = (16, 32, 48, 64)  # of a chunk
 MAX_STAGES = 6
+JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 # The most filters of a tile by teams of a block and channels of a chunk: what the registers hold.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
 
@@ -48,6 +49,7 @@ class Costs(SplitCosts):
     weights: float = constant("a block's time to copy 2**13 weights that do not stay")
     write: float = constant("a team's time to write 2**12 outputs, four at a time")
     write_one: float = constant("the same, in addition, where they are written one by one")
+    gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
@@ -58,12 +60,14 @@ COSTS = load(Costs, SOURCE.stem)
 class Fp16x3PointwiseConfig:
     """A block's tile and chunk, its pipeline, and its grid.
 
+    joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
     resident: the weights of a tile's filters stay. staged: filters of a team that are on their way out at once.
     """
 
     filters: int
     channels: int
     teams: int
+    joint: bool
     stages: int
     weight_stages: int
     resident: bool
@@ -75,7 +79,7 @@ class Fp16x3PointwiseConfig:
     @property
     def pixels(self) -> int:
         """Of a tile."""
-        return TEAM_PIXELS * self.teams
+        return TEAM_PIXELS * (1 if self.joint else self.teams)
 
     @property
     def threads(self) -> int:
@@ -84,7 +88,7 @@ class Fp16x3PointwiseConfig:
 
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' resident' if self.resident else ''}"
-        tile = f"{self.filters}x{self.pixels}x{self.channels}"
+        tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
         return f"tile={tile} stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
 
 
@@ -93,9 +97,11 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     sizes = [(filters, channels, teams) for teams, hold in REGISTERS_HOLD.items() for channels, filters in hold.items()]
-    sample = [_macros(*size, 2, 2, *rest) for size in sizes for rest in ((0, 64, 1), (1, 32, 0))]
-    sample += [_macros(16, 64, 3, 4, 3, 1, 32, 1), _macros(48, 16, 2, 6, 6, 0, 32, 0)]
-    sample += [_macros(128, 64, 2, 3, 3, 0, 64, 0), _macros(160, 48, 2, 2, 2, 0, 32, 1)]
+    sample = [_macros(*size, 0, 2, 2, *rest) for size in sizes for rest in ((0, 64, 1), (1, 32, 0))]
+    sample += [_macros(filters, channels, teams, 1, 2, 2 * teams, 0, 64, 1) for filters, channels, teams in sizes]
+    sample += [_macros(16, 64, 3, 0, 4, 3, 1, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 32, 0)]
+    sample += [_macros(128, 64, 2, 0, 3, 3, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 32, 1)]
+    sample += [_macros(64, 64, 2, 1, 3, 8, 1, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 32, 1)]
     return sample
 
 
@@ -107,7 +113,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
         for channels in _channels(problem.c):
             for teams, hold in REGISTERS_HOLD.items():
                 if filters <= hold[channels]:
-                    found += _candidates_of(problem, device, filters, channels, teams)
+                    for joint in (False, True):
+                        found += _candidates_of(problem, device, filters, channels, teams, joint)
     return found
 
 
@@ -126,13 +133,15 @@ def predicted_us(
     c = config
     one_by_one = problem.out_pixels % VECTOR > 0
     turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
-    multiply_us = costs.multiply * c.filters * c.channels * c.pixels / 2**18
+    multiply_us = costs.multiply * c.filters * c.channels * TEAM_PIXELS * c.teams / 2**18
     copy_us = costs.arrive / (c.stages - 1)
     copy_us += (costs.copy + costs.copy_one * one_by_one) * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
-    copy_us += 0 if c.resident else costs.weights * c.filters * c.channels / 2**13
-    write_us = (costs.write + costs.write_one * one_by_one) * c.filters * TEAM_PIXELS / 2**12
-    chunks_us = ceil(problem.c / c.channels) * hypot(turn_us, multiply_us, copy_us)
-    tiles = ceil(_tiles(problem, c.filters, c.teams) / c.blocks)
+    sharers = c.teams if c.joint else 1
+    copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
+    write_us = (costs.write + costs.write_one * one_by_one) / sharers + costs.gather * c.joint
+    write_us *= c.filters * TEAM_PIXELS / 2**12
+    chunks_us = ceil(ceil(problem.c / c.channels) / sharers) * hypot(turn_us, multiply_us, copy_us)
+    tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
     split_us = Split(c.filters, c.channels).predicted_us(problem, device, costs)
     return costs.block + split_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
 
@@ -141,7 +150,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0
-    macros = _macros(c.filters, c.channels, c.teams, c.stages, c.weight_stages, c.resident, c.staged, vector)
+    macros = _macros(c.filters, c.channels, c.teams, c.joint, c.stages, c.weight_stages, c.resident, c.staged, vector)
     main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
     return (
         Split(c.filters, c.channels).launch(p, SOURCE, macros, 0),
@@ -159,7 +168,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
-        ("tiles", _tiles(p, FILTERS_STEP, 1), MAX_INDEX),
+        ("tiles", _tiles(p, FILTERS_STEP, TEAM_PIXELS), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     for what, size, limit in sizes:
@@ -184,15 +193,18 @@ def _channels(channels: int) -> list[int]:
 
 
 def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int
+    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool
 ) -> list[Fp16x3PointwiseConfig]:
     """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not.
 
-    More filters are staged where that costs no chunk of pixels.
+    More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
     """
     stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
     weight_bytes = filters * channels * PAIR_BYTES + (filters + channels) * FLOAT_BYTES
-    chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, teams)
+    chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, TEAM_PIXELS * (1 if joint else teams))
+    if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
+        return []
+    weight_users = teams if joint else 1  # with stages of their own
 
     def staging_bytes(staged: int) -> int:
         return teams * staged * WRITE_PITCH * FLOAT_BYTES
@@ -201,7 +213,7 @@ def _candidates_of(
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
         if stay:
             return min(MAX_STAGES, (room - chunks * weight_bytes) // stage_bytes)
-        return min(MAX_STAGES, room // (stage_bytes + weight_bytes))
+        return min(MAX_STAGES, room // (stage_bytes + weight_users * weight_bytes))
 
     found = []
     for stay in (True, False):
@@ -209,12 +221,13 @@ def _candidates_of(
         if stages < 2 or (not stay and most_stages(True, min(STAGED)) >= 3):
             continue
         staged = max(staged for staged in STAGED if most_stages(stay, staged) == stages)
-        weight_stages = chunks if stay else stages
+        weight_stages = chunks if stay else weight_users * stages
         found.append(
             Fp16x3PointwiseConfig(
                 filters,
                 channels,
                 teams,
+                joint,
                 stages,
                 weight_stages,
                 stay,
@@ -227,17 +240,26 @@ def _candidates_of(
     return found
 
 
-def _tiles(problem: ConvProblem, filters: int, teams: int) -> int:
-    return ceil(problem.n * problem.out_pixels / (TEAM_PIXELS * teams)) * ceil(problem.m / filters)
+def _tiles(problem: ConvProblem, filters: int, pixels: int) -> int:
+    return ceil(problem.n * problem.out_pixels / pixels) * ceil(problem.m / filters)
 
 
 def _macros(
-    filters: int, channels: int, teams: int, stages: int, weight_stages: int, resident: bool, staged: int, vector: bool
+    filters: int,
+    channels: int,
+    teams: int,
+    joint: bool,
+    stages: int,
+    weight_stages: int,
+    resident: bool,
+    staged: int,
+    vector: bool,
 ) -> dict[str, int]:
     return {
         "FILTERS": filters,
         "CHANNELS": channels,
         "TEAMS": teams,
+        "JOINT": int(joint),
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": int(resident),

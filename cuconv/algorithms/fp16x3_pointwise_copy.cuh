@@ -25,7 +25,7 @@ constexpr int COLUMNS = TEAM_TILE / WIDTH;                           // copies f
 constexpr int AT_ONCE = COLUMNS < COPIERS ? COPIERS / COLUMNS : 1;   // channels
 constexpr int PARTS = COLUMNS > COPIERS ? COLUMNS / COPIERS : 1;     // of a channel
 
-// A thread of the warpgroup that copies: of each team the pixels, the first one weights as well.
+// A thread of the warpgroup that copies: a team's pixels, and the first one the weights, of a joint tile each team's.
 struct Copier {
     const Pointwise& of;
     const Workspace& from;
@@ -33,7 +33,7 @@ struct Copier {
     const int team, thread;  // of the team's
 
     __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
-        const int slot = weight_slot(unit, chunk), before = weight_round(unit, tile);
+        const int slot = weight_slot(team, unit, chunk), before = weight_round(unit, tile);
         if (unit == 0) wait_for_weights();
         if (before > 0) barrier_wait(of.shared.empty_weights + slot, before - 1 & 1);
         const int64 part = (int64)tile.filter_tile * of.s.chunks + chunk;
@@ -66,25 +66,27 @@ struct Copier {
         if (!VECTOR) wait_for_weights();  // single elements are copied through the L1 cache, which may be behind
         Tile tile(of.first, s);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
-            const bool other_weights = team == 0 && thread == 0 && (!RESIDENT || count == of.first || tile.stretch == 0);
+            const bool other_weights =
+                (JOINT || team == 0) && thread == 0 && (!RESIDENT || count == of.first || tile.stretch == 0);
             const char* source[PARTS];
             int left[PARTS];
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                const int pixel = tile.stretch * TILE + team * TEAM_TILE + part * COPIERS * WIDTH + lane_pixel;
+                const int pixel = tile.stretch * TILE + first_pixel(team) + part * COPIERS * WIDTH + lane_pixel;
+                const int channel = first_chunk(team) * CHANNELS + lane_channel;
                 const int64 place = s.locate(pixel, s.channels);
-                source[part] = reinterpret_cast<const char*>(input) + (place < 0 ? 0 : place * 4 + lane_channel * (int64)plane);
-                left[part] = place < 0 ? 0 : s.channels - lane_channel;
+                source[part] = reinterpret_cast<const char*>(input) + (place < 0 ? 0 : place * 4 + channel * (int64)plane);
+                left[part] = place < 0 ? 0 : s.channels - channel;
             }
-            for (int chunk = 0; chunk < s.chunks; ++chunk, ++unit) {
+            for (int chunk = first_chunk(team); chunk < s.chunks; chunk += STRIDE, ++unit) {
                 const int slot = unit % STAGES, round = unit / STAGES;
                 if (other_weights) copy_weights(tile, chunk, unit);
                 if (round > 0) barrier_wait(of.shared.empty_pixels[team] + slot, round - 1 & 1);
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
                     copy_chunk(pixels + (slot * STAGE_FLOATS + part * COPIERS * WIDTH) * 4, source[part], left[part], plane);
-                    source[part] += (int64)CHANNELS * plane;
-                    left[part] -= CHANNELS;
+                    source[part] += STRIDE * CHANNELS * (int64)plane;
+                    left[part] -= STRIDE * CHANNELS;
                 }
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
                                  shared_address(of.shared.full_pixels[team] + slot))

@@ -7,13 +7,19 @@
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
 constexpr int COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = TEAMS == 2 ? 232 : TEAMS == 3 ? 152 : 104;
-constexpr int TEAM_TILE = 64, TILE = TEAMS * TEAM_TILE;  // pixels
+constexpr int TEAM_TILE = 64, TILE = JOINT ? TEAM_TILE : TEAMS * TEAM_TILE;  // pixels
 constexpr int PITCH = 72;   // floats of a channel in shared memory: fragments are read without bank conflicts
 constexpr int WIDTH = VECTOR ? 4 : 1;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
 constexpr int WRITE_PITCH = 72;  // floats of a filter's pixels in shared memory, on the way to the output
 constexpr int SUMS = BF / 2;
+constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
+constexpr int TEAM_WEIGHT_STAGES = WEIGHT_STAGES / STRIDE;        // where weights do not stay: for each team its own
+constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
+
+__device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
+__device__ __forceinline__ int first_pixel(int team) { return JOINT ? 0 : team * TEAM_TILE; }  // in the tile
 
 // Sizes, by the names that plain_sum wants, and what there is of tiles.
 struct Sizes {
@@ -49,9 +55,13 @@ struct Tile {
     }
 };
 
-// Place of a chunk's weights in shared memory and how often it was filled before; `unit` counts a block's chunks.
-__device__ __forceinline__ int weight_slot(int unit, int chunk) { return RESIDENT ? chunk : unit % WEIGHT_STAGES; }
-__device__ __forceinline__ int weight_round(int unit, const Tile& tile) { return RESIDENT ? tile.loads : unit / WEIGHT_STAGES; }
+// Place of a chunk's weights in shared memory and how often it was filled before; `unit` counts a team's chunks.
+__device__ __forceinline__ int weight_slot(int team, int unit, int chunk) {
+    return RESIDENT ? chunk : unit % TEAM_WEIGHT_STAGES + (JOINT ? team * TEAM_WEIGHT_STAGES : 0);
+}
+__device__ __forceinline__ int weight_round(int unit, const Tile& tile) {
+    return RESIDENT ? tile.loads : unit / TEAM_WEIGHT_STAGES;
+}
 
 struct Pointwise {
     const Sizes& s;

@@ -1,12 +1,13 @@
 // The part of fp16x3_pointwise that writes sums, through shared memory, so that pixels lie side by side.
 //
 // A few filters at a time, into the next of several buffers. Where four pixels may be written at once a buffer is left by
-// bulk copies, one a filter and image, while its team goes on; else its threads write element by element.
+// bulk copies, one a filter and image, while its team goes on; else its threads write element by element. The sums of a
+// joint tile's teams are added on the way.
 #pragma once
 
 #include "fp16x3_pointwise_tiles.cuh"
 
-constexpr int BUFFERS = VECTOR ? 4 : 2, PASS = STAGED / BUFFERS;  // filters of a buffer, a multiple of 8
+constexpr int BUFFERS = VECTOR && !JOINT ? 4 : 2, PASS = STAGED / BUFFERS;  // filters of a buffer, a multiple of 8
 
 // Whether a condition holds in any thread of a warpgroup.
 __device__ __forceinline__ bool group_any(int group, bool condition) {
@@ -32,6 +33,22 @@ __device__ __forceinline__ void wait_for_reads() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
+// What is read and written at once.
+struct alignas(WIDTH * 4) Pixels {
+    float of[WIDTH];
+
+    // With bias and ReLU; a NaN stays. Returns `zeros`, or something else where a sum is not finite.
+    __device__ __forceinline__ float finish(float zeros, float bias, bool relu) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+            zeros = fmaf(of[i], 0.0f, zeros);
+            of[i] += bias;
+            if (relu && of[i] < 0.0f) of[i] = 0.0f;
+        }
+        return zeros;
+    }
+};
+
 struct Place {
     unsigned image, pixel;  // of the batch, of the image
 
@@ -45,7 +62,7 @@ struct Writer {
     const float *input, *weight, *bias;
     float* output;
     const bool relu;
-    float* const staging;  // of the warpgroup: its buffers
+    float* const all_staging;  // of the teams: their buffers
     const int group;
 
     // Of the warpgroup. Read anew each time, so that nothing that follows from it takes a register during the products.
@@ -55,17 +72,36 @@ struct Writer {
         return thread % 128;
     }
     // Of a thread: the first of its two pixels, in its warpgroup's 64, and the filter of a sum, in its tile.
-    __device__ static __forceinline__ int first_pixel(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
+    __device__ static __forceinline__ int first_pixel_of(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
     __device__ static __forceinline__ int filter_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
     // `count`: of the tile, one more each time.
     __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
-        const int thread = own_thread();
-        const int tile_pixel = tile.stretch * TILE + group * TEAM_TILE, filter_0 = tile.filter_tile * BF;
+        const int thread = own_thread(), tile_pixel = tile.stretch * TILE + first_pixel(group);
+        const int filter_0 = tile.filter_tile * BF, turn = count * ((BF + PASS - 1) / PASS);
+#if JOINT
+        write_joint(sum, thread, tile_pixel, filter_0, turn);
+#else
+        const bool plain = group_any(group, find_bad(sum));
+        finish_sums(sum, thread, filter_0);
+        write_sums(sum, thread, tile_pixel, filter_0, turn);
+        if (plain) {
+            finish();
+            group_barrier(group);
+            write_plain(sum, thread, tile_pixel, filter_0);
+        }
+#endif
+    }
+
+    // Whether a sum is not finite.
+    __device__ static __forceinline__ bool find_bad(const float (&sum)[SUMS]) {
         float zeros[4] = {};
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) zeros[i % 4] = fmaf(sum[i], 0.0f, zeros[i % 4]);
-        const bool plain = group_any(group, zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.0f);
+        return zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.0f;
+    }
+
+    __device__ __forceinline__ void finish_sums(float (&sum)[SUMS], int thread, int filter_0) const {
         if (bias)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i)
@@ -77,27 +113,26 @@ struct Writer {
         if (relu)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];  // a NaN stays
-        write_sums(sum, thread, tile_pixel, filter_0, count * ((BF + PASS - 1) / PASS));
-        if (plain) {
-            finish();
-            group_barrier(group);
-            write_plain(sum, thread, tile_pixel, filter_0);
-        }
+    }
+
+    // A team's sums of some filters, into a buffer.
+    __device__ __forceinline__ void stage(float* buffer, const float (&sum)[SUMS], int thread, int pass) const {
+        buffer += thread % 4 * 2 * WRITE_PITCH + first_pixel_of(thread);
+#pragma unroll
+        for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i)
+            if (i % 4 < 2)
+                *reinterpret_cast<float2*>(buffer + (i / 4 * 8 + i % 2) * WRITE_PITCH) =
+                    make_float2(sum[pass / 2 + i], sum[pass / 2 + i + 2]);
     }
 
     // One barrier a pass: it says that this buffer is full, and that the next one has been read.
     __device__ __forceinline__ void write_sums(const float (&sum)[SUMS], int thread, int tile_pixel, int filter_0,
                                                unsigned turn) const {
-        const int mine = thread % 4 * 2 * WRITE_PITCH + first_pixel(thread);
         const Place place(s, VECTOR ? tile_pixel : tile_pixel + thread % TEAM_TILE);
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
-            float* const full = staging + turn % BUFFERS * PASS * WRITE_PITCH;
-#pragma unroll
-            for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i)
-                if (i % 4 < 2)
-                    *reinterpret_cast<float2*>(full + mine + (i / 4 * 8 + i % 2) * WRITE_PITCH) =
-                        make_float2(sum[pass / 2 + i], sum[pass / 2 + i + 2]);
+            float* const full = all_staging + (group * STAGED + turn % BUFFERS * PASS) * WRITE_PITCH;
+            stage(full, sum, thread, pass);
 #if VECTOR
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             wait_for_reads<BUFFERS - 2>();
@@ -147,6 +182,50 @@ struct Writer {
 #endif
     }
 
+    // Of a joint tile: each team leaves its sums, then a thread adds those of all teams, in order, side by side.
+    __device__ __forceinline__ void write_joint(const float (&sum)[SUMS], int thread, int tile_pixel, int filter_0,
+                                                unsigned turn) const {
+        constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = TEAMS * GROUP / COLUMNS;  // filters
+        const int lane_pixel = (group * GROUP + thread) % COLUMNS * WIDTH, lane_filter = (group * GROUP + thread) / COLUMNS;
+        const Place place(s, tile_pixel + lane_pixel);
+        const int left = place.image < s.images ? s.filters - filter_0 : 0;
+        float* const to = output + ((int64)place.image * s.filters + filter_0) * s.out_pixels + place.pixel;
+        float zeros = 0.0f;
+#pragma unroll
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            float* const full = all_staging + turn % BUFFERS * PASS * WRITE_PITCH;
+            stage(full + group * STAGED * WRITE_PITCH, sum, thread, pass);
+            asm volatile("bar.sync %0, %1;" ::"n"(TEAMS + 1), "n"(TEAMS * GROUP) : "memory");
+#pragma unroll
+            for (int i = 0; i < min(PASS, BF - pass); i += AT_ONCE) {
+                const int in_pass = i + lane_filter, filter = pass + in_pass;
+                if (in_pass >= min(PASS, BF - pass) || filter >= left) break;
+                Pixels v = add_teams(full + in_pass * WRITE_PITCH + lane_pixel);
+                zeros = v.finish(zeros, bias ? __ldg(bias + filter_0 + filter) : 0.0f, relu);
+                *reinterpret_cast<Pixels*>(to + filter * (int64)s.out_pixels) = v;
+            }
+        }
+        if (zeros == 0.0f) return;
+#pragma unroll 1
+        for (int filter = 0; filter < min(BF, left); ++filter)
+            if (filter % PASS % AT_ONCE == lane_filter)
+#pragma unroll 1
+                for (int i = 0; i < WIDTH; ++i)
+                    if (!isfinite(to[filter * (int64)s.out_pixels + i]))
+                        write_plain(tile_pixel + lane_pixel + i, filter_0 + filter);
+    }
+    // The sums of a place in all teams' buffers.
+    __device__ static __forceinline__ Pixels add_teams(const float* from) {
+        Pixels v = *reinterpret_cast<const Pixels*>(from);
+#pragma unroll
+        for (int team = 1; team < TEAMS; ++team) {
+            const Pixels more = *reinterpret_cast<const Pixels*>(from + team * STAGED * WRITE_PITCH);
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) v.of[i] += more.of[i];
+        }
+        return v;
+    }
+
     // The plain sum where a value is not finite.
     __device__ __forceinline__ void write_plain(const float (&sum)[SUMS], int thread, int tile_pixel, int filter_0) const {
         unsigned wanted[(SUMS + 31) / 32] = {};
@@ -157,15 +236,17 @@ struct Writer {
         for (int j = 0; j < (SUMS + 31) / 32; ++j)
 #pragma unroll 1
             for (; wanted[j]; wanted[j] &= wanted[j] - 1) {
-                const int i = j * 32 + __ffs(wanted[j]) - 1, filter = filter_0 + filter_of(thread, i);
-                const int pixel = tile_pixel + first_pixel(thread) + i % 4 / 2;
-                const int64 place = s.locate(pixel, s.filters);
-                if (place < 0 || filter >= s.filters) continue;
-                const int in_image = pixel % s.out_pixels;
-                float value = plain_sum(input, weight, s, 1, 1, pixel / s.out_pixels, filter, in_image / s.width,
-                                        in_image % s.width);
-                if (bias) value += bias[filter];
-                output[place + (int64)filter * s.out_pixels] = relu && value < 0.0f ? 0.0f : value;
+                const int i = j * 32 + __ffs(wanted[j]) - 1;
+                write_plain(tile_pixel + first_pixel_of(thread) + i % 4 / 2, filter_0 + filter_of(thread, i));
             }
+    }
+    __device__ __forceinline__ void write_plain(int pixel, int filter) const {
+        const int64 place = s.locate(pixel, s.filters);
+        if (place < 0 || filter >= s.filters) return;
+        const int in_image = pixel % s.out_pixels;
+        float value =
+            plain_sum(input, weight, s, 1, 1, pixel / s.out_pixels, filter, in_image / s.width, in_image % s.width);
+        if (bias) value += bias[filter];
+        output[place + (int64)filter * s.out_pixels] = relu && value < 0.0f ? 0.0f : value;
     }
 };
