@@ -178,7 +178,7 @@ struct Multiplier {
                 start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
                 const bool last = chunk + STRIDE >= s.chunks;
                 // Not from a tile with other weights, which wait until this one's have been used.
-                if (!last || more && !(RESIDENT && tile.is_last(s))) 
+                if (!last || more && !(RESIDENT && tile.is_last(s)))
                     fetch(unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -240,6 +240,5 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         const Writer writer = {s, input, weight, bias, output, relu != 0, staging, role};
         Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel_of(thread)};
         multiplier.run(writer);
-        writer.finish();
     }
 }

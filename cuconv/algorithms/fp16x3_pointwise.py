@@ -19,8 +19,8 @@ SOURCE = Path(__file__).with_suffix(".cu")
 # As in the .cu file.
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
-PIXEL_PITCH = 72  # floats of a channel's pixels in shared memory
-WRITE_PITCH = 72  # floats of a filter's pixels in shared memory, on the way to the output
+PIXEL_PITCH = 68  # floats of a channel's pixels in shared memory
+WRITE_PITCH = 68  # floats of a filter's pixels in shared memory, on the way to the output
 STATIC_BYTES = 1536  # more than the barriers take
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
