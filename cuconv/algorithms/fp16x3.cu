@@ -37,18 +37,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            int64 out_w, int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
-    // What is the same for all threads lies in shared memory, not in each one's registers.
     __shared__ Shared shared;
-    __shared__ Geometry g;
-    __shared__ Workspace workspace;
-    if (threadIdx.x == 0) {
-        g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
-               (int)(out_h * out_w)};
-        g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
-        g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
-        g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
-        workspace = Workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
-    }
+    // Of arguments alone, so that it lies in the registers that a warp shares: what is read from shared memory takes
+    // each thread's, and a producer short of them asks for input late.
+    Geometry g;
+    g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
+           (int)(out_h * out_w)};
+    g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
+    g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
+    g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
+    const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * 2 * INPUT_PART;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);
 

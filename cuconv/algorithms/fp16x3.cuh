@@ -46,7 +46,6 @@ struct Workspace {
     unsigned* flags;             // [blocks][2]
     float4* sums;                // [blocks][MAX_SUMS / 4]
 
-    Workspace() = default;
     __device__ __forceinline__ Workspace(void* start, int64 tile_chunks, int blocks) {
         char* at = static_cast<char*>(start);
         rows = at, at += tile_chunks * ROWS * ROW_BYTES;

@@ -37,7 +37,7 @@ struct Consumer {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int small = 1; small >= 0; --small) {
-            if (SUMS > WGMMA_SUMS || STEPS > 5)  // descriptors are too many to keep
+            if (SUMS > WGMMA_SUMS || STEPS > 4)  // descriptors are too many to keep
                 input_start += zero, weight_start += zero;
             else
                 asm volatile("" : "+r"(input_start), "+r"(weight_start));

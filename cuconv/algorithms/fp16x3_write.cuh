@@ -5,7 +5,7 @@
 
 // The operands, and what becomes of a sum.
 struct Output {
-    const Problem& p;
+    const Problem p;  // no reference: write_plain would want it in local memory
     const float *input, *weight, *bias;
     float* to;
     bool relu;
