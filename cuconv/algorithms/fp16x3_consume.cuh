@@ -60,11 +60,11 @@ struct Consumer {
     __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
         const int pitch_bytes = g.pitch * 16;
         Factors factors(workspace.exponents + from.tile_chunk(g) * BF, group, thread);
+        factors.fetch();
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
         for (const int end = count + chunks; count < end; ++count) {
             const int slot = count % IN_STAGES;
-            factors.fetch();
             barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
             const int of_input = shared.exponents[slot];  // before any thread can give the slot back
 #pragma unroll 1
@@ -74,7 +74,10 @@ struct Consumer {
                 Sums chain;
                 start_products(chain, input_stages + slot * 2 * INPUT_PART + row * pitch_bytes,
                                weight_stages + weight_slot * ROW_BYTES);
-                if (row == 0) factors.meet(of_input);  // while the products are under way
+                if (row == 0) {  // while the products are under way
+                    factors.meet(of_input);
+                    if (count + 1 < end) factors.fetch();
+                }
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");

@@ -30,7 +30,7 @@ struct Factors {
     __device__ __forceinline__ Factors(const int* exponents, int group, int thread)
         : of_filters(exponents + first_filter(group) + thread / 32 * 16 + thread % 32 / 4), of_sums{EMPTY, EMPTY} {}
 
-    // Before a chunk's input has come.
+    // A chunk ahead: the compiler wants them when the chunk's input has come, before the first products.
     __device__ __forceinline__ void fetch() {
         found[0] = __ldcg(of_filters), found[1] = __ldcg(of_filters + 8);
         of_filters += BF;

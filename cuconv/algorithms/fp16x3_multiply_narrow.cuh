@@ -39,7 +39,7 @@ struct Factors {
         __shared__ __align__(16) float factors[2][CONSUMERS / GROUP][(BF + 15) / 16 * 16];
         return factors[turn][group];
     }
-    // Before a chunk's input has come.
+    // A chunk ahead: the compiler wants them when the chunk's input has come, before the first products.
     __device__ __forceinline__ void fetch() {
         if (thread < BF) found = __ldcg(of_filters);
         of_filters += BF;
