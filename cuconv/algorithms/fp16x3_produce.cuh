@@ -188,6 +188,8 @@ struct Producer {
                     const int job = next ? i : (batch + 1) * BATCH + i;
                     if (job < JOBS) load(values[(batch + 1) % 2][i], job, next ? at.chunk : chunk);
                 }
+                // Not only once a chunk, which may be long. And a branch: nothing is converted ahead of the loads.
+                if (thread == 0) weights.fetch_what_fits(shared);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = batch * BATCH + i;
