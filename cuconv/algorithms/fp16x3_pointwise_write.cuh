@@ -10,21 +10,19 @@ constexpr int PASS = STAGED / 2, PASSES = (BF + PASS - 1) / PASS;  // filters of
 constexpr int SHARERS = JOINT ? TEAMS : 1;                          // teams of a tile's pixels
 constexpr int STAGING = STAGED * WRITE_PITCH;                       // floats of a team's buffers
 
+// Whether a condition holds in any thread of a warpgroup.
+__device__ __forceinline__ bool group_any(int group, bool condition) {
+    int any;
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %1, 0; bar.red.popc.u32 %0, %2, %3, p;}"
+                 : "=r"(any)
+                 : "r"((int)condition), "r"(1 + group), "n"(GROUP)
+                 : "memory");
+    return any;
+}
+
 // What is read and written at once.
 struct alignas(WIDTH * 4) Pixels {
     float of[WIDTH];
-
-    // With bias and ReLU. What is not finite becomes a NaN and stays one. Returns `zeros`, or a NaN where there is any.
-    __device__ __forceinline__ float finish(float zeros, float bias, bool relu) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-            of[i] = fmaf(of[i], 0.0f, of[i]);
-            zeros = fmaf(of[i], 0.0f, zeros);
-            of[i] += bias;
-            if (relu && of[i] < 0.0f) of[i] = 0.0f;
-        }
-        return zeros;
-    }
 };
 
 struct Writer {
@@ -45,16 +43,17 @@ struct Writer {
     __device__ static __forceinline__ int first_pixel_of(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
 
     // `count`: of the tile, one more each time.
-    __device__ __forceinline__ void write(const float (&sum)[SUMS], const Tile& tile, int count) const {
+    __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
         constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
         const int thread = own_thread(), sharer = JOINT ? team * GROUP + thread : thread;
         const int lane_pixel = sharer % COLUMNS * WIDTH, lane_filter = sharer / COLUMNS;
         const int pixel = tile.stretch * TILE + first_pixel(team) + lane_pixel, filter_0 = tile.filter_tile * BF;
         const int64 place = s.locate(pixel, s.filters);
-        const int left = place < 0 ? 0 : s.filters - filter_0;
-        float* const to = output + place + (int64)filter_0 * s.out_pixels;
+        const int left = place < 0 ? 0 : s.filters - filter_0 - lane_filter;
+        float* const to = output + place + (int64)(filter_0 + lane_filter) * s.out_pixels;
         float* const own = staging + team * STAGING;
-        float zeros = 0.0f;
+        bool bad = !JOINT && group_any(team, find_bad(sum));
+        if (!JOINT) finish(sum, thread, filter_0, bad);
         unsigned turn = count * PASSES;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
@@ -62,22 +61,65 @@ struct Writer {
             stage(own + buffer, sum, thread, pass);
             // This buffer is full, and the other one has been read.
             asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(SHARERS * GROUP) : "memory");
-            const float* const from = (JOINT ? staging : own) + buffer + lane_pixel;
+            const float* const from = (JOINT ? staging : own) + buffer + lane_filter * WRITE_PITCH + lane_pixel;
+            const int filters = min(PASS, BF - pass);
 #pragma unroll
-            for (int i = 0; i < min(PASS, BF - pass); i += AT_ONCE) {
-                const int in_pass = i + lane_filter, filter = pass + in_pass;
-                const bool is_there = PASS % AT_ONCE == 0 && BF % AT_ONCE == 0 || in_pass < min(PASS, BF - pass);
-                const bool wanted = is_there && filter < left;
-                Pixels v = {};
-                if (is_there) v = add_teams(from + in_pass * WRITE_PITCH);
-                zeros = v.finish(zeros, bias && wanted ? __ldg(bias + filter_0 + filter) : 0.0f, relu);
-                if (wanted) *reinterpret_cast<Pixels*>(to + filter * (int64)s.out_pixels) = v;
+            for (int i = 0; i < filters; i += AT_ONCE) {
+                if (filters % AT_ONCE && i + lane_filter >= filters) break;
+                Pixels v = add_teams(from + i * WRITE_PITCH);
+                if (JOINT) bad |= finish(v, filter_0 + lane_filter + pass + i);
+                if (pass + i < left) *reinterpret_cast<Pixels*>(to + (pass + i) * (int64)s.out_pixels) = v;
             }
         }
-        if (zeros != 0.0f)
+        if (bad)
 #pragma unroll 1
-            for (int filter = 0; filter < min(BF, left); ++filter)
-                if (filter % PASS % AT_ONCE == lane_filter) mend(to + filter * (int64)s.out_pixels, pixel, filter_0 + filter);
+            for (int pass = 0; pass < BF; pass += PASS)
+#pragma unroll 1
+                for (int i = pass; i < min(pass + PASS, BF) - lane_filter && i < left; i += AT_ONCE)
+                    mend(to + i * (int64)s.out_pixels, pixel, filter_0 + lane_filter + i);
+    }
+
+    // Whether a sum is not finite.
+    __device__ static __forceinline__ bool find_bad(const float (&sum)[SUMS]) {
+        float zeros[4] = {};
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) zeros[i % 4] = fmaf(sum[i], 0.0f, zeros[i % 4]);
+        return zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.0f;
+    }
+    // Bias and ReLU. What is not finite becomes a NaN, which stays one: it is to be found in the output.
+    __device__ __forceinline__ void finish(float (&sum)[SUMS], int thread, int filter_0, bool bad) const {
+        if (bad)
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) sum[i] = fmaf(sum[i], 0.0f, sum[i]);
+        if (bias)
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i)
+                if (i % 4 < 2) {
+                    const int filter = filter_0 + i / 4 * 8 + thread % 4 * 2 + i % 2;
+                    const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
+                    sum[i] += b, sum[i + 2] += b;
+                }
+        if (relu)
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];
+    }
+    // The same of a joint tile's sums, which are only there once they are added; returns whether one is not finite.
+    __device__ __forceinline__ bool finish(Pixels& v, int filter) const {
+        float zeros = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+            v.of[i] = fmaf(v.of[i], 0.0f, v.of[i]);
+            zeros = fmaf(v.of[i], 0.0f, zeros);
+        }
+        if (bias) {
+            const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) v.of[i] += b;
+        }
+        if (relu)
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) v.of[i] = v.of[i] < 0.0f ? 0.0f : v.of[i];
+        return zeros != 0.0f;
     }
 
     // A team's sums of some filters, into a buffer. Those of a thread: two filters of every eight, of two pixels.
