@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")  # what the tests compile for
-
 
 class LaunchError(RuntimeError):
     """The driver refused a launch."""
