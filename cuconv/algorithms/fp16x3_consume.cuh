@@ -30,13 +30,13 @@ struct Consumer {
 
     __device__ __forceinline__ void barrier() const { group_barrier(group); }
 
-    // chain = the products of one row of the filter, small ones first.
+    // chain = the products of one row of the filter, small ones first where there are any.
     __device__ __forceinline__ void start_products(Sums& chain, unsigned input, unsigned weights) const {
         unsigned input_start = descriptor(input + first_position(group) * 16, GROUP_BYTES);
         unsigned weight_start = descriptor(weights + first_filter(group) * 16, BF * 16);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int small = 1; small >= 0; --small) {
+        for (int small = FACTOR_PARTS - 1; small >= 0; --small) {
             if (SUMS > WGMMA_SUMS || STEPS > 4)  // descriptors are too many to keep
                 input_start += zero, weight_start += zero;
             else
@@ -49,7 +49,7 @@ struct Consumer {
                     multiply_step(chain, x, w + WEIGHT_PART / 16, step > 0);
                     multiply_step(chain, x + INPUT_PART / 16, w, 1);
                 } else {
-                    multiply_step(chain, x, w, 1);
+                    multiply_step(chain, x, w, FACTOR_PARTS == 2 || step > 0);
                 }
             }
         }
@@ -72,7 +72,7 @@ struct Consumer {
                 const int weight_slot = rows % WEIGHT_STAGES;
                 barrier_wait(shared.full_weights + weight_slot, rows / WEIGHT_STAGES & 1);
                 Sums chain;
-                start_products(chain, input_stages + slot * 2 * INPUT_PART + row * pitch_bytes,
+                start_products(chain, input_stages + slot * INPUT_STAGE + row * pitch_bytes,
                                weight_stages + weight_slot * ROW_BYTES);
                 if (row == 0) {  // while the products are under way
                     factors.meet(of_input);
