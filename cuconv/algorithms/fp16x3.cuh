@@ -10,7 +10,7 @@ constexpr int GROUP = 128;           // threads of a warpgroup
 constexpr int BF = FILTERS;          // of a tile
 constexpr int MAX_SUMS = 128 * 128;  // of a tile
 constexpr int TAPS = KH * KW;
-// A row: what one chain of products takes, a row of the filter for 16 channels, or all of a chunk's where it is 1x1.
+// A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is 1x1.
 constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
 constexpr int ROWS = CHANNELS / ROW_CHANNELS * KH;  // of a chunk, those of the same channels together
 constexpr int DEPTHS = ROW_CHANNELS / 16;           // wgmma depths of one filter position

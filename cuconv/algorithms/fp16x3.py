@@ -139,7 +139,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     if tile.narrow:
         # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
         multiply_us *= max(1, 0.5 + 32 / tile.filters)
-        chunk_us += costs.narrow * problem.kh
+        chunk_us += costs.narrow * (problem.kh if config.products == 3 else 1)  # chains, each with factors to be read
     chunk_us += multiply_us
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
