@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_split import Split, SplitCosts, convert_share, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRODUCTS, arguments_of, in_products, tensor_share
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, arguments_of, in_products
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 PRECISIONS = tuple(PRODUCTS)
@@ -48,14 +48,14 @@ class Costs(SplitCosts):
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
     multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
-    narrow: float = constant("the same, in addition, for a row of the filter with filters as the tensor cores' columns")
+    narrow: float = constant("the same, in addition, for a chain of products with filters as the tensor cores' columns")
     write: float = constant("a block's time to write 2**14 outputs")
     leave: float = constant("a block's time to leave 2**14 sums to another")
     collect: float = constant("a block's time to add 2**14 sums of another")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +129,19 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs = COSTS) -> float:
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs | None = None) -> float:
     """Estimated device time of both kernels in microseconds."""
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     tile = config.tile
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
     weights = tile.filters * CHANNELS * problem.filter_area
-    chunk_us = costs.chunk + costs.fetch * convert_share(config.products) * config.slots * SLOT * CHANNELS / 2**11
-    multiply_us = costs.multiply * tensor_share(config.products) * weights * tile.positions / 2**18
+    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * CHANNELS / 2**11
+    multiply_us = costs.multiply * weights * tile.positions / 2**18
     if tile.narrow:
         # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
         multiply_us *= max(1, 0.5 + 32 / tile.filters)
-        chunk_us += costs.narrow * (problem.kh if config.products == 3 else 1)  # chains, each with factors to be read
+        chains = problem.kh if config.products == PRODUCTS[FP32] else 1
+        chunk_us += costs.narrow * chains
     chunk_us += multiply_us
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)

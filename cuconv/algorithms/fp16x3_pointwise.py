@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_split import Split, SplitCosts, convert_share, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PARTS, PRODUCTS, in_products, is_pointwise, tensor_share
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, in_products, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -57,7 +57,7 @@ class Costs(SplitCosts):
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +139,21 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig
 
 
 def predicted_us(
-    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs = COSTS
+    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs | None = None
 ) -> float:
     """Estimated device time of both kernels in microseconds.
 
     A chunk takes a team's latency, the tensor cores' time for all teams, or that of the copies: their norm.
     """
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
     one_by_one = problem.out_pixels % VECTOR > 0
-    turn_us = costs.turn + costs.convert * convert_share(c.products) * c.channels / 64 + costs.add * c.filters / 64
-    multiply_us = costs.multiply * tensor_share(c.products) * c.filters * c.channels * TEAM_PIXELS * c.teams / 2**18
+    turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
+    multiply_us = costs.multiply * c.filters * c.channels * TEAM_PIXELS * c.teams / 2**18
     copy_us = costs.arrive / (c.stages - 1)
     copy_us += (costs.copy + costs.copy_one * one_by_one) * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
     sharers = c.teams if c.joint else 1
-    weight_parts = PARTS[c.products] / PARTS[PRODUCTS[FP32]]
-    copy_us += 0 if c.resident else costs.weights * weight_parts * sharers * c.filters * c.channels / 2**13
+    copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
     write_us = (costs.write + costs.write_one * one_by_one) / sharers + costs.gather * c.joint
     write_us *= c.filters * TEAM_PIXELS / 2**12
     chunks_us = ceil(ceil(problem.c / c.channels) / sharers) * hypot(turn_us, multiply_us, copy_us)

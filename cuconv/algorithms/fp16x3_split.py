@@ -31,11 +31,6 @@ def factor_bytes(products: int) -> int:
     return PART_BYTES * PARTS[products]
 
 
-def convert_share(products: int) -> float:
-    """Of what it costs to fetch a factor and to split it: the half that splitting takes goes with the parts."""
-    return 0.5 + 0.25 * PARTS[products]
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """How the weights are split: for tiles of so many filters, in chunks of so many channels."""
