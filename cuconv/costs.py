@@ -1,7 +1,8 @@
-"""The constants of the algorithms' cost models: costs.toml, a section for each, written by `python -m harness.tune`.
+"""The constants of the algorithms' cost models: a file for each precision, in it a section for each algorithm.
 
-An algorithm declares its constants as a frozen dataclass of floats, every field made by `constant`, and reads them by
-`load(Costs, NAME)`. A new algorithm starts with a section of guesses written by hand; the fit starts from them.
+They are costs.toml and costs_tf32.toml, written by `python -m harness.tune`. An algorithm declares its constants as a
+frozen dataclass of floats, every field made by `constant`, and reads them by `load(Costs, NAME, precision)` for each
+precision that it computes in. A new algorithm starts with sections of guesses written by hand; the fit starts there.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-PATH = Path(__file__).with_name("costs.toml")
+from cuconv.problem import FP32, TF32
+
+PATHS = {FP32: Path(__file__).with_name("costs.toml"), TF32: Path(__file__).with_name("costs_tf32.toml")}
 
 Costs = TypeVar("Costs")
 
 
 class CostsError(RuntimeError):
-    """A costs.toml that is not what the algorithms expect; the message is one sentence."""
+    """A file of costs that is not what the algorithms expect; the message is one sentence."""
 
 
 def constant(meaning: str) -> Any:
-    """A field of a class of costs; its meaning, with what it is a time of, is the comment in costs.toml."""
+    """A field of a class of costs; its meaning, with what it is a time of, is the comment in those files."""
     return field(metadata={"meaning": meaning})
 
 
-def load(kind: type[Costs], algorithm: str, path: Path = PATH) -> Costs:
-    """The constants of an algorithm; raises CostsError where one is missing, unknown, or not above 0."""
+def load(kind: type[Costs], algorithm: str, precision: str = FP32) -> Costs:
+    """The constants of an algorithm in a precision; raises CostsError where one is missing, unknown, or not above 0."""
+    path = PATHS[precision]
     try:
         section = tomllib.loads(path.read_text()).get(algorithm)
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -45,7 +49,7 @@ def load(kind: type[Costs], algorithm: str, path: Path = PATH) -> Costs:
 
 
 def text(sections: dict[str, Any], heading: list[str]) -> str:
-    """costs.toml for the costs of each algorithm by its name, with a comment on every constant."""
+    """A file for the costs of each algorithm by its name, with a comment on every constant."""
     lines = [f"# {line}" for line in heading]
     for algorithm, costs in sections.items():
         lines += ["", f"[{algorithm}]"]

@@ -27,7 +27,7 @@ def conv2d(
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     """float32 values rounded to nearest as TF32 numbers, 11 bits; of two that are as near the larger magnitude.
 
-    What conv2d multiplies in precision "tf32". NaN and infinities stay.
+    What conv2d multiplies in precision "tf32"; as FP16 numbers, in fp16x3, ties go to even. NaN and infinities stay.
     """
     rounded = (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x)

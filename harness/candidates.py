@@ -1,4 +1,4 @@
-"""Every configuration of every algorithm, timed: what the cost models are fitted to.
+"""Every configuration of every algorithm, timed in one precision: what the cost models of it are fitted to.
 
 candidates.csv has a row for each: the case, the configuration as it prints, the time predicted when it was measured,
 and microseconds of device time of each run. Only what gave the right output is in it.
@@ -10,7 +10,7 @@ import csv
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch, LaunchSequence
-from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from harness import timing
 from harness.catalogue import Case
 from harness.compiling import Compiler, Form, forms_of
 from harness.contenders import Operands
+from harness.precision import FP32, TF32
 from harness.records import CASE_COLUMNS, ResultsError
 from harness.verify import Verifier
 
@@ -38,7 +39,7 @@ COLUMNS = (
     *(f"run_{i}_us" for i in range(1, RUNS + 1)),
     "best_us",
 )
-TOLERANCE = 1e-5  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6
+TOLERANCES = {FP32: 1e-5, TF32: 1e-3}  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6, TF32 3e-4
 MAX_FLOP = 2e11  # of a case: beyond, nothing is learnt but throughput, at milliseconds a call
 MAX_RATIO = 3.0  # of a predicted time over the algorithm's least on the case: others are not measured
 PER_ALGORITHM = 16  # configurations of a case: the better half by prediction, the others drawn from what remains
@@ -57,15 +58,16 @@ class Candidate:
     predicted_us: float
 
 
-def candidates_of(case: Case, device: DeviceSpec, chance: random.Random) -> list[Candidate]:
-    """What is worth measuring on a case, of every algorithm that can compute it."""
+def candidates_of(problem: ConvProblem, device: DeviceSpec, chance: random.Random) -> list[Candidate]:
+    """What is worth measuring on a problem, of every algorithm that can compute it in its precision."""
     chosen = []
-    for name, module in ALGORITHMS.items():
+    for name in offering(problem.precision):
+        module = ALGORITHMS[name]
         try:
-            configs = module.candidates(case.problem, device)
+            configs = module.candidates(problem, device)
         except UnsupportedProblem:
             continue
-        found = [Candidate(name, config, module.predicted_us(case.problem, device, config)) for config in configs]
+        found = [Candidate(name, config, module.predicted_us(problem, device, config)) for config in configs]
         found.sort(key=lambda candidate: candidate.predicted_us)
         found = [one for one in found if one.predicted_us <= MAX_RATIO * found[0].predicted_us]
         best, others = found[: PER_ALGORITHM // 2], found[PER_ALGORITHM // 2 :]
@@ -74,9 +76,15 @@ def candidates_of(case: Case, device: DeviceSpec, chance: random.Random) -> list
 
 
 def measure(
-    cases: Iterable[Case], device: torch.device, spec: DeviceSpec, path: Path, minutes: float, seed: int
+    cases: Iterable[Case],
+    device: torch.device,
+    spec: DeviceSpec,
+    path: Path,
+    minutes: float,
+    seed: int,
+    precision: str = FP32,
 ) -> int:
-    """Time the candidates of as many cases as the minutes allow, in an order shuffled by the seed.
+    """Time the candidates of as many cases as the minutes allow, in an order shuffled by the seed, in a precision.
 
     Replaces the CSV file, row by row, so that what was measured is kept whatever happens. Returns the rows dropped
     because their output was wrong. Raises GpuLost.
@@ -92,13 +100,14 @@ def measure(
         writer.writerow(COLUMNS)
         plans = []
         for case in cases:
-            plans.append((case, candidates_of(case, spec, chance)))
-            compiler.start(_kernels(*plans[-1]))
-        for case, found in plans:
+            problem = replace(case.problem, precision=precision)
+            plans.append((case, problem, candidates_of(problem, spec, chance)))
+            compiler.start(_kernels(*plans[-1][1:]))
+        for case, problem, found in plans:
             if deadline.passed(case.label):
                 break
-            compiler.wait_for(_kernels(case, found))
-            for candidate, runs_us in _time_case(case, found, device, spec, seed):
+            compiler.wait_for(_kernels(problem, found))
+            for candidate, runs_us in _time_problem(problem, found, device, spec, seed):
                 if runs_us is None:
                     dropped += 1
                     continue
@@ -108,11 +117,11 @@ def measure(
     return dropped
 
 
-def _time_case(
-    case: Case, found: list[Candidate], device: torch.device, spec: DeviceSpec, seed: int
+def _time_problem(
+    problem: ConvProblem, found: list[Candidate], device: torch.device, spec: DeviceSpec, seed: int
 ) -> Iterable[tuple[Candidate, tuple[float, ...] | None]]:
     """Each candidate with its run times in microseconds, or with None where its output is wrong."""
-    p, generator = case.problem, torch.Generator(device).manual_seed(seed)
+    p, generator = problem, torch.Generator(device).manual_seed(seed)
     workspace_bytes = max(candidate.config.workspace_bytes for candidate in found)
     try:
         operands = Operands(
@@ -123,15 +132,15 @@ def _time_case(
         verifier = Verifier(p, operands, generator)
         workspace = torch.empty(workspace_bytes // FLOAT_BYTES + 1, device=device)
     except torch.OutOfMemoryError:
-        tqdm.write(f"left out: {case.label}: its tensors do not fit in memory")
+        tqdm.write(f"left out: {p.label}: its tensors do not fit in memory")
         return
     for candidate in found:
-        what = f"{candidate.algorithm} {candidate.config} on {case.label}"
+        what = f"{candidate.algorithm} {candidate.config} on {p.label}"
         try:
-            call = _call(case, candidate, operands, workspace, spec)
+            call = _call(p, candidate, operands, workspace, spec)
             operands.output.fill_(torch.nan)
             error = verifier.errors(call()).rel_l2
-            if not error <= TOLERANCE:
+            if not error <= TOLERANCES[p.precision]:
                 tqdm.write(f"wrong, left out: {what}: relative L2 error {error:.3g}")
                 yield candidate, None
                 continue
@@ -146,11 +155,11 @@ def _time_case(
 
 
 def _call(
-    case: Case, candidate: Candidate, operands: Operands, workspace: torch.Tensor, spec: DeviceSpec
+    problem: ConvProblem, candidate: Candidate, operands: Operands, workspace: torch.Tensor, spec: DeviceSpec
 ) -> Callable[[], torch.Tensor]:
     """A call of one configuration, on whatever stream is current when it is made."""
     device = operands.input.device
-    sequence = LaunchSequence(_launches(case, candidate), spec.arch, device.index)
+    sequence = LaunchSequence(_launches(problem, candidate), spec.arch, device.index)
     addresses = [tensor.data_ptr() for tensor in (operands.input, operands.weight)]
 
     def call() -> torch.Tensor:
@@ -161,13 +170,13 @@ def _call(
     return call
 
 
-def _launches(case: Case, candidate: Candidate) -> tuple[Launch, ...]:
-    return ALGORITHMS[candidate.algorithm].launches(case.problem, candidate.config, aligned=True, relu=False)
+def _launches(problem: ConvProblem, candidate: Candidate) -> tuple[Launch, ...]:
+    return ALGORITHMS[candidate.algorithm].launches(problem, candidate.config, aligned=True, relu=False)
 
 
-def _kernels(case: Case, found: list[Candidate]) -> list[Form]:
+def _kernels(problem: ConvProblem, found: list[Candidate]) -> list[Form]:
     """What the candidates need compiled."""
-    return forms_of(launch for candidate in found for launch in _launches(case, candidate))
+    return forms_of(launch for candidate in found for launch in _launches(problem, candidate))
 
 
 class _Deadline:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem, UnsupportedProblem
 from harness.analysis import CASE, geometric_mean, problem_of
+from harness.precision import FP32
 
 WEIGHT_POWER = 2  # a time counts by (best of its case and algorithm / it) to this power
 OUTLIER = 0.1  # errors of more than this factor (in logarithms) count linearly, not squared
@@ -37,11 +38,11 @@ class Row:
     us: float
 
 
-def rows_of(frame: pd.DataFrame, device: DeviceSpec) -> tuple[list[Row], int]:
-    """The rows of candidates.csv whose configurations this version of the code still has, and how many it has not."""
+def rows_of(frame: pd.DataFrame, device: DeviceSpec, precision: str = FP32) -> tuple[list[Row], int]:
+    """The rows of a precision's candidates.csv whose configurations this version has, and how many it has not."""
     rows = []
     for case, group in frame.groupby(CASE, sort=False):
-        problem = problem_of(pd.Series(case, index=CASE))
+        problem = replace(problem_of(pd.Series(case, index=CASE)), precision=precision)
         for algorithm, members in group.groupby("algorithm", sort=False):
             configs = _configs(problem, device, algorithm)
             known = zip(members.config, members.best_us, strict=True)
@@ -50,7 +51,7 @@ def rows_of(frame: pd.DataFrame, device: DeviceSpec) -> tuple[list[Row], int]:
 
 
 def _configs(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> dict[str, Any]:
-    if algorithm not in ALGORITHMS:
+    if algorithm not in offering(problem.precision):
         return {}
     try:
         return {str(config): config for config in ALGORITHMS[algorithm].candidates(problem, device)}
@@ -59,12 +60,12 @@ def _configs(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> dict[s
 
 
 def fit(rows: list[Row], device: DeviceSpec) -> Any:
-    """The constants for the rows of one algorithm, starting from those in use."""
+    """The constants for the rows of one algorithm in one precision, starting from those in use."""
     module = ALGORITHMS[rows[0].algorithm]
     us = np.array([row.us for row in rows])
     best = _best(rows)
     weights = np.array([(best[row.problem] / row.us) ** WEIGHT_POWER for row in rows])
-    start = np.log(astuple(module.COSTS))
+    start = np.log(astuple(module.COSTS[rows[0].problem.precision]))
 
     def errors(constants: np.ndarray) -> np.ndarray:
         costs = module.Costs(*np.exp(constants).tolist())

@@ -1,4 +1,4 @@
-"""python -m harness.tune: measure configurations on a GPU, fit the cost models to them, write cuconv/costs.toml."""
+"""python -m harness.tune: measure configurations on a GPU, fit the cost models to them, write cuconv/costs*.toml."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ import torch
 from tqdm import tqdm
 
 from cuconv import costs
-from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import DeviceSpec, device_spec
 from harness import candidates, environment
 from harness.analysis import AUTO
 from harness.catalogue import CatalogueError, load_sweep
 from harness.markdown import markdown
+from harness.precision import FP32, PRECISIONS, TF32
 from harness.records import ResultsError
 from harness.run import INTERRUPTED, USER_ERROR, UsageError
 
 CSV = "candidates.csv"
+FOLDERS = {FP32: "tune", TF32: "tune-tf32"}  # of what was measured, in results/DEVICE
 MINUTES = 4.0
 
 
@@ -36,8 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command = shlex.join(["python", "-m", "harness.tune", *arguments])
     try:
-        folder = _measured_folder(options.out) if options.fit_only else _measure(options, command)
-        _fit(folder, options.seed)
+        folder = _measured_folder(options) if options.fit_only else _measure(options, command)
+        _fit(folder, options.seed, options.precision)
     except (UsageError, CatalogueError, ResultsError, costs.CostsError) as error:
         print(f"harness.tune: {error}", file=sys.stderr)
         return USER_ERROR
@@ -54,9 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness.tune", description=__doc__.split(": ", 1)[1])
     add = parser.add_argument
     add("--config", default="tuning", help="a sweep of configs/ by name, or a YAML file of your own (default: tuning)")
+    add("--precision", choices=PRECISIONS, default=FP32, help="of the cost models to measure and fit (default: fp32)")
     add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
     add("--seed", type=int, default=0, help="of the data, the order of the cases and the layers held out (default: 0)")
-    add("--out", type=Path, help="results folder (default: results/DEVICE/tune)")
+    add("--out", type=Path, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
     add("--fit-only", action="store_true", help="fit to what was measured before; needs no GPU")
     return parser
 
@@ -69,7 +72,7 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
         raise UsageError(f"--minutes {options.minutes:g}: must be above 0")
     device = torch.device("cuda", torch.cuda.current_device())
     sweep = load_sweep(options.config)
-    folder = options.out or Path("results") / environment.device_slug(device) / "tune"
+    folder = options.out or Path("results") / environment.device_slug(device) / FOLDERS[options.precision]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,39 +80,41 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
     environments = environment.EnvironmentFile(folder)
     environments.keep({environments.enter(environment.report(device, command))})
     spec = device_spec(device.index)
-    dropped = candidates.measure(sweep.cases, device, spec, folder / CSV, options.minutes, options.seed)
+    limits = (options.minutes, options.seed, options.precision)
+    dropped = candidates.measure(sweep.cases, device, spec, folder / CSV, *limits)
     print(f"{folder / CSV}: {len(candidates.read(folder / CSV))} candidates; left out as wrong or failed: {dropped}")
     return folder
 
 
-def _measured_folder(out: Path | None) -> Path:
-    """The folder to fit to: the one asked for, or the only one under results/."""
-    if out is not None:
-        return out
-    found = sorted(Path("results").glob(f"*/tune/{CSV}"))
+def _measured_folder(options: argparse.Namespace) -> Path:
+    """The folder to fit to: the one asked for, or the only one of the precision under results/."""
+    if options.out is not None:
+        return options.out
+    found = sorted(Path("results").glob(f"*/{FOLDERS[options.precision]}/{CSV}"))
     if len(found) != 1:
         names = ", ".join(str(path.parent) for path in found) or "none"
-        raise UsageError(f"--fit-only without --out needs one measured folder under results/, there is {names}")
+        what = f"one folder measured in {options.precision} under results/"
+        raise UsageError(f"--fit-only without --out needs {what}, there is {names}")
     return found[0].parent
 
 
-def _fit(folder: Path, seed: int) -> None:
-    """Fit, say how good it is, and write costs.toml."""
+def _fit(folder: Path, seed: int, precision: str) -> None:
+    """Fit, say how good it is, and write the costs of the precision."""
     try:
         from harness import fitting
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'cuconv[tune]'") from None
 
     facts, device = _measured_on(folder)
-    rows, unknown = fitting.rows_of(candidates.read(folder / CSV), device)
+    rows, unknown = fitting.rows_of(candidates.read(folder / CSV), device, precision)
     if unknown:
         print(f"{unknown} rows are of configurations that this version does not have: measure again to fit to all")
     if not rows:
-        raise ResultsError(f"{folder / CSV} has no configuration of this version: measure again on a GPU")
+        raise ResultsError(f"{folder / CSV} has no {precision} configuration of this version: measure again on a GPU")
     training, held_out = fitting.split(rows, seed)
     sets = {"training": training, "all": rows}
     fitted = _fit_in_parallel(sets, device)
-    used = {name: module.COSTS for name, module in ALGORITHMS.items()}
+    used = {name: ALGORITHMS[name].COSTS[precision] for name in offering(precision)}
     columns = {
         "in use": (rows, used),
         "fitted to 3/4": (training, used | fitted["training"]),
@@ -118,9 +123,9 @@ def _fit(folder: Path, seed: int) -> None:
         "fitted to all": (rows, used | fitted["all"]),
     }
     print(_regret_table(columns, device))
-    heading = _heading(facts, len(rows), len({row.problem for row in rows}))
-    costs.PATH.write_text(costs.text(used | fitted["all"], heading))
-    print(f"written: {costs.PATH}")
+    heading = _heading(facts, len(rows), len({row.problem for row in rows}), precision)
+    costs.PATHS[precision].write_text(costs.text(used | fitted["all"], heading))
+    print(f"written: {costs.PATHS[precision]}")
 
 
 def _measured_on(folder: Path) -> tuple[dict[str, Any], DeviceSpec]:
@@ -158,7 +163,7 @@ def _regret_table(columns: dict[str, tuple[list, dict[str, Any]]], device: Devic
     from harness import fitting
 
     body, worst = [], ""
-    for name in (*ALGORITHMS, AUTO):
+    for name in (*columns["in use"][1], AUTO):
         cells = []
         for rows, constants in columns.values():
             mine = [row for row in rows if name in (AUTO, row.algorithm)]
@@ -170,10 +175,11 @@ def _regret_table(columns: dict[str, tuple[list, dict[str, Any]]], device: Devic
     return f"{note}\n\n" + markdown(["algorithm", *columns], body)
 
 
-def _heading(facts: dict[str, Any], rows: int, cases: int) -> list[str]:
+def _heading(facts: dict[str, Any], rows: int, cases: int, precision: str) -> list[str]:
     day = datetime.now(UTC).date().isoformat()
+    models, option = ("", "") if precision == FP32 else (f" in {precision.upper()}", f" --precision {precision}")
     return [
-        "Constants of the cost models by which auto chooses. Written by: python -m harness.tune",
+        f"Constants of the cost models by which auto chooses{models}. Written by: python -m harness.tune{option}",
         f"Fitted on {day} to {rows} configurations of {cases} cases, measured on {facts['gpu']}, "
         f"commit {(facts.get('commit') or 'unknown')[:12]}.",
         "Microseconds of what the comment says, where it does not name another unit.",

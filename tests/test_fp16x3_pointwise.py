@@ -1,5 +1,6 @@
 """Configurations of the 1x1 kernel on FP16 tensor cores: pure functions of problem and device."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -12,7 +13,9 @@ from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(128, 256, 14, 14, 1024, 1, 1)
 ODD = ConvProblem(3, 70, 13, 7, 37, 1, 1)
-FIT = [HEAVY, ODD, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
+DEEP = ConvProblem(1, 4200, 7, 7, 16, 1, 1, precision="tf32")  # so many chunks that barriers count
+IN_TF32 = [DEEP, replace(HEAVY, precision="tf32"), replace(ODD, precision="tf32")]
+FIT = [HEAVY, ODD, *IN_TF32, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
 
 
 def test_candidates_fit_the_device_and_cover_the_problem():
@@ -21,13 +24,13 @@ def test_candidates_fit_the_device_and_cover_the_problem():
         configs = fp16x3_pointwise.candidates(problem, H200)
         assert len({str(config) for config in configs}) == len(configs)
         for config in configs:
-            assert config.shared_bytes + fp16x3_pointwise.STATIC_BYTES <= H200.shared_bytes_per_block
-            barriers = 2 * (config.teams * config.stages + config.weight_stages)
-            assert 8 * barriers <= fp16x3_pointwise.STATIC_BYTES
+            barrier_bytes = fp16x3_pointwise.BARRIER_BYTES * (config.teams * config.stages + config.weight_stages)
+            static_bytes = max(barrier_bytes, fp16x3_pointwise.STATIC_BYTES)
+            assert config.shared_bytes + static_bytes <= H200.shared_bytes_per_block
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
             tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
             assert 1 <= config.blocks <= min(H200.sm_count, tiles)
-            assert config.filters <= fp16x3_pointwise.REGISTERS_HOLD[config.teams][config.channels]
+            assert config.filters <= fp16x3_pointwise.most_filters(config.teams, config.channels, config.products)
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
 

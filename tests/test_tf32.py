@@ -1,5 +1,6 @@
 """precision="tf32": what is rounded, who computes it, and what is said where nobody can."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -7,16 +8,31 @@ import torch
 
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, algorithms, reference
-from cuconv.algorithms import ALGORITHMS, offering, tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma
+from cuconv.algorithms import ALGORITHMS, fp16x3, fp16x3_pointwise, offering, tf32x3_wgmma
+from cuconv.algorithms.fp16x3_split import Split
 from cuconv.device import A100, H200
 from cuconv.select import plan, predicted_us
 from harness.catalogue import load_sweep
 from harness.contenders import cuconv_gpu
 
-OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_presplit")
+OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_presplit", "fp16x3", "fp16x3_pointwise")
 PROBLEM = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
+POINTWISE = ConvProblem(8, 96, 28, 28, 128, 1, 1)
 IN_TF32 = replace(PROBLEM, precision="tf32")
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
+
+
+def in_tf32(problem: ConvProblem) -> ConvProblem:
+    return replace(problem, precision="tf32")
+
+
+def plans(problem, device, names=OFFERING):
+    """Of those of the algorithms that compute the problem."""
+    found = {}
+    for name in names:
+        with suppress(UnsupportedProblem):
+            found[name] = plan(problem, device, name)
+    return found
 
 
 def float_of(bits: int) -> float:
@@ -90,10 +106,7 @@ def test_auto_takes_the_least_predicted_time_of_those_that_offer_it_and_those_in
         problem = replace(case.problem, precision="tf32")
         chosen, in_fp32 = plan(problem, device), plan(case.problem, device)
         rounded += chosen.algorithm in OFFERING and chosen.config.products == 1
-        for other in [
-            in_fp32,
-            *(plan(problem, device, name) for name in (OFFERING if device is H200 else OFFERING[:1])),
-        ]:
+        for other in [in_fp32, *plans(problem, device).values()]:
             assert predicted_us(problem, device, chosen) <= predicted_us(problem, device, other)
     assert rounded > 86  # of 172
 
@@ -109,16 +122,18 @@ def test_what_nobody_computes_in_tf32_is_computed_in_fp32():
 def test_one_product_is_predicted_to_take_less_than_three(device):
     problems = [case.problem for case in load_sweep("paper", batches=[1, 32]).cases]
     for name in OFFERING if device is H200 else OFFERING[:1]:
-        one, three = (
-            sum(predicted_us(p, device, plan(p, device, name)) for p in (replace(p, precision=q) for p in problems))
-            for q in ("tf32", "fp32")
-        )
-        assert one < 0.9 * three, name
+        times = {1: 0.0, 3: 0.0}
+        for problem in problems:
+            for same in (problem, in_tf32(problem)):
+                for computed in plans(same, device, [name]).values():
+                    times[computed.config.products] += predicted_us(same, device, computed)
+        assert 0 < times[1] < 0.95 * times[3], name
 
 
-@pytest.mark.parametrize("algorithm", [tf32x3_gemm, tf32x3_wgmma, tf32x3_presplit], ids=lambda a: a.SOURCE.stem)
-def test_every_kernel_is_compiled_for_the_products_of_its_configuration(algorithm):
-    for problem, products in ((PROBLEM, 3), (IN_TF32, 1)):
+@pytest.mark.parametrize("name", OFFERING)
+def test_every_kernel_is_compiled_for_the_products_of_its_configuration(name):
+    algorithm, in_fp32 = ALGORITHMS[name], POINTWISE if name == "fp16x3_pointwise" else PROBLEM
+    for problem, products in ((in_fp32, 3), (in_tf32(in_fp32), 1)):
         for config in algorithm.candidates(problem, H200):
             launches = algorithm.launches(problem, config, aligned=True, relu=False)
             assert {launch.macros["PRODUCTS"] for launch in launches} == {products}
@@ -129,6 +144,32 @@ def test_small_parts_take_no_memory():
     three = {str(c.tile) + str(c.split): c for c in tf32x3_wgmma.candidates(PROBLEM, H200)}
     one = {str(c.tile) + str(c.split): c for c in tf32x3_wgmma.candidates(IN_TF32, H200)}
     assert all(one[name].shared_bytes < three[name].shared_bytes for name in three)
+
+
+def test_low_parts_take_no_memory():
+    """What they leave is filled with stages."""
+    three, one = (Split(64, 16, products).workspace_bytes(PROBLEM) for products in (3, 1))
+    assert three - one == 2 * PROBLEM.m * PROBLEM.c * PROBLEM.filter_area
+    three, one = ({(c.tile, c.blocks): c for c in fp16x3.candidates(p, H200)} for p in (PROBLEM, IN_TF32))
+    assert all(one[size].input_stages > three[size].input_stages for size in three)
+    assert all(one[size].weight_stages > three[size].weight_stages for size in three)
+    three, one = (fp16x3_pointwise.candidates(p, H200) for p in (POINTWISE, in_tf32(POINTWISE)))
+    assert max(c.stages for c in one if c.resident) >= max(c.stages for c in three if c.resident)
+
+
+@pytest.mark.parametrize("exponent", [6, 14])
+def test_scaled_to_fp16_values_round_as_to_tf32(exponent):
+    """But for ties, and down to 2^-20 of the maximum, wherever the scale leaves that."""
+    generator = torch.Generator().manual_seed(2)
+    magnitudes = 2.0 ** torch.randint(-19, 1, (2, 64, 9, 9), generator=generator)
+    x, weight = torch.randn(2, 64, 9, 9, generator=generator), torch.randn(32, 64, 3, 3, generator=generator)
+    x, weight = x.clamp(-1.99, 1.99) * magnitudes, weight.clamp(-1.99, 1.99)
+    in_fp16 = [2.0**-exponent * (2.0**exponent * operand).half().double() for operand in (x, weight)]
+    in_tf32 = [reference.round_to_tf32(operand) for operand in (x, weight)]
+    kept = x.abs() >= 2.0**-20
+    assert bool(((in_fp16[0] - x).abs() <= 2.0**-11 * x.abs())[kept].all())
+    ours, theirs = (reference.conv2d(*operands, (1, 1)) for operands in (in_fp16, in_tf32))
+    assert torch.linalg.vector_norm(ours - theirs) < 3e-5 * torch.linalg.vector_norm(theirs)
 
 
 def test_a_plan_says_that_it_is_in_tf32():

@@ -12,33 +12,40 @@ import pytest
 import torch
 
 from cuconv import costs, jit
-from cuconv.algorithms import ALGORITHMS, tf32x3_gemm, tf32x3_wgmma
+from cuconv.algorithms import ALGORITHMS, offering, tf32x3_gemm, tf32x3_wgmma
 from cuconv.device import H200
 from harness import candidates, fitting, tune
 from harness.catalogue import load_sweep
 
 MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
 TRUTH = {
-    "tf32x3_gemm": replace(tf32x3_gemm.COSTS, multiply=0.5, fetch=0.15, exchange=4.0, cluster=1.0),
-    "tf32x3_wgmma": replace(tf32x3_wgmma.COSTS, turn_filters=0.6, write=1.4, cluster=1.5, traffic=0.03),
+    "tf32x3_gemm": replace(tf32x3_gemm.COSTS["fp32"], multiply=0.5, fetch=0.15, exchange=4.0, cluster=1.0),
+    "tf32x3_wgmma": replace(tf32x3_wgmma.COSTS["fp32"], turn_filters=0.6, write=1.4, cluster=1.5, traffic=0.03),
 }
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def made_up(folder, precision="fp32"):
     """A folder as harness.tune writes it; the times are those of the TRUTH."""
-    folder = tmp_path_factory.mktemp("tune")
     with open(folder / "candidates.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(candidates.COLUMNS)
         for case in load_sweep("smoke", batches=[1, 4]).cases:
+            problem = replace(case.problem, precision=precision)
             for name, module in MODULES.items():
-                for config in module.candidates(case.problem, H200):
-                    us = module.predicted_us(case.problem, H200, config, TRUTH[name])
+                for config in module.candidates(problem, H200):
+                    us = module.predicted_us(problem, H200, config, TRUTH[name])
                     writer.writerow([*case.key, name, config, 1.0, us, us, us, us])
     facts = {"gpu": H200.name, "compute_capability": "9.0", "multiprocessors": H200.sm_count, "commit": None}
     (folder / "environment.json").write_text(json.dumps({"environments": {"1": facts}}))
     return folder
+
+
+each_precision = pytest.mark.parametrize("precision", ["fp32", "tf32"])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    return made_up(tmp_path_factory.mktemp("tune"))
 
 
 def rows_of(folder, algorithm):
@@ -50,7 +57,7 @@ def rows_of(folder, algorithm):
 @pytest.mark.parametrize("name", MODULES)
 def test_a_fit_predicts_the_times_that_it_was_given(measured, name):
     rows = rows_of(measured, name)
-    before = fitting.regret(rows, H200, {name: MODULES[name].COSTS})
+    before = fitting.regret(rows, H200, {name: MODULES[name].COSTS["fp32"]})
     fitted = fitting.fit(rows, H200)
     after = fitting.regret(rows, H200, {name: fitted})
     assert 1 <= after.geometric <= max(1.001, (1 + before.geometric) / 2)
@@ -77,16 +84,36 @@ def test_layers_are_held_out_at_every_batch_size(measured):
 
 
 def test_fit_only_reports_and_writes_the_constants(measured, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(costs, "PATH", tmp_path / "costs.toml")
+    path = tmp_path / "costs.toml"
+    monkeypatch.setitem(costs.PATHS, "fp32", path)
     assert tune.main(["--fit-only", "--out", str(measured)]) == 0
     printed = capsys.readouterr().out
     assert "on the held-out 1/4" in printed and "| auto " in printed
-    written = tomllib.loads(costs.PATH.read_text())
+    written = tomllib.loads(path.read_text())
     assert set(written) == set(ALGORITHMS)
-    assert written["two_stage"]["planes"] == ALGORITHMS["two_stage"].COSTS.planes  # not measured: as it was
+    assert written["two_stage"]["planes"] == ALGORITHMS["two_stage"].COSTS["fp32"].planes  # not measured: as it was
     assert written["tf32x3_gemm"]["multiply"] == pytest.approx(0.5, rel=0.1)
     for name, module in ALGORITHMS.items():
-        costs.load(module.Costs, name, costs.PATH)
+        costs.load(module.Costs, name)
+
+
+def test_constants_of_tf32_are_fitted_to_what_was_measured_in_tf32(tmp_path, monkeypatch, capsys):
+    paths = {precision: tmp_path / f"{precision}.toml" for precision in costs.PATHS}
+    monkeypatch.setattr(costs, "PATHS", paths)
+    arguments = ["--fit-only", "--precision", "tf32", "--out", str(made_up(tmp_path, "tf32"))]
+    assert tune.main(arguments) == 0
+    assert "two_stage" not in capsys.readouterr().out
+    assert not paths["fp32"].exists()
+    assert "in TF32. Written by: python -m harness.tune --precision tf32\n" in paths["tf32"].read_text()
+    written = tomllib.loads(paths["tf32"].read_text())
+    assert tuple(written) == offering("tf32")
+    assert written["tf32x3_gemm"]["multiply"] == pytest.approx(0.5, rel=0.1)
+    assert written["fp16x3"]["multiply"] == ALGORITHMS["fp16x3"].COSTS["tf32"].multiply  # not measured: as it was
+
+
+def test_what_was_measured_in_one_precision_is_not_fitted_to_in_the_other(measured, capsys):
+    assert tune.main(["--fit-only", "--precision", "tf32", "--out", str(measured)]) == 2
+    assert "no tf32 configuration of this version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,17 +138,18 @@ def test_rows_of_configurations_that_are_gone_are_counted(measured, tmp_path):
 def computing(problem):
     """The algorithms that compute a problem: one of the fp16x3 pair does not, according to the filter."""
     refusing = "fp16x3" if problem.filter_area == 1 else "fp16x3_pointwise"
-    return {name: module for name, module in ALGORITHMS.items() if name != refusing}
+    return {name: ALGORITHMS[name] for name in offering(problem.precision) if name != refusing}
 
 
-def test_what_is_measured_is_the_best_by_prediction_and_some_others():
-    case = load_sweep("smoke", batches=[1]).cases[0]
-    found = candidates.candidates_of(case, H200, random.Random(1))
-    assert found == candidates.candidates_of(case, H200, random.Random(1))
-    assert {one.algorithm for one in found} == set(computing(case.problem))
-    for name, module in computing(case.problem).items():
+@each_precision
+def test_what_is_measured_is_the_best_by_prediction_and_some_others(precision):
+    problem = replace(load_sweep("smoke", batches=[1]).cases[0].problem, precision=precision)
+    found = candidates.candidates_of(problem, H200, random.Random(1))
+    assert found == candidates.candidates_of(problem, H200, random.Random(1))
+    assert {one.algorithm for one in found} == set(computing(problem))
+    for name, module in computing(problem).items():
         mine = [one for one in found if one.algorithm == name]
-        assert module.configure(case.problem, H200) in [one.config for one in mine]
+        assert module.configure(problem, H200) in [one.config for one in mine]
         assert len(mine) <= candidates.PER_ALGORITHM
         assert max(one.predicted_us for one in mine) <= candidates.MAX_RATIO * min(one.predicted_us for one in mine)
 
@@ -135,9 +163,9 @@ def test_configurations_of_a_case_print_differently():
 
 
 def test_kernels_to_compile_are_those_that_the_candidates_launch():
-    case = load_sweep("smoke", batches=[1]).cases[0]
-    found = candidates.candidates_of(case, H200, random.Random(1))
-    kernels = candidates._kernels(case, found)
+    problem = load_sweep("smoke", batches=[1]).cases[0].problem
+    found = candidates.candidates_of(problem, H200, random.Random(1))
+    kernels = candidates._kernels(problem, found)
     assert {source for source, _ in kernels} == {ALGORITHMS[one.algorithm].SOURCE for one in found}
     assert len(set(kernels)) == len(kernels) > len(ALGORITHMS)
 
@@ -153,9 +181,8 @@ def test_unseen_shapes_are_in_no_tuning_run():
 def without_a_gpu(monkeypatch):
     """Nothing is compiled, and every configuration is torch's convolution."""
 
-    def call(case, candidate, operands, workspace, spec):
-        p = case.problem
-        padding = (p.pad_h, p.pad_w)
+    def call(problem, candidate, operands, workspace, spec):
+        padding = (problem.pad_h, problem.pad_w)
         convolve = partial(torch.conv2d, operands.input, operands.weight, padding=padding)
         return lambda: operands.output.copy_(convolve())
 
@@ -165,23 +192,25 @@ def without_a_gpu(monkeypatch):
     return call
 
 
-def measure(path, minutes=10.0):
+def measure(path, minutes=10.0, precision="fp32"):
     cases = [case for case in load_sweep("smoke", batches=[1]).cases if case.layer.k == 1]
-    return candidates.measure(cases, torch.device("cpu"), H200, path, minutes, seed=1)
+    return candidates.measure(cases, torch.device("cpu"), H200, path, minutes, 1, precision)
 
 
-def test_what_is_measured_can_be_fitted(without_a_gpu, tmp_path):
+@each_precision
+def test_what_is_measured_can_be_fitted(without_a_gpu, tmp_path, precision):
     path = tmp_path / "new" / "candidates.csv"
-    assert measure(path) == 0
+    assert measure(path, precision=precision) == 0
     frame = candidates.read(path)
-    rows, unknown = fitting.rows_of(frame, H200)
-    assert unknown == 0 and {row.algorithm for row in rows} == set(ALGORITHMS) - {"fp16x3"}
+    rows, unknown = fitting.rows_of(frame, H200, precision)
+    assert unknown == 0 and {row.algorithm for row in rows} == set(offering(precision)) - {"fp16x3"}
+    assert {row.problem.precision for row in rows} == {precision}
     assert (frame.best_us == frame[["run_1_us", "run_2_us", "run_3_us"]].min(axis=1)).all()
 
 
 def test_wrong_output_is_left_out_and_counted(without_a_gpu, tmp_path, monkeypatch, capsys):
-    def call(case, candidate, operands, workspace, spec):
-        right = without_a_gpu(case, candidate, operands, workspace, spec)
+    def call(problem, candidate, operands, workspace, spec):
+        right = without_a_gpu(problem, candidate, operands, workspace, spec)
         return (lambda: right().mul_(1.001)) if candidate.algorithm == "two_stage" else right
 
     monkeypatch.setattr(candidates, "_call", call)
@@ -191,15 +220,15 @@ def test_wrong_output_is_left_out_and_counted(without_a_gpu, tmp_path, monkeypat
 
 
 def test_an_interrupted_measurement_keeps_its_rows(without_a_gpu, tmp_path, monkeypatch):
-    measured, time_case = [], candidates._time_case
+    measured, time_problem = [], candidates._time_problem
 
-    def interrupted(case, *arguments):
+    def interrupted(problem, *arguments):
         if measured:
             raise KeyboardInterrupt
-        measured.append(case)
-        return time_case(case, *arguments)
+        measured.append(problem)
+        return time_problem(problem, *arguments)
 
-    monkeypatch.setattr(candidates, "_time_case", interrupted)
+    monkeypatch.setattr(candidates, "_time_problem", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path / "candidates.csv")
     assert len(candidates.read(tmp_path / "candidates.csv")) > 0

@@ -13,9 +13,10 @@ An algorithm is a module with
                 Arguments that are operands are the addresses that cuconv.jit names: INPUT, WEIGHT, BIAS (0 for
                 none), OUTPUT, WORKSPACE, or one of them plus bytes. aligned: input, weights and output,
                 whose addresses are not known yet, start at multiples of 16 bytes
-    Costs       the constants of its cost model (cuconv.costs), read from its section of costs.toml
+    Costs       the constants of its cost model (cuconv.costs)
+    COSTS       by precision those in use, read from its section of costs.toml, or of costs_tf32.toml
     predicted_us(problem, device, configuration, costs) -> estimated device time in microseconds, by which auto
-                chooses; costs are by default those of costs.toml
+                chooses; costs are by default those in use for the configuration's precision
 
 The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, of which fp16x3_split.cuh, with
 fp16x3_split.py, is fp16x3_pointwise's too.

@@ -21,6 +21,7 @@
 // SLOTS     positions of a chunk in shared memory, in units of 128
 // WHOLE_GROUPS 1 where the number of channels is a multiple of 8
 // IN_STAGES, WEIGHT_STAGES: chunks of input and rows of weights in shared memory
+// PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
     g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
     const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
-    char* const weight_stages = dynamic + IN_STAGES * 2 * INPUT_PART;
+    char* const weight_stages = dynamic + IN_STAGES * INPUT_STAGE;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);
 
     if (threadIdx.x == 0) {

@@ -1,4 +1,7 @@
 // Shared by the parts of fp16x3: the split into FP16 numbers, and the workspace, where weights lie split.
+//
+// PRODUCTS  of FP16 numbers for one of FP32: 3, or 1 for the accuracy of TF32, which has as many bits; the high parts of
+//           factors are then all there is of them
 #pragma once
 
 #include "hopper.cuh"
@@ -7,13 +10,18 @@ constexpr int GROUP = 128;           // threads of a warpgroup
 constexpr int BF = FILTERS;          // of a tile
 constexpr int MAX_SUMS = 128 * 128;  // of a tile
 constexpr int TAPS = KH * KW;
-// A row: what one chain of products takes, a row of the filter for 16 channels, or all of a chunk's where it is 1x1.
+// A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is 1x1.
 constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
 constexpr int ROWS = CHANNELS / ROW_CHANNELS * KH;  // of a chunk, those of the same channels together
 constexpr int DEPTHS = ROW_CHANNELS / 16;           // wgmma depths of one filter position
 constexpr int STEPS = KW * DEPTHS;
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;  // high or low
-constexpr int ROW_BYTES = 2 * WEIGHT_PART;
+constexpr int FACTOR_PARTS = PRODUCTS == 3 ? 2 : 1;
+constexpr int ROW_BYTES = FACTOR_PARTS * WEIGHT_PART;
+// Exponent of the least maximum of a chunk of input that needs no other scale. With low parts what FP16 loses below 2^-14
+// does not matter; without them all 11 bits are to be there down to 2^-20 of the maximum.
+constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 4 : 6;
+static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
 constexpr int EMPTY = -4096;  // exponent of what is all zeros
 constexpr unsigned MAX_FINITE = 0x7f7fffffu;
 
@@ -22,14 +30,16 @@ __device__ __forceinline__ int clamp(int x, int least, int most) { return max(le
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 __device__ __forceinline__ unsigned finite_magnitude(float x) { return magnitude(x) > MAX_FINITE ? 0u : magnitude(x); }
 
-// Two floats as pairs of FP16, high + low; the first in the lower half.
+// Two floats as pairs of FP16, high + low; the first in the lower half. Where there is one product, high is all.
 __device__ __forceinline__ void split(float a, float b, unsigned& high, unsigned& low) {
-    float high_a, high_b;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(b), "f"(a));
+#if PRODUCTS == 3
+    float high_a, high_b;
     asm("{.reg .f16 x, y; mov.b32 {x, y}, %2; cvt.f32.f16 %0, x; cvt.f32.f16 %1, y;}"
         : "=f"(high_a), "=f"(high_b)
         : "r"(high));
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(b - high_b), "f"(a - high_a));
+#endif
 }
 __device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& low) {
     split(x[0], x[1], high.x, low.x);
@@ -40,7 +50,7 @@ __device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& l
 
 // What split_weights makes, and where blocks leave sums for each other.
 struct Workspace {
-    const char* rows;            // [filter tiles][chunks][ROWS][high, low][STEPS][2][BF][8] FP16
+    const char* rows;            // [filter tiles][chunks][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
     const int* exponents;        // [filter tiles][chunks][BF]: a filter's weights are their FP16 times 2 to this
     const float* channel_scales;  // [filter tiles][chunks][CHANNELS]: and the input is to be multiplied by this
     unsigned* flags;             // [blocks][2]

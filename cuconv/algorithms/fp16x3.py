@@ -1,4 +1,4 @@
-"""Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32: for the most work, twice tf32x3's rate."""
+"""Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for the most work."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_split import PAIR_BYTES, Split, SplitCosts
-from cuconv.algorithms.tf32x3 import MAX_INDEX, arguments_of
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, arguments_of, in_products
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
 
 # As in the .cu and .cuh files.
 THREADS = 512
@@ -34,8 +35,9 @@ FLAG_BYTES = 2 * 4  # of a block
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns
 MAX_INPUT_BYTES = 2**32
-# Chunks of input and rows of weights in shared memory: the first pair that fits.
-STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))
+# Chunks of input and rows of weights in shared memory, by products: the first pair that fits.
+STAGES = {3: ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))}
+STAGES[1] = ((6, 12), (6, 9), (4, 9), (4, 8), *STAGES[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,14 @@ class Costs(SplitCosts):
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
     multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
-    narrow: float = constant("the same, in addition, for a row of the filter with filters as the tensor cores' columns")
+    narrow: float = constant("the same, in addition, for a chain of products with filters as the tensor cores' columns")
     write: float = constant("a block's time to write 2**14 outputs")
     leave: float = constant("a block's time to leave 2**14 sums to another")
     collect: float = constant("a block's time to add 2**14 sums of another")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Fp16x3Config:
     blocks: int
     shared_bytes: int
     workspace_bytes: int
+    products: int
 
     @property
     def threads(self) -> int:
@@ -89,7 +92,8 @@ class Fp16x3Config:
         stages = f"{self.input_stages}+{self.weight_stages}"
         tile = f"{self.tile.filters}x{self.tile.positions}x{CHANNELS}"
         tile += " narrow" if self.tile.narrow else ""
-        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+        grid = f"stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={tile} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -103,7 +107,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample += [_macros(Tile(f, p, True), 3, 3, slots, False, 2, 3) for f, p, slots in odd]
     sample += [_macros(tile, 7, 7, 3, True, 2, 3) for tile in TILES]
     sample.append(_macros(Tile(64, 256), 3, 3, 6, False, 2, 3))
-    return sample
+    return sample + [macros | {"PRODUCTS": 1} for macros in sample]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
@@ -125,8 +129,9 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs = COSTS) -> float:
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs | None = None) -> float:
     """Estimated device time of both kernels in microseconds."""
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     tile = config.tile
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
     weights = tile.filters * CHANNELS * problem.filter_area
@@ -135,14 +140,15 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     if tile.narrow:
         # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
         multiply_us *= max(1, 0.5 + 32 / tile.filters)
-        chunk_us += costs.narrow * problem.kh
+        chains = problem.kh if config.products == PRODUCTS[FP32] else 1
+        chunk_us += costs.narrow * chains
     chunk_us += multiply_us
     parts = _parts(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
     exchange_us += costs.collect * (parts - 1)
     return (
         costs.block
-        + Split(tile.filters, CHANNELS).predicted_us(problem, device, costs)
+        + Split(tile.filters, CHANNELS, config.products).predicted_us(problem, device, costs)
         + ceil(tiles * chunks / config.blocks) * chunk_us
         + exchange_us * tile.filters * tile.positions / 2**14
         + costs.memory * problem.min_bytes / 2**20
@@ -160,11 +166,12 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
         whole_groups,
         config.input_stages,
         config.weight_stages,
+        config.products,
     )
     operands_and_sizes = arguments_of(problem, relu)
     main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
     return (
-        Split(config.tile.filters, CHANNELS).launch(problem, SOURCE, macros, config.blocks),
+        Split(config.tile.filters, CHANNELS, config.products).launch(problem, SOURCE, macros, config.blocks),
         Launch(SOURCE, macros, SOURCE.stem, config.blocks, THREADS, main, config.shared_bytes, overlap=True),
     )
 
@@ -208,15 +215,16 @@ def _narrow_tiles(filters: int) -> list[Tile]:
 
 def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:
     """Those of a tile: none where it does not fit into shared memory."""
-    filters = tile.filters
+    filters, products = tile.filters, PRODUCTS[problem.precision]
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
     slots = ceil((tile.positions + halo) / SLOT)
-    input_bytes = slots * SLOT * CHANNELS * PAIR_BYTES
-    row_bytes = problem.kw * CHANNELS * filters * PAIR_BYTES
+    input_bytes = slots * SLOT * CHANNELS * factor_bytes(products)
+    row_bytes = problem.kw * CHANNELS * filters * factor_bytes(products)
     limit = device.shared_bytes_per_block - STATIC_BYTES
     limit -= slots * SOURCE_BYTES + (FACTOR_BYTES * (filters + 8) if tile.narrow else 0)
     staging_bytes = NARROW_STAGING_BYTES if tile.narrow else STAGING_BYTES
-    fit = [pair for pair in STAGES if pair[0] * input_bytes + pair[1] * row_bytes + staging_bytes <= limit]
+    limit -= staging_bytes
+    fit = [pair for pair in STAGES[products] if pair[0] * input_bytes + pair[1] * row_bytes <= limit]
     if not fit or slots > MAX_SLOTS:
         return []
     input_stages, weight_stages = fit[0]
@@ -225,7 +233,7 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list
     if tiles * chunks > MAX_INDEX:
         return []
     shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
-    weight_bytes = Split(filters, CHANNELS).workspace_bytes(problem)
+    weight_bytes = Split(filters, CHANNELS, products).workspace_bytes(problem)
     return [
         Fp16x3Config(
             tile,
@@ -235,6 +243,7 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list
             blocks,
             shared_bytes=shared_bytes,
             workspace_bytes=weight_bytes + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
+            products=products,
         )
         for blocks in _grids(tiles, chunks, device.sm_count)
     ]
@@ -278,6 +287,7 @@ def _macros(
     whole_groups: bool,
     input_stages: int,
     weight_stages: int,
+    products: int = 3,
 ) -> dict[str, int]:
     return {
         "NARROW": int(tile.narrow),
@@ -290,4 +300,5 @@ def _macros(
         "WHOLE_GROUPS": int(whole_groups),
         "IN_STAGES": input_stages,
         "WEIGHT_STAGES": weight_stages,
+        "PRODUCTS": products,
     }

@@ -15,6 +15,9 @@ __device__ __forceinline__ unsigned descriptor(unsigned address, int depth_bytes
     return address >> 4 & 0x3fff | depth_bytes >> 4 << 16;
 }
 
+// A chain of products: a row of the filter, or in one product, where rounding costs more than a long chain, a whole chunk.
+constexpr bool CHAINS_OF_ROWS = PRODUCTS == 3;
+
 // One of the two warpgroups that multiply.
 struct Consumer {
     const Geometry& g;
@@ -30,13 +33,13 @@ struct Consumer {
 
     __device__ __forceinline__ void barrier() const { group_barrier(group); }
 
-    // chain = the products of one row of the filter, small ones first.
-    __device__ __forceinline__ void start_products(Sums& chain, unsigned input, unsigned weights) const {
+    // chain = the products of one row of the filter, or += where `keep`; small ones first where there are any.
+    __device__ __forceinline__ void start_products(Sums& chain, unsigned input, unsigned weights, int keep) const {
         unsigned input_start = descriptor(input + first_position(group) * 16, GROUP_BYTES);
         unsigned weight_start = descriptor(weights + first_filter(group) * 16, BF * 16);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int small = 1; small >= 0; --small) {
+        for (int small = FACTOR_PARTS - 1; small >= 0; --small) {
             if (SUMS > WGMMA_SUMS || STEPS > 4)  // descriptors are too many to keep
                 input_start += zero, weight_start += zero;
             else
@@ -46,10 +49,10 @@ struct Consumer {
                 const unsigned w = weight_start + step * 2 * BF;  // in units of 16 bytes
                 const unsigned x = input_start + step;
                 if (small) {
-                    multiply_step(chain, x, w + WEIGHT_PART / 16, step > 0);
+                    multiply_step(chain, x, w + WEIGHT_PART / 16, step > 0 ? 1 : keep);
                     multiply_step(chain, x + INPUT_PART / 16, w, 1);
                 } else {
-                    multiply_step(chain, x, w, 1);
+                    multiply_step(chain, x, w, FACTOR_PARTS == 2 || step > 0 ? 1 : keep);
                 }
             }
         }
@@ -67,13 +70,13 @@ struct Consumer {
             const int slot = count % IN_STAGES;
             barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
             const int of_input = shared.exponents[slot];  // before any thread can give the slot back
-#pragma unroll 1
+            Sums chain;
+#pragma unroll CHAINS_OF_ROWS ? 1 : ROWS  // a chain that went round a loop would be spilled
             for (int row = 0; row < ROWS; ++row, ++rows) {
                 const int weight_slot = rows % WEIGHT_STAGES;
                 barrier_wait(shared.full_weights + weight_slot, rows / WEIGHT_STAGES & 1);
-                Sums chain;
-                start_products(chain, input_stages + slot * 2 * INPUT_PART + row * pitch_bytes,
-                               weight_stages + weight_slot * ROW_BYTES);
+                start_products(chain, input_stages + slot * INPUT_STAGE + row * pitch_bytes,
+                               weight_stages + weight_slot * ROW_BYTES, !CHAINS_OF_ROWS && row > 0);
                 if (row == 0) {  // while the products are under way
                     factors.meet(of_input);
                     if (count + 1 < end) factors.fetch();
@@ -85,8 +88,9 @@ struct Consumer {
                     barrier_arrive(shared.empty_weights + weight_slot);
                     if (row == ROWS - 1) barrier_arrive(shared.empty_input + slot);
                 }
-                factors.add(sums, chain);
+                if (CHAINS_OF_ROWS) factors.add(sums, chain);
             }
+            if (!CHAINS_OF_ROWS) factors.add(sums, chain);
         }
         factors.finish(sums);
     }

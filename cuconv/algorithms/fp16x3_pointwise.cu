@@ -18,6 +18,7 @@
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane may be copied and written at once
+// PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -25,13 +26,13 @@
 #include "fp16x3_pointwise_wgmma.cuh"
 #include "fp16x3_pointwise_write.cuh"
 
-// A pixel's scale: a power of two that stays while it brings a chunk's maximum to 2^4 to 2^15.
+// A pixel's scale: a power of two that stays while it brings a chunk's maximum to 2^LEAST_EXPONENT to 2^15.
 struct PixelScale {
     int exponent = EMPTY, first = EMPTY;  // in use; of the tile's first chunk that is not zero, which the sums keep
 
     __device__ __forceinline__ void suit(float most) {
         const int found = (int)(__float_as_uint(most) >> 23) - 127;
-        if (most == 0.0f || found + exponent >= 4 && found + exponent <= 14) return;
+        if (most == 0.0f || found + exponent >= LEAST_EXPONENT && found + exponent <= 14) return;
         exponent = clamp(10 - found, -113, 126);
         if (first == EMPTY) first = exponent;
     }
@@ -89,7 +90,8 @@ struct Fragments {
     }
 };
 
-// chain = the products of a chunk, small ones first: the tensor cores begin with the first depth that is split.
+// chain = the products of a chunk, small ones first where there are any: the tensor cores begin with the first depth that
+// is split.
 __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragments& pixels,
                                                const PixelScale (&scales)[2], unsigned (&high)[STEPS][4],
                                                unsigned (&low)[STEPS][4], unsigned weights) {
@@ -101,11 +103,11 @@ __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragm
     for (int step = 0; step < STEPS; ++step) {
         pixels.split_step(step, x, y, high[step], low[step]);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        wgmma(chain, low[step], b_high + step * 2 * BF, step > 0);
-        wgmma(chain, high[step], b_low + step * 2 * BF, 1);
+        wgmma(chain, FACTOR_PARTS == 2 ? low[step] : high[step], b_high + step * 2 * BF, step > 0);
+        if (FACTOR_PARTS == 2) wgmma(chain, high[step], b_low + step * 2 * BF, 1);
     }
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) wgmma(chain, high[step], b_high + step * 2 * BF, 1);
+    for (int step = 0; FACTOR_PARTS == 2 && step < STEPS; ++step) wgmma(chain, high[step], b_high + step * 2 * BF, 1);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 

@@ -1,4 +1,4 @@
-"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32: much work, and memory-bound layers."""
+"""1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: much work, or memory-bound."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from dataclasses import dataclass
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_split import PAIR_BYTES, Split, SplitCosts
-from cuconv.algorithms.tf32x3 import MAX_INDEX, is_pointwise
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, in_products, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
 
 # As in the .cu file.
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
 PIXEL_PITCH = 68  # floats of a channel's pixels in shared memory
 WRITE_PITCH = 68  # floats of a filter's pixels in shared memory, on the way to the output
-STATIC_BYTES = 1536  # more than the barriers take
+STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
+BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
@@ -30,8 +32,10 @@ FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 CHANNELS = (16, 32, 48, 64)  # of a chunk
 MAX_STAGES = 6
 JOINT_TILES = 3  # for each SM, at most, where teams share tiles
-# The most filters of a tile by teams of a block and channels of a chunk: what the registers hold.
+# The most filters of a tile by teams of a block and channels of a chunk: what the registers hold, and
+# where they hold more: low parts take none with one product.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
+MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Costs(SplitCosts):
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Fp16x3PointwiseConfig:
     blocks: int
     shared_bytes: int
     workspace_bytes: int
+    products: int
 
     @property
     def pixels(self) -> int:
@@ -89,7 +94,8 @@ class Fp16x3PointwiseConfig:
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
-        return f"tile={tile} stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
+        grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
+        return f"tile={tile} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -102,7 +108,10 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample += [_macros(16, 64, 3, 0, 4, 3, 1, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 32, 0)]
     sample += [_macros(128, 64, 2, 0, 3, 3, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 32, 1)]
     sample += [_macros(64, 64, 2, 1, 3, 8, 1, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 32, 1)]
-    return sample
+    more = [(filters, channels, teams) for (teams, channels), filters in MORE_IN_ONE_PRODUCT.items()]
+    in_one = sample + [_macros(*size, 0, 2, 2, *rest) for size in more for rest in ((0, 64, 1), (1, 32, 0))]
+    in_one += [_macros(*size, 1, 2, 2 * size[2], 0, 64, 1) for size in more]
+    return sample + [macros | {"PRODUCTS": 1} for macros in in_one]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
@@ -111,11 +120,17 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     found = []
     for filters in _filters(problem.m):
         for channels in _channels(problem.c):
-            for teams, hold in REGISTERS_HOLD.items():
-                if filters <= hold[channels]:
+            for teams in REGISTERS_HOLD:
+                if filters <= most_filters(teams, channels, PRODUCTS[problem.precision]):
                     for joint in (False, True):
                         found += _candidates_of(problem, device, filters, channels, teams, joint)
     return found
+
+
+def most_filters(teams: int, channels: int, products: int) -> int:
+    """Of a tile, in chunks of so many channels: what the registers hold."""
+    most = REGISTERS_HOLD[teams][channels]
+    return most if products == PRODUCTS[FP32] else MORE_IN_ONE_PRODUCT.get((teams, channels), most)
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig:
@@ -124,12 +139,13 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig
 
 
 def predicted_us(
-    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs = COSTS
+    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs | None = None
 ) -> float:
     """Estimated device time of both kernels in microseconds.
 
     A chunk takes a team's latency, the tensor cores' time for all teams, or that of the copies: their norm.
     """
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
     one_by_one = problem.out_pixels % VECTOR > 0
     turn_us = costs.turn + costs.convert * c.channels / 64 + costs.add * c.filters / 64
@@ -142,7 +158,7 @@ def predicted_us(
     write_us *= c.filters * TEAM_PIXELS / 2**12
     chunks_us = ceil(ceil(problem.c / c.channels) / sharers) * hypot(turn_us, multiply_us, copy_us)
     tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
-    split_us = Split(c.filters, c.channels).predicted_us(problem, device, costs)
+    split_us = Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
     return costs.block + split_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
 
 
@@ -151,9 +167,10 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0
     macros = _macros(c.filters, c.channels, c.teams, c.joint, c.stages, c.weight_stages, c.resident, c.staged, vector)
+    macros |= {"PRODUCTS": c.products}
     main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
     return (
-        Split(c.filters, c.channels).launch(p, SOURCE, macros, 0),
+        Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, 0),
         Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, main, c.shared_bytes, overlap=True),
     )
 
@@ -199,12 +216,13 @@ def _candidates_of(
 
     More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
     """
-    stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
-    weight_bytes = filters * channels * PAIR_BYTES + (filters + channels) * FLOAT_BYTES
+    products, stage_bytes = PRODUCTS[problem.precision], teams * channels * PIXEL_PITCH * FLOAT_BYTES
+    weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
     chunks, tiles = ceil(problem.c / channels), _tiles(problem, filters, TEAM_PIXELS * (1 if joint else teams))
     if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
         return []
     weight_users = teams if joint else 1  # with stages of their own
+    barriers = max(0, BARRIER_BYTES * (chunks + teams * MAX_STAGES) - STATIC_BYTES)  # if weights stay, more than usual
 
     def staging_bytes(staged: int) -> int:
         return teams * staged * WRITE_PITCH * FLOAT_BYTES
@@ -212,7 +230,7 @@ def _candidates_of(
     def most_stages(stay: bool, staged: int) -> int:
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
         if stay:
-            return min(MAX_STAGES, (room - chunks * weight_bytes) // stage_bytes)
+            return min(MAX_STAGES, (room - barriers - chunks * weight_bytes) // stage_bytes)
         return min(MAX_STAGES, room // (stage_bytes + weight_users * weight_bytes))
 
     found = []
@@ -234,7 +252,8 @@ def _candidates_of(
                 staged,
                 blocks=min(device.sm_count, tiles),
                 shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
-                workspace_bytes=Split(filters, channels).workspace_bytes(problem),
+                workspace_bytes=Split(filters, channels, products).workspace_bytes(problem),
+                products=products,
             )
         )
     return found
@@ -265,4 +284,5 @@ def _macros(
         "RESIDENT": int(resident),
         "STAGED": staged,
         "VECTOR": int(vector),
+        "PRODUCTS": PRODUCTS[FP32],
     }

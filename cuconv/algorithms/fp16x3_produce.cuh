@@ -7,8 +7,9 @@
 // converted, the next is under way to the other half of the registers.
 constexpr int JOBS = SLOTS * (CHANNELS / 8);
 constexpr int BATCHES = JOBS <= (TAPS < 25 ? 6 : 4) ? 2 : (JOBS + 3) / 4 * 2, BATCH = (JOBS + BATCHES - 1) / BATCHES;
-constexpr unsigned LEAST = 0x4c00, MOST = 0x7800;  // 16 and 32768 as FP16: a chunk's maximum, scaled
-constexpr int TARGET = 9;                  // its exponent where the scale is chosen
+// A chunk's maximum, scaled, as FP16 (32768 at most), and its exponent where the scale is chosen.
+constexpr unsigned LEAST = LEAST_EXPONENT + 15 << 10, MOST = 0x7800;
+constexpr int TARGET = (LEAST_EXPONENT + 15) / 2;
 
 // The first of a job's eight channels, in its chunk, and its position, in its tile.
 __device__ __forceinline__ constexpr int channel_of(int job) { return job / SLOTS * 8; }
@@ -20,7 +21,7 @@ __device__ __forceinline__ uint4 store(const float (&scaled)[8], int job, int th
     split(scaled, high, low);
     char* const target = stage + channel_of(job) / 8 * GROUP_BYTES + position_of(job, thread) * 16;
     *reinterpret_cast<uint4*>(target) = high;
-    *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
+    if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
     return high;
 }
 
@@ -154,7 +155,7 @@ struct Producer {
 
     __device__ __forceinline__ void run(const Share& share) {
         float values[2][BATCH][8];
-        int exponent = 6;  // of the scale: suits maxima of 1/4 to 512
+        int exponent = TARGET - 3;  // of the scale: suits maxima of 1/4 to 512, of 1/2 to 256 for one product
         int unit = share.begin + group;
         if (unit >= share.end) return;
         Place at(unit, g);
@@ -167,7 +168,7 @@ struct Producer {
         barrier();
         for (int turn = 0; unit < share.end; unit += 2, turn ^= 1) {
             const int count = unit - share.begin, slot = count % IN_STAGES, round = count / IN_STAGES;
-            char* const stage = stages + slot * 2 * INPUT_PART;
+            char* const stage = stages + slot * INPUT_STAGE;
             const int chunk = at.chunk, stretch = at.stretch;
             at.advance(g), at.advance(g);  // what is fetched from here on; past the end it is nowhere, or of no use
             const bool last = unit + 2 >= share.end;

@@ -139,7 +139,7 @@ __device__ __forceinline__ void write(const float (&values)[TURNS][8], float fac
         const int step = tap % KW * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
         char* const target = to + row * ROW_BYTES + (step * 2 + group) * BF * 16;
         *reinterpret_cast<uint4*>(target) = high;
-        *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
+        if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
     }
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from cuconv.algorithms.tf32x3 import PARTS
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
@@ -14,7 +15,7 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem
 # As in the .cuh file.
 FILTERS = 32  # of a block
 GROUP_WARPS = 5  # at most, of a block for eight channels
-PAIR_BYTES = 4  # a weight as two FP16 numbers
+PART_BYTES = 2  # of a factor, which is one FP16 number, or two where there are three products
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,18 @@ class SplitCosts:
     split_bytes: float = constant("2**20 bytes read or written by that kernel")
 
 
+def factor_bytes(products: int) -> int:
+    """Of a weight or an element of the input, in all its parts."""
+    return PART_BYTES * PARTS[products]
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """How the weights are split: for tiles of so many filters, in chunks of so many channels."""
 
     filters: int
     channels: int
+    products: int
 
     def parts(self, problem: ConvProblem) -> int:
         """(tile, chunk) pairs, of which each has scales of its own."""
@@ -42,8 +49,8 @@ class Split:
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Of the split weights, filters' exponents and channels' scales."""
-        weights = self.filters * self.channels * problem.filter_area
-        return self.parts(problem) * (weights * PAIR_BYTES + (self.filters + self.channels) * FLOAT_BYTES)
+        weight_bytes = factor_bytes(self.products) * self.filters * self.channels * problem.filter_area
+        return self.parts(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
 
     def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int) -> Launch:
         """blocks: of the main kernel that leave sums to each other, whose flags are cleared."""
@@ -56,6 +63,7 @@ class Split:
     def predicted_us(self, problem: ConvProblem, device: DeviceSpec, costs: SplitCosts) -> float:
         """Estimated time: rounds of blocks, and bytes."""
         of_block = FILTERS * self.channels * problem.filter_area
-        weight_bytes = FLOAT_BYTES * problem.m * problem.c * problem.filter_area
+        bytes_of_each = FLOAT_BYTES + factor_bytes(self.products)
+        moved_bytes = bytes_of_each * problem.m * problem.c * problem.filter_area
         rounds = ceil(self.blocks(problem) / device.sm_count)
-        return costs.split * of_block / 2**14 * rounds + costs.split_bytes * 2 * weight_bytes / 2**20
+        return costs.split * of_block / 2**14 * rounds + costs.split_bytes * moved_bytes / 2**20

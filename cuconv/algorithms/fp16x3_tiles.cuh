@@ -9,6 +9,7 @@ constexpr int BP = TILE_POSITIONS;
 constexpr int POSITIONS = SLOTS * 128;                  // of a chunk in shared memory
 constexpr int GROUP_BYTES = POSITIONS * 16;             // eight channels
 constexpr int INPUT_PART = CHANNELS / 8 * GROUP_BYTES;  // high or low
+constexpr int INPUT_STAGE = FACTOR_PARTS * INPUT_PART;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
 constexpr int SUMS = BF * BP / CONSUMERS;  // of a thread that multiplies

@@ -19,6 +19,7 @@ VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
 # Products of TF32 numbers for one of a precision, and the parts of a factor: big and small, or the rounded one alone.
 PRODUCTS = dict(zip(PRECISIONS, (3, 1), strict=True))
+PRECISION_OF = {products: precision for precision, products in PRODUCTS.items()}
 PARTS = {3: 2, 1: 1}
 
 # Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs
@@ -50,11 +51,6 @@ class OverlapCosts(GridCosts):
     pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
     work: float = constant("an SM's time for a warpgroup's stage, if others hide the wait")
     work_filters: float = constant("the same, in addition, for each 64 filters")
-
-
-def tensor_share(products: int) -> float:
-    """Of what three products cost, where that goes with their number: a count, to which nothing was fitted."""
-    return products / PRODUCTS[FP32]
 
 
 def in_products(products: int) -> str:

@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
+    PRECISION_OF,
     PRODUCTS,
     SPLITS,
     GridCosts,
@@ -18,7 +19,6 @@ from cuconv.algorithms.tf32x3 import (
     is_pointwise,
     memory_us,
     stages_of,
-    tensor_share,
     those_that_fit,
 )
 from cuconv.costs import constant, load
@@ -47,7 +47,7 @@ class Costs(GridCosts):
     weights: float = constant("the same for weights")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +150,20 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3GemmConfig:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmConfig, costs: Costs = COSTS) -> float:
+def predicted_us(
+    problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmConfig, costs: Costs | None = None
+) -> float:
     """Estimated device time in microseconds.
 
     Blocks come in rounds of those that an SM holds; a round waits for a block's chain of stages, and every block of the
     busiest SM adds its work.
     """
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     tile, split = config.tile, config.split
     stages = stages_of(problem, tile.bk, split)
     fetch_us = costs.pointwise_fetch if config.pointwise else costs.fetch
     wait_us = fetch_us * tile.bn * tile.bk / tile.threads + costs.warp_group * tile.threads / 128
-    work_us = tensor_share(config.products) * costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
+    work_us = costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
     work_us += (costs.columns * tile.bn + costs.weights * tile.bm) * tile.bk / 2**11
     outputs = tile.bm * tile.bn / 2**12
     round_us = costs.block + stages * wait_us

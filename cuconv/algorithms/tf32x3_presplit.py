@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
     PARTS,
+    PRECISION_OF,
     PRODUCTS,
     SPLITS,
     Block,
@@ -19,7 +20,6 @@ from cuconv.algorithms.tf32x3 import (
     is_pointwise,
     overlapped_us,
     stages_of,
-    tensor_share,
     those_that_fit,
 )
 from cuconv.algorithms.tf32x3_wgmma import (
@@ -51,7 +51,7 @@ class Costs(OverlapCosts):
     split_weights: float = constant("2**20 bytes read or written by the kernel that splits the weights")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +155,25 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3PresplitConfig:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3PresplitConfig, costs: Costs = COSTS) -> float:
+def predicted_us(
+    problem: ConvProblem, device: DeviceSpec, config: Tf32x3PresplitConfig, costs: Costs | None = None
+) -> float:
     """Estimated device time of both kernels in microseconds."""
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     tile = config.tile
     stages = stages_of(problem, STAGE_DEPTH, config.split)
     filters = tile.bf / 64
-    share, parts = tensor_share(config.products), PARTS[config.products]
-    wait_us = costs.turn + share * costs.turn_filters * filters + costs.turn_warpgroup * tile.wp
+    wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * tile.wp
     block = Block(
         resident=device.resident_blocks(tile.threads, tile.registers(config.products), config.shared_bytes),
         turns=stages,
         wait_us=wait_us + (costs.pointwise_turn if config.pointwise else 0.0),
-        work_us=(costs.work + share * costs.work_filters * filters) * tile.wp,
+        work_us=(costs.work + costs.work_filters * filters) * tile.wp,
         end_us=end_us(costs, tile.bf * tile.pixels, config.split),
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
     )
-    split_us = costs.split_weights * (1 + 1 / parts) * config.workspace_bytes / 2**20  # reads one part, writes all
+    moved_bytes = (1 + 1 / PARTS[config.products]) * config.workspace_bytes  # reads one part, writes all
+    split_us = costs.split_weights * moved_bytes / 2**20
     return split_us + overlapped_us(problem, device, config, costs, block)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import (
     PARTS,
+    PRECISION_OF,
     PRODUCTS,
     Block,
     OverlapCosts,
@@ -21,7 +22,6 @@ from cuconv.algorithms.tf32x3 import (
     is_pointwise,
     overlapped_us,
     stages_of,
-    tensor_share,
     those_that_fit,
 )
 from cuconv.costs import constant, load
@@ -55,7 +55,7 @@ class Costs(OverlapCosts):
     gather: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +205,18 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3WgmmaConfig:
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig, costs: Costs = COSTS) -> float:
+def predicted_us(
+    problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig, costs: Costs | None = None
+) -> float:
     """Estimated device time in microseconds."""
+    costs = costs or COSTS[PRECISION_OF[config.products]]
     tile, split = config.tile, config.split
     stages = stages_of(problem, STAGE_DEPTH, split)
     warpgroups, filters, outputs = tile.wp * tile.wk, tile.bf / 64, tile.bf * tile.pixels
-    share = tensor_share(config.products)
     shares = shared_filters(tile.bf, split) * tile.pixels
-    wait_us = costs.turn + share * costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
+    wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
     wait_us += costs.pointwise_turn if config.pointwise else 0.0
-    work_us = (costs.work + share * costs.work_filters * filters) * warpgroups
+    work_us = (costs.work + costs.work_filters * filters) * warpgroups
     work_us += 0.0 if has_aligned_rows(problem, aligned=True) else costs.unaligned * filters * tile.wk
     block = Block(
         resident=device.resident_blocks(tile.threads, tile.registers(split, config.products), config.shared_bytes),

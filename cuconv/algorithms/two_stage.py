@@ -9,7 +9,7 @@ from pathlib import Path
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
@@ -43,7 +43,7 @@ class Costs:
     planes: float = constant("10**6 bytes of temporary planes, written or read")
 
 
-COSTS = load(Costs, SOURCE.stem)
+COSTS = {FP32: load(Costs, SOURCE.stem)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,12 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[TwoStageConfig]
     return [configure(problem, device)]
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs = COSTS) -> float:
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs | None = None) -> float:
     """Estimated device time in microseconds.
 
     Its stages move what is too large for the cache, and rarely share it with the arithmetic: the times add up.
     """
+    costs = costs or COSTS[FP32]
     passes = ceil(problem.n / config.images_per_pass)
     outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
     flop_us = costs.reused if config.rows == REUSE[0][0] else costs.flop

@@ -1,5 +1,7 @@
 """Every tile and share of work of the FP16 kernel, and inputs whose scale changes from chunk to chunk."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from cuconv.algorithms import fp16x3
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from tests.gpu.problems import (
-    TOLERANCE,
+    TOLERANCES,
     assert_same_with_non_finite,
     operands,
     pads,
@@ -22,6 +24,7 @@ DEEP = ConvProblem(
 )  # nine chunks: tiles that several blocks share, and blocks with several
 FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # tiles with many positions
 WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # much halo
+each_precision = pytest.mark.parametrize("precision", TOLERANCES)
 
 
 def run(problem, config, x, weight):
@@ -35,8 +38,10 @@ def run(problem, config, x, weight):
     return out
 
 
+@each_precision
 @pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE], ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem):
+def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
+    problem, tolerance = replace(problem, precision=precision), TOLERANCES[precision]
     try:
         configs = fp16x3.candidates(problem, device_spec(torch.cuda.current_device()))
     except UnsupportedProblem:
@@ -47,14 +52,15 @@ def test_every_configuration_is_right_and_the_same_every_time(problem):
     truth, infinite_truth = (reference.conv2d(data, weight, pads(problem)) for data in (x, infinite))
     for config in configs:
         first = run(problem, config, x, weight)
-        assert rel_l2_error(first, truth) < TOLERANCE, config
+        assert rel_l2_error(first, truth) < tolerance, config
         assert all(torch.equal(run(problem, config, x, weight), first) for _ in range(5)), config
-        assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth)
+        assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth, tolerance)
 
 
+@each_precision
 @pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS], ids=str)
 @pytest.mark.parametrize("scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str)
-def test_the_scale_follows_the_chunks(problem, scales):
+def test_the_scale_follows_the_chunks(problem, scales, precision):
     """Thirds of the channels of different magnitude, weights that balance them where they can."""
     x, weight = operands(problem)
     third = -(-problem.c // 3)
@@ -62,8 +68,18 @@ def test_the_scale_follows_the_chunks(problem, scales):
     x *= factors[None, :, None, None]
     weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
     with refusal_allowed("fp16x3"):
-        out = conv2d(x, weight, padding=pads(problem), algorithm="fp16x3")
-        assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem))) < TOLERANCE
+        out = conv2d(x, weight, padding=pads(problem), algorithm="fp16x3", precision=precision)
+        assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem))) < TOLERANCES[precision]
+
+
+def test_in_tf32_an_image_is_of_the_class_beside_one_a_million_times_larger():
+    """They share a scale, which starts out right for a largest element of 1/2 and is then kept."""
+    x, weight = operands(DEEP)
+    x *= 0.51 / x.abs().max()
+    x[1] *= 2.0**-20
+    with refusal_allowed("fp16x3"):
+        out = conv2d(x, weight, padding=1, algorithm="fp16x3", precision="tf32")
+        assert rel_l2_error(out[1], reference.conv2d(x, weight, (1, 1))[1]) < TOLERANCES["tf32"]
 
 
 def test_an_input_of_zeros_gives_zeros():

@@ -1,5 +1,7 @@
 """Every tile of the 1x1 kernel on FP16 tensor cores, scales that change from chunk to chunk, unaligned operands."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from tests.gpu.problems import (
     TOLERANCE,
+    TOLERANCES,
     assert_same_with_non_finite,
     bias_for,
     operands,
@@ -22,6 +25,7 @@ ODD = ConvProblem(3, 300, 13, 13, 200, 1, 1)  # the last chunk, the last filters
 EVEN = ConvProblem(5, 192, 14, 14, 96, 1, 1)
 MANY = ConvProblem(40, 48, 55, 55, 272, 1, 1)  # more tiles than blocks: weights change under way
 PROBLEMS = [ODD, EVEN, MANY]
+each_precision = pytest.mark.parametrize("precision", TOLERANCES)
 
 
 def run(problem, config, x, weight):
@@ -35,8 +39,10 @@ def run(problem, config, x, weight):
     return out
 
 
+@each_precision
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem):
+def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
+    problem, tolerance = replace(problem, precision=precision), TOLERANCES[precision]
     try:
         configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
     except UnsupportedProblem:
@@ -47,14 +53,15 @@ def test_every_configuration_is_right_and_the_same_every_time(problem):
     truth, infinite_truth = (reference.conv2d(data, weight) for data in (x, infinite))
     for config in configs:
         first = run(problem, config, x, weight)
-        assert rel_l2_error(first, truth) < TOLERANCE, config
+        assert rel_l2_error(first, truth) < tolerance, config
         assert all(torch.equal(run(problem, config, x, weight), first) for _ in range(20)), config
-        assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth)
+        assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth, tolerance)
 
 
+@each_precision
 @pytest.mark.parametrize("problem", [ODD, EVEN], ids=str)
 @pytest.mark.parametrize("scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str)
-def test_the_scale_follows_the_chunks(problem, scales):
+def test_the_scale_follows_the_chunks(problem, scales, precision):
     """Thirds of the channels of different magnitude, weights that balance them where they can."""
     x, weight = operands(problem)
     third = -(-problem.c // 3)
@@ -62,17 +69,18 @@ def test_the_scale_follows_the_chunks(problem, scales):
     x *= factors[None, :, None, None]
     weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
     with refusal_allowed(NAME):
-        out = conv2d(x, weight, algorithm=NAME)
-        assert rel_l2_error(out, reference.conv2d(x, weight)) < TOLERANCE
+        out = conv2d(x, weight, algorithm=NAME, precision=precision)
+        assert rel_l2_error(out, reference.conv2d(x, weight)) < TOLERANCES[precision]
 
 
-def test_every_pixel_has_a_scale_of_its_own():
+@each_precision
+def test_every_pixel_has_a_scale_of_its_own(precision):
     """Neighbours in a tile and chunk far apart in magnitude: each is as exact as if it were alone."""
     x, weight = operands(EVEN)
     scale = 10.0 ** torch.linspace(-15, 15, EVEN.h * EVEN.w, device="cuda").view(EVEN.h, EVEN.w)
     with refusal_allowed(NAME):
-        out = conv2d(x * scale, weight, algorithm=NAME)
-        assert rel_l2_error(out / scale, reference.conv2d(x * scale, weight) / scale) < TOLERANCE
+        out = conv2d(x * scale, weight, algorithm=NAME, precision=precision)
+        assert rel_l2_error(out / scale, reference.conv2d(x * scale, weight) / scale) < TOLERANCES[precision]
 
 
 @pytest.mark.parametrize("operand", ["input", "weight", "out"])

@@ -24,17 +24,20 @@ from tests.gpu.problems import (
     rel_l2_error,
 )
 
-# Of the sums of rounded factors: the tensor cores truncate as they add up, over the whole reduction.
+# Of the sums of rounded factors: the tensor cores truncate as they add up, over the whole reduction; in FP16 ties are
+# rounded to even, which makes 1e-5.
 SUM_TOLERANCE = 1e-4
 ROUNDING = 2e-4, 4e-4  # relative L2 error of rounding both factors, where many of them are added
 IN_TF32 = 1e-3
 
 SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
+POINTWISE = ConvProblem(3, 24, 14, 13, 40, 1, 1)
 EVERY_CONFIGURATION = [
     ConvProblem(1, 130, 7, 9, 40, 3, 3, 1, 1, "tf32"),
     ConvProblem(2, 1050, 7, 9, 140, 1, 1, 1, 0, "tf32"),
 ]
 each_algorithm = pytest.mark.parametrize("algorithm", ["auto", *offering("tf32")])
+each_small = pytest.mark.parametrize("problem", [SMALL, POINTWISE], ids=str)
 
 
 def rounded_truth(problem, x, weight, *options):
@@ -68,11 +71,12 @@ def compiled():
 @pytest.mark.parametrize("problem", LAYERS, ids=lambda problem: problem.label)
 def test_layers_are_of_the_class_and_no_better(algorithm, problem):
     x, weight = operands(problem)
-    out = computed(problem, x, weight, algorithm)
-    assert_product(out, problem, x, weight, algorithm)
     low, high = ROUNDING
-    error = rel_l2_error(out, reference.conv2d(x, weight, pads(problem)))
-    assert error < high and (error > low or algorithm == "auto")
+    with refusal_allowed(algorithm):
+        out = computed(problem, x, weight, algorithm)
+        assert_product(out, problem, x, weight, algorithm)
+        error = rel_l2_error(out, reference.conv2d(x, weight, pads(problem)))
+        assert error < high and (error > low or algorithm == "auto")
 
 
 @each_algorithm
@@ -93,33 +97,41 @@ def test_the_same_call_in_fp32_is_not_rounded():
 
 
 @each_algorithm
+@each_small
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
-def test_magnitudes_are_those_of_float32(algorithm, scale):
-    x, weight = operands(SMALL)
+def test_magnitudes_are_those_of_float32(algorithm, problem, scale):
+    x, weight = operands(problem)
     x, weight = x * scale, weight / scale
-    assert_product(computed(SMALL, x, weight, algorithm), SMALL, x, weight, algorithm)
+    with refusal_allowed(algorithm):
+        assert_product(computed(problem, x, weight, algorithm), problem, x, weight, algorithm)
 
 
 @each_algorithm
+@each_small
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001, 0x7F800000, -0x800000], ids=hex)
 @pytest.mark.parametrize("operand", ["input", "weight"])
-def test_nan_and_infinity_go_where_a_plain_sum_takes_them(algorithm, bits, operand):
+def test_nan_and_infinity_go_where_a_plain_sum_takes_them(algorithm, problem, bits, operand):
     """NaN of any bits, some of which rounding would carry over into a finite number, and infinities."""
-    x, weight = operands(SMALL)
+    x, weight = operands(problem)
     value = torch.tensor(bits, dtype=torch.int32, device="cuda").view(torch.float32)
     if operand == "input":
         x[1, 5, 6, 0] = value
     else:
-        weight[7, 3, 1, 2] = value
-    assert_same_with_non_finite(computed(SMALL, x, weight, algorithm), reference.conv2d(x, weight, (1, 1)), IN_TF32)
+        weight[7, 3, problem.kh // 2, -1] = value
+    with refusal_allowed(algorithm):
+        out = computed(problem, x, weight, algorithm)
+        assert_same_with_non_finite(out, reference.conv2d(x, weight, pads(problem)), IN_TF32)
 
 
 @each_algorithm
-def test_a_value_that_rounds_to_infinity_is_finite(algorithm):
-    x, weight = operands(SMALL)
+@each_small
+def test_a_value_that_rounds_to_infinity_is_finite(algorithm, problem):
+    x, weight = operands(problem)
     x[1, 5, 6, 0] = torch.finfo(torch.float32).max
     weight *= 1e-3
-    assert_same_with_non_finite(computed(SMALL, x, weight, algorithm), reference.conv2d(x, weight, (1, 1)), IN_TF32)
+    with refusal_allowed(algorithm):
+        out = computed(problem, x, weight, algorithm)
+        assert_same_with_non_finite(out, reference.conv2d(x, weight, pads(problem)), IN_TF32)
 
 
 @each_algorithm
@@ -142,7 +154,8 @@ def test_operands_need_only_the_alignment_of_a_float(algorithm, k):
     def shifted(tensor):
         return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
-    assert_product(computed(problem, shifted(x), shifted(weight), algorithm), problem, x, weight, algorithm)
+    with refusal_allowed(algorithm):
+        assert_product(computed(problem, shifted(x), shifted(weight), algorithm), problem, x, weight, algorithm)
 
 
 def configurations(name, problem):
