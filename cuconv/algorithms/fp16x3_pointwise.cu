@@ -6,8 +6,8 @@
 // registers.
 //
 // Warp specialisation: one warpgroup copies pixels into shared memory as they lie (cp.async, so that no register waits
-// for them), two take them from there as fragments of A, scale, split and multiply. Weights come split by a kernel ahead
-// (fp16x3_split.cuh), by bulk copies.
+// for them), the others take them from there as fragments of A, scale, split and multiply. Weights come split by a kernel
+// ahead (fp16x3_split.cuh), by bulk copies, or those who multiply split them at the start (fp16x3_pointwise_split.cuh).
 //
 // FILTERS   of a tile, a multiple of 16
 // CHANNELS  of a chunk, a multiple of 16
@@ -16,12 +16,16 @@
 // STAGES    chunks of pixels in shared memory
 // WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
+// OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane may be copied and written at once
 //
 // Every argument is eight bytes, a pointer or a long long.
 
 #include "fp16x3_pointwise_copy.cuh"
+#if OWN
+#include "fp16x3_pointwise_split.cuh"
+#endif
 #include "fp16x3_pointwise_wgmma.cuh"
 #include "fp16x3_pointwise_write.cuh"
 
@@ -122,7 +126,7 @@ struct Multiplier {
     // Fetches a chunk's pixels from shared memory, and leaves their place.
     __device__ __forceinline__ void fetch(int unit, int chunk, const Tile& tile) {
         const int slot = unit % STAGES, weights = weight_slot(team, unit, chunk);
-        barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
+        if (!OWN) barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
         barrier_wait(of.shared.full_pixels[team] + slot, unit / STAGES & 1);
         next.load(of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel,
                   reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane);
@@ -162,13 +166,18 @@ struct Multiplier {
     __device__ __forceinline__ void run(const Writer& writer) {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
-        if (of.first < of.last) fetch(0, first_chunk(team), tile);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
             float sum[SUMS];
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
             scales[0] = scales[1] = PixelScale();
             const bool more = count + 1 < of.last;
+            if (count == of.first || RESIDENT && tile.stretch == 0) {  // other weights
+#if OWN
+                Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
+#endif
+                fetch(unit, first_chunk(team), tile);
+            }
 #pragma unroll 1
             for (int chunk = first_chunk(team); chunk < s.chunks; chunk += STRIDE, ++unit) {
                 const int slot = weight_slot(team, unit, chunk);
@@ -185,16 +194,11 @@ struct Multiplier {
                 for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
                 const int loaded = add(
                     sum, chain, reinterpret_cast<const int*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2);
-                if (tile.is_last(s)) leave(of.shared.empty_weights + slot, loaded);
+                if (!OWN && tile.is_last(s)) leave(of.shared.empty_weights + slot, loaded);
             }
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
             writer.write(sum, tile, count);
-            if (RESIDENT && more && tile.is_last(s)) {
-                Tile following = tile;
-                following.advance(s);
-                fetch(unit, first_chunk(team), following);
-            }
         }
     }
 };
@@ -203,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                      float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                      int64 width, int64 filters, int64 relu) {
-    asm volatile("griddepcontrol.launch_dependents;");
+    if (!OWN) asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // stages of pixels, stages of weights, staging of the output
     __shared__ SharedState shared;
     const int pixels = height * width;
@@ -227,6 +231,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
+    if (OWN) {  // there is no kernel ahead that has waited for the input
+        wait_for_weights();
+        asm volatile("griddepcontrol.launch_dependents;");
+    }
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const Pointwise of = {s, reinterpret_cast<float*>(dynamic), weight_stages, shared, share.begin, share.end};
     if (role == TEAMS) {
@@ -236,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         if (copier.team < TEAMS) copier.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
-        wait_for_weights();  // before anything is written
+        if (!OWN) wait_for_weights();  // before anything is written
         const Writer writer = {s, input, weight, bias, output, relu != 0, staging, role};
         Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel_of(thread)};
         multiplier.run(writer);

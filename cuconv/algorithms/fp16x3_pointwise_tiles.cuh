@@ -21,6 +21,13 @@ constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
 __device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
 __device__ __forceinline__ int first_pixel(int team) { return JOINT ? 0 : team * TEAM_TILE; }  // in the tile
 
+// Read anew each time, so that nothing that follows from it takes a register meanwhile.
+__device__ __forceinline__ int own_thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 // Sizes, by the names that plain_sum wants, and what there is of tiles.
 struct Sizes {
     const int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;

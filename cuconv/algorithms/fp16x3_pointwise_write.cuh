@@ -35,19 +35,13 @@ struct Writer {
     float* const staging;  // of all teams
     const int team;
 
-    // Of the warpgroup. Read anew each time, so that nothing that follows from it takes a register during the products.
-    __device__ static __forceinline__ int own_thread() {
-        int thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        return thread % GROUP;
-    }
     // Of a thread: the first of its two pixels, in its team's 64.
     __device__ static __forceinline__ int first_pixel_of(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
 
     // `count`: of the tile, one more each time.
     __device__ __forceinline__ void write(const float (&sum)[SUMS], const Tile& tile, int count) const {
         constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
-        const int thread = own_thread(), sharer = JOINT ? team * GROUP + thread : thread;
+        const int thread = own_thread() % GROUP, sharer = JOINT ? team * GROUP + thread : thread;
         const int lane_pixel = sharer % COLUMNS * WIDTH, lane_filter = sharer / COLUMNS;
         const int pixel = tile.stretch * TILE + first_pixel(team) + lane_pixel, filter_0 = tile.filter_tile * BF;
         const int64 place = s.locate(pixel, s.filters);
