@@ -163,39 +163,72 @@ struct Multiplier {
         return loaded;
     }
 
+    // chain *= its filters' scales. Returns bits for leave.
+    __device__ __forceinline__ int scale_back(float (&chain)[SUMS], const int* exponents) const {
+        int loaded = 0;
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+            const float by = power_of_two(exponents[i / 4 * 8 + i % 2]);
+            loaded |= __float_as_int(by);
+            chain[i] *= by;
+        }
+        return loaded;
+    }
+
+    __device__ __forceinline__ const int* exponents(int slot) const {
+        return reinterpret_cast<const int*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2;
+    }
+
+    // chain = the products of the chunk at hand; meanwhile fetches the one to come, where there is one.
+    __device__ __forceinline__ void multiply(float (&chain)[SUMS], int slot, bool more, int next_unit, int next_chunk,
+                                             const Tile& tile) {
+        unsigned high[STEPS][4], low[STEPS][4];
+        scales[0].suit(largest.x), scales[1].suit(largest.y);
+        start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
+        if (more) fetch(next_unit, next_chunk, tile);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
+    }
+
+    // The sums of a tile, in the scale of its first chunk. more: whether to fetch the next tile's first chunk.
+    __device__ __forceinline__ void add_chunks(float (&sum)[SUMS], int& unit, bool more, const Tile& tile) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
+#pragma unroll 1
+        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
+            const int slot = weight_slot(team, unit, chunk);
+            const bool last = chunk + STRIDE >= of.s.chunks;
+            float chain[SUMS];
+            multiply(chain, slot, !last || more, unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
+            const int loaded = add(sum, chain, exponents(slot));
+            if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights + slot, loaded);
+        }
+    }
+
+    // The same of a single chunk, whose chain becomes the sums.
+    __device__ __forceinline__ void add_chunk(float (&sum)[SUMS], int& unit, bool more, const Tile& tile) {
+        multiply(sum, 0, more, unit + 1, 0, tile);
+        const int loaded = scale_back(sum, exponents(0));
+        if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
+        ++unit;
+    }
+
     __device__ __forceinline__ void run(const Writer& writer) {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
-            float sum[SUMS];
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
-            scales[0] = scales[1] = PixelScale();
-            const bool more = count + 1 < of.last;
-            if (count == of.first || RESIDENT && tile.stretch == 0) {  // other weights
+            const bool other_weights = count == of.first || RESIDENT && tile.stretch == 0;
 #if OWN
-                Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
+            if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
 #endif
-                fetch(unit, first_chunk(team), tile);
-            }
-#pragma unroll 1
-            for (int chunk = first_chunk(team); chunk < s.chunks; chunk += STRIDE, ++unit) {
-                const int slot = weight_slot(team, unit, chunk);
-                float chain[SUMS];
-                unsigned high[STEPS][4], low[STEPS][4];
-                scales[0].suit(largest.x), scales[1].suit(largest.y);
-                start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
-                const bool last = chunk + STRIDE >= s.chunks;
-                // Not from a tile with other weights, which wait until this one's have been used.
-                if (!last || more && !(RESIDENT && tile.is_last(s)))
-                    fetch(unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-                for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
-                const int loaded = add(
-                    sum, chain, reinterpret_cast<const int*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2);
-                if (!OWN && tile.is_last(s)) leave(of.shared.empty_weights + slot, loaded);
-            }
+            if (other_weights || !AHEAD) fetch(unit, first_chunk(team), tile);
+            // Not from a tile with other weights, which wait until this one's have been used.
+            const bool more = AHEAD && count + 1 < of.last && !(RESIDENT && tile.is_last(s));
+            float sum[SUMS];
+            scales[0] = scales[1] = PixelScale();
+            if (SINGLE) add_chunk(sum, unit, more, tile);
+            else add_chunks(sum, unit, more, tile);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
             writer.write(sum, tile, count);

@@ -24,7 +24,7 @@ WRITE_PITCH = 68  # floats of a filter's pixels in shared memory, on the way to 
 STATIC_BYTES = 1536  # more than the barriers take
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
-COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
+COPIERS = {2: 64, 3: 32, 4: 32}  # threads that copy the pixels of a team, by teams of a block
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 CHANNELS = (16, 32, 48, 64)  # of a chunk
@@ -32,8 +32,15 @@ MAX_STAGES = 6
 JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 # The most filters of a tile by teams of a block and channels of a chunk: what the registers hold.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
+# The same where all channels are one chunk, with weights that stay: its products are the sums. Four teams only where the
+# block splits these weights itself.
+SINGLE_HOLD = {
+    2: {16: 160, 32: 160, 48: 160, 64: 160},
+    3: {16: 160, 32: 160, 48: 160, 64: 144},
+    4: {16: 128, 32: 128, 48: 96, 64: 96},
+}
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
-OWN_HOLD = {2: 128, 3: 72}  # the most weights of a thread that then splits them, by teams of a block
+OWN_HOLD = {2: 128, 3: 72, 4: 48}  # the most weights of a thread that then splits them, by teams of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,11 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample += [_macros(16, 64, 3, 0, 4, 3, 1, 0, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 0, 32, 0)]
     sample += [_macros(128, 64, 2, 0, 3, 3, 0, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 0, 32, 1)]
     sample += [_macros(64, 64, 2, 1, 3, 8, 1, 0, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 0, 32, 1)]
+    singles = [(filters, channels, teams) for teams, hold in SINGLE_HOLD.items() for channels, filters in hold.items()]
+    sample += [_macros(*size, 0, 2, 1, 1, 4, 32, vector) for size in singles for vector in (0, 1)]
+    sample += [_macros(*size, 0, 2, 1, 1, 0, 64, 0) for size in singles if size[2] in REGISTERS_HOLD]
+    sample += [_macros(64, channels, 4, 0, 2, 1, 1, 4, 64, vector) for channels in CHANNELS for vector in (0, 1)]
+    sample += [_macros(96, channels, 4, 0, 2, 1, 1, 1, 32, 0) for channels in (16, 32)]
     for filters, channels, teams in sizes:
         most = max(n for n in range(1, 40) if _own_weights(filters, channels, n, teams) <= OWN_HOLD[teams])
         sample += [_macros(filters, channels, teams, 0, 2, most, 1, 4, 32, 0)]
@@ -122,12 +134,11 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     usual = _filters(problem.m, (MAX_FILTERS, 128, 64))
     for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
-            for teams, hold in REGISTERS_HOLD.items():
-                if filters <= hold[channels]:
-                    for joint in (False, True):
-                        some = _candidates_of(problem, device, filters, channels, teams, joint)
-                        found += [config for config in some if filters in usual]
-                        found += [_own(config) for config in some if _can_own(config)]
+            for teams in SINGLE_HOLD:
+                for joint in (False, True):
+                    some = _candidates_of(problem, device, filters, channels, teams, joint)
+                    found += [config for config in some if filters in usual and teams in REGISTERS_HOLD]
+                    found += [_own(config) for config in some if _can_own(config)]
     return found
 
 
@@ -236,7 +247,9 @@ def _candidates_of(
     found = []
     for stay in (True, False):
         stages = most_stages(stay, min(STAGED))
-        if stages < 2 or (not stay and most_stages(True, min(STAGED)) >= 3):
+        if stages < 2 or filters > _most_filters(channels, teams, stay and chunks == 1):
+            continue
+        if not stay and most_stages(True, min(STAGED)) >= 3:
             continue
         staged = max(staged for staged in STAGED if most_stages(stay, staged) == stages)
         weight_stages = chunks if stay else weight_users * stages
@@ -257,6 +270,11 @@ def _candidates_of(
             )
         )
     return found
+
+
+def _most_filters(channels: int, teams: int, single: bool) -> int:
+    """Of a tile; 0 where there are no such blocks. single: all channels are one chunk, with weights that stay."""
+    return (SINGLE_HOLD if single else REGISTERS_HOLD).get(teams, {}).get(channels, 0)
 
 
 def _own_weights(filters: int, channels: int, chunks: int, teams: int) -> int:

@@ -10,24 +10,52 @@ constexpr int PASS = STAGED / 2, PASSES = (BF + PASS - 1) / PASS;  // filters of
 constexpr int SHARERS = JOINT ? TEAMS : 1;                          // teams of a tile's pixels
 constexpr int STAGING = STAGED * WRITE_PITCH;                       // floats of a team's buffers
 
+// The larger of two, or NaN.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+
 // What is read and written at once.
 struct alignas(WIDTH * 4) Pixels {
     float of[WIDTH];
 
-    // With bias and ReLU. What is not finite becomes a NaN and stays one. Returns `zeros`, or a NaN where there is any.
-    __device__ __forceinline__ float finish(float zeros, float bias, bool relu) {
+    // What is not finite becomes a NaN and stays one. Returns `zeros`, or a NaN where there is any.
+    __device__ __forceinline__ float mark(float zeros) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
             of[i] = fmaf(of[i], 0.0f, of[i]);
             zeros = fmaf(of[i], 0.0f, zeros);
-            of[i] += bias;
-            if (relu && of[i] < 0.0f) of[i] = 0.0f;
         }
         return zeros;
+    }
+    __device__ __forceinline__ void add(float bias) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) of[i] += bias;
+    }
+    __device__ __forceinline__ void raise(float least) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) of[i] = max_or_nan(of[i], least);
     }
 };
 
 struct Writer {
+    static constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
+
+    // What a thread writes of a tile: a place in each AT_ONCE-th filter of a pass, from its first one on.
+    struct Part {
+        float* const to;
+        const float* const bias;  // if any
+        const int left;           // filters that exist
+        const int first, place;   // filter, and where it is in a buffer
+
+        // Whether its filter of turn i is one of a pass.
+        __device__ __forceinline__ bool is_there(int i, int filters) const {
+            return (i + 1) * AT_ONCE <= filters || i * AT_ONCE + first < filters;
+        }
+    };
+
     const Sizes& s;
     const float *input, *weight, *bias;
     float* output;
@@ -40,38 +68,61 @@ struct Writer {
 
     // `count`: of the tile, one more each time.
     __device__ __forceinline__ void write(const float (&sum)[SUMS], const Tile& tile, int count) const {
-        constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
         const int thread = own_thread() % GROUP, sharer = JOINT ? team * GROUP + thread : thread;
         const int lane_pixel = sharer % COLUMNS * WIDTH, lane_filter = sharer / COLUMNS;
         const int pixel = tile.stretch * TILE + first_pixel(team) + lane_pixel, filter_0 = tile.filter_tile * BF;
         const int64 place = s.locate(pixel, s.filters);
-        const int left = place < 0 ? 0 : s.filters - filter_0;
-        float* const to = output + place + (int64)filter_0 * s.out_pixels;
+        const int filters = place < 0 ? 0 : min(BF, s.filters - filter_0);
+        float* const to = output + place + filter_0 * (int64)s.out_pixels;
+        const Part part = {to + lane_filter * (int64)s.out_pixels, bias ? bias + filter_0 + lane_filter : nullptr,
+                           filters - lane_filter, lane_filter, lane_filter * WRITE_PITCH + lane_pixel};
+        const bool all = __all_sync(~0u, filters == BF && bias == nullptr);
+        const float zeros = all ? write_passes<true>(sum, part, thread, count) : write_passes<false>(sum, part, thread, count);
+        if (zeros != 0.0f)
+#pragma unroll 1
+            for (int filter = 0; filter < filters; ++filter)
+                if (filter % PASS % AT_ONCE == lane_filter) mend(to + filter * (int64)s.out_pixels, pixel, filter_0 + filter);
+    }
+
+    // ALL: there is nothing to test, and no bias. Returns 0, or NaN where anything is not finite.
+    template <bool ALL>
+    __device__ __forceinline__ float write_passes(const float (&sum)[SUMS], const Part& part, int thread, int count) const {
+        const unsigned plane = s.out_pixels * 4u;  // bytes
+        const float least = relu ? 0.0f : -__int_as_float(0x7f800000);
         float* const own = staging + team * STAGING;
         float zeros = 0.0f;
         unsigned turn = count * PASSES;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
-            const int buffer = turn % 2 * PASS * WRITE_PITCH;
+            constexpr int MOST = (PASS + AT_ONCE - 1) / AT_ONCE;
+            const int buffer = turn % 2 * PASS * WRITE_PITCH, filters = min(PASS, BF - pass);
             stage(own + buffer, sum, thread, pass);
+            float added[MOST];
+#pragma unroll
+            for (int i = 0; !ALL && i < MOST; ++i) {
+                const int filter = pass + i * AT_ONCE;
+                const bool wanted = part.bias && part.is_there(i, filters) && filter < part.left;
+                added[i] = wanted ? __ldg(part.bias + filter) : 0.0f;
+            }
             // This buffer is full, and the other one has been read.
             asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(SHARERS * GROUP) : "memory");
-            const float* const from = (JOINT ? staging : own) + buffer + lane_pixel;
+            const float* const from = (JOINT ? staging : own) + buffer + part.place;
+            Pixels v[MOST];
 #pragma unroll
-            for (int i = 0; i < min(PASS, BF - pass); i += AT_ONCE) {
-                const int in_pass = i + lane_filter, filter = pass + in_pass;
-                const bool is_there = PASS % AT_ONCE == 0 && BF % AT_ONCE == 0 || in_pass < min(PASS, BF - pass);
-                const bool wanted = is_there && filter < left;
-                Pixels v = {};
-                if (is_there) v = add_teams(from + in_pass * WRITE_PITCH);
-                zeros = v.finish(zeros, bias && wanted ? __ldg(bias + filter_0 + filter) : 0.0f, relu);
-                if (wanted) *reinterpret_cast<Pixels*>(to + filter * (int64)s.out_pixels) = v;
+            for (int i = 0; i < MOST; ++i)
+                if (part.is_there(i, filters)) v[i] = add_teams(from + i * AT_ONCE * WRITE_PITCH);
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                if (!part.is_there(i, filters)) continue;
+                zeros = v[i].mark(zeros);
+                if (!ALL) v[i].add(added[i]);
+                v[i].raise(least);
+                const unsigned filter = pass + i * AT_ONCE;
+                char* const target = reinterpret_cast<char*>(part.to) + filter * (uint64)plane;
+                if (ALL || (int)filter < part.left) *reinterpret_cast<Pixels*>(target) = v[i];
             }
         }
-        if (zeros != 0.0f)
-#pragma unroll 1
-            for (int filter = 0; filter < min(BF, left); ++filter)
-                if (filter % PASS % AT_ONCE == lane_filter) mend(to + filter * (int64)s.out_pixels, pixel, filter_0 + filter);
+        return zeros;
     }
 
     // A team's sums of some filters, into a buffer. Those of a thread: two filters of every eight, of two pixels.
