@@ -28,7 +28,8 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
             tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
             assert 1 <= config.blocks <= min(H200.sm_count, tiles)
-            assert config.filters <= fp16x3_pointwise.REGISTERS_HOLD[config.teams][config.channels]
+            single = config.resident and config.weight_stages == 1
+            assert config.filters <= fp16x3_pointwise._most_filters(config.channels, config.teams, single)
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
 
@@ -46,6 +47,11 @@ def test_blocks_split_weights_themselves_where_these_stay_and_registers_hold_the
         assert config.resident and config.workspace_bytes == 0
         assert config.filters * config.channels * config.weight_stages <= 2**15
     assert fp16x3_pointwise._own_weights(64, 64, 8, 2) == 128 and fp16x3_pointwise._own_weights(80, 48, 7, 3) == 120
+
+
+def test_four_teams_are_for_a_single_chunk_whose_weights_the_block_splits():
+    four = [config for problem in FIT for config in fp16x3_pointwise.candidates(problem, H200) if config.teams == 4]
+    assert four and all(config.own and config.weight_stages == 1 and config.threads == 640 for config in four)
 
 
 def test_a_block_that_splits_weights_itself_is_one_launch():

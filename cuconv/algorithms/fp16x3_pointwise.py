@@ -32,8 +32,8 @@ MAX_STAGES = 6
 JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 # The most filters of a tile by teams of a block and channels of a chunk: what the registers hold.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
-# The same where all channels are one chunk, with weights that stay: its products are the sums. Four teams only where the
-# block splits these weights itself.
+# The same where all channels are one chunk, with weights that stay: its products are the sums. Four teams only where
+# the block splits these weights itself.
 SINGLE_HOLD = {
     2: {16: 160, 32: 160, 48: 160, 64: 160},
     3: {16: 160, 32: 160, 48: 160, 64: 144},
@@ -72,8 +72,8 @@ class Fp16x3PointwiseConfig:
     """A block's tile and chunk, its pipeline, and its grid.
 
     joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
-    resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that are
-    on their way out at once.
+    resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that
+    are on their way out at once.
     """
 
     filters: int
