@@ -40,7 +40,7 @@ SINGLE_HOLD = {
     4: {16: 128, 32: 128, 48: 96, 64: 96},
 }
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
-OWN_HOLD = {2: 128, 3: 72, 4: 48}  # the most weights of a thread that then splits them, by teams of a block
+OWN_HOLD = {2: 128, 3: 80, 4: 48}  # the most weights of a thread that then splits them, by teams of a block
 
 
 @dataclass(frozen=True, slots=True)
