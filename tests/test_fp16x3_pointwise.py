@@ -30,7 +30,8 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
             tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
             assert 1 <= config.blocks <= min(H200.sm_count, tiles)
-            assert config.filters <= fp16x3_pointwise.most_filters(config.teams, config.channels, config.products)
+            single = config.resident and config.weight_stages == 1
+            assert config.filters <= fp16x3_pointwise.most_filters(config.teams, config.channels, config.products, single)
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
 
@@ -39,6 +40,41 @@ def test_weights_stay_where_all_chunks_have_a_place():
         for config in fp16x3_pointwise.candidates(problem, H200):
             if config.resident:
                 assert config.weight_stages == ceil(problem.c / config.channels)
+
+
+def test_blocks_split_weights_themselves_where_these_stay_and_registers_hold_them():
+    own = [config for problem in FIT for config in fp16x3_pointwise.candidates(problem, H200) if config.own]
+    assert {config.teams for config in own} == set(fp16x3_pointwise.OWN_HOLD)
+    for config in own:
+        assert config.resident and config.workspace_bytes == 0
+        assert config.filters * config.channels * config.weight_stages <= 2**15
+    assert fp16x3_pointwise._own_weights(64, 64, 8, 2) == 128 and fp16x3_pointwise._own_weights(80, 48, 7, 3) == 120
+
+
+def test_four_teams_are_for_a_single_chunk_whose_weights_the_block_splits():
+    four = [config for problem in FIT for config in fp16x3_pointwise.candidates(problem, H200) if config.teams == 4]
+    assert four and all(config.own and config.weight_stages == 1 and config.threads == 640 for config in four)
+
+
+def test_a_block_that_splits_weights_itself_is_one_launch():
+    def launches(problem, aligned):
+        config = next(config for config in fp16x3_pointwise.candidates(problem, H200) if config.own)
+        return fp16x3_pointwise.launches(problem, config, aligned, relu=False)
+
+    for problem, aligned, own in (HEAVY, True, 4), (HEAVY, False, 1), (ODD, True, 1):
+        (main,) = launches(problem, aligned)
+        assert main.overlap and main.kernel == "fp16x3_pointwise" and main.macros["OWN"] == own
+
+
+def test_other_filters_under_way_cost_another_split():
+    few = ConvProblem(8, 512, 14, 14, 256, 1, 1)
+    config = next(c for c in fp16x3_pointwise.candidates(few, H200) if c.own and (c.filters, c.pixels) == (64, 128))
+    assert fp16x3_pointwise._loads(few, config) == 1  # a tile each
+    many = ConvProblem(16, 48, 55, 55, 192, 1, 1)
+    config = next(c for c in fp16x3_pointwise.candidates(many, H200) if c.own and c.filters == 96)
+    assert fp16x3_pointwise._loads(many, config) == 2
+    assert fp16x3_pointwise._loads(many, replace(config, blocks=1)) == 2
+    assert fp16x3_pointwise._loads(many, replace(config, filters=192)) == 1
 
 
 def test_teams_share_tiles_where_these_are_few():
@@ -64,25 +100,25 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
 
 
 def test_filters_and_channels_are_padded_little():
-    assert fp16x3_pointwise._filters(144) == [144, 80, 48]
-    assert fp16x3_pointwise._filters(16) == [16]
+    assert fp16x3_pointwise._filters(144, (160, 128, 64, 32)) == [144, 80, 48, 32]
+    assert fp16x3_pointwise._filters(16, (160, 64)) == [16]
     assert fp16x3_pointwise._channels(48) == [16, 48] and fp16x3_pointwise._channels(96) == [32, 48]
     assert fp16x3_pointwise._channels(3) == [16]
 
 
 def test_weights_are_split_first_and_both_launches_overlap():
-    config = fp16x3_pointwise.configure(ODD, H200)
+    config = next(config for config in fp16x3_pointwise.candidates(ODD, H200) if not config.own)
     split, main = fp16x3_pointwise.launches(ODD, config, aligned=True, relu=True)
     assert (split.kernel, split.arguments) == ("split_weights", (WEIGHT, WORKSPACE, 37, 70, 0))
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3_pointwise", config.blocks, 128 * (config.teams + 1))
     assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 3, 70, 13, 7, 37, 1)
-    assert split.overlap and main.overlap and split.macros == main.macros
+    assert split.overlap and main.overlap and split.macros == main.macros and main.macros["OWN"] == 0
 
 
 def test_vectors_need_aligned_operands_and_planes_of_whole_vectors():
     def vector(problem, aligned):
         config = fp16x3_pointwise.configure(problem, H200)
-        return fp16x3_pointwise.launches(problem, config, aligned, relu=False)[1].macros["VECTOR"]
+        return fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros["VECTOR"]
 
     assert (vector(HEAVY, True), vector(HEAVY, False), vector(ODD, True)) == (1, 0, 0)
 

@@ -6,8 +6,8 @@
 // registers.
 //
 // Warp specialisation: one warpgroup copies pixels into shared memory as they lie (cp.async, so that no register waits
-// for them), two take them from there as fragments of A, scale, split and multiply. Weights come split by a kernel ahead
-// (fp16x3_split.cuh), by bulk copies.
+// for them), the others take them from there as fragments of A, scale, split and multiply. Weights come split by a kernel
+// ahead (fp16x3_split.cuh), by bulk copies, or those who multiply split them at the start (fp16x3_pointwise_split.cuh).
 //
 // FILTERS   of a tile, a multiple of 16
 // CHANNELS  of a chunk, a multiple of 16
@@ -16,6 +16,7 @@
 // STAGES    chunks of pixels in shared memory
 // WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
+// OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane may be copied and written at once
 // PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
@@ -23,6 +24,9 @@
 // Every argument is eight bytes, a pointer or a long long.
 
 #include "fp16x3_pointwise_copy.cuh"
+#if OWN
+#include "fp16x3_pointwise_split.cuh"
+#endif
 #include "fp16x3_pointwise_wgmma.cuh"
 #include "fp16x3_pointwise_write.cuh"
 
@@ -124,7 +128,7 @@ struct Multiplier {
     // Fetches a chunk's pixels from shared memory, and leaves their place.
     __device__ __forceinline__ void fetch(int unit, int chunk, const Tile& tile) {
         const int slot = unit % STAGES, weights = weight_slot(team, unit, chunk);
-        barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
+        if (!OWN) barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
         barrier_wait(of.shared.full_pixels[team] + slot, unit / STAGES & 1);
         next.load(of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel,
                   reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane);
@@ -161,42 +165,75 @@ struct Multiplier {
         return loaded;
     }
 
+    // chain *= its filters' scales. Returns bits for leave.
+    __device__ __forceinline__ int scale_back(float (&chain)[SUMS], const int* exponents) const {
+        int loaded = 0;
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+            const float by = power_of_two(exponents[i / 4 * 8 + i % 2]);
+            loaded |= __float_as_int(by);
+            chain[i] *= by;
+        }
+        return loaded;
+    }
+
+    __device__ __forceinline__ const int* exponents(int slot) const {
+        return reinterpret_cast<const int*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2;
+    }
+
+    // chain = the products of the chunk at hand; meanwhile fetches the one to come, where there is one.
+    __device__ __forceinline__ void multiply(float (&chain)[SUMS], int slot, bool more, int next_unit, int next_chunk,
+                                             const Tile& tile) {
+        unsigned high[STEPS][4], low[STEPS][4];
+        scales[0].suit(largest.x), scales[1].suit(largest.y);
+        start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
+        if (more) fetch(next_unit, next_chunk, tile);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
+    }
+
+    // The sums of a tile, in the scale of its first chunk. more: whether to fetch the next tile's first chunk.
+    __device__ __forceinline__ void add_chunks(float (&sum)[SUMS], int& unit, bool more, const Tile& tile) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
+#pragma unroll 1
+        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
+            const int slot = weight_slot(team, unit, chunk);
+            const bool last = chunk + STRIDE >= of.s.chunks;
+            float chain[SUMS];
+            multiply(chain, slot, !last || more, unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
+            const int loaded = add(sum, chain, exponents(slot));
+            if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights + slot, loaded);
+        }
+    }
+
+    // The same of a single chunk, whose chain becomes the sums.
+    __device__ __forceinline__ void add_chunk(float (&sum)[SUMS], int& unit, bool more, const Tile& tile) {
+        multiply(sum, 0, more, unit + 1, 0, tile);
+        const int loaded = scale_back(sum, exponents(0));
+        if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
+        ++unit;
+    }
+
     __device__ __forceinline__ void run(const Writer& writer) {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
-        if (of.first < of.last) fetch(0, first_chunk(team), tile);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
+            const bool other_weights = count == of.first || RESIDENT && tile.stretch == 0;
+#if OWN
+            if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
+#endif
+            if (other_weights) fetch(unit, first_chunk(team), tile);
+            // Not from a tile with other weights, which wait until this one's have been used.
+            const bool more = count + 1 < of.last && !(RESIDENT && tile.is_last(s));
             float sum[SUMS];
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
             scales[0] = scales[1] = PixelScale();
-            const bool more = count + 1 < of.last;
-#pragma unroll 1
-            for (int chunk = first_chunk(team); chunk < s.chunks; chunk += STRIDE, ++unit) {
-                const int slot = weight_slot(team, unit, chunk);
-                float chain[SUMS];
-                unsigned high[STEPS][4], low[STEPS][4];
-                scales[0].suit(largest.x), scales[1].suit(largest.y);
-                start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
-                const bool last = chunk + STRIDE >= s.chunks;
-                // Not from a tile with other weights, which wait until this one's have been used.
-                if (!last || more && !(RESIDENT && tile.is_last(s)))
-                    fetch(unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-                for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
-                const int loaded = add(
-                    sum, chain, reinterpret_cast<const int*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2);
-                if (tile.is_last(s)) leave(of.shared.empty_weights + slot, loaded);
-            }
+            if (SINGLE) add_chunk(sum, unit, more, tile);
+            else add_chunks(sum, unit, more, tile);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
             writer.write(sum, tile, count);
-            if (RESIDENT && more && tile.is_last(s)) {
-                Tile following = tile;
-                following.advance(s);
-                fetch(unit, first_chunk(team), following);
-            }
         }
     }
 };
@@ -205,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                      float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                      int64 width, int64 filters, int64 relu) {
-    asm volatile("griddepcontrol.launch_dependents;");
+    if (!OWN) asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // stages of pixels, stages of weights, staging of the output
     __shared__ SharedState shared;
     const int pixels = height * width;
@@ -229,6 +266,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
+    if (OWN) {  // there is no kernel ahead that has waited for the input
+        wait_for_weights();
+        asm volatile("griddepcontrol.launch_dependents;");
+    }
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const Pointwise of = {s, reinterpret_cast<float*>(dynamic), weight_stages, shared, share.begin, share.end};
     if (role == TEAMS) {
@@ -238,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         if (copier.team < TEAMS) copier.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
-        wait_for_weights();  // before anything is written
+        if (!OWN) wait_for_weights();  // before anything is written
         const Writer writer = {s, input, weight, bias, output, relu != 0, staging, role};
         Multiplier multiplier = {of, role, thread % 32, Writer::first_pixel_of(thread)};
         multiplier.run(writer);

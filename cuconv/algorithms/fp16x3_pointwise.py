@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, hypot
 from pathlib import Path
 
@@ -36,6 +36,10 @@ JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 # where they hold more: low parts take none with one product.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
 MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
+# The same where all channels are one chunk, with weights that stay: its products are the sums.
+SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 144}}
+OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
+OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread that then splits them, by teams of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Costs(SplitCosts):
     """The constants of its cost model."""
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
+    block_own: float = constant("the same with one launch, where blocks split the weights themselves")
+    own: float = constant("a block's time to split 2**13 weights itself")
     turn: float = constant("a team's wait in a chunk")
     convert: float = constant("the same, in addition, for 64 channels")
     add: float = constant("the same, in addition, for 64 filters")
@@ -65,7 +71,8 @@ class Fp16x3PointwiseConfig:
     """A block's tile and chunk, its pipeline, and its grid.
 
     joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
-    resident: the weights of a tile's filters stay. staged: filters of a team that are on their way out at once.
+    resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that
+    are on their way out at once.
     """
 
     filters: int
@@ -75,6 +82,7 @@ class Fp16x3PointwiseConfig:
     stages: int
     weight_stages: int
     resident: bool
+    own: bool
     staged: int
     blocks: int
     shared_bytes: int
@@ -92,7 +100,7 @@ class Fp16x3PointwiseConfig:
         return WARPGROUP * (self.teams + 1)
 
     def __str__(self) -> str:
-        stages = f"{self.stages}+{self.weight_stages}{' resident' if self.resident else ''}"
+        stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
         grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
         return f"tile={tile} {grid}{in_products(self.products)}"
@@ -103,14 +111,21 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     sizes = [(filters, channels, teams) for teams, hold in REGISTERS_HOLD.items() for channels, filters in hold.items()]
-    sample = [_macros(*size, 0, 2, 2, *rest) for size in sizes for rest in ((0, 64, 1), (1, 32, 0))]
-    sample += [_macros(filters, channels, teams, 1, 2, 2 * teams, 0, 64, 1) for filters, channels, teams in sizes]
-    sample += [_macros(16, 64, 3, 0, 4, 3, 1, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 32, 0)]
-    sample += [_macros(128, 64, 2, 0, 3, 3, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 32, 1)]
-    sample += [_macros(64, 64, 2, 1, 3, 8, 1, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 32, 1)]
+    sample = [_macros(*size, 0, 2, 2, *rest) for size in sizes for rest in ((0, 0, 64, 1), (1, 0, 32, 0))]
+    sample += [_macros(filters, channels, teams, 1, 2, 2 * teams, 0, 0, 64, 1) for filters, channels, teams in sizes]
+    sample += [_macros(16, 64, 3, 0, 4, 3, 1, 0, 32, 1), _macros(48, 16, 2, 0, 6, 6, 0, 0, 32, 0)]
+    sample += [_macros(128, 64, 2, 0, 3, 3, 0, 0, 64, 0), _macros(160, 48, 2, 0, 2, 2, 0, 0, 32, 1)]
+    sample += [_macros(64, 64, 2, 1, 3, 8, 1, 0, 64, 0), _macros(80, 48, 3, 1, 2, 4, 1, 0, 32, 1)]
+    singles = [(filters, channels, teams) for teams, hold in SINGLE_HOLD.items() for channels, filters in hold.items()]
+    sample += [_macros(*size, 0, 2, 1, 1, 4, 32, vector) for size in singles for vector in (0, 1)]
+    sample += [_macros(*size, 0, 2, 1, 1, 0, 64, 0) for size in singles]
+    for filters, channels, teams in sizes:
+        most = max(n for n in range(1, 40) if _own_weights(filters, channels, n, teams) <= OWN_HOLD[teams])
+        sample += [_macros(filters, channels, teams, 0, 2, most, 1, 4, 32, 0)]
+    sample += [_macros(64, 64, 2, 0, 2, 1, 1, 1, 64, 1), _macros(32, 48, 3, 1, 3, 6, 1, 1, 32, 1)]
     more = [(filters, channels, teams) for (teams, channels), filters in MORE_IN_ONE_PRODUCT.items()]
-    in_one = sample + [_macros(*size, 0, 2, 2, *rest) for size in more for rest in ((0, 64, 1), (1, 32, 0))]
-    in_one += [_macros(*size, 1, 2, 2 * size[2], 0, 64, 1) for size in more]
+    in_one = sample + [_macros(*size, 0, 2, 2, *rest) for size in more for rest in ((0, 0, 64, 1), (1, 0, 32, 0))]
+    in_one += [_macros(*size, 1, 2, 2 * size[2], 0, 0, 64, 1) for size in more]
     return sample + [macros | {"PRODUCTS": 1} for macros in in_one]
 
 
@@ -118,17 +133,21 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     _check(problem, device)
     found = []
-    for filters in _filters(problem.m):
+    usual = _filters(problem.m, (MAX_FILTERS, 128, 64))
+    for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
             for teams in REGISTERS_HOLD:
-                if filters <= most_filters(teams, channels, PRODUCTS[problem.precision]):
-                    for joint in (False, True):
-                        found += _candidates_of(problem, device, filters, channels, teams, joint)
+                for joint in (False, True):
+                    some = _candidates_of(problem, device, filters, channels, teams, joint)
+                    found += [config for config in some if filters in usual]
+                    found += [_own(config) for config in some if _can_own(config)]
     return found
 
 
-def most_filters(teams: int, channels: int, products: int) -> int:
-    """Of a tile, in chunks of so many channels: what the registers hold."""
+def most_filters(teams: int, channels: int, products: int, single: bool) -> int:
+    """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
+    if single:
+        return SINGLE_HOLD[teams][channels]
     most = REGISTERS_HOLD[teams][channels]
     return most if products == PRODUCTS[FP32] else MORE_IN_ONE_PRODUCT.get((teams, channels), most)
 
@@ -141,7 +160,7 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig
 def predicted_us(
     problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs | None = None
 ) -> float:
-    """Estimated device time of both kernels in microseconds.
+    """Estimated device time of all kernels in microseconds.
 
     A chunk takes a team's latency, the tensor cores' time for all teams, or that of the copies: their norm.
     """
@@ -158,21 +177,26 @@ def predicted_us(
     write_us *= c.filters * TEAM_PIXELS / 2**12
     chunks_us = ceil(ceil(problem.c / c.channels) / sharers) * hypot(turn_us, multiply_us, copy_us)
     tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
-    split_us = Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
-    return costs.block + split_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
+    if c.own:
+        weights = c.filters * c.channels * c.weight_stages
+        start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
+    else:
+        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
+    return start_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
 
 
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-    """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+    """The kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0
-    macros = _macros(c.filters, c.channels, c.teams, c.joint, c.stages, c.weight_stages, c.resident, c.staged, vector)
-    macros |= {"PRODUCTS": c.products}
-    main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
-    return (
-        Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, 0),
-        Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, main, c.shared_bytes, overlap=True),
+    own = (VECTOR if aligned and p.c % VECTOR == 0 else 1) if c.own else 0
+    macros = _macros(
+        c.filters, c.channels, c.teams, c.joint, c.stages, c.weight_stages, c.resident, own, c.staged, vector
     )
+    macros |= {"PRODUCTS": c.products}
+    arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
+    main = Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
+    return (main,) if c.own else (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, 0), main)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -193,10 +217,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
             raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_pointwise is {limit}")
 
 
-def _filters(filters: int) -> list[int]:
-    """Of a tile: as many as fit, in tiles of equal size, and about a half of it."""
+def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
+    """Of a tile: for each limit as many as fit, in tiles of equal size."""
     found = []
-    for most in (MAX_FILTERS, 128, 64):
+    for most in limits:
         count = ceil(filters / most)
         found.append(FILTERS_STEP * ceil(filters / count / FILTERS_STEP))
     return list(dict.fromkeys(found))
@@ -236,7 +260,9 @@ def _candidates_of(
     found = []
     for stay in (True, False):
         stages = most_stages(stay, min(STAGED))
-        if stages < 2 or (not stay and most_stages(True, min(STAGED)) >= 3):
+        if stages < 2 or filters > most_filters(teams, channels, products, stay and chunks == 1):
+            continue
+        if not stay and most_stages(True, min(STAGED)) >= 3:
             continue
         staged = max(staged for staged in STAGED if most_stages(stay, staged) == stages)
         weight_stages = chunks if stay else weight_users * stages
@@ -249,6 +275,7 @@ def _candidates_of(
                 stages,
                 weight_stages,
                 stay,
+                False,
                 staged,
                 blocks=min(device.sm_count, tiles),
                 shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
@@ -257,6 +284,36 @@ def _candidates_of(
             )
         )
     return found
+
+
+def _own_weights(filters: int, channels: int, chunks: int, teams: int) -> int:
+    """Of a thread that splits them; jobs of a warp as in fp16x3_pointwise_split.cuh."""
+    channel_lanes = 2 if channels % 32 else 4
+    chunk_jobs, warps = filters * channel_lanes // 32, 4 * teams
+    jobs = [
+        ceil(chunks * parts / warps) * chunk_jobs // parts
+        for parts in range(1, chunk_jobs + 1)
+        if chunk_jobs % parts == 0 and (warps % parts == 0 or chunks * parts <= warps)
+    ]
+    return min(jobs) * channels // channel_lanes
+
+
+def _can_own(config: Fp16x3PointwiseConfig) -> bool:
+    c = config
+    return c.resident and _own_weights(c.filters, c.channels, c.weight_stages, c.teams) <= OWN_HOLD[c.teams]
+
+
+def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
+    return replace(config, own=True, workspace_bytes=0)
+
+
+def _loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    """Of other filters' weights, by a block that has most of them."""
+    stretches = ceil(problem.n * problem.out_pixels / config.pixels)
+    tiles = stretches * ceil(problem.m / config.filters)
+    of_block = ceil(tiles / config.blocks)
+    begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
+    return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
 
 
 def _tiles(problem: ConvProblem, filters: int, pixels: int) -> int:
@@ -271,6 +328,7 @@ def _macros(
     stages: int,
     weight_stages: int,
     resident: bool,
+    own: int,
     staged: int,
     vector: bool,
 ) -> dict[str, int]:
@@ -282,6 +340,7 @@ def _macros(
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": int(resident),
+        "OWN": own,
         "STAGED": staged,
         "VECTOR": int(vector),
         "PRODUCTS": PRODUCTS[FP32],

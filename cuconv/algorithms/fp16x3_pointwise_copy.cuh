@@ -33,6 +33,7 @@ struct Copier {
     const int team, thread;  // of the team's
 
     __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
+        if (OWN) return;
         const int slot = weight_slot(team, unit, chunk), before = weight_round(unit, tile);
         if (unit == 0) wait_for_weights();
         if (before > 0) barrier_wait(of.shared.empty_weights + slot, before - 1 & 1);
@@ -63,7 +64,7 @@ struct Copier {
         const unsigned plane = s.out_pixels * 4u;  // bytes
         const int lane_pixel = thread % COLUMNS * WIDTH, lane_channel = thread / COLUMNS;
         const unsigned pixels = shared_address(of.stages(team) + lane_channel * PITCH + lane_pixel);
-        if (!VECTOR) wait_for_weights();  // single elements are copied through the L1 cache, which may be behind
+        if (!VECTOR && !OWN) wait_for_weights();  // single elements are copied through the L1 cache, which may be behind
         Tile tile(of.first, s);
         for (int count = of.first, unit = 0; count < of.last; ++count, tile.advance(s)) {
             const bool other_weights =

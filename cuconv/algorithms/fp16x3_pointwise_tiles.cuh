@@ -6,7 +6,7 @@
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-constexpr int COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = TEAMS == 2 ? 232 : TEAMS == 3 ? 152 : 104;
+constexpr int COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = TEAMS == 2 ? 232 : 152;
 constexpr int TEAM_TILE = 64, TILE = JOINT ? TEAM_TILE : TEAMS * TEAM_TILE;  // pixels
 constexpr int PITCH = 68;   // floats of a channel in shared memory: fragments are read without bank conflicts
 constexpr int WIDTH = VECTOR ? 4 : 1;
@@ -14,12 +14,20 @@ constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
 constexpr int WRITE_PITCH = 68;  // floats of a filter's pixels in shared memory, on the way to the output
 constexpr int SUMS = BF / 2;
+constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
 constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
 constexpr int TEAM_WEIGHT_STAGES = WEIGHT_STAGES / STRIDE;        // where weights do not stay: for each team its own
 constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
 
 __device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
 __device__ __forceinline__ int first_pixel(int team) { return JOINT ? 0 : team * TEAM_TILE; }  // in the tile
+
+// Read anew each time, so that nothing that follows from it takes a register meanwhile.
+__device__ __forceinline__ int own_thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
 
 // Sizes, by the names that plain_sum wants, and what there is of tiles.
 struct Sizes {

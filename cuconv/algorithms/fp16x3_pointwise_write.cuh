@@ -26,6 +26,21 @@ struct alignas(WIDTH * 4) Pixels {
 };
 
 struct Writer {
+    static constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
+
+    // What a thread writes of a tile: a place in each AT_ONCE-th filter of a pass, from its first one on.
+    struct Part {
+        float* const to;
+        const int filter, left;  // the first, and how many there are from it on
+        const int first, place;  // in a pass, and where it is in a buffer
+        bool bad;                // whether a sum is not finite
+
+        // Whether its filter of turn i is one of a pass.
+        __device__ __forceinline__ bool is_there(int i, int filters) const {
+            return (i + 1) * AT_ONCE <= filters || i * AT_ONCE + first < filters;
+        }
+    };
+
     const Sizes& s;
     const float *input, *weight, *bias;
     float* output;
@@ -33,50 +48,60 @@ struct Writer {
     float* const staging;  // of all teams
     const int team;
 
-    // Of the warpgroup. Read anew each time, so that nothing that follows from it takes a register during the products.
-    __device__ static __forceinline__ int own_thread() {
-        int thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        return thread % GROUP;
-    }
     // Of a thread: the first of its two pixels, in its team's 64.
     __device__ static __forceinline__ int first_pixel_of(int thread) { return thread / 32 * 16 + thread % 32 / 4 * 2; }
 
     // `count`: of the tile, one more each time.
     __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
-        constexpr int COLUMNS = TEAM_TILE / WIDTH, AT_ONCE = SHARERS * GROUP / COLUMNS;  // filters
-        const int thread = own_thread(), sharer = JOINT ? team * GROUP + thread : thread;
+        const int thread = own_thread() % GROUP, sharer = JOINT ? team * GROUP + thread : thread;
         const int lane_pixel = sharer % COLUMNS * WIDTH, lane_filter = sharer / COLUMNS;
         const int pixel = tile.stretch * TILE + first_pixel(team) + lane_pixel, filter_0 = tile.filter_tile * BF;
         const int64 place = s.locate(pixel, s.filters);
-        const int left = place < 0 ? 0 : s.filters - filter_0 - lane_filter;
-        float* const to = output + place + (int64)(filter_0 + lane_filter) * s.out_pixels;
+        Part part = {output + place + (filter_0 + lane_filter) * (int64)s.out_pixels,
+                     filter_0 + lane_filter,
+                     place < 0 ? 0 : min(BF, s.filters - filter_0) - lane_filter,
+                     lane_filter,
+                     lane_filter * WRITE_PITCH + lane_pixel,
+                     !JOINT && group_any(team, find_bad(sum))};
+        if (!JOINT) finish(sum, thread, filter_0, part.bad);
+        // Of single elements there are so many that it pays to test for nothing where all of them exist.
+        if (WIDTH == 1 && __all_sync(~0u, part.left == BF - lane_filter))
+            write_passes<true>(sum, part, thread, count);
+        else
+            write_passes<false>(sum, part, thread, count);
+        if (part.bad)
+#pragma unroll 1
+            for (int i = 0; i < part.left; ++i)
+                if ((lane_filter + i) % PASS % AT_ONCE == lane_filter) mend(part.to + i * (int64)s.out_pixels, pixel, part.filter + i);
+    }
+
+    template <bool ALL>
+    __device__ __forceinline__ void write_passes(const float (&sum)[SUMS], Part& part, int thread, int count) const {
+        constexpr int MOST = (PASS + AT_ONCE - 1) / AT_ONCE, BATCH = WIDTH == 1 ? MOST : 1;
         float* const own = staging + team * STAGING;
-        bool bad = !JOINT && group_any(team, find_bad(sum));
-        if (!JOINT) finish(sum, thread, filter_0, bad);
         unsigned turn = count * PASSES;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
-            const int buffer = turn % 2 * PASS * WRITE_PITCH;
+            const int buffer = turn % 2 * PASS * WRITE_PITCH, filters = min(PASS, BF - pass);
             stage(own + buffer, sum, thread, pass);
             // This buffer is full, and the other one has been read.
             asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(SHARERS * GROUP) : "memory");
-            const float* const from = (JOINT ? staging : own) + buffer + lane_filter * WRITE_PITCH + lane_pixel;
-            const int filters = min(PASS, BF - pass);
+            const float* const from = (JOINT ? staging : own) + buffer + part.place;
 #pragma unroll
-            for (int i = 0; i < filters; i += AT_ONCE) {
-                if (filters % AT_ONCE && i + lane_filter >= filters) break;
-                Pixels v = add_teams(from + i * WRITE_PITCH);
-                if (JOINT) bad |= finish(v, filter_0 + lane_filter + pass + i);
-                if (pass + i < left) *reinterpret_cast<Pixels*>(to + (pass + i) * (int64)s.out_pixels) = v;
+            for (int first = 0; first < MOST; first += BATCH) {
+                Pixels v[BATCH];
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i)
+                    if (part.is_there(first + i, filters)) v[i] = add_teams(from + (first + i) * AT_ONCE * WRITE_PITCH);
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    if (!part.is_there(first + i, filters)) continue;
+                    const int at = pass + (first + i) * AT_ONCE;
+                    if (JOINT) part.bad |= finish(v[i], part.filter + at);
+                    if (ALL || at < part.left) *reinterpret_cast<Pixels*>(part.to + at * (int64)s.out_pixels) = v[i];
+                }
             }
         }
-        if (bad)
-#pragma unroll 1
-            for (int pass = 0; pass < BF; pass += PASS)
-#pragma unroll 1
-                for (int i = pass; i < min(pass + PASS, BF) - lane_filter && i < left; i += AT_ONCE)
-                    mend(to + i * (int64)s.out_pixels, pixel, filter_0 + lane_filter + i);
     }
 
     // Whether a sum is not finite.

@@ -23,6 +23,15 @@ constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 __device__ __forceinline__ float larger(float most, float x) { return fmaxf(most, fabsf(fmaf(x, 0.0f, x))); }
 __device__ __forceinline__ unsigned warp_max(float most) { return __reduce_max_sync(~0u, __float_as_uint(most)); }
 
+// What is taken out of a filter's weights, and then of a channel's, by the bits of its largest magnitude.
+__device__ __forceinline__ int filter_exponent(unsigned most) {
+    return max((int)(most >> 23) - 127, -110) - TARGET_EXPONENT;
+}
+__device__ __forceinline__ int channel_exponent(unsigned most) {
+    const int found = (int)(most >> 23) - 127;
+    return found < LEAST_UNSCALED ? max(found - TARGET_EXPONENT, -126) : 0;
+}
+
 // Largest magnitudes of channels. Blocks send each other theirs; the stores count themselves as arrived and leave from
 // registers, so that nobody waits for anything else, nor stays for others.
 struct ChannelMaxima {
@@ -87,7 +96,7 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
     }
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
-        const int filter = j * SPLIT_WARPS + warp, exponent = max((int)(most[j] >> 23) - 127, -110) - TARGET_EXPONENT;
+        const int filter = j * SPLIT_WARPS + warp, exponent = filter_exponent(most[j]);
         if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) exponents[filter] = most[j] ? exponent : EMPTY;
 #pragma unroll
         for (int i = 0; i < LOADS; ++i)
@@ -152,7 +161,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     const int tile_chunk = blockIdx.x / SPLIT_CLUSTER, rank = blockIdx.x % SPLIT_CLUSTER;
     const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * BF + in_tile;
     const int channel_0 = tile_chunk % chunks * CHANNELS;
-    int count = (int)filters - filter_0, length = min(CHANNELS, (int)channels - channel_0) * TAPS;
+    int count = min((int)filters - filter_0, BF - in_tile), length = min(CHANNELS, (int)channels - channel_0) * TAPS;
     int64 first = (filter_0 * channels + channel_0) * TAPS;
     const Workspace to(workspace, gridDim.x / SPLIT_CLUSTER, blocks);
     maxima.open();
@@ -174,8 +183,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     if (blockIdx.x == 0)
         for (int i = threadIdx.x; i < 2 * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
     const unsigned most = maxima.receive(channel + lane % 8);
-    const int found = (int)(most >> 23) - 127;
-    const int exponent = found < LEAST_UNSCALED ? max(found - TARGET_EXPONENT, -126) : 0;
+    const int exponent = channel_exponent(most);
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;

@@ -24,7 +24,11 @@ NAME = "fp16x3_pointwise"
 ODD = ConvProblem(3, 300, 13, 13, 200, 1, 1)  # the last chunk, the last filters and the last pixels are partly there
 EVEN = ConvProblem(5, 192, 14, 14, 96, 1, 1)
 MANY = ConvProblem(40, 48, 55, 55, 272, 1, 1)  # more tiles than blocks: weights change under way
-PROBLEMS = [ODD, EVEN, MANY]
+SINGLE = ConvProblem(24, 64, 28, 28, 256, 1, 1)  # a chunk of all channels, planes of whole vectors
+UNALIGNED = ConvProblem(9, 63, 13, 13, 161, 1, 1)  # blocks that split weights themselves read them one by one
+STREAMED = ConvProblem(64, 512, 14, 14, 272, 1, 1)  # several tiles of filters whose weights do not stay
+DEEP = ConvProblem(8, 832, 8, 8, 128, 1, 1)  # few tiles: teams share them
+PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP]
 each_precision = pytest.mark.parametrize("precision", TOLERANCES)
 
 
@@ -56,6 +60,36 @@ def test_every_configuration_is_right_and_the_same_every_time(problem, precision
         assert rel_l2_error(first, truth) < tolerance, config
         assert all(torch.equal(run(problem, config, x, weight), first) for _ in range(20)), config
         assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth, tolerance)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_weights_are_split_to_the_same_bits_by_blocks_themselves(problem):
+    """Channels far below the others, and one of zeros, so that there are scales to get right."""
+    try:
+        configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
+    except UnsupportedProblem:
+        pytest.skip("another architecture")
+    x, weight = operands(problem)
+    weight[:, 3::7] *= 2.0**-20
+    weight[:, 5] = 0
+    outputs = {}
+    for config in configs:
+        what = config.filters, config.channels, config.joint and config.teams
+        out = run(problem, config, x, weight)
+        assert torch.equal(outputs.setdefault(what, out), out), config
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_weights_that_are_not_finite(problem):
+    try:
+        configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
+    except UnsupportedProblem:
+        pytest.skip("another architecture")
+    x, weight = operands(problem)
+    weight[-1, 3], weight[0, 1] = -torch.inf, torch.nan
+    truth = reference.conv2d(x, weight)
+    for config in configs:
+        assert_same_with_non_finite(run(problem, config, x, weight), truth)
 
 
 @each_precision
