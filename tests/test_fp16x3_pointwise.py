@@ -31,7 +31,9 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             tiles = ceil(problem.n * problem.out_pixels / config.pixels) * ceil(problem.m / config.filters)
             assert 1 <= config.blocks <= min(H200.sm_count, tiles)
             single = config.resident and config.weight_stages == 1
-            assert config.filters <= fp16x3_pointwise.most_filters(config.teams, config.channels, config.products, single)
+            assert config.filters <= fp16x3_pointwise.most_filters(
+                config.teams, config.channels, config.products, single
+            )
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
 
@@ -47,13 +49,8 @@ def test_blocks_split_weights_themselves_where_these_stay_and_registers_hold_the
     assert {config.teams for config in own} == set(fp16x3_pointwise.OWN_HOLD)
     for config in own:
         assert config.resident and config.workspace_bytes == 0
-        assert config.filters * config.channels * config.weight_stages <= 2**15
+        assert config.filters * config.channels * config.weight_stages <= 2**14 * 1.2
     assert fp16x3_pointwise._own_weights(64, 64, 8, 2) == 128 and fp16x3_pointwise._own_weights(80, 48, 7, 3) == 120
-
-
-def test_four_teams_are_for_a_single_chunk_whose_weights_the_block_splits():
-    four = [config for problem in FIT for config in fp16x3_pointwise.candidates(problem, H200) if config.teams == 4]
-    assert four and all(config.own and config.weight_stages == 1 and config.threads == 640 for config in four)
 
 
 def test_a_block_that_splits_weights_itself_is_one_launch():
@@ -67,7 +64,7 @@ def test_a_block_that_splits_weights_itself_is_one_launch():
 
 
 def test_other_filters_under_way_cost_another_split():
-    few = ConvProblem(8, 512, 14, 14, 256, 1, 1)
+    few = ConvProblem(8, 256, 14, 14, 256, 1, 1)
     config = next(c for c in fp16x3_pointwise.candidates(few, H200) if c.own and (c.filters, c.pixels) == (64, 128))
     assert fp16x3_pointwise._loads(few, config) == 1  # a tile each
     many = ConvProblem(16, 48, 55, 55, 192, 1, 1)

@@ -5,10 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
+from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import fp16x3_pointwise
-from cuconv.device import device_spec
-from cuconv.jit import LaunchSequence
+from tests.gpu.configurations import (
+    assert_right_and_the_same_every_time,
+    assert_scale_follows_chunks,
+    assert_zeros_give_zeros,
+    configurations,
+    each_precision,
+    each_scales,
+    run,
+)
 from tests.gpu.problems import (
     TOLERANCE,
     TOLERANCES,
@@ -29,82 +36,43 @@ UNALIGNED = ConvProblem(9, 63, 13, 13, 161, 1, 1)  # blocks that split weights t
 STREAMED = ConvProblem(64, 512, 14, 14, 272, 1, 1)  # several tiles of filters whose weights do not stay
 DEEP = ConvProblem(8, 832, 8, 8, 128, 1, 1)  # few tiles: teams share them
 PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP]
-each_precision = pytest.mark.parametrize("precision", TOLERANCES)
-
-
-def run(problem, config, x, weight):
-    device = torch.cuda.current_device()
-    launches = fp16x3_pointwise.launches(problem, config, aligned=True, relu=False)
-    sequence = LaunchSequence(launches, device_spec(device).arch, device)
-    out = poisoned_output(problem)
-    workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")
-    stream = torch.cuda.current_stream().cuda_stream
-    sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), workspace.data_ptr())
-    return out
 
 
 @each_precision
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
-    problem, tolerance = replace(problem, precision=precision), TOLERANCES[precision]
-    try:
-        configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
-    except UnsupportedProblem:
-        pytest.skip("another architecture")
-    x, weight = operands(problem)
-    infinite = x.clone()
-    infinite[0, 5, 3, 4] = torch.inf
-    truth, infinite_truth = (reference.conv2d(data, weight) for data in (x, infinite))
-    for config in configs:
-        first = run(problem, config, x, weight)
-        assert rel_l2_error(first, truth) < tolerance, config
-        assert all(torch.equal(run(problem, config, x, weight), first) for _ in range(20)), config
-        assert_same_with_non_finite(run(problem, config, infinite, weight), infinite_truth, tolerance)
+    assert_right_and_the_same_every_time(fp16x3_pointwise, replace(problem, precision=precision), repeats=20)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_weights_are_split_to_the_same_bits_by_blocks_themselves(problem):
     """Channels far below the others, and one of zeros, so that there are scales to get right."""
-    try:
-        configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
-    except UnsupportedProblem:
-        pytest.skip("another architecture")
+    configs = configurations(fp16x3_pointwise, problem)
     x, weight = operands(problem)
     weight[:, 3::7] *= 2.0**-20
     weight[:, 5] = 0
     outputs = {}
     for config in configs:
         what = config.filters, config.channels, config.joint and config.teams
-        out = run(problem, config, x, weight)
+        out = run(fp16x3_pointwise, problem, config, x, weight)
         assert torch.equal(outputs.setdefault(what, out), out), config
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_weights_that_are_not_finite(problem):
-    try:
-        configs = fp16x3_pointwise.candidates(problem, device_spec(torch.cuda.current_device()))
-    except UnsupportedProblem:
-        pytest.skip("another architecture")
+    configs = configurations(fp16x3_pointwise, problem)
     x, weight = operands(problem)
     weight[-1, 3], weight[0, 1] = -torch.inf, torch.nan
     truth = reference.conv2d(x, weight)
     for config in configs:
-        assert_same_with_non_finite(run(problem, config, x, weight), truth)
+        assert_same_with_non_finite(run(fp16x3_pointwise, problem, config, x, weight), truth)
 
 
 @each_precision
 @pytest.mark.parametrize("problem", [ODD, EVEN], ids=str)
-@pytest.mark.parametrize("scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str)
+@each_scales
 def test_the_scale_follows_the_chunks(problem, scales, precision):
-    """Thirds of the channels of different magnitude, weights that balance them where they can."""
-    x, weight = operands(problem)
-    third = -(-problem.c // 3)
-    factors = torch.tensor(scales, device="cuda", dtype=torch.float32).repeat_interleave(third)[: problem.c]
-    x *= factors[None, :, None, None]
-    weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
-    with refusal_allowed(NAME):
-        out = conv2d(x, weight, algorithm=NAME, precision=precision)
-        assert rel_l2_error(out, reference.conv2d(x, weight)) < TOLERANCES[precision]
+    assert_scale_follows_chunks(NAME, problem, scales, precision)
 
 
 @each_precision
@@ -139,7 +107,4 @@ def test_bias_and_relu(problem):
 
 
 def test_zeros_give_zeros():
-    x, weight = operands(ODD)
-    with refusal_allowed(NAME):
-        assert not conv2d(torch.zeros_like(x), weight, algorithm=NAME).any()
-        assert not conv2d(x, torch.zeros_like(weight), algorithm=NAME).any()
+    assert_zeros_give_zeros(NAME, ODD)

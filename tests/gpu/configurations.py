@@ -1,0 +1,80 @@
+"""Checks of each configuration of an algorithm by itself, where `conv2d` would run only the one that it takes."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
+from cuconv.device import device_spec
+from cuconv.jit import LaunchSequence
+from tests.gpu.problems import (
+    TOLERANCES,
+    assert_same_with_non_finite,
+    operands,
+    pads,
+    poisoned_output,
+    refusal_allowed,
+    rel_l2_error,
+)
+
+each_precision = pytest.mark.parametrize("precision", TOLERANCES)
+# Of thirds of the channels.
+each_scales = pytest.mark.parametrize(
+    "scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str
+)
+
+
+def configurations(algorithm: ModuleType, problem: ConvProblem) -> list:
+    """Those that can run; skips the test on another architecture."""
+    try:
+        return algorithm.candidates(problem, device_spec(torch.cuda.current_device()))
+    except UnsupportedProblem:
+        pytest.skip("another architecture")
+
+
+def run(algorithm: ModuleType, problem: ConvProblem, config, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The output of a configuration, which was poisoned before, as its workspace was."""
+    device = torch.cuda.current_device()
+    launches = algorithm.launches(problem, config, aligned=True, relu=False)
+    sequence = LaunchSequence(launches, device_spec(device).arch, device)
+    out = poisoned_output(problem)
+    workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), workspace.data_ptr())
+    return out
+
+
+def assert_right_and_the_same_every_time(algorithm: ModuleType, problem: ConvProblem, repeats: int) -> None:
+    """Every configuration, on normal data and with an infinity in the input."""
+    tolerance = TOLERANCES[problem.precision]
+    configs = configurations(algorithm, problem)
+    x, weight = operands(problem)
+    infinite = x.clone()
+    infinite[0, 5, 3, 4] = torch.inf
+    truth, infinite_truth = (reference.conv2d(data, weight, pads(problem)) for data in (x, infinite))
+    for config in configs:
+        first = run(algorithm, problem, config, x, weight)
+        assert rel_l2_error(first, truth) < tolerance, config
+        assert all(torch.equal(run(algorithm, problem, config, x, weight), first) for _ in range(repeats)), config
+        assert_same_with_non_finite(run(algorithm, problem, config, infinite, weight), infinite_truth, tolerance)
+
+
+def assert_scale_follows_chunks(name: str, problem: ConvProblem, scales: tuple[float, ...], precision: str) -> None:
+    """Thirds of the channels of different magnitude, weights that balance them where they can."""
+    x, weight = operands(problem)
+    third = -(-problem.c // 3)
+    factors = torch.tensor(scales, device="cuda", dtype=torch.float32).repeat_interleave(third)[: problem.c]
+    x *= factors[None, :, None, None]
+    weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
+    with refusal_allowed(name):
+        out = conv2d(x, weight, padding=pads(problem), algorithm=name, precision=precision)
+        assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem))) < TOLERANCES[precision]
+
+
+def assert_zeros_give_zeros(name: str, problem: ConvProblem) -> None:
+    """Of the input, and of the weights."""
+    x, weight = operands(problem)
+    with refusal_allowed(name):
+        assert not conv2d(torch.zeros_like(x), weight, padding=pads(problem), algorithm=name).any()
+        assert not conv2d(x, torch.zeros_like(weight), padding=pads(problem), algorithm=name).any()
