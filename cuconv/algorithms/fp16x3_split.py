@@ -32,6 +32,14 @@ class Split:
     filters: int
     channels: int
 
+    def taps(self, problem: ConvProblem) -> int:
+        """Of a filter and channel, as they are split."""
+        return problem.filter_area
+
+    def group_warps(self, problem: ConvProblem) -> int:
+        """Of a block for eight channels."""
+        return min(problem.filter_area, GROUP_WARPS)
+
     def parts(self, problem: ConvProblem) -> int:
         """(tile, chunk) pairs, of which each has scales of its own."""
         return ceil(problem.m / self.filters) * ceil(problem.c / self.channels)
@@ -42,13 +50,13 @@ class Split:
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Of the split weights, filters' exponents and channels' scales."""
-        weights = self.filters * self.channels * problem.filter_area
+        weights = self.filters * self.channels * self.taps(problem)
         return self.parts(problem) * (weights * PAIR_BYTES + (self.filters + self.channels) * FLOAT_BYTES)
 
     def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int) -> Launch:
         """blocks: of the main kernel that leave sums to each other, whose flags are cleared."""
         p, groups = problem, self.channels // 8
-        threads = 32 * min(p.filter_area, GROUP_WARPS) * groups
+        threads = 32 * self.group_warps(p) * groups
         shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * p.filter_area | 1)
         arguments = (WEIGHT, WORKSPACE, p.m, p.c, blocks)
         return Launch(source, macros, "split_weights", self.blocks(p), threads, arguments, shared_bytes, overlap=True)
@@ -56,6 +64,6 @@ class Split:
     def predicted_us(self, problem: ConvProblem, device: DeviceSpec, costs: SplitCosts) -> float:
         """Estimated time: rounds of blocks, and bytes."""
         of_block = FILTERS * self.channels * problem.filter_area
-        weight_bytes = FLOAT_BYTES * problem.m * problem.c * problem.filter_area
+        read_and_written = FLOAT_BYTES * problem.m * problem.c * (problem.filter_area + self.taps(problem))
         rounds = ceil(self.blocks(problem) / device.sm_count)
-        return costs.split * of_block / 2**14 * rounds + costs.split_bytes * 2 * weight_bytes / 2**20
+        return costs.split * of_block / 2**14 * rounds + costs.split_bytes * read_and_written / 2**20
