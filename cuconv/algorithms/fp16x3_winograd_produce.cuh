@@ -150,13 +150,14 @@ struct Producer {
         for (int i = 0; i < COPIES; ++i) {
             if ((i + 1) * PRODUCERS > RAW_FLOATS && i * PRODUCERS + thread >= RAW_FLOATS) break;
             const unsigned source = shared.sources[i][thread];
-            const char* from = input + (source == NOWHERE ? 0 : channel * plane + source);
-            const int64 next = source == NOWHERE ? 0 : plane;
+            const bool any = source != NOWHERE && channel < g.p.channels;
+            const char* from = input + (any ? channel * plane + source : 0);
+            const int64 next = any ? plane : 0;
 #pragma unroll
             for (int c = 0; c < 8; ++c) {
-                const bool exists = source != NOWHERE && channel + (WHOLE_GROUPS ? 0 : c) < g.p.channels;
+                const bool exists = any && (WHOLE_GROUPS || channel + c < g.p.channels);
                 asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (c * RAW_FLOATS + i * PRODUCERS) * 4),
-                             "l"(exists ? from : input), "r"(exists ? 4 : 0)
+                             "l"(WHOLE_GROUPS || exists ? from : input), "r"(exists ? 4 : 0)
                              : "memory");
                 from += next;
             }
@@ -190,8 +191,7 @@ struct Producer {
     }
 
     // Hands a chunk on that all have converted, and had a barrier after.
-    __device__ __forceinline__ void publish(int unit, int slot) {
-        const Place at(unit, g);
+    __device__ __forceinline__ void publish(const Place& at, int slot) {
         unsigned all = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
@@ -219,30 +219,29 @@ struct Producer {
     __device__ __forceinline__ void run(const Share& share) {
         const int steps = 2 * (share.end - share.begin);  // of eight channels each
         if (steps == 0) return;
-        const Place first(share.begin, g);
-        seek(first);
-        place(first);
-        copy(first, 0);
+        Place at(share.begin, g), ahead = at, before = at;  // converted, copied, and the chunk before
+        seek(at);
+        place(at);
+        copy(at, 0);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        float4 next_scales = scales_of(first, 0);
+        float4 next_scales = scales_of(at, 0);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const int octet = step % 2, count = step / 2, slot = count % IN_STAGES;
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             producers_barrier();  // all have copied their parts, and converted what was there before
-            if (octet == 0 && count > 0) publish(share.begin + count - 1, (count - 1) % IN_STAGES);
+            if (octet == 0 && count > 0) publish(before, (count - 1) % IN_STAGES);
             const float scale = power_of_two(exponent);
             const float scales[4] = {next_scales.x * scale, next_scales.y * scale, next_scales.z * scale,
                                      next_scales.w * scale};
             if (step + 1 < steps) {
-                const Place ahead(share.begin + (step + 1) / 2, g);
+                if (octet) ahead.advance(g);
                 if (octet && begins(ahead)) seek(ahead);
                 copy(ahead, octet ^ 1);
                 next_scales = scales_of(ahead, octet ^ 1);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
             if (octet == 0) {
-                const Place at(share.begin + count, g);
                 if (begins(at)) place(at);
                 if (count >= IN_STAGES) barrier_wait(shared.empty_input + slot, count / IN_STAGES - 1 & 1);
             }
@@ -250,12 +249,12 @@ struct Producer {
             if (octet) {
                 const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
                 if (thread % 32 == 0) shared.maxima[0][thread / 32] = of_warp;
-                most = 0;
+                most = 0, before = at, at.advance(g);
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             }
         }
         producers_barrier();
-        publish(share.end - 1, (steps / 2 - 1) % IN_STAGES);
+        publish(before, (steps / 2 - 1) % IN_STAGES);
     }
     // Whether a chunk is the first of its cells.
     __device__ __forceinline__ bool begins(const Place& at) const { return at.chunk == 0 && at.filter_tile == 0; }
