@@ -27,7 +27,8 @@ POINT_BYTES = CHANNELS * FILTERS * 4  # of weights, for a row of the filter
 STAGED_ROWS = 4 * 2 * 16
 STAGED_FLOATS = {4: 36, 2: 48}  # of such a row
 FLAG_BYTES = 2 * 4  # of a block
-STATIC_BYTES = 512  # more than barriers take; and, of a thread that brings input,
+STATIC_BYTES = 512  # more than barriers take; and of a cell of each warpgroup, and of a thread that brings input,
+OUTPUTS_BYTES = 8
 THREAD_BYTES = 4
 
 MAX_ROWS = 5  # of a filter
@@ -211,7 +212,7 @@ def _candidates_of(
     raw_floats = _raw_floats(outputs, stage_cells, pitch)
     copies, jobs = ceil(raw_floats / producers), ceil(stage_cells * 2 / producers)
     fixed_bytes = 2 * 8 * raw_floats * FLOAT_BYTES + STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES
-    static_bytes = STATIC_BYTES + THREAD_BYTES * producers * (copies + jobs)
+    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + jobs)
 
     def shared_bytes(stages: tuple[int, int]) -> int:
         inputs, weights = stages

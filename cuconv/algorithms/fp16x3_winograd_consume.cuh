@@ -196,8 +196,8 @@ struct Consumer {
                 leave(sums);
             } else {
                 if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
-                write(output, g, (from.stretch * CLUSTER + rank) * CELLS, from.filter_tile * BF, sums, staging, group,
-                      thread);
+                write(output, g, (from.stretch * CLUSTER + rank) * CELLS, from.filter_tile * BF, sums,
+                      shared.outputs[group], staging, group, thread);
             }
         }
     }

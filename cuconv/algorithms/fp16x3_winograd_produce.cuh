@@ -11,6 +11,11 @@ __device__ __forceinline__ void producers_barrier() {
     asm volatile("bar.sync 3, %0;" ::"n"(PRODUCERS) : "memory");
 }
 
+// Starts to copy a float into shared memory, or a zero.
+__device__ __forceinline__ void copy_float(unsigned to, const void* from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
+}
+
 // The six inputs of a cell at the six points: all remainders of a polynomial.
 __device__ __forceinline__ void transform(const float (&d)[POINTS], float (&at)[POINTS]) {
     constexpr float near2 = NEAR * NEAR, far2 = FAR * FAR;
@@ -109,7 +114,7 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
 
 struct Producer {
     const Geometry& g;
-    const Workspace& from;
+    const Workspace& workspace;
     const char* const input;
     char* const stages;
     float* const raw;
@@ -141,8 +146,11 @@ struct Producer {
         }
     }
 
-    // Starts to copy eight channels of a chunk.
+    // Starts to copy eight channels of a chunk, with their scales.
     __device__ __forceinline__ void copy(const Place& at, int octet) const {
+        if (thread < 8)
+            copy_float(shared_address(shared.scales[octet] + thread),
+                       workspace.channel_scales + at.tile_chunk(g) * CHANNELS + octet * 8 + thread, true);
         const int channel = at.chunk * CHANNELS + octet * 8;
         const int64 plane = (int64)g.p.height * g.p.width * 4;
         const unsigned to = shared_address(raw + octet * 8 * RAW_FLOATS + thread);
@@ -156,16 +164,16 @@ struct Producer {
 #pragma unroll
             for (int c = 0; c < 8; ++c) {
                 const bool exists = any && (WHOLE_GROUPS || channel + c < g.p.channels);
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (c * RAW_FLOATS + i * PRODUCERS) * 4),
-                             "l"(WHOLE_GROUPS || exists ? from : input), "r"(exists ? 4 : 0)
-                             : "memory");
+                copy_float(to + (c * RAW_FLOATS + i * PRODUCERS) * 4, WHOLE_GROUPS || exists ? from : input, exists);
                 from += next;
             }
         }
     }
 
     // Scales, transforms and splits eight channels.
-    __device__ __forceinline__ void convert(int octet, const float (&scales)[4], char* stage) {
+    __device__ __forceinline__ void convert(int octet, char* stage) {
+        const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
+        const float all = power_of_two(exponent), scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
         const float* const octet_raw = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS;
 #pragma unroll 1
         for (int job = 0; job < JOBS; ++job) {
@@ -199,7 +207,7 @@ struct Producer {
         if (first_cell(at) >= g.cells) {
             used = EMPTY;
         } else if (all < LEAST || all > MOST) {
-            used = convert_again(g, input, from.channel_scales + at.tile_chunk(g) * CHANNELS, stages + slot * STAGE_BYTES,
+            used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS, stages + slot * STAGE_BYTES,
                                  shared.maxima[1], first_cell(at), at.chunk);
             if (used != EMPTY) exponent = used;
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -211,11 +219,6 @@ struct Producer {
         }
     }
 
-    __device__ __forceinline__ float4 scales_of(const Place& at, int octet) const {
-        return __ldcg(reinterpret_cast<const float4*>(from.channel_scales + at.tile_chunk(g) * CHANNELS + octet * 8 +
-                                                      channel_of(thread)));
-    }
-
     __device__ __forceinline__ void run(const Share& share) {
         const int steps = 2 * (share.end - share.begin);  // of eight channels each
         if (steps == 0) return;
@@ -224,28 +227,23 @@ struct Producer {
         place(at);
         copy(at, 0);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        float4 next_scales = scales_of(at, 0);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const int octet = step % 2, count = step / 2, slot = count % IN_STAGES;
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             producers_barrier();  // all have copied their parts, and converted what was there before
             if (octet == 0 && count > 0) publish(before, (count - 1) % IN_STAGES);
-            const float scale = power_of_two(exponent);
-            const float scales[4] = {next_scales.x * scale, next_scales.y * scale, next_scales.z * scale,
-                                     next_scales.w * scale};
             if (step + 1 < steps) {
                 if (octet) ahead.advance(g);
                 if (octet && begins(ahead)) seek(ahead);
                 copy(ahead, octet ^ 1);
-                next_scales = scales_of(ahead, octet ^ 1);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
             if (octet == 0) {
                 if (begins(at)) place(at);
                 if (count >= IN_STAGES) barrier_wait(shared.empty_input + slot, count / IN_STAGES - 1 & 1);
             }
-            convert(octet, scales, stages + slot * STAGE_BYTES);
+            convert(octet, stages + slot * STAGE_BYTES);
             if (octet) {
                 const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
                 if (thread % 32 == 0) shared.maxima[0][thread / 32] = of_warp;

@@ -50,6 +50,14 @@ struct Geometry {
         const int strip = row / image_rows, image = strip / strips;
         return {image, row - strip * image_rows, (strip - image * strips) * pitch * OUTPUTS};
     }
+    // The first output of a cell of all, and of how many of its outputs there are any.
+    __device__ __forceinline__ Pixel pixel(int cell, int& outputs) const {
+        const int row = cell / pitch;
+        const Spot at = row_at(row);
+        const int x = at.x + (cell - row * pitch) * OUTPUTS;
+        outputs = at.image < images && at.y < out_h ? min(OUTPUTS, p.out_w - x) : 0;
+        return {outputs > 0 ? at.image : -1, at.y * p.out_w + x};
+    }
     // Byte offset of the first channel's input element, `offset` elements right of where a padded row begins; or NOWHERE.
     __device__ __forceinline__ unsigned source(int row, int offset) const {
         const Spot at = row_at(row);
@@ -64,11 +72,20 @@ constexpr int WARPS = PRODUCERS / 32;
 constexpr int JOBS = (STAGE_CELLS / 16 + WARPS - 1) / WARPS;  // of a warp, for eight channels
 constexpr int COPIES = (RAW_FLOATS + PRODUCERS - 1) / PRODUCERS;  // of a thread, for one
 
+// Where a cell's outputs begin for the first filter, in floats, times 8; and how many there are.
+struct CellOutputs {
+    int64 packed;
+    __device__ __forceinline__ int count() const { return (int)packed & 7; }
+    __device__ __forceinline__ int64 first() const { return packed >> 3; }
+};
+
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES];
     uint64 full_weights[2][WEIGHT_STAGES], empty_weights[2][WEIGHT_STAGES];  // of each warpgroup that multiplies
     __align__(16) unsigned maxima[2][WARPS];  // of producing warps; a spare set
+    __align__(16) float scales[2][8];         // of channels, of what is being copied or converted
     int exponents[IN_STAGES];                 // of the input's scale
+    CellOutputs outputs[2][CELLS];            // of a warpgroup's tile that is written
     unsigned sources[COPIES][PRODUCERS];  // of producing threads: what they copy
     int windows[JOBS][PRODUCERS];         // and where their cells' inputs lie, in floats
 };

@@ -22,40 +22,50 @@ __device__ __forceinline__ void contribute(int group, float alone, float plus, f
     to[OUTPUTS - 1] = group ? last + alone : last;
 }
 
-// Goes through a tile's cells.
-struct Walk {
-    const Geometry& g;
-    int in_row, y, strip, image;
+// Of a tile, for its cells; called by the whole warpgroup.
+__device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOutputs* outputs, int group, int thread) {
+    group_barrier(group);
+    if (thread < CELLS) {
+        int count;
+        const Pixel at = g.pixel(first_cell + thread, count);
+        outputs[thread].packed = count > 0 ? ((int64)at.image * g.p.filters * g.p.out_pixels + at.pixel) * 8 + count : 0;
+    }
+    group_barrier(group);
+}
 
-    __device__ __forceinline__ Walk(const Geometry& g, int cell) : g(g) {
-        const int row = cell / g.pitch, of_strip = row / g.image_rows;
-        in_row = cell - row * g.pitch, y = row - of_strip * g.image_rows;
-        image = of_strip / g.strips, strip = of_strip - image * g.strips;
-    }
-    __device__ __forceinline__ void advance(int cells) {
-        for (in_row += cells; in_row >= g.pitch; in_row -= g.pitch)
-            if (++y == g.image_rows) {
-                y = 0;
-                if (++strip == g.strips) strip = 0, ++image;
-            }
-    }
-    // The pixel of one of the cell's outputs.
-    __device__ __forceinline__ Pixel pixel(int output) const {
-        const int x = (strip * g.pitch + in_row) * OUTPUTS + output;
-        return {image < g.images && y < g.out_h && x < g.p.out_w ? image : -1, y * g.p.out_w + x};
-    }
-};
+__device__ __forceinline__ float larger_or_nan(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+
+// Of a lane's outputs of a pass, those which are not finite, as plain sums. Rare.
+__device__ __noinline__ void write_again(const Output out, const Geometry g, const float* wanted, int cell, int output,
+                                         int first) {
+    unsigned not_finite = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i)
+        if (!isfinite(wanted[i * STAGED_ROW] + wanted[(16 + i) * STAGED_ROW])) not_finite |= 1u << i;
+    int count;
+    Pixel at = g.pixel(cell, count);
+    if (output >= count) at.image = -1;
+    at.pixel += output;
+    write_plain(out, not_finite, at, first, 1);
+}
 
 // Writes a tile; both warpgroups together. `staging`: of the pair of warps.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      const Sums& sums, float* staging, int group, int thread) {
-    const int lane = thread % 32, warp = thread / 32;
-    const int first = first_filter + warp * 16 + group * 8;
-    const float lane_bias = out.bias && lane < min(8, g.p.filters - first) ? out.bias[first + lane] : 0.0f;
+                                      const Sums& sums, CellOutputs* outputs, float* staging, int group, int thread) {
+    const int lane = thread % 32, warp = thread / 32, first = first_filter + warp * 16 + group * 8;
+    locate(g, first_cell, outputs, group, thread);
+    const int filters = g.p.filters - first;
+    float bias[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bias[i] = out.bias && i < filters ? out.bias[first + i] : 0.0f;
     const float least = out.least();
     float* const mine = staging + (group * 16 + lane / 4) * STAGED_ROW + lane % 4 * 2 * OUTPUTS;
     const float* const wanted = staging + group * 8 * STAGED_ROW + lane;
-    Walk walk(g, first_cell + lane / OUTPUTS);
+    float* const of_first = out.to + (int64)first * g.p.out_pixels + lane % OUTPUTS;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
         pair_barrier(warp);
@@ -70,19 +80,18 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
             for (int j = 0; j < 2 * OUTPUTS; j += 4)
                 *reinterpret_cast<float4*>(to + j) = make_float4(made[j], made[j + 1], made[j + 2], made[j + 3]);
         }
+        const int cell = pass * PASS_CELLS + lane / OUTPUTS;
+        const CellOutputs at = outputs[cell];
+        const int limit = lane % OUTPUTS < at.count() ? filters : 0;
+        float* to = of_first + at.first();
         pair_barrier(warp);
-        const Pixel at = walk.pixel(lane % OUTPUTS);
-        const int filters = out.filters_from(first, at);
-        float* to = out.to + out.index(at, first);
-        unsigned not_finite = 0;
+        float check = 0.0f;  // finite, all of them
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
             const float value = wanted[i * STAGED_ROW] + wanted[(16 + i) * STAGED_ROW];
-            const float biased = value + __shfl_sync(~0u, lane_bias, i);
-            if (i < filters) *to = biased < least ? least : biased;  // a NaN stays
-            if (!isfinite(value)) not_finite |= 1u << i;
+            if (i < limit) *to = larger_or_nan(value + bias[i], least);
+            check = fmaf(value, 0.0f, check);
         }
-        if (__any_sync(~0u, not_finite)) write_plain(out, not_finite, at, first, 1);
-        walk.advance(PASS_CELLS);
+        if (__any_sync(~0u, check != 0.0f)) write_again(out, g, wanted, first_cell + cell, lane % OUTPUTS, first);
     }
 }
