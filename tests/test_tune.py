@@ -114,6 +114,8 @@ FOR_LARGER_FILTERS = {"fp16x3", "fp16x3_winograd"}  # than 1x1
 def computing(problem):
     """The algorithms that compute a problem: some of fp16x3's family do not, according to the filter."""
     refusing = FOR_LARGER_FILTERS if problem.filter_area == 1 else {"fp16x3_pointwise"}
+    if problem.kw not in (3, 5) or problem.kh > 5:
+        refusing = refusing | {"fp16x3_winograd"}
     return {name: module for name, module in ALGORITHMS.items() if name not in refusing}
 
 
