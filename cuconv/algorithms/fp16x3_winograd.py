@@ -122,7 +122,9 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
     """Estimated device time of both kernels in microseconds."""
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config.cells, config.pitch, config.cluster)
     weights = POINTS * problem.kh * CHANNELS * FILTERS
-    chunk_us = costs.chunk + costs.fetch * _stage_cells(problem.kh, config.cells, config.pitch) * POINTS * CHANNELS / 2**12
+    chunk_us = (
+        costs.chunk + costs.fetch * _stage_cells(problem.kh, config.cells, config.pitch) * POINTS * CHANNELS / 2**12
+    )
     chunk_us += costs.multiply * weights * config.cells / 2**18 + costs.weights * weights / config.cluster / 2**13
     clusters = config.blocks // config.cluster
     parts = _parts(tiles, chunks, clusters)
@@ -140,9 +142,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
 def launches(problem: ConvProblem, config: WinogradConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     p, stages = problem, (config.input_stages, config.weight_stages)
-    macros = _macros(
-        config.cells, config.producers, config.cluster, p.kh, p.kw, config.pitch, p.c % 8 == 0, stages
-    )
+    macros = _macros(config.cells, config.producers, config.cluster, p.kh, p.kw, config.pitch, p.c % 8 == 0, stages)
     sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w, config.pitch, int(relu))
     main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes)
     return (

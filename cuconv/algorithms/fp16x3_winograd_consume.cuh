@@ -21,9 +21,9 @@ struct Turn {
 
 constexpr int SHARE_BYTES = ROW_BYTES / CLUSTER;  // what a block fetches of a position's weights
 
-// The weights of a warpgroup's positions, which one thread of it fetches, a place ahead of their use. In a cluster, whose
-// blocks use the same weights, each fetches half of them for both. All threads keep count, so that it is in the registers
-// that a warp shares.
+// The weights of a warpgroup's positions, which one thread of it fetches, a place ahead of their use. In a cluster,
+// whose blocks use the same weights, each fetches half of them for both. All threads keep count, so that it is in the
+// registers that a warp shares.
 struct WeightFetcher {
     const char *const rows, *next;  // in the workspace: they lie in the order of their use, over and over
     const char* const end;
@@ -31,8 +31,9 @@ struct WeightFetcher {
     Shared& shared;
     const int group, chunks;  // of the share
 
-    // That of a point (of the same chunk or a later one), the next in order, into a place that this warpgroup has done with; waits for the other block. No branch around the wait:
-    // where nothing has used the place yet, the barrier's phase before the first counts as over.
+    // That of a point, the next in order (from OWN on in a later chunk), into a place that this warpgroup has done with;
+    // waits for the other block. No branch around the wait: where nothing has used the place yet, the phase before the
+    // barrier's first counts as over.
     __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
         const Turn turn(count, point);
         const unsigned to = stages + turn.slot * ROW_BYTES;

@@ -1,8 +1,8 @@
 // How fp16x3_winograd transforms weights: what split_weights takes out of a filter.
 #pragma once
 
+// In this order: the first says what the second is to split.
 #include "fp16x3_winograd_tiles.cuh"
-// (what follows needs the constants above)
 #include "fp16x3_split.cuh"
 
 // The polynomial of a row's weights at each of the points, over what makes up for the input's transform.
