@@ -3,9 +3,9 @@
 //
 // A cell is OUTPUTS = 7 - KW outputs side by side; they need six inputs of each filter row. Inputs and weights are
 // polynomials, whose product is known by its values at six points (0, +-5/8, +-3/2, infinity), so that
-//     out[m, cell, j] = sum over points of A[j, point] * (sum over (c, ky) of G w[m, c, ky][point] * B d[c, cell + ky rows][point])
-// and each point is a convolution with KH x 1 filters over cells. What fp16x3 does with pixels this does with cells: they
-// lie in shared memory as [point][8 channels][cell][channel], where a row of the filter is a start address of wgmma.
+//     out[m, cell, j] = sum over points p of A[j, p] * (sum over (c, ky) of (G w[m, c, ky])[p] * (B d[c, cell + ky rows])[p])
+// and each point is a convolution with KH x 1 filters over cells. What fp16x3 does with pixels this does with cells:
+// they lie in shared memory as [point][8 channels][cell][channel], where a row of the filter is a start address of wgmma.
 // Rows above and below an image are zeros between it and its neighbours; the transform reads what is beside a row.
 //
 // Both transforms are of FP32 numbers, which are then scaled and split as fp16x3's; chains of products are all of a
@@ -13,8 +13,8 @@
 //
 // Warp specialisation: two warpgroups multiply, with three points each, and fetch their weights by bulk copies; the
 // others copy the input, transform and split it. A block (or cluster, whose blocks have the same filters and share what
-// they fetch of weights) takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first block
-// adds the others' sums in order.
+// they fetch of weights) takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first
+// block adds the others' sums in order.
 //
 // FILTERS, TILE_CELLS: of a tile, 64 by a multiple of 8
 // CHANNELS  of a chunk, 16
@@ -25,8 +25,8 @@
 // PRODUCERS threads that bring input, 128 or 256
 // CLUSTER   blocks that share weights, 1 or 2
 //
-// Every argument is eight bytes, a pointer or a long long. `pitch`: cells of a row of a strip, of which a row of an image
-// is made.
+// Every argument is eight bytes, a pointer or a long long. `pitch`: cells of a row of a strip; an image is
+// strips side by side.
 
 #include "fp16x3_winograd_consume.cuh"
 #include "fp16x3_winograd_produce.cuh"
@@ -92,8 +92,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     if (role >= CONSUMERS / GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         wait_for_weights();
-        Producer producer = {g,      workspace, reinterpret_cast<const char*>(input), dynamic, reinterpret_cast<float*>(raw),
-                             shared, (int)threadIdx.x - CONSUMERS, rank};
+        float* const raw_floats = reinterpret_cast<float*>(raw);
+        Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, raw_floats, shared,
+                             (int)threadIdx.x - CONSUMERS, rank};
         producer.run(share);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
@@ -102,8 +103,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * ROW_BYTES;
         const char* const rows = workspace.rows + rank * SHARE_BYTES;
-        const WeightFetcher weights = {rows, rows + (Place(share.begin, g).tile_chunk(g) * ROWS + role * OWN) * ROW_BYTES,
-                                       rows + (int64)g.filter_tiles * g.chunks * ROWS * ROW_BYTES,
+        const int64 first_row = Place(share.begin, g).tile_chunk(g) * ROWS + role * OWN;
+        const int64 all_rows = (int64)g.filter_tiles * g.chunks * ROWS;
+        const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
                                        own_stages + rank * SHARE_BYTES, shared, role, share.end - share.begin};
         Consumer consumer = {g, workspace, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
                              staging + thread / 32 * PAIR_STAGING, shared, role, thread, rank, share,

@@ -239,7 +239,7 @@ def _candidates_of(
 
 
 def _grids(tiles: int, chunks: int, places: int) -> list[int]:
-    """Clusters that may share the work: as many as there is room for, or whole tiles or equal parts of them for each."""
+    """Clusters that may share the work: as many as there is room for, or with whole tiles or equal parts of them."""
     grids = {min(places, tiles * chunks)}
     if tiles > places:
         grids.add(ceil(tiles / ceil(tiles / places)))

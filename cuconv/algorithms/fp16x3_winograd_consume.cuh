@@ -31,9 +31,9 @@ struct WeightFetcher {
     Shared& shared;
     const int group, chunks;  // of the share
 
-    // That of a point, the next in order (from OWN on in a later chunk), into a place that this warpgroup has done with;
-    // waits for the other block. No branch around the wait: where nothing has used the place yet, the phase before the
-    // barrier's first counts as over.
+    // That of a point, the next in order (from OWN on in a later chunk), into a place that this warpgroup has done
+    // with; waits for the other block. No branch around the wait: where nothing has used the place yet, the phase
+    // before the barrier's first counts as over.
     __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
         const Turn turn(count, point);
         const unsigned to = stages + turn.slot * ROW_BYTES;
@@ -156,7 +156,8 @@ struct Consumer {
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
         group_barrier(group);
         if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
-            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group) : "memory");
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group)
+                         : "memory");
     }
 
     // Adds what the blocks after this one leave, up to the tile's end.

@@ -5,7 +5,7 @@
 #include "fp16x3_winograd_tiles.cuh"
 
 constexpr unsigned LEAST = 0x4c00, MOST = 0x7800;  // 16 and 32768 as FP16: a chunk's maximum, scaled and transformed
-constexpr int TARGET = 9;                          // exponent of the maximum before the transform, where the scale is chosen
+constexpr int TARGET = 9;  // exponent of the maximum before the transform, where the scale is chosen
 
 __device__ __forceinline__ void producers_barrier() {
     asm volatile("bar.sync 3, %0;" ::"n"(PRODUCERS) : "memory");
@@ -41,8 +41,8 @@ __device__ __forceinline__ int cell_of(int job, int thread) {
 }
 __device__ __forceinline__ int channel_of(int thread) { return thread % 16 / 8 * 4; }
 
-// Transforms four channels of a cell, takes them apart and stores them; `most` grows to their largest magnitude, of a NaN
-// not: the output shows it. `get(c, d)`: the channel's inputs, scaled. `target`: of the cell, with the eight channels.
+// Transforms four channels of a cell, takes them apart and stores them; `most` grows to their largest magnitude, of a
+// NaN not: the output shows it. `get(c, d)`: a channel's inputs, scaled. `target`: of the cell and channels.
 template <class Get>
 __device__ __forceinline__ void store(const Get& get, char* target, unsigned& most) {
     unsigned high[POINTS][2], low[POINTS][2];
@@ -207,8 +207,8 @@ struct Producer {
         if (first_cell(at) >= g.cells) {
             used = EMPTY;
         } else if (all < LEAST || all > MOST) {
-            used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS, stages + slot * STAGE_BYTES,
-                                 shared.maxima[1], first_cell(at), at.chunk);
+            used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
+                                 stages + slot * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
             if (used != EMPTY) exponent = used;
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             producers_barrier();

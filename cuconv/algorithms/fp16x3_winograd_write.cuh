@@ -28,7 +28,8 @@ __device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOu
     if (thread < CELLS) {
         int count;
         const Pixel at = g.pixel(first_cell + thread, count);
-        outputs[thread].packed = count > 0 ? ((int64)at.image * g.p.filters * g.p.out_pixels + at.pixel) * 8 + count : 0;
+        const int64 first = (int64)at.image * g.p.filters * g.p.out_pixels + at.pixel;
+        outputs[thread].packed = count > 0 ? first * 8 + count : 0;
     }
     group_barrier(group);
 }
