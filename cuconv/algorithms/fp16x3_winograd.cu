@@ -3,10 +3,10 @@
 //
 // A cell is OUTPUTS = 7 - KW outputs side by side; they need six inputs of each filter row. Inputs and weights are
 // polynomials, whose product is known by its values at six points (0, +-5/8, +-3/2, infinity), so that
-//     out[m, cell, j] = sum over points p of A[j, p] * sum over (c, ky) of (G w[m, c, ky])[p] * (B d[c, cell + ky rows])[p]
+//     out[m, cell, j] = sum over points p of A[j, p] * sum over (c, ky) of (G w[m, c, ky])[p] * (B d[c, cell + ky])[p]
 // and each point is a convolution with KH x 1 filters over cells. What fp16x3 does with pixels this does with cells:
 // they lie in shared memory as [point][8 channels][cell][channel], where a row of the filter is a start address of
-// wgmma. Rows above and below an image are zeros between it and its neighbours; the transform reads what is beside a row.
+// wgmma. Rows above and below an image are zeros between it and its neighbours; the transform reads what is beside one.
 //
 // Both transforms are of FP32 numbers, which are then scaled and split as fp16x3's; chains of products are all of a
 // filter's rows for 16 channels at one point.
