@@ -9,7 +9,12 @@
 
 // As in fp16x3.py.
 constexpr int SPLIT_FILTERS = 32;                // of a block: the lanes of a warp
+constexpr int SPLIT_TAPS = FILTER_ROWS * FILTER_COLUMNS;
+#ifdef TRANSFORMED  // a warp has a row of the weights in all its forms
+constexpr int GROUP_WARPS = FILTER_COLUMNS;
+#else
 constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
+#endif
 
 constexpr int SPLIT_CLUSTER = (BF + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
 constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
@@ -106,20 +111,29 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 }
 
 // From there on a lane has a filter, and a warp eight channels and a few filter positions, `tap` and so on.
-constexpr int TURNS = (TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
+constexpr int TURNS = (SPLIT_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
+
+// Takes eight channels of a filter out of its weights.
+__device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap);
+#ifndef TRANSFORMED
+__device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap) {
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
+#pragma unroll
+        for (int c = 0; c < 8; ++c) values[turn][c] = tap < TAPS ? weights[c * TAPS + tap] : 0.0f;
+}
+#endif
 
 // The warp's values, and their largest magnitudes in each channel.
 __device__ __forceinline__ void gather(float (&values)[TURNS][8], const float* tile, unsigned* maxima, int channel,
                                        int tap) {
     const int lane = threadIdx.x % 32;
+    take(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
     float most[8] = {};
 #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
+    for (int turn = 0; turn < TURNS; ++turn)
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            values[turn][c] = tap < TAPS ? tile[lane * FILTER_PITCH + (channel + c) * TAPS + tap] : 0.0f;
-            most[c] = larger(most[c], values[turn][c]);
-        }
+        for (int c = 0; c < 8; ++c) most[c] = larger(most[c], values[turn][c]);
     unsigned of_channel = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
@@ -138,14 +152,14 @@ __device__ __forceinline__ void write(const float (&values)[TURNS][8], float fac
     if (to == nullptr) return;
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS) {
-        if (tap >= TAPS) break;
+        if (tap >= SPLIT_TAPS) break;
         float scaled[8];
 #pragma unroll
         for (int c = 0; c < 8; ++c) scaled[c] = values[turn][c] * factors[c];
         uint4 high, low;
         split(scaled, high, low);
-        const int row = channel / ROW_CHANNELS * KH + tap / KW;
-        const int step = tap % KW * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
+        const int row = channel / ROW_CHANNELS * FILTER_ROWS + tap / FILTER_COLUMNS;
+        const int step = tap % FILTER_COLUMNS * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
         char* const target = to + row * ROW_BYTES + (step * 2 + group) * BF * 16;
         *reinterpret_cast<uint4*>(target) = high;
         if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
