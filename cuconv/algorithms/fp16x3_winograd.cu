@@ -12,18 +12,15 @@
 // filter's rows for 16 channels at one point.
 //
 // Warp specialisation: two warpgroups multiply, with three points each, and fetch their weights by bulk copies; the
-// others copy the input, transform and split it. A block (or cluster, whose blocks have the same filters and share what
-// they fetch of weights) takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first
-// block adds the others' sums in order.
+// two others copy the input, transform and split it. A block takes an equal share of all (tile, chunk) pairs in order;
+// where a tile is shared, its first block adds the others' sums in order.
 //
-// FILTERS, TILE_CELLS: of a tile, 64 by a multiple of 8
+// FILTERS   of a tile, 64
 // CHANNELS  of a chunk, 16
 // KH, KW    filter size: KW is 3 or 5
 // STAGE_CELLS of a chunk in shared memory, a multiple of 16; RAW_FLOATS: of a channel of it before the transform
 // WHOLE_GROUPS 1 where the number of channels is a multiple of 8
 // IN_STAGES, WEIGHT_STAGES: chunks of input, and positions of weights of each warpgroup, in shared memory
-// PRODUCERS threads that bring input, 128 or 256
-// CLUSTER   blocks that share weights, 1 or 2
 //
 // Every argument is eight bytes, a pointer or a long long. `pitch`: cells of a row of a strip; an image is
 // strips side by side.
@@ -38,20 +35,7 @@ constexpr int CONSUMER_REGISTERS = (OWN + 1) * WGMMA_SUMS + 24;
 constexpr int LEFT_REGISTERS = (LAUNCH_REGISTERS * THREADS - CONSUMER_REGISTERS * CONSUMERS) / PRODUCERS / 8 * 8;
 constexpr int PRODUCER_REGISTERS = LEFT_REGISTERS < LAUNCH_REGISTERS ? LEFT_REGISTERS : LAUNCH_REGISTERS;
 
-#if CLUSTER > 1
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTERED
-#endif
-
-__device__ __forceinline__ void cluster_barrier() {
-    if (CLUSTER > 1)
-        asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-    else
-        __syncthreads();
-}
-
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
@@ -66,8 +50,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     g.strips = (g.p.out_w + g.pitch * OUTPUTS - 1) / (g.pitch * OUTPUTS);
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
     g.cells = g.images * g.strips * g.image_rows * g.pitch;
-    g.units = (g.cells + CELLS * CLUSTER - 1) / (CELLS * CLUSTER) * g.filter_tiles * g.chunks;
-    const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
+    g.units = (g.cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks;
     char* const weight_stages = dynamic + IN_STAGES * STAGE_BYTES;
     char* const raw = weight_stages + 2 * WEIGHT_STAGES * ROW_BYTES;
     float* const staging = reinterpret_cast<float*>(raw + 2 * RAW_BYTES);
@@ -77,40 +60,36 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
             barrier_init(shared.full_input + i, 1);
             barrier_init(shared.empty_input + i, 2);
         }
-        for (int i = 0; i < 2 * WEIGHT_STAGES; ++i) {
-            barrier_init(shared.full_weights[0] + i, 1);
-            barrier_init(shared.empty_weights[0] + i, CLUSTER);
-        }
+        for (int i = 0; i < 2 * WEIGHT_STAGES; ++i) barrier_init(shared.full_weights[0] + i, 1);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        if (CLUSTER > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    cluster_barrier();
-    const int rank = blockIdx.x % CLUSTER;
-    const Share share(g.units, blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
+    __syncthreads();
 
     const int role = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
     if (role >= CONSUMERS / GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         wait_for_weights();
+        const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
         float* const raw_floats = reinterpret_cast<float*>(raw);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, raw_floats, shared,
-                             (int)threadIdx.x - CONSUMERS, rank};
-        producer.run(share);
+                             (int)threadIdx.x - CONSUMERS};
+        producer.run(Share(g.units, blockIdx.x, gridDim.x));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         wait_for_weights();
+        const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
+        const Share share(g.units, blockIdx.x, gridDim.x);
         const int thread = threadIdx.x % GROUP;
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * ROW_BYTES;
-        const char* const rows = workspace.rows + rank * SHARE_BYTES;
+        const char* const rows = workspace.rows;
         const int64 first_row = Place(share.begin, g).tile_chunk(g) * ROWS + role * OWN;
         const int64 all_rows = (int64)g.filter_tiles * g.chunks * ROWS;
         const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
-                                       own_stages + rank * SHARE_BYTES, shared, role, share.end - share.begin};
+                                       own_stages, shared, role, share.end - share.begin};
         Consumer consumer = {g, workspace, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
-                             staging + thread / 32 * PAIR_STAGING, shared, role, thread, rank, share,
+                             staging + thread / 32 * PAIR_STAGING, shared, role, thread, share,
                              (unsigned)(images >> 32), weights};
         consumer.run();
     }
-    if (CLUSTER > 1) cluster_barrier();  // the other block may still write here, and count on barriers here
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from cuconv.algorithms.fp16x3 import parts_of_tile
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts
 from cuconv.algorithms.tf32x3 import MAX_INDEX, PRODUCTS
 from cuconv.algorithms.tf32x3_wgmma import ARCH
@@ -20,7 +21,8 @@ SOURCE = Path(__file__).with_suffix(".cu")
 POINTS = 6  # products in place of a row of the filter for each of a cell's outputs
 FILTERS = 64  # of a tile
 CHANNELS = 16  # of a chunk
-CONSUMERS = 256  # threads that multiply
+CELLS = 80  # of a tile
+CONSUMERS = PRODUCERS = 256  # threads that multiply, and that bring input
 JOB_CELLS = 16
 CELL_BYTES = POINTS * CHANNELS * 4  # of a chunk, transformed and split
 POINT_BYTES = CHANNELS * FILTERS * 4  # of weights, for a row of the filter
@@ -34,9 +36,6 @@ THREAD_BYTES = 4
 MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)
 MAX_INPUT_BYTES = 2**32
-# Cells of a tile, and threads that bring input: what registers allow.
-TILES = ((96, 128), (80, 256))
-CLUSTERS = (1, 2)
 # Chunks of input and points of weights of each warpgroup in shared memory: the first pair that fits.
 STAGES = ((3, 3), (2, 3), (2, 2))
 MIN_PITCH, PITCHES = 4, 2
@@ -50,7 +49,6 @@ class Costs(SplitCosts):
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     fetch: float = constant("the same, in addition, to fetch, transform and split 2**12 elements of the transform")
     multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
-    weights: float = constant("the same, in addition, to fetch 2**13 transformed weights")
     write: float = constant("a block's time to write 2**14 outputs")
     leave: float = constant("a block's time to leave 2**14 sums to another")
     collect: float = constant("a block's time to add 2**14 sums of another")
@@ -64,10 +62,7 @@ COSTS = {FP32: load(Costs, SOURCE.stem)}
 class WinogradConfig:
     """A block's tile, its pipeline, and the grids of both kernels. A cell is outputs side by side that share inputs."""
 
-    cells: int  # of a tile
     pitch: int  # cells of a row, as they follow each other: of an image's, or of a strip of it
-    cluster: int  # blocks that share weights
-    producers: int  # threads that bring input
     input_stages: int
     weight_stages: int
     blocks: int
@@ -77,23 +72,20 @@ class WinogradConfig:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return CONSUMERS + self.producers
+        return CONSUMERS + PRODUCERS
 
     def __str__(self) -> str:
-        tile = f"{FILTERS}x{self.cells}x{CHANNELS} pitch={self.pitch} cluster={self.cluster}"
         stages = f"{self.input_stages}+{self.weight_stages}"
-        return f"tile={tile} producers={self.producers} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+        tile = f"{FILTERS}x{CELLS}x{CHANNELS} pitch={self.pitch}"
+        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Both tiles for filters of 3 and 5, in clusters and not, with rows of the networks' layers; odd filters."""
+    """Filters of 3 and 5 with rows of the networks' layers; odd filters."""
     if arch != ARCH:
         return []
-    sample = []
-    for cells, producers in TILES:
-        sample += [_macros(cells, producers, c, k, k, 7, True, (2, 2)) for k in (3, 5) for c in CLUSTERS]
-    sample += [_macros(96, 128, c, 3, 3, 14, True, (2, 3)) for c in CLUSTERS]
-    sample += [_macros(96, 128, 1, 1, 5, 4, False, (3, 3)), _macros(80, 256, 2, 5, 3, 4, False, (2, 2))]
+    sample = [_macros(k, k, pitch, True, (2, 2)) for k in (3, 5) for pitch in (4, 7, 14)]
+    sample += [_macros(1, 5, 4, False, (3, 3)), _macros(5, 3, 4, False, (2, 2)), _macros(3, 3, 7, False, (3, 3))]
     return sample
 
 
@@ -101,10 +93,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     _check(problem, device)
     found = []
-    for cells, producers in TILES:
-        for pitch in _pitches(problem, cells):
-            for cluster in CLUSTERS:
-                found += _candidates_of(problem, device, cells, producers, pitch, cluster)
+    for pitch in _pitches(problem):
+        found += _candidates_of(problem, device, pitch)
     if not found:
         raise UnsupportedProblem(
             f"{problem.label}: no tile of fp16x3_winograd with its {problem.kh}x{problem.kw} filter fits "
@@ -121,20 +111,17 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> WinogradConfig:
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs | None = None) -> float:
     """Estimated device time of both kernels in microseconds."""
     costs = costs or COSTS[FP32]
-    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config.cells, config.pitch, config.cluster)
+    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config.pitch)
     weights = POINTS * problem.kh * CHANNELS * FILTERS
-    chunk_us = (
-        costs.chunk + costs.fetch * _stage_cells(problem.kh, config.cells, config.pitch) * POINTS * CHANNELS / 2**12
-    )
-    chunk_us += costs.multiply * weights * config.cells / 2**18 + costs.weights * weights / config.cluster / 2**13
-    clusters = config.blocks // config.cluster
-    parts = _parts(tiles, chunks, clusters)
-    sums = POINTS * FILTERS * config.cells / 2**14
+    chunk_us = costs.chunk + costs.fetch * _stage_cells(problem.kh, config.pitch) * POINTS * CHANNELS / 2**12
+    chunk_us += costs.multiply * weights * CELLS / 2**18
+    parts = parts_of_tile(tiles, chunks, config.blocks)
+    sums = POINTS * FILTERS * CELLS / 2**14
     return (
         costs.block
         + SPLIT.predicted_us(problem, device, costs)
-        + ceil(tiles * chunks / clusters) * chunk_us
-        + costs.write * ceil(tiles / clusters) * FILTERS * config.cells * _outputs(problem.kw) / 2**14
+        + ceil(tiles * chunks / config.blocks) * chunk_us
+        + costs.write * ceil(tiles / config.blocks) * FILTERS * CELLS * _outputs(problem.kw) / 2**14
         + ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * sums
         + costs.memory * problem.min_bytes / 2**20
     )
@@ -143,7 +130,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
 def launches(problem: ConvProblem, config: WinogradConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     p, stages = problem, (config.input_stages, config.weight_stages)
-    macros = _macros(config.cells, config.producers, config.cluster, p.kh, p.kw, config.pitch, p.c % 8 == 0, stages)
+    macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages)
     sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w, config.pitch, int(relu))
     main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes)
     return (
@@ -193,7 +180,7 @@ def _outputs(columns: int) -> int:
     return POINTS + 1 - columns
 
 
-def _pitches(problem: ConvProblem, cells: int) -> list[int]:
+def _pitches(problem: ConvProblem) -> list[int]:
     """Cells of a row of one to eight strips: those with the least to transform, and at most an eighth of it in vain."""
     row = ceil(problem.out_w / _outputs(problem.kw))
     found = {}
@@ -201,57 +188,52 @@ def _pitches(problem: ConvProblem, cells: int) -> list[int]:
         pitch = ceil(row / strips)
         if pitch < min(row, MIN_PITCH) or (strips > 1 and 8 * (pitch * ceil(row / pitch) - row) > row):
             continue
-        found.setdefault(_stage_cells(problem.kh, cells, pitch), pitch)
+        found.setdefault(_stage_cells(problem.kh, pitch), pitch)
     return [found[size] for size in sorted(found)[:PITCHES]]
 
 
-def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, cells: int, producers: int, pitch: int, cluster: int
-) -> list[WinogradConfig]:
-    """Those of a tile: none where it does not fit into shared memory."""
-    stage_cells, outputs = _stage_cells(problem.kh, cells, pitch), _outputs(problem.kw)
+def _candidates_of(problem: ConvProblem, device: DeviceSpec, pitch: int) -> list[WinogradConfig]:
+    """Those of a pitch: none where it does not fit into shared memory."""
+    stage_cells, outputs = _stage_cells(problem.kh, pitch), _outputs(problem.kw)
     raw_floats = _raw_floats(outputs, stage_cells, pitch)
-    copies, jobs = ceil(raw_floats / producers), ceil(stage_cells * 2 / producers)
+    copies, jobs = ceil(raw_floats / PRODUCERS), ceil(stage_cells * 2 / PRODUCERS)
     fixed_bytes = 2 * 8 * raw_floats * FLOAT_BYTES + STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES
-    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + jobs)
+    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * CELLS + THREAD_BYTES * PRODUCERS * (copies + jobs)
 
     def shared_bytes(stages: tuple[int, int]) -> int:
         inputs, weights = stages
         return inputs * stage_cells * CELL_BYTES + 2 * weights * problem.kh * POINT_BYTES + fixed_bytes
 
     fit = [pair for pair in STAGES if shared_bytes(pair) + static_bytes <= device.shared_bytes_per_block]
-    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, cells, pitch, cluster)
+    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, pitch)
     if not fit or tiles * chunks > MAX_INDEX:
         return []
-    block_bytes = POINTS * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
+    block_bytes = POINTS * FILTERS * CELLS * FLOAT_BYTES + FLAG_BYTES
     return [
         WinogradConfig(
-            cells,
             pitch,
-            cluster,
-            producers,
             *fit[0],
-            blocks=clusters * cluster,
+            blocks=blocks,
             shared_bytes=shared_bytes(fit[0]),
-            workspace_bytes=SPLIT.workspace_bytes(problem) + clusters * cluster * block_bytes,
+            workspace_bytes=SPLIT.workspace_bytes(problem) + blocks * block_bytes,
         )
-        for clusters in _grids(tiles, chunks, device.sm_count // cluster)
+        for blocks in _grids(tiles, chunks, device.sm_count)
     ]
 
 
-def _grids(tiles: int, chunks: int, places: int) -> list[int]:
-    """Clusters that may share the work: as many as there is room for, or with whole tiles or equal parts of them."""
-    grids = {min(places, tiles * chunks)}
-    if tiles > places:
-        grids.add(ceil(tiles / ceil(tiles / places)))
-    most = min(chunks, places // tiles)
+def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
+    """Blocks that may share the work: one an SM, or with whole tiles or equal parts of them."""
+    grids = {min(sms, tiles * chunks)}
+    if tiles > sms:
+        grids.add(ceil(tiles / ceil(tiles / sms)))
+    most = min(chunks, sms // tiles)
     grids |= {tiles * parts for parts in (1, 2, most) if 0 < parts <= most}
     return sorted(grids)
 
 
-def _stage_cells(rows: int, cells: int, pitch: int) -> int:
+def _stage_cells(rows: int, pitch: int) -> int:
     """Of a tile with the rows below it that its filters reach."""
-    return JOB_CELLS * ceil((cells + (rows - 1) * pitch) / JOB_CELLS)
+    return JOB_CELLS * ceil((CELLS + (rows - 1) * pitch) / JOB_CELLS)
 
 
 def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
@@ -266,33 +248,14 @@ def _cells(problem: ConvProblem, pitch: int) -> int:
     return problem.n * strips * (problem.h + problem.pad_h) * pitch
 
 
-def _tiles(problem: ConvProblem, cells: int, pitch: int, cluster: int) -> int:
-    """Of a cluster each."""
-    return ceil(_cells(problem, pitch) / (cells * cluster)) * ceil(problem.m / FILTERS)
+def _tiles(problem: ConvProblem, pitch: int) -> int:
+    return ceil(_cells(problem, pitch) / CELLS) * ceil(problem.m / FILTERS)
 
 
-def _parts(tiles: int, chunks: int, clusters: int) -> int:
-    """The most clusters that share a tile."""
-    if tiles % clusters == 0:
-        return 1
-    share = tiles * chunks / clusters
-    return ceil(chunks / share) + (0 if clusters % tiles == 0 else 1)
-
-
-def _macros(
-    cells: int,
-    producers: int,
-    cluster: int,
-    kh: int,
-    kw: int,
-    pitch: int,
-    whole_groups: bool,
-    stages: tuple[int, int],
-) -> dict[str, int]:
-    stage_cells = _stage_cells(kh, cells, pitch)
+def _macros(kh: int, kw: int, pitch: int, whole_groups: bool, stages: tuple[int, int]) -> dict[str, int]:
+    stage_cells = _stage_cells(kh, pitch)
     return {
         "FILTERS": FILTERS,
-        "TILE_CELLS": cells,
         "CHANNELS": CHANNELS,
         "KH": kh,
         "KW": kw,
@@ -301,6 +264,4 @@ def _macros(
         "WHOLE_GROUPS": int(whole_groups),
         "IN_STAGES": stages[0],
         "WEIGHT_STAGES": stages[1],
-        "PRODUCERS": producers,
-        "CLUSTER": cluster,
     }

@@ -19,49 +19,22 @@ struct Turn {
     }
 };
 
-constexpr int SHARE_BYTES = ROW_BYTES / CLUSTER;  // what a block fetches of a position's weights
-
-// The weights of a warpgroup's positions, which one thread of it fetches, a place ahead of their use. In a cluster,
-// whose blocks use the same weights, each fetches half of them for both. All threads keep count, so that it is in the
-// registers that a warp shares.
+// The weights of a warpgroup's positions, which one thread of it fetches, a place ahead of their use. All threads keep
+// count, so that it is in the registers that a warp shares.
 struct WeightFetcher {
     const char *const rows, *next;  // in the workspace: they lie in the order of their use, over and over
     const char* const end;
-    const unsigned stages;  // like the pointers, of the block's half
+    const unsigned stages;
     Shared& shared;
     const int group, chunks;  // of the share
 
-    // That of a point, the next in order (from OWN on in a later chunk), into a place that this warpgroup has done
-    // with; waits for the other block. No branch around the wait: where nothing has used the place yet, the phase
-    // before the barrier's first counts as over.
+    // That of a point, the next in order (from OWN on in a later chunk), into a place that this warpgroup has done with.
     __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
         const Turn turn(count, point);
-        const unsigned to = stages + turn.slot * ROW_BYTES;
-        uint64* const full = shared.full_weights[group] + turn.slot;
-        if (CLUSTER > 1) barrier_wait(shared.empty_weights[group] + turn.slot, turn.round - 1 & 1);
-        if (fetching && count + point / OWN < chunks) {
-            barrier_expect(full, ROW_BYTES);
-            if (CLUSTER > 1)
-                asm volatile(
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                    "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-                    "l"(next), "r"(SHARE_BYTES), "r"(shared_address(full)), "h"((unsigned short)3)
-                    : "memory");
-            else
-                copy_bulk(to, next, ROW_BYTES, full);
-        }
+        if (fetching && count + point / OWN < chunks)
+            fetch(stages + turn.slot * ROW_BYTES, next, ROW_BYTES, shared.full_weights[group] + turn.slot);
         next += (point % OWN == OWN - 1 ? POINTS - OWN + 1 : 1) * ROW_BYTES;
         if (next >= end) next -= end - rows;
-    }
-    // Tells both blocks that a position's weights have been used.
-    __device__ __forceinline__ void release(int slot) {
-#pragma unroll
-        for (int block = 0; block < (CLUSTER > 1 ? CLUSTER : 0); ++block)
-            asm volatile("{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\n"
-                         "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(
-                             shared_address(shared.empty_weights[group] + slot)),
-                         "r"(block)
-                         : "memory");
     }
 };
 
@@ -73,7 +46,7 @@ struct Consumer {
     const unsigned input_stages, weight_stages;  // addresses in shared memory; of the warpgroup
     float* const staging;                        // of the pair of warps
     Shared& shared;
-    const int group, thread, rank;  // of the warpgroup; of the block in its cluster
+    const int group, thread;  // of the warpgroup
     const Share share;
     const unsigned zero;  // which the compiler cannot know
     WeightFetcher weights;
@@ -131,7 +104,6 @@ struct Consumer {
 #pragma unroll
                 for (int i = 0; i < WGMMA_SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
                 if (thread == 0) {
-                    weights.release(turn.slot);
                     if (point == OWN - 1) barrier_arrive(shared.empty_input + slot);
                 }
                 factors.add(sums[point], chain);
@@ -162,7 +134,7 @@ struct Consumer {
 
     // Adds what the blocks after this one leave, up to the tile's end.
     __device__ __forceinline__ void collect(Sums& sums, int unit, int tile_end) const {
-        for (int block = blockIdx.x + CLUSTER; unit < tile_end; block += CLUSTER) {
+        for (int block = blockIdx.x + 1; unit < tile_end; ++block) {
             if (thread == 0) {
                 unsigned flag;
                 do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -181,7 +153,7 @@ struct Consumer {
                     sums[point][i] += part.x, sums[point][i + 1] += part.y;
                     sums[point][i + 2] += part.z, sums[point][i + 3] += part.w;
                 }
-            unit = Share(g.units, block / CLUSTER, gridDim.x / CLUSTER).end;
+            unit = Share(g.units, block, gridDim.x).end;
         }
     }
 
@@ -198,7 +170,7 @@ struct Consumer {
                 leave(sums);
             } else {
                 if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
-                write(output, g, (from.stretch * CLUSTER + rank) * CELLS, from.filter_tile * BF, sums,
+                write(output, g, from.stretch * CELLS, from.filter_tile * BF, sums,
                       shared.outputs[group], staging, group, thread);
             }
         }

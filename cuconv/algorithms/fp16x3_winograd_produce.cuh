@@ -119,11 +119,11 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    const int thread, rank;  // rank: of the block in its cluster
+    const int thread;
     int exponent = 6;        // of the scale: suits maxima of 1/4 to 512, and what the transform makes of them
     unsigned most = 0;       // of the chunk
 
-    __device__ __forceinline__ int first_cell(const Place& at) const { return (at.stretch * CLUSTER + rank) * CELLS; }
+    __device__ __forceinline__ int first_cell(const Place& at) const { return at.stretch * CELLS; }
 
     // Of a tile: what this thread copies.
     __device__ __forceinline__ void seek(const Place& at) {
@@ -172,6 +172,9 @@ struct Producer {
 
     // Scales, transforms and splits eight channels.
     __device__ __forceinline__ void convert(int octet, char* stage) {
+        int thread;  // read anew, so that nothing that follows from it takes a register all the time
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        thread -= CONSUMERS;
         const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
         const float all = power_of_two(exponent), scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
         const float* const octet_raw = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS;

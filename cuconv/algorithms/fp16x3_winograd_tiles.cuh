@@ -6,6 +6,7 @@
 #define POINTS 6
 #define FILTER_ROWS POINTS
 #define FILTER_COLUMNS KH
+#define TILE_CELLS 80
 #define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS)
 #define TRANSFORMED
 #define PRODUCTS 3
@@ -14,9 +15,9 @@
 #include "fp16x3_wgmma.cuh"
 #include "fp16x3_write.cuh"
 
-constexpr int CONSUMERS = 2 * GROUP, THREADS = CONSUMERS + PRODUCERS;
+constexpr int CONSUMERS = 2 * GROUP, PRODUCERS = 2 * GROUP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int OUTPUTS = POINTS + 1 - KW;  // of a cell
-constexpr int CELLS = TILE_CELLS;         // of a tile
+constexpr int CELLS = TILE_CELLS;         // of a tile: what the registers hold
 constexpr int OWN = POINTS / 2;           // positions of a warpgroup
 static_assert(BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
@@ -82,7 +83,7 @@ struct CellOutputs {
 
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES];
-    uint64 full_weights[2][WEIGHT_STAGES], empty_weights[2][WEIGHT_STAGES];  // of each warpgroup that multiplies
+    uint64 full_weights[2][WEIGHT_STAGES];  // of each warpgroup that multiplies
     __align__(16) unsigned maxima[2][WARPS];  // of producing warps; a spare set
     __align__(16) float scales[2][8];         // of channels, of what is being copied or converted
     int exponents[IN_STAGES];                 // of the input's scale
