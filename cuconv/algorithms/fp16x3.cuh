@@ -12,9 +12,13 @@
 #define FILTER_COLUMNS KW
 #define BLOCK_SUMS (128 * 128)
 #endif
+#ifndef CLUSTER
+#define CLUSTER 1  // tiles of filters for which the input is scaled alike
+#endif
 
 constexpr int GROUP = 128;           // threads of a warpgroup
 constexpr int BF = FILTERS;          // of a tile
+constexpr int ALIKE = CLUSTER * BF;   // filters
 constexpr int MAX_SUMS = BLOCK_SUMS;  // of a tile
 constexpr int TAPS = KH * KW;
 // A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is 1x1.
@@ -57,17 +61,17 @@ __device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& l
 
 // What split_weights makes, and where blocks leave sums for each other.
 struct Workspace {
-    const char* rows;            // [filter tiles][chunks][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
-    const int* exponents;        // [filter tiles][chunks][BF]: a filter's weights are their FP16 times 2 to this
-    const float* channel_scales;  // [filter tiles][chunks][CHANNELS]: and the input is to be multiplied by this
+    const char* rows;            // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
+    const int* exponents;        // [ALIKE tiles][chunks][ALIKE]: a filter's weights are their FP16 times 2 to this
+    const float* channel_scales;  // [ALIKE tiles][chunks][CHANNELS]: and the input is to be multiplied by this
     unsigned* flags;             // [blocks][2]
     float4* sums;                // [blocks][MAX_SUMS / 4]
 
     __device__ __forceinline__ Workspace(void* start, int64 tile_chunks, int blocks) {
         char* at = static_cast<char*>(start);
-        rows = at, at += tile_chunks * ROWS * ROW_BYTES;
+        rows = at, at += tile_chunks * CLUSTER * ROWS * ROW_BYTES;
         sums = reinterpret_cast<float4*>(at), at += (int64)blocks * MAX_SUMS * 4;
-        exponents = reinterpret_cast<int*>(at), at += tile_chunks * BF * 4;
+        exponents = reinterpret_cast<int*>(at), at += tile_chunks * ALIKE * 4;
         channel_scales = reinterpret_cast<float*>(at), at += tile_chunks * CHANNELS * 4;
         flags = reinterpret_cast<unsigned*>(at);
     }

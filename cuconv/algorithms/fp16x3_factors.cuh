@@ -18,7 +18,7 @@ struct Factors {
     // A chunk ahead: the compiler wants them when the chunk's input has come, before the first products.
     __device__ __forceinline__ void fetch() {
         found[0] = __ldcg(of_filters), found[1] = __ldcg(of_filters + 8);
-        of_filters += BF;
+        of_filters += ALIKE;
     }
     // With the exponent of the chunk's input.
     __device__ __forceinline__ void meet(int of_input) {

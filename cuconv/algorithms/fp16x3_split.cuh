@@ -16,7 +16,8 @@ constexpr int GROUP_WARPS = FILTER_COLUMNS;
 constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
 #endif
 
-constexpr int SPLIT_CLUSTER = (BF + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
+constexpr int SPLIT_CLUSTER = (ALIKE + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
+static_assert(CLUSTER == 1 || BF % SPLIT_FILTERS == 0);
 constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
 constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
 constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
@@ -173,9 +174,9 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     __shared__ ChannelMaxima maxima;
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / SPLIT_CLUSTER, rank = blockIdx.x % SPLIT_CLUSTER;
-    const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * BF + in_tile;
+    const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * ALIKE + in_tile;
     const int channel_0 = tile_chunk % chunks * CHANNELS;
-    int count = min((int)filters - filter_0, BF - in_tile), length = min(CHANNELS, (int)channels - channel_0) * TAPS;
+    int count = min((int)filters - filter_0, ALIKE - in_tile), length = min(CHANNELS, (int)channels - channel_0) * TAPS;
     int64 first = (filter_0 * channels + channel_0) * TAPS;
     const Workspace to(workspace, gridDim.x / SPLIT_CLUSTER, blocks);
     maxima.open();
@@ -184,8 +185,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
     // Not earlier: the main kernel reads the input before it waits, so all that came before this one must have ended.
     asm volatile("griddepcontrol.launch_dependents;");
-    int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * BF + in_tile;
-    scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, BF - in_tile);
+    int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * ALIKE + in_tile;
+    scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, ALIKE - in_tile);
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -201,7 +202,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;
-    char* const rows = const_cast<char*>(to.rows) + (int64)tile_chunk * ROWS * ROW_BYTES;
+    const int turn = in_tile / BF;  // of those that are scaled alike
+    char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + turn) * ROWS * ROW_BYTES;
     const bool exists = BF % SPLIT_FILTERS == 0 || in_tile + lane < BF;
-    write(values, power_of_two(-exponent), exists ? rows + (in_tile + lane) * 16 : nullptr, channel, tap);
+    write(values, power_of_two(-exponent), exists ? rows + (in_tile - turn * BF + lane) * 16 : nullptr, channel, tap);
 }

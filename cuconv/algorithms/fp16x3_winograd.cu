@@ -22,23 +22,40 @@
 // WHOLE_GROUPS 1 where the number of channels is a multiple of 8
 // IN_STAGES, WEIGHT_STAGES: chunks of input, and positions of weights of each warpgroup, in shared memory
 //
-// Every argument is eight bytes, a pointer or a long long. `pitch`: cells of a row of a strip; an image is
-// strips side by side.
+// Every argument is eight bytes, a pointer or a long long. `pitch`: cells of a row of a strip; an image is `strips` of
+// them side by side.
 
 #include "fp16x3_winograd_consume.cuh"
 #include "fp16x3_winograd_produce.cuh"
 #include "fp16x3_winograd_weights.cuh"
 
+#ifndef SPARE
+#define SPARE 24
+#endif
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTERED
+#endif
+
+__device__ __forceinline__ void cluster_barrier() {
+    if (CLUSTER > 1)
+        asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    else
+        __syncthreads();
+}
+
 // What the sums leave; a multiple of eight.
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
-constexpr int CONSUMER_REGISTERS = (OWN + 1) * WGMMA_SUMS + 24;
+constexpr int CONSUMER_REGISTERS = (OWN + 1) * WGMMA_SUMS + SPARE;
 constexpr int LEFT_REGISTERS = (LAUNCH_REGISTERS * THREADS - CONSUMER_REGISTERS * CONSUMERS) / PRODUCERS / 8 * 8;
 constexpr int PRODUCER_REGISTERS = LEFT_REGISTERS < LAUNCH_REGISTERS ? LEFT_REGISTERS : LAUNCH_REGISTERS;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
+                    int64 strips, int64 share_units,
                     int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input, staging
@@ -47,23 +64,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
            (int)(out_h * out_w)};
     g.images = images, g.out_h = out_h, g.pitch = pitch, g.image_rows = g.p.height + g.p.pad_h;
-    g.strips = (g.p.out_w + g.pitch * OUTPUTS - 1) / (g.pitch * OUTPUTS);
-    g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
-    g.cells = g.images * g.strips * g.image_rows * g.pitch;
-    g.units = (g.cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks;
+    g.strips = strips, g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + ALIKE - 1) / ALIKE;
+    const int cells = g.images * g.strips * g.image_rows * g.pitch;
+    g.units = (cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks, g.share = share_units;
     char* const weight_stages = dynamic + IN_STAGES * STAGE_BYTES;
-    char* const raw = weight_stages + 2 * WEIGHT_STAGES * ROW_BYTES;
-    float* const staging = reinterpret_cast<float*>(raw + 2 * RAW_BYTES);
+    char* const raw = weight_stages + 2 * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < IN_STAGES; ++i) {
             barrier_init(shared.full_input + i, 1);
-            barrier_init(shared.empty_input + i, 2);
+            barrier_init(shared.empty_input + i, 2 * CLUSTER);
         }
         for (int i = 0; i < 2 * WEIGHT_STAGES; ++i) barrier_init(shared.full_weights[0] + i, 1);
+        for (int i = 0; i < IN_STAGES; ++i)
+            if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (CLUSTER > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    cluster_barrier();
 
     const int role = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
     if (role >= CONSUMERS / GROUP) {
@@ -71,25 +89,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         wait_for_weights();
         const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
         float* const raw_floats = reinterpret_cast<float*>(raw);
-        Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, raw_floats, shared,
-                             (int)threadIdx.x - CONSUMERS};
-        producer.run(Share(g.units, blockIdx.x, gridDim.x));
+        Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, raw_floats, shared};
+        producer.run(Part(g, part_of_block()));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         wait_for_weights();
         const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
-        const Share share(g.units, blockIdx.x, gridDim.x);
+        const Part share(g, part_of_block());
         const int thread = threadIdx.x % GROUP;
         const Output out = {g.p, input, weight, bias, output, relu != 0};
-        const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * ROW_BYTES;
+        const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
         const char* const rows = workspace.rows;
-        const int64 first_row = Place(share.begin, g).tile_chunk(g) * ROWS + role * OWN;
-        const int64 all_rows = (int64)g.filter_tiles * g.chunks * ROWS;
+        const int64 first_row = (Place(share.begin, g).tile_chunk(g) * CLUSTER + block_rank()) * ROWS + role * OWN;
+        const int64 all_rows = (int64)g.filter_tiles * g.chunks * CLUSTER * ROWS;
         const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
                                        own_stages, shared, role, share.end - share.begin};
         Consumer consumer = {g, workspace, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
-                             staging + thread / 32 * PAIR_STAGING, shared, role, thread, share,
+                             weight_stages, shared, role, thread, share,
                              (unsigned)(images >> 32), weights};
         consumer.run();
     }
+    if (CLUSTER > 1) cluster_barrier();  // others may still write here, and count on barriers here
 }

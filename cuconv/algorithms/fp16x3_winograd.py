@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cuconv.algorithms.fp16x3 import parts_of_tile
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRODUCTS
+from cuconv.algorithms.tf32x3 import CLUSTERS, H200_SMS, MAX_INDEX, PRODUCTS
 from cuconv.algorithms.tf32x3_wgmma import ARCH
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -21,13 +21,13 @@ SOURCE = Path(__file__).with_suffix(".cu")
 POINTS = 6  # products in place of a row of the filter for each of a cell's outputs
 FILTERS = 64  # of a tile
 CHANNELS = 16  # of a chunk
-CELLS = 80  # of a tile
-CONSUMERS = PRODUCERS = 256  # threads that multiply, and that bring input
-JOB_CELLS = 16
+CONSUMERS = 256  # threads that multiply
+JOB_CELLS = 16  # that a warp transforms at once
 CELL_BYTES = POINTS * CHANNELS * 4  # of a chunk, transformed and split
 POINT_BYTES = CHANNELS * FILTERS * 4  # of weights, for a row of the filter
-STAGED_ROWS = 4 * 2 * 16
+STAGED_ROWS = 4 * 16  # of a warpgroup's outputs, where its weights of a point lie before and after
 STAGED_FLOATS = {4: 36, 2: 48}  # of such a row
+STAGE_ALIGNMENT = 128  # of a chunk in shared memory, which its exponent follows
 FLAG_BYTES = 2 * 4  # of a block
 STATIC_BYTES = 512  # more than barriers take; and of a cell of each warpgroup, and of a thread that brings input,
 OUTPUTS_BYTES = 8
@@ -37,7 +37,10 @@ MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)
 MAX_INPUT_BYTES = 2**32
 # Chunks of input and points of weights of each warpgroup in shared memory: the first pair that fits.
-STAGES = ((3, 3), (2, 3), (2, 2))
+STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
+# Cells of a tile, and threads that bring input: fewer where a tile's sums take the registers.
+FORMS = ((80, 256), (96, 128))
+MOST_CLUSTER = 4  # tiles of filters that share their input, each in a block of its own
 MIN_PITCH, PITCHES = 4, 2
 
 
@@ -62,6 +65,9 @@ COSTS = {FP32: load(Costs, SOURCE.stem)}
 class WinogradConfig:
     """A block's tile, its pipeline, and the grids of both kernels. A cell is outputs side by side that share inputs."""
 
+    cluster: int  # blocks that convert the same input in turn, with other filters each
+    cells: int  # of a tile
+    producers: int  # threads of a block
     pitch: int  # cells of a row, as they follow each other: of an image's, or of a strip of it
     input_stages: int
     weight_stages: int
@@ -72,29 +78,35 @@ class WinogradConfig:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return CONSUMERS + PRODUCERS
+        return CONSUMERS + self.producers
 
     def __str__(self) -> str:
         stages = f"{self.input_stages}+{self.weight_stages}"
-        tile = f"{FILTERS}x{CELLS}x{CHANNELS} pitch={self.pitch}"
-        return f"tile={tile} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+        tile = f"{FILTERS}x{self.cells}x{CHANNELS} pitch={self.pitch} cluster={self.cluster}"
+        return f"tile={tile} producers={self.producers} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Filters of 3 and 5 with rows of the networks' layers; odd filters."""
+    """Filters of 3 and 5 with rows of the networks' layers, in clusters and without; odd filters."""
     if arch != ARCH:
         return []
-    sample = [_macros(k, k, pitch, True, (2, 2)) for k in (3, 5) for pitch in (4, 7, 14)]
-    sample += [_macros(1, 5, 4, False, (3, 3)), _macros(5, 3, 4, False, (2, 2)), _macros(3, 3, 7, False, (3, 3))]
-    return sample
+    found = []
+    for form in FORMS:
+        for cluster in (1, 2, 4):
+            found += [_macros(k, k, pitch, True, (3, 2), cluster, form) for k in (3, 5) for pitch in (4, 7, 14)]
+        found += [_macros(1, 5, 4, False, (3, 3), 1, form), _macros(5, 3, 4, False, (2, 2), 2, form)]
+        found += [_macros(3, 3, 7, False, (2, 3), 3, form)]
+    return found
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     _check(problem, device)
     found = []
-    for pitch in _pitches(problem):
-        found += _candidates_of(problem, device, pitch)
+    for cluster in _clusters(problem, device):
+        for form in FORMS:
+            for pitch in _pitches(problem, form):
+                found += _candidates_of(problem, device, cluster, form, pitch)
     if not found:
         raise UnsupportedProblem(
             f"{problem.label}: no tile of fp16x3_winograd with its {problem.kh}x{problem.kw} filter fits "
@@ -111,17 +123,19 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> WinogradConfig:
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs | None = None) -> float:
     """Estimated device time of both kernels in microseconds."""
     costs = costs or COSTS[FP32]
-    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config.pitch)
+    clusters, cells = config.blocks // config.cluster, config.cells
+    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config)
     weights = POINTS * problem.kh * CHANNELS * FILTERS
-    chunk_us = costs.chunk + costs.fetch * _stage_cells(problem.kh, config.pitch) * POINTS * CHANNELS / 2**12
-    chunk_us += costs.multiply * weights * CELLS / 2**18
-    parts = parts_of_tile(tiles, chunks, config.blocks)
-    sums = POINTS * FILTERS * CELLS / 2**14
+    fetched = _job_cells(_stage_cells(problem.kh, config.pitch, cells)) / config.cluster
+    chunk_us = costs.chunk + costs.fetch * fetched * POINTS * CHANNELS / 2**12
+    chunk_us += costs.multiply * weights * cells / 2**18
+    parts = parts_of_tile(tiles, chunks, clusters)
+    sums = POINTS * FILTERS * cells / 2**14
     return (
         costs.block
-        + SPLIT.predicted_us(problem, device, costs)
-        + ceil(tiles * chunks / config.blocks) * chunk_us
-        + costs.write * ceil(tiles / config.blocks) * FILTERS * CELLS * _outputs(problem.kw) / 2**14
+        + _split(config.cluster).predicted_us(problem, device, costs)
+        + ceil(tiles * chunks / clusters) * chunk_us
+        + costs.write * ceil(tiles / clusters) * FILTERS * cells * _outputs(problem.kw) / 2**14
         + ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * sums
         + costs.memory * problem.min_bytes / 2**20
     )
@@ -130,11 +144,14 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
 def launches(problem: ConvProblem, config: WinogradConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     p, stages = problem, (config.input_stages, config.weight_stages)
-    macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages)
-    sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w, config.pitch, int(relu))
+    form = config.cells, config.producers
+    macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, form)
+    sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w, config.pitch)
+    share = _tiles(p, config) * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
+    sizes += (_strips(p, config.pitch), share, int(relu))
     main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes)
     return (
-        SPLIT.launch(problem, SOURCE, macros, config.blocks),
+        _split(config.cluster).launch(problem, SOURCE, macros, config.blocks),
         Launch(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, main, config.shared_bytes, overlap=True),
     )
 
@@ -150,7 +167,9 @@ class TransformedSplit(Split):
         return problem.kh
 
 
-SPLIT = TransformedSplit(FILTERS, CHANNELS, PRODUCTS[FP32])
+def _split(cluster: int) -> TransformedSplit:
+    """A cluster's filters share the scales of their channels."""
+    return TransformedSplit(FILTERS * cluster, CHANNELS, PRODUCTS[FP32])
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -180,7 +199,18 @@ def _outputs(columns: int) -> int:
     return POINTS + 1 - columns
 
 
-def _pitches(problem: ConvProblem) -> list[int]:
+def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:
+    """Blocks with filters of their own, up to an eighth of them in vain."""
+    tiles = ceil(problem.m / FILTERS)
+    wasted = {size: size * ceil(tiles / size) - tiles for size in range(1, MOST_CLUSTER + 1)}
+    return [size for size in wasted if 8 * wasted[size] <= tiles and _clusters_at_a_time(device, size) > 0]
+
+
+def _clusters_at_a_time(device: DeviceSpec, size: int) -> int:
+    return device.sm_count * CLUSTERS[size] // H200_SMS
+
+
+def _pitches(problem: ConvProblem, form: tuple[int, int]) -> list[int]:
     """Cells of a row of one to eight strips: those with the least to transform, and at most an eighth of it in vain."""
     row = ceil(problem.out_w / _outputs(problem.kw))
     found = {}
@@ -188,41 +218,49 @@ def _pitches(problem: ConvProblem) -> list[int]:
         pitch = ceil(row / strips)
         if pitch < min(row, MIN_PITCH) or (strips > 1 and 8 * (pitch * ceil(row / pitch) - row) > row):
             continue
-        found.setdefault(_stage_cells(problem.kh, pitch), pitch)
+        found.setdefault(_job_cells(_stage_cells(problem.kh, pitch, form[0])), pitch)
     return [found[size] for size in sorted(found)[:PITCHES]]
 
 
-def _candidates_of(problem: ConvProblem, device: DeviceSpec, pitch: int) -> list[WinogradConfig]:
-    """Those of a pitch: none where it does not fit into shared memory."""
-    stage_cells, outputs = _stage_cells(problem.kh, pitch), _outputs(problem.kw)
+def _candidates_of(
+    problem: ConvProblem, device: DeviceSpec, cluster: int, form: tuple[int, int], pitch: int
+) -> list[WinogradConfig]:
+    """Those of a cluster, a form and a pitch: none where it does not fit into shared memory."""
+    cells, producers = form
+    stage_cells, outputs = _stage_cells(problem.kh, pitch, cells), _outputs(problem.kw)
     raw_floats = _raw_floats(outputs, stage_cells, pitch)
-    copies, jobs = ceil(raw_floats / PRODUCERS), ceil(stage_cells * 2 / PRODUCERS)
-    fixed_bytes = 2 * 8 * raw_floats * FLOAT_BYTES + STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES
-    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * CELLS + THREAD_BYTES * PRODUCERS * (copies + jobs)
+    copies, jobs = ceil(raw_floats / producers), ceil(stage_cells * 2 / producers)
+    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + jobs)
+    input_bytes = STAGE_ALIGNMENT * ceil((stage_cells * CELL_BYTES + 16) / STAGE_ALIGNMENT)
+    weight_bytes = max(problem.kh * POINT_BYTES, STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES)
 
     def shared_bytes(stages: tuple[int, int]) -> int:
         inputs, weights = stages
-        return inputs * stage_cells * CELL_BYTES + 2 * weights * problem.kh * POINT_BYTES + fixed_bytes
+        return inputs * input_bytes + 2 * weights * weight_bytes + 2 * 8 * raw_floats * FLOAT_BYTES
 
     fit = [pair for pair in STAGES if shared_bytes(pair) + static_bytes <= device.shared_bytes_per_block]
-    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, pitch)
+    split, chunks = _split(cluster), ceil(problem.c / CHANNELS)
+    tiles = _tiles_of(problem, cluster, cells, pitch)
     if not fit or tiles * chunks > MAX_INDEX:
         return []
-    block_bytes = POINTS * FILTERS * CELLS * FLOAT_BYTES + FLAG_BYTES
+    block_bytes = POINTS * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
     return [
         WinogradConfig(
+            cluster,
+            cells,
+            producers,
             pitch,
             *fit[0],
-            blocks=blocks,
+            blocks=clusters * cluster,
             shared_bytes=shared_bytes(fit[0]),
-            workspace_bytes=SPLIT.workspace_bytes(problem) + blocks * block_bytes,
+            workspace_bytes=split.workspace_bytes(problem) + clusters * cluster * block_bytes,
         )
-        for blocks in _grids(tiles, chunks, device.sm_count)
+        for clusters in _grids(tiles, chunks, _clusters_at_a_time(device, cluster))
     ]
 
 
 def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
-    """Blocks that may share the work: one an SM, or with whole tiles or equal parts of them."""
+    """Clusters that may share the work: as many as run at a time, or with whole tiles or equal parts of them."""
     grids = {min(sms, tiles * chunks)}
     if tiles > sms:
         grids.add(ceil(tiles / ceil(tiles / sms)))
@@ -231,9 +269,14 @@ def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
     return sorted(grids)
 
 
-def _stage_cells(rows: int, pitch: int) -> int:
+def _stage_cells(rows: int, pitch: int, cells: int) -> int:
     """Of a tile with the rows below it that its filters reach."""
-    return JOB_CELLS * ceil((CELLS + (rows - 1) * pitch) / JOB_CELLS)
+    return cells + (rows - 1) * pitch
+
+
+def _job_cells(stage_cells: int) -> int:
+    """In whole jobs of a warp."""
+    return JOB_CELLS * ceil(stage_cells / JOB_CELLS)
 
 
 def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
@@ -242,26 +285,47 @@ def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
     return 4 * ceil((outputs * (stage_cells - 1) + 4 * last_row + POINTS) / 4)
 
 
+def _strips(problem: ConvProblem, pitch: int) -> int:
+    """Of an image."""
+    return ceil(problem.out_w / _outputs(problem.kw) / pitch)
+
+
 def _cells(problem: ConvProblem, pitch: int) -> int:
     """Of all images, strip after strip, with the rows of padding between them."""
-    strips = ceil(problem.out_w / _outputs(problem.kw) / pitch)
-    return problem.n * strips * (problem.h + problem.pad_h) * pitch
+    return problem.n * _strips(problem, pitch) * (problem.h + problem.pad_h) * pitch
 
 
-def _tiles(problem: ConvProblem, pitch: int) -> int:
-    return ceil(_cells(problem, pitch) / CELLS) * ceil(problem.m / FILTERS)
+def _tiles(problem: ConvProblem, config: WinogradConfig) -> int:
+    return _tiles_of(problem, config.cluster, config.cells, config.pitch)
 
 
-def _macros(kh: int, kw: int, pitch: int, whole_groups: bool, stages: tuple[int, int]) -> dict[str, int]:
-    stage_cells = _stage_cells(kh, pitch)
+def _tiles_of(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
+    """A cluster's tiles, of all its filters."""
+    return ceil(_cells(problem, pitch) / cells) * ceil(problem.m / (FILTERS * cluster))
+
+
+def _macros(
+    kh: int,
+    kw: int,
+    pitch: int,
+    whole_groups: bool,
+    stages: tuple[int, int],
+    cluster: int,
+    form: tuple[int, int],
+) -> dict[str, int]:
+    cells, producers = form
+    stage_cells = _stage_cells(kh, pitch, cells)
     return {
         "FILTERS": FILTERS,
         "CHANNELS": CHANNELS,
         "KH": kh,
         "KW": kw,
+        "TILE_CELLS": cells,
         "STAGE_CELLS": stage_cells,
         "RAW_FLOATS": _raw_floats(_outputs(kw), stage_cells, pitch),
         "WHOLE_GROUPS": int(whole_groups),
         "IN_STAGES": stages[0],
         "WEIGHT_STAGES": stages[1],
+        "PRODUCERS": producers,
+        "CLUSTER": cluster,
     }

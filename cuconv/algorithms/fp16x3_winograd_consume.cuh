@@ -32,11 +32,17 @@ struct WeightFetcher {
     __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
         const Turn turn(count, point);
         if (fetching && count + point / OWN < chunks)
-            fetch(stages + turn.slot * ROW_BYTES, next, ROW_BYTES, shared.full_weights[group] + turn.slot);
-        next += (point % OWN == OWN - 1 ? POINTS - OWN + 1 : 1) * ROW_BYTES;
+            fetch(stages + turn.slot * WEIGHT_STAGE_BYTES, next, ROW_BYTES, shared.full_weights[group] + turn.slot);
+        next += (point % OWN == OWN - 1 ? CLUSTER * POINTS - OWN + 1 : 1) * ROW_BYTES;
         if (next >= end) next -= end - rows;
     }
 };
+
+__device__ __forceinline__ int load_int(unsigned address) {
+    int value;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
 
 // One of the two warpgroups that multiply.
 struct Consumer {
@@ -44,10 +50,10 @@ struct Consumer {
     const Workspace& workspace;
     const Output output;
     const unsigned input_stages, weight_stages;  // addresses in shared memory; of the warpgroup
-    float* const staging;                        // of the pair of warps
+    char* const all_weights;                     // of both
     Shared& shared;
     const int group, thread;  // of the warpgroup
-    const Share share;
+    const Part share;
     const unsigned zero;  // which the compiler cannot know
     WeightFetcher weights;
 
@@ -73,9 +79,21 @@ struct Consumer {
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     }
 
+    // Gives a chunk's place to the block that fills it next. If that is another one, what it sends is expected before it
+    // can know, and only then.
+    __device__ __forceinline__ void release(int count, int slot) const {
+        const int next = count + IN_STAGES, filler = next % CLUSTER;
+        if (CLUSTER == 1) {
+            barrier_arrive(shared.empty_input + slot);
+        } else if (next < weights.chunks) {
+            if (group == 0 && filler != block_rank()) barrier_expect(shared.full_input + slot, SENT_BYTES);
+            barrier_arrive_in(shared.empty_input + slot, filler);
+        }
+    }
+
     // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
     __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
-        Factors factors(workspace.exponents + from.tile_chunk(g) * BF, group, thread);
+        Factors factors(workspace.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread);
         factors.fetch();
 #pragma unroll
         for (int point = 0; point < OWN; ++point)
@@ -85,14 +103,15 @@ struct Consumer {
         for (const int end = count + chunks; count < end; ++count) {
             const int slot = count % IN_STAGES;
             barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
-            const int of_input = shared.exponents[slot];  // before any thread can give the slot back
+            // Before any thread can give the place back.
+            const int of_input = load_int(input_stages + slot * STAGE_BYTES + EXPONENT_PLACE - group * OWN * POSITION_BYTES);
             const unsigned input = input_stages + slot * STAGE_BYTES;
 #pragma unroll
             for (int point = 0; point < OWN; ++point) {
                 const Turn turn(count, point);
                 barrier_wait(shared.full_weights[group] + turn.slot, turn.round & 1);
                 Chain chain;
-                start_products(chain, input + point * POSITION_BYTES, weight_stages + turn.slot * ROW_BYTES);
+                start_products(chain, input + point * POSITION_BYTES, weight_stages + turn.slot * WEIGHT_STAGE_BYTES);
                 // While the products are under way; into the place of those before.
                 weights.fetch_next(count, point + WEIGHT_STAGES - 1, thread == 0);
                 __syncwarp();
@@ -103,15 +122,16 @@ struct Consumer {
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < WGMMA_SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
-                if (thread == 0) {
-                    if (point == OWN - 1) barrier_arrive(shared.empty_input + slot);
-                }
+                if (thread == 0 && point == OWN - 1) release(count, slot);
                 factors.add(sums[point], chain);
             }
         }
 #pragma unroll
         for (int point = 0; point < OWN; ++point) factors.finish(sums[point]);
     }
+
+    // Blocks take shares in an order in which each waits only for such as were started before it.
+    __device__ __forceinline__ int place_of_block() const { return part_of_block() * CLUSTER + block_rank(); }
 
     // Where a block leaves this thread's sums.
     __device__ __forceinline__ float4* sums_of(int block) const {
@@ -120,7 +140,7 @@ struct Consumer {
 
     // Leaves the sums to the block that began the tile.
     __device__ __forceinline__ void leave(const Sums& sums) const {
-        float4* to = sums_of(blockIdx.x);
+        float4* to = sums_of(place_of_block());
 #pragma unroll
         for (int point = 0; point < OWN; ++point)
 #pragma unroll
@@ -128,13 +148,14 @@ struct Consumer {
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
         group_barrier(group);
         if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
-            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group)
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + place_of_block() * 2 + group)
                          : "memory");
     }
 
     // Adds what the blocks after this one leave, up to the tile's end.
     __device__ __forceinline__ void collect(Sums& sums, int unit, int tile_end) const {
-        for (int block = blockIdx.x + 1; unit < tile_end; ++block) {
+        for (int part = part_of_block() + 1; unit < tile_end; ++part) {
+            const int block = part * CLUSTER + block_rank();
             if (thread == 0) {
                 unsigned flag;
                 do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -153,7 +174,7 @@ struct Consumer {
                     sums[point][i] += part.x, sums[point][i + 1] += part.y;
                     sums[point][i + 2] += part.z, sums[point][i + 3] += part.w;
                 }
-            unit = Share(g.units, block, gridDim.x).end;
+            unit = Part(g, part).end;
         }
     }
 
@@ -170,8 +191,9 @@ struct Consumer {
                 leave(sums);
             } else {
                 if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
-                write(output, g, from.stretch * CELLS, from.filter_tile * BF, sums,
-                      shared.outputs[group], staging, group, thread);
+                const int slot = Turn(unit - share.begin - 1, OWN - 1).slot;
+                write(output, g, from.stretch * CELLS, from.filter_tile * ALIKE + block_rank() * BF, sums, shared.outputs[group],
+                      reinterpret_cast<float*>(all_weights + slot * WEIGHT_STAGE_BYTES), group);
             }
         }
     }

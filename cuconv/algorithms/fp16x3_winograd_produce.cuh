@@ -11,6 +11,8 @@ __device__ __forceinline__ void producers_barrier() {
     asm volatile("bar.sync 3, %0;" ::"n"(PRODUCERS) : "memory");
 }
 
+__device__ __forceinline__ int producing_thread() { return thread_number() - CONSUMERS; }
+
 // Starts to copy a float into shared memory, or a zero.
 __device__ __forceinline__ void copy_float(unsigned to, const void* from, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
@@ -119,14 +121,15 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    const int thread;
     int exponent = 6;        // of the scale: suits maxima of 1/4 to 512, and what the transform makes of them
     unsigned most = 0;       // of the chunk
+    unsigned phases = 0;     // of empty_input: parities to wait for next
 
     __device__ __forceinline__ int first_cell(const Place& at) const { return at.stretch * CELLS; }
 
     // Of a tile: what this thread copies.
     __device__ __forceinline__ void seek(const Place& at) {
+        const int thread = producing_thread();
         const int first = first_cell(at), first_row = first / g.pitch, row_floats = g.pitch * OUTPUTS + 4;
         const int skipped = (first - first_row * g.pitch) * OUTPUTS;
 #pragma unroll 1
@@ -138,7 +141,7 @@ struct Producer {
 
     // Of a tile: where the inputs of this thread's cells lie.
     __device__ __forceinline__ void place(const Place& at) {
-        const int skipped = first_cell(at) % g.pitch;
+        const int thread = producing_thread(), skipped = first_cell(at) % g.pitch;
 #pragma unroll 1
         for (int job = 0; job < JOBS; ++job) {
             const int cell = cell_of(job, thread);
@@ -148,6 +151,7 @@ struct Producer {
 
     // Starts to copy eight channels of a chunk, with their scales.
     __device__ __forceinline__ void copy(const Place& at, int octet) const {
+        const int thread = producing_thread();
         if (thread < 8)
             copy_float(shared_address(shared.scales[octet] + thread),
                        workspace.channel_scales + at.tile_chunk(g) * CHANNELS + octet * 8 + thread, true);
@@ -172,16 +176,14 @@ struct Producer {
 
     // Scales, transforms and splits eight channels.
     __device__ __forceinline__ void convert(int octet, char* stage) {
-        int thread;  // read anew, so that nothing that follows from it takes a register all the time
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        thread -= CONSUMERS;
+        const int thread = producing_thread();
         const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
         const float all = power_of_two(exponent), scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
         const float* const octet_raw = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS;
 #pragma unroll 1
         for (int job = 0; job < JOBS; ++job) {
             const int cell = cell_of(job, thread);
-            if (STAGE_CELLS / 16 % WARPS != 0 && cell >= STAGE_CELLS) break;
+            if (STAGE_CELLS % (16 * WARPS) != 0 && cell >= STAGE_CELLS) break;
             const float* const window = octet_raw + shared.windows[job][thread];
             const auto get = [&](int c, float (&d)[POINTS]) {
                 const float* const x = window + c * RAW_FLOATS;
@@ -201,62 +203,86 @@ struct Producer {
         }
     }
 
-    // Hands a chunk on that all have converted, and had a barrier after.
-    __device__ __forceinline__ void publish(const Place& at, int slot) {
+    // Hands a chunk of the share on that all have converted, and had a barrier after.
+    __device__ __forceinline__ void publish(const Part& share, int count) {
+        const int slot = count % IN_STAGES;
         unsigned all = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
         int used = exponent;
-        if (first_cell(at) >= g.cells) {
-            used = EMPTY;
-        } else if (all < LEAST || all > MOST) {
+        if (all < LEAST || all > MOST) {
+            const Place at(share.begin + count, g);
             used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
                                  stages + slot * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
             if (used != EMPTY) exponent = used;
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             producers_barrier();
         }
-        if (thread == 0) {
-            shared.exponents[slot] = used == EMPTY ? EMPTY : -used;
+        if (producing_thread() == 0) {
+            char* const stage = stages + slot * STAGE_BYTES;
+            *reinterpret_cast<int*>(stage + EXPONENT_PLACE) = used == EMPTY ? EMPTY : -used;
             barrier_arrive(shared.full_input + slot);
+            send(stage, slot);
         }
     }
 
-    __device__ __forceinline__ void run(const Share& share) {
-        const int steps = 2 * (share.end - share.begin);  // of eight channels each
+    // A chunk to the same place in each of the cluster's other blocks.
+    __device__ __forceinline__ void send(const char* stage, int slot) const {
+        if (CLUSTER > 1) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#pragma unroll
+        for (int i = 1; i < CLUSTER; ++i)
+            copy_bulk_to((block_rank() + i) % CLUSTER, shared_address(stage), SENT_BYTES, shared.full_input + slot);
+    }
+
+    // To the block's next chunk.
+    __device__ __forceinline__ void advance(Place& at) const {
+#pragma unroll
+        for (int i = 0; i < CLUSTER; ++i) at.advance(g);
+    }
+
+    // Waits until all blocks of the cluster have done with what is in a chunk's place. Only the block that fills it is
+    // told, so that it waits for each phase of its barrier, whichever blocks took turns there.
+    __device__ __forceinline__ void wait_for_place(int count) {
+        if (count < IN_STAGES) return;
+        const int slot = count % IN_STAGES;
+        barrier_wait(shared.empty_input + slot, phases >> slot & 1);
+        phases ^= 1u << slot;
+    }
+
+    __device__ __forceinline__ void run(const Part& share) {
+        const int rank = block_rank();
+        const int steps = 2 * ((share.end - share.begin - rank + CLUSTER - 1) / CLUSTER);  // of eight channels each
         if (steps == 0) return;
-        Place at(share.begin, g), ahead = at, before = at;  // converted, copied, and the chunk before
+        Place at(share.begin + rank, g);  // of what is copied
+        int placed = at.stretch;          // of what is converted
         seek(at);
         place(at);
         copy(at, 0);
         asm volatile("cp.async.commit_group;" ::: "memory");
+        int count = rank;  // of the share's chunks
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            const int octet = step % 2, count = step / 2, slot = count % IN_STAGES;
+        for (int step = 0;; ++step) {
+            const int octet = step % 2;
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             producers_barrier();  // all have copied their parts, and converted what was there before
-            if (octet == 0 && count > 0) publish(before, (count - 1) % IN_STAGES);
+            if (octet == 0 && step > 0) publish(share, count - CLUSTER);
+            if (step == steps) break;
+            if (octet == 0 && at.stretch != placed) place(at), placed = at.stretch;
             if (step + 1 < steps) {
-                if (octet) ahead.advance(g);
-                if (octet && begins(ahead)) seek(ahead);
-                copy(ahead, octet ^ 1);
+                if (octet) advance(at);
+                if (at.stretch != placed) seek(at);
+                copy(at, octet ^ 1);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
-            if (octet == 0) {
-                if (begins(at)) place(at);
-                if (count >= IN_STAGES) barrier_wait(shared.empty_input + slot, count / IN_STAGES - 1 & 1);
-            }
-            convert(octet, stages + slot * STAGE_BYTES);
+            if (octet == 0) wait_for_place(count);
+            convert(octet, stages + count % IN_STAGES * STAGE_BYTES);
             if (octet) {
                 const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
+                const int thread = producing_thread();
                 if (thread % 32 == 0) shared.maxima[0][thread / 32] = of_warp;
-                most = 0, before = at, at.advance(g);
+                most = 0, count += CLUSTER;
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             }
         }
-        producers_barrier();
-        publish(before, (steps / 2 - 1) % IN_STAGES);
     }
-    // Whether a chunk is the first of its cells.
-    __device__ __forceinline__ bool begins(const Place& at) const { return at.chunk == 0 && at.filter_tile == 0; }
 };

@@ -6,7 +6,6 @@
 #define POINTS 6
 #define FILTER_ROWS POINTS
 #define FILTER_COLUMNS KH
-#define TILE_CELLS 80
 #define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS)
 #define TRANSFORMED
 #define PRODUCTS 3
@@ -15,19 +14,25 @@
 #include "fp16x3_wgmma.cuh"
 #include "fp16x3_write.cuh"
 
-constexpr int CONSUMERS = 2 * GROUP, PRODUCERS = 2 * GROUP, THREADS = CONSUMERS + PRODUCERS;
+constexpr int CONSUMERS = 2 * GROUP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int OUTPUTS = POINTS + 1 - KW;  // of a cell
 constexpr int CELLS = TILE_CELLS;         // of a tile: what the registers hold
 constexpr int OWN = POINTS / 2;           // positions of a warpgroup
 static_assert(BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
-// Input, transformed and split: [positions][high, low][2][STAGE_CELLS][8] FP16.
+// Input, transformed and split: [positions][high, low][2][STAGE_CELLS][8] FP16; and behind it its scale's exponent.
 constexpr int OCTET_BYTES = STAGE_CELLS * 16;  // eight channels
 constexpr int INPUT_PART = 2 * OCTET_BYTES;    // high or low
-constexpr int POSITION_BYTES = 2 * INPUT_PART, STAGE_BYTES = POINTS * POSITION_BYTES;
+constexpr int POSITION_BYTES = 2 * INPUT_PART, EXPONENT_PLACE = POINTS * POSITION_BYTES;
+constexpr int SENT_BYTES = EXPONENT_PLACE + 16;  // to other blocks: all of it
+constexpr int STAGE_BYTES = (SENT_BYTES + 127) / 128 * 128;
 // As it comes: [8][RAW_FLOATS], of eight channels; twice.
 constexpr int RAW_BYTES = 8 * RAW_FLOATS * 4;
-static_assert(STAGE_CELLS % 16 == 0 && RAW_FLOATS % 4 == 0);
+static_assert(RAW_FLOATS % 4 == 0);
+// Of weights of a point; between tiles also what is on its way to the output.
+constexpr int STAGED_ROW = OUTPUTS == 4 ? 36 : 48;   // floats: of what lanes write at once, no bank twice
+constexpr int STAGED_FLOATS = GROUP / 2 * STAGED_ROW;  // of a warpgroup
+constexpr int WEIGHT_STAGE_BYTES = ROW_BYTES > STAGED_FLOATS * 4 ? ROW_BYTES : STAGED_FLOATS * 4;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
 // The points are 0, NEAR, -NEAR, infinity, FAR, -FAR, in this order: three for each of the two warpgroups. All that is
@@ -45,7 +50,8 @@ struct Spot {
 
 struct Geometry {
     Problem p;
-    int images, out_h, pitch, strips, image_rows, chunks, filter_tiles, cells, units;
+    int images, out_h, pitch, strips, image_rows, chunks, filter_tiles, units;
+    int share;  // of units, the least of a cluster
 
     // Where a padded row lies; x of its strip's first output.
     __device__ __forceinline__ Spot row_at(int row) const {
@@ -69,9 +75,34 @@ struct Geometry {
     }
 };
 
+// A cluster's share of all units of work, in order. Blocks wait for those with later shares, so these go to those that start
+// first: then all may end, however few run at a time.
+__device__ __forceinline__ int part_of_block() { return gridDim.x / CLUSTER - 1 - blockIdx.x / CLUSTER; }
+struct Part {
+    int begin, end;
+    __device__ __forceinline__ Part(const Geometry& g, int part) {
+        const int larger = g.units - g.share * (int)(gridDim.x / CLUSTER);  // so many have one more
+        begin = g.share * part + min(part, larger), end = g.share * (part + 1) + min(part + 1, larger);
+    }
+};
+
+// threadIdx.x read anew, so that what follows from it takes a register only where it is used.
+__device__ __forceinline__ int thread_number() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+// Likewise the block's place in its cluster.
+__device__ __forceinline__ int block_rank() {
+    int rank = 0;
+    if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
 // What brings input: a job of a warp is 16 cells, four channels a lane.
 constexpr int WARPS = PRODUCERS / 32;
-constexpr int JOBS = (STAGE_CELLS / 16 + WARPS - 1) / WARPS;  // of a warp, for eight channels
+constexpr int JOBS = (STAGE_CELLS + 16 * WARPS - 1) / (16 * WARPS);  // of a warp, for eight channels
 constexpr int COPIES = (RAW_FLOATS + PRODUCERS - 1) / PRODUCERS;  // of a thread, for one
 
 // Where a cell's outputs begin for the first filter, in floats, times 8; and how many there are.
@@ -86,7 +117,6 @@ struct Shared {
     uint64 full_weights[2][WEIGHT_STAGES];  // of each warpgroup that multiplies
     __align__(16) unsigned maxima[2][WARPS];  // of producing warps; a spare set
     __align__(16) float scales[2][8];         // of channels, of what is being copied or converted
-    int exponents[IN_STAGES];                 // of the input's scale
     CellOutputs outputs[2][CELLS];            // of a warpgroup's tile that is written
     unsigned sources[COPIES][PRODUCERS];  // of producing threads: what they copy
     int windows[JOBS][PRODUCERS];         // and where their cells' inputs lie, in floats

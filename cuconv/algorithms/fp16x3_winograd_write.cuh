@@ -6,11 +6,10 @@
 // A warp and the one with the same filters of the other warpgroup write together: each leaves what its three positions
 // make of 32 outputs side by side, for 16 filters, and writes eight filters.
 constexpr int PASS_CELLS = 32 / OUTPUTS, PASSES = CELLS / PASS_CELLS;
-constexpr int STAGED_ROW = OUTPUTS == 4 ? 36 : 48;             // floats: of what lanes write at once, no bank twice
-constexpr int PAIR_STAGING = 2 * 16 * STAGED_ROW;              // floats
-constexpr int STAGING_BYTES = GROUP / 32 * PAIR_STAGING * 4;
+constexpr int OTHER_GROUP = WEIGHT_STAGES * WEIGHT_STAGE_BYTES / 4;  // floats from what one leaves to what the other does
 static_assert(CELLS % PASS_CELLS == 0);
 
+__device__ __forceinline__ void consumers_barrier() { asm volatile("bar.sync 8, %0;" ::"n"(CONSUMERS) : "memory"); }
 __device__ __forceinline__ void pair_barrier(int warp) { asm volatile("bar.sync %0, 64;" ::"r"(4 + warp) : "memory"); }
 
 // What a warpgroup's sums contribute to the outputs of a cell: of 0 or infinity, of a point and of its opposite.
@@ -46,7 +45,7 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, con
     unsigned not_finite = 0;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-        if (!isfinite(wanted[i * STAGED_ROW] + wanted[(16 + i) * STAGED_ROW])) not_finite |= 1u << i;
+        if (!isfinite(wanted[i * STAGED_ROW] + wanted[OTHER_GROUP + i * STAGED_ROW])) not_finite |= 1u << i;
     int count;
     Pixel at = g.pixel(cell, count);
     if (output >= count) at.image = -1;
@@ -54,9 +53,10 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, con
     write_plain(out, not_finite, at, first, 1);
 }
 
-// Writes a tile; both warpgroups together. `staging`: of the pair of warps.
+// Writes a tile; both warpgroups together. `staging`: the first one's place of weights that it has done with.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      const Sums& sums, CellOutputs* outputs, float* staging, int group, int thread) {
+                                      const Sums& sums, CellOutputs* outputs, float* staging, int group) {
+    const int thread = thread_number() % GROUP;
     const int lane = thread % 32, warp = thread / 32, first = first_filter + warp * 16 + group * 8;
     locate(g, first_cell, outputs, group, thread);
     const int filters = g.p.filters - first;
@@ -64,7 +64,8 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
 #pragma unroll
     for (int i = 0; i < 8; ++i) bias[i] = out.bias && i < filters ? out.bias[first + i] : 0.0f;
     const float least = out.least();
-    float* const mine = staging + (group * 16 + lane / 4) * STAGED_ROW + lane % 4 * 2 * OUTPUTS;
+    staging += warp * 16 * STAGED_ROW;
+    float* const mine = staging + group * OTHER_GROUP + lane / 4 * STAGED_ROW + lane % 4 * 2 * OUTPUTS;
     const float* const wanted = staging + group * 8 * STAGED_ROW + lane;
     float* const of_first = out.to + (int64)first * g.p.out_pixels + lane % OUTPUTS;
 #pragma unroll
@@ -89,10 +90,12 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
         float check = 0.0f;  // finite, all of them
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
-            const float value = wanted[i * STAGED_ROW] + wanted[(16 + i) * STAGED_ROW];
+            const float value = wanted[i * STAGED_ROW] + wanted[OTHER_GROUP + i * STAGED_ROW];
             if (i < limit) *to = larger_or_nan(value + bias[i], least);
             check = fmaf(value, 0.0f, check);
         }
         if (__any_sync(~0u, check != 0.0f)) write_again(out, g, wanted, first_cell + cell, lane % OUTPUTS, first);
     }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    consumers_barrier();  // weights may come there again
 }
