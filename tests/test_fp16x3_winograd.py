@@ -23,16 +23,22 @@ def test_candidates_fit_the_device_and_share_the_work():
     for problem in FIT:
         for config in winograd.candidates(problem, H200):
             outputs = 7 - problem.kw
-            stage = winograd._stage_cells(problem.kh, config.pitch)
-            copies = ceil(winograd._raw_floats(outputs, stage, config.pitch) / winograd.PRODUCERS)
-            jobs = ceil(stage / 16 / (winograd.PRODUCERS // 32))
-            static = winograd.STATIC_BYTES + 4 * winograd.PRODUCERS * (copies + jobs)
+            stage = winograd._stage_cells(problem.kh, config.pitch, config.cells)
+            copies = ceil(winograd._raw_floats(outputs, stage, config.pitch) / config.producers)
+            jobs = ceil(stage / 16 / (config.producers // 32))
+            static = winograd.STATIC_BYTES + 4 * config.producers * (copies + jobs)
             assert config.shared_bytes + static <= H200.shared_bytes_per_block
-            chunks, tiles = ceil(problem.c / 16), winograd._tiles(problem, config.pitch)
-            # Blocks wait for each other: all of them must find an SM, and something to do.
-            assert 1 <= config.blocks <= min(H200.sm_count, chunks * tiles)
+            chunks, tiles = ceil(problem.c / 16), winograd._tiles(problem, config)
+            assert config.blocks % config.cluster == 0 and config.blocks <= H200.sm_count
+            assert 1 <= config.blocks // config.cluster <= chunks * tiles  # all find something to do
             assert winograd.predicted_us(problem, H200, config) > 0
-            assert stage >= winograd.CELLS + (problem.kh - 1) * config.pitch
+            assert stage >= config.cells + (problem.kh - 1) * config.pitch
+
+
+def test_clusters_have_filters_for_all_blocks():
+    for filters, sizes in ((64, {1}), (128, {1, 2}), (192, {1, 3}), (256, {1, 2, 4}), (960, {1, 2, 3, 4})):
+        problem = ConvProblem(8, 64, 28, 28, filters, 3, 3, 1, 1)
+        assert {config.cluster for config in winograd.candidates(problem, H200)} == sizes
 
 
 def products(row, inputs):
@@ -69,8 +75,9 @@ def test_the_transforms_are_a_convolution(columns):
 def test_what_lies_in_shared_memory_holds_all_that_cells_need(problem):
     """Rows of a strip follow each other, four floats more than their cells' outputs apart."""
     outputs = 7 - problem.kw
-    for pitch in winograd._pitches(problem):
-        stage = winograd._stage_cells(problem.kh, pitch)
+    for form in winograd.FORMS:
+        pitch = winograd._pitches(problem, form)[0]
+        stage = winograd._stage_cells(problem.kh, pitch, form[0])
         floats = winograd._raw_floats(outputs, stage, pitch)
         assert floats % 4 == 0
         for first in range(pitch):
@@ -82,15 +89,16 @@ def test_strips_waste_little():
     for width in (7, 13, 14, 27, 28, 56, 112, 224):
         problem = ConvProblem(32, 64, width, width, 64, 3, 3, 1, 1)
         row = ceil(width / 4)
-        pitches = winograd._pitches(problem)
+        pitches = winograd._pitches(problem, (80, 256))
         assert pitches and all(8 * (pitch * ceil(row / pitch) - row) <= row for pitch in pitches)
 
 
 def test_the_workspace_holds_transformed_weights_scales_and_sums():
     for config in winograd.candidates(HEAVY, H200):
-        weights = 512 * 256 * 18 * 4
-        scales = (512 // 64) * (256 // 16) * (64 + 16) * 4
-        assert config.workspace_bytes == weights + scales + config.blocks * (6 * 64 * winograd.CELLS * 4 + 8)
+        tiles = ceil(512 / (64 * config.cluster))
+        weights = tiles * 64 * config.cluster * 256 * 18 * 4
+        scales = tiles * (256 // 16) * (64 * config.cluster + 16) * 4
+        assert config.workspace_bytes == weights + scales + config.blocks * (6 * 64 * config.cells * 4 + 8)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,7 @@ def test_hopper_only():
 
 def test_variants_have_all_kinds():
     sample = winograd.variants("sm_90a")
-    for name, values in (("KW", {3, 5}), ("WHOLE_GROUPS", {0, 1})):
+    for name, values in (("KW", {3, 5}), ("WHOLE_GROUPS", {0, 1}), ("CLUSTER", {1, 2, 3, 4})):
         assert {m[name] for m in sample} == values
 
 
@@ -127,9 +135,10 @@ def test_weights_are_split_first_and_both_launches_overlap():
     assert split.kernel == "split_weights"
     assert split.threads == 32 * 3 * 2  # a warp for a row of eight channels
     assert split.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
-    assert (main.kernel, main.blocks, main.threads) == ("fp16x3_winograd", config.blocks, 512)
+    assert (main.kernel, main.blocks, main.threads) == ("fp16x3_winograd", config.blocks, config.threads)
     operands = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE)
-    assert main.arguments == (*operands, 2, 5, 12, 9, 17, 1, 2, 12, 9, config.pitch, 1)
+    assert main.arguments == (*operands, 2, 5, 12, 9, 17, 1, 2, 12, 9, config.pitch, *main.arguments[-3:])
+    assert main.arguments[-1] == 1
     assert split.overlap and main.overlap
     assert split.macros == main.macros and main.macros["WHOLE_GROUPS"] == 0
 

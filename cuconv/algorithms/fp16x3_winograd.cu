@@ -29,9 +29,6 @@
 #include "fp16x3_winograd_produce.cuh"
 #include "fp16x3_winograd_weights.cuh"
 
-#ifndef SPARE
-#define SPARE 24
-#endif
 #if CLUSTER > 1
 #define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -45,8 +42,9 @@ __device__ __forceinline__ void cluster_barrier() {
         __syncthreads();
 }
 
-// What the sums leave; a multiple of eight.
+// What is left for producers; where they are few they need no more, and those who multiply are spared spills.
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
+constexpr int SPARE = PRODUCERS == 256 || CELLS == 96 ? 24 : CELLS == 88 ? 32 : 48;
 constexpr int CONSUMER_REGISTERS = (OWN + 1) * WGMMA_SUMS + SPARE;
 constexpr int LEFT_REGISTERS = (LAUNCH_REGISTERS * THREADS - CONSUMER_REGISTERS * CONSUMERS) / PRODUCERS / 8 * 8;
 constexpr int PRODUCER_REGISTERS = LEFT_REGISTERS < LAUNCH_REGISTERS ? LEFT_REGISTERS : LAUNCH_REGISTERS;

@@ -39,7 +39,7 @@ MAX_INPUT_BYTES = 2**32
 # Chunks of input and points of weights of each warpgroup in shared memory: the first pair that fits.
 STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
 # Cells of a tile, and threads that bring input: fewer where a tile's sums take the registers.
-FORMS = ((80, 256), (96, 128))
+FORMS = ((80, 256), (80, 128), (88, 128), (96, 128))
 MOST_CLUSTER = 4  # tiles of filters that share their input, each in a block of its own
 MIN_PITCH, PITCHES = 4, 2
 
@@ -91,11 +91,12 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     found = []
-    for form in FORMS:
-        for cluster in (1, 2, 4):
-            found += [_macros(k, k, pitch, True, (3, 2), cluster, form) for k in (3, 5) for pitch in (4, 7, 14)]
-        found += [_macros(1, 5, 4, False, (3, 3), 1, form), _macros(5, 3, 4, False, (2, 2), 2, form)]
-        found += [_macros(3, 3, 7, False, (2, 3), 3, form)]
+    for cluster in range(1, MOST_CLUSTER + 1):
+        for k in (3, 5):
+            found += [_macros(k, k, 7, True, (3, 2), cluster, form) for form in _forms(cluster, k)]
+        found += [_macros(3, 3, 14, False, (4, 2), cluster, form) for form in _forms(cluster, 3)]
+    for form in _forms(2, 5):
+        found += [_macros(1, 5, 4, False, (3, 3), 2, form), _macros(5, 3, 4, False, (2, 2), 2, form)]
     return found
 
 
@@ -104,7 +105,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]
     _check(problem, device)
     found = []
     for cluster in _clusters(problem, device):
-        for form in FORMS:
+        for form in _forms(cluster, problem.kw):
             for pitch in _pitches(problem, form):
                 found += _candidates_of(problem, device, cluster, form, pitch)
     if not found:
@@ -197,6 +198,11 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
 def _outputs(columns: int) -> int:
     """Of a cell."""
     return POINTS + 1 - columns
+
+
+def _forms(cluster: int, columns: int) -> list[tuple[int, int]]:
+    """Cells and producers of tiles that are written in whole passes; many producers where each converts all input."""
+    return [form for form in FORMS if form[0] * _outputs(columns) % 32 == 0 and (cluster > 1 or form[1] == 256)]
 
 
 def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:

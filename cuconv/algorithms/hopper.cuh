@@ -40,7 +40,7 @@ __device__ __forceinline__ unsigned address_in(unsigned address, int block) {
     return remote;
 }
 __device__ __forceinline__ void barrier_arrive_in(uint64* barrier, int block) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                      address_in(shared_address(barrier), block))
                  : "memory");
 }
