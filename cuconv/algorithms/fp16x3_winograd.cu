@@ -12,13 +12,21 @@
 // filter's rows for 16 channels at one point.
 //
 // Warp specialisation: two warpgroups multiply, with three points each, and fetch their weights by bulk copies; the
-// two others copy the input, transform and split it. A block takes an equal share of all (tile, chunk) pairs in order;
-// where a tile is shared, its first block adds the others' sums in order.
+// others copy the input, transform and split it.
 //
-// FILTERS   of a tile, 64
+// Blocks of a cluster have the same cells, and filter tiles side by side. They convert the chunks of their input in turn:
+// what one has made it sends to the same place in the shared memory of the others, with its scale's exponent behind it.
+//     empty_input  of the block that fills a place next: all who multiply have done with it, in all blocks
+//     full_input   of each block: its own have filled it, or the bytes of another have come
+// A cluster takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first cluster adds
+// the others' sums in order.
+//
+// FILTERS   of a block's tile, 64; TILE_CELLS: a multiple of 8, of 16 where KW is 5
+// CLUSTER   blocks that share their input
+// PRODUCERS threads that bring input, 128 or 256
 // CHANNELS  of a chunk, 16
 // KH, KW    filter size: KW is 3 or 5
-// STAGE_CELLS of a chunk in shared memory, a multiple of 16; RAW_FLOATS: of a channel of it before the transform
+// STAGE_CELLS of a chunk in shared memory; RAW_FLOATS: of a channel of it before the transform
 // WHOLE_GROUPS 1 where the number of channels is a multiple of 8
 // IN_STAGES, WEIGHT_STAGES: chunks of input, and positions of weights of each warpgroup, in shared memory
 //
@@ -56,13 +64,14 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
                     int64 strips, int64 share_units,
                     int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
-    extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input, staging
+    extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input
     __shared__ Shared shared;
     Geometry g;
     g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
            (int)(out_h * out_w)};
     g.images = images, g.out_h = out_h, g.pitch = pitch, g.image_rows = g.p.height + g.p.pad_h;
-    g.strips = strips, g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + ALIKE - 1) / ALIKE;
+    g.strips = strips, g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
+    g.filter_tiles = (g.p.filters + ALIKE - 1) / ALIKE;
     const int cells = g.images * g.strips * g.image_rows * g.pitch;
     g.units = (cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks, g.share = share_units;
     char* const weight_stages = dynamic + IN_STAGES * STAGE_BYTES;
@@ -103,8 +112,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
                                        own_stages, shared, role, share.end - share.begin};
         Consumer consumer = {g, workspace, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
-                             weight_stages, shared, role, thread, share,
-                             (unsigned)(images >> 32), weights};
+                             weight_stages, shared, role, thread, share, (unsigned)(images >> 32), weights};
         consumer.run();
     }
     if (CLUSTER > 1) cluster_barrier();  // others may still write here, and count on barriers here

@@ -247,7 +247,8 @@ def _candidates_of(
     fit = [pair for pair in STAGES if shared_bytes(pair) + static_bytes <= device.shared_bytes_per_block]
     split, chunks = _split(cluster), ceil(problem.c / CHANNELS)
     tiles = _tiles_of(problem, cluster, cells, pitch)
-    if not fit or tiles * chunks > MAX_INDEX:
+    spills = cluster == 1 and jobs > 1  # a few registers of those that bring input
+    if not fit or spills or tiles * chunks > MAX_INDEX:
         return []
     block_bytes = POINTS * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
     return [

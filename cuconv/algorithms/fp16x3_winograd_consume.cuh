@@ -28,7 +28,7 @@ struct WeightFetcher {
     Shared& shared;
     const int group, chunks;  // of the share
 
-    // That of a point, the next in order (from OWN on in a later chunk), into a place that this warpgroup has done with.
+    // That of a point, the next in order (from OWN on in a later chunk), to where this warpgroup has done with others.
     __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
         const Turn turn(count, point);
         if (fetching && count + point / OWN < chunks)
@@ -79,8 +79,8 @@ struct Consumer {
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     }
 
-    // Gives a chunk's place to the block that fills it next. If that is another one, what it sends is expected before it
-    // can know, and only then.
+    // Gives a chunk's place to the block that fills it next. If that is another, what it will send is expected from now
+    // on: this chunk has come, so the barrier counts for the next, and nothing is sent before all have given the place.
     __device__ __forceinline__ void release(int count, int slot) const {
         const int next = count + IN_STAGES, filler = next % CLUSTER;
         if (CLUSTER == 1) {
@@ -104,8 +104,8 @@ struct Consumer {
             const int slot = count % IN_STAGES;
             barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
             // Before any thread can give the place back.
-            const int of_input = load_int(input_stages + slot * STAGE_BYTES + EXPONENT_PLACE - group * OWN * POSITION_BYTES);
             const unsigned input = input_stages + slot * STAGE_BYTES;
+            const int of_input = load_int(input + EXPONENT_PLACE - group * OWN * POSITION_BYTES);
 #pragma unroll
             for (int point = 0; point < OWN; ++point) {
                 const Turn turn(count, point);
@@ -192,8 +192,9 @@ struct Consumer {
             } else {
                 if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
                 const int slot = Turn(unit - share.begin - 1, OWN - 1).slot;
-                write(output, g, from.stretch * CELLS, from.filter_tile * ALIKE + block_rank() * BF, sums, shared.outputs[group],
-                      reinterpret_cast<float*>(all_weights + slot * WEIGHT_STAGE_BYTES), group);
+                float* const staging = reinterpret_cast<float*>(all_weights + slot * WEIGHT_STAGE_BYTES);
+                write(output, g, from.stretch * CELLS, from.filter_tile * ALIKE + block_rank() * BF, sums,
+                      shared.outputs[group], staging, group);
             }
         }
     }

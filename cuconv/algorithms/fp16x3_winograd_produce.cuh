@@ -204,14 +204,14 @@ struct Producer {
     }
 
     // Hands a chunk of the share on that all have converted, and had a barrier after.
-    __device__ __forceinline__ void publish(const Part& share, int count) {
+    __device__ __forceinline__ void publish(int count) {
         const int slot = count % IN_STAGES;
         unsigned all = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
         int used = exponent;
         if (all < LEAST || all > MOST) {
-            const Place at(share.begin + count, g);
+            const Place at(Part(g, part_of_block()).begin + count, g);
             used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
                                  stages + slot * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
             if (used != EMPTY) exponent = used;
@@ -241,7 +241,7 @@ struct Producer {
     }
 
     // Waits until all blocks of the cluster have done with what is in a chunk's place. Only the block that fills it is
-    // told, so that it waits for each phase of its barrier, whichever blocks took turns there.
+    // told, so it waits for every phase of its barrier, whichever blocks took turns there.
     __device__ __forceinline__ void wait_for_place(int count) {
         if (count < IN_STAGES) return;
         const int slot = count % IN_STAGES;
@@ -250,25 +250,23 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run(const Part& share) {
-        const int rank = block_rank();
-        const int steps = 2 * ((share.end - share.begin - rank + CLUSTER - 1) / CLUSTER);  // of eight channels each
-        if (steps == 0) return;
-        Place at(share.begin + rank, g);  // of what is copied
-        int placed = at.stretch;          // of what is converted
+        const int units = share.end - share.begin;
+        int count = block_rank();  // of the share's chunks
+        if (count >= units) return;
+        Place at(share.begin + count, g);  // of what is copied
+        int placed = at.stretch;           // of what is converted
         seek(at);
         place(at);
         copy(at, 0);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        int count = rank;  // of the share's chunks
 #pragma unroll 1
-        for (int step = 0;; ++step) {
-            const int octet = step % 2;
+        for (int octet = 0;; octet ^= 1) {
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             producers_barrier();  // all have copied their parts, and converted what was there before
-            if (octet == 0 && step > 0) publish(share, count - CLUSTER);
-            if (step == steps) break;
+            if (octet == 0 && count >= CLUSTER) publish(count - CLUSTER);
+            if (count >= units) break;
             if (octet == 0 && at.stretch != placed) place(at), placed = at.stretch;
-            if (step + 1 < steps) {
+            if (octet == 0 || count + CLUSTER < units) {
                 if (octet) advance(at);
                 if (at.stretch != placed) seek(at);
                 copy(at, octet ^ 1);

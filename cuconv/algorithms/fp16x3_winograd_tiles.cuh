@@ -75,8 +75,8 @@ struct Geometry {
     }
 };
 
-// A cluster's share of all units of work, in order. Blocks wait for those with later shares, so these go to those that start
-// first: then all may end, however few run at a time.
+// A cluster's share of all units of work, in order. Blocks wait for those with later shares, so these go to those that
+// start first: then all end, however few run at a time.
 __device__ __forceinline__ int part_of_block() { return gridDim.x / CLUSTER - 1 - blockIdx.x / CLUSTER; }
 struct Part {
     int begin, end;

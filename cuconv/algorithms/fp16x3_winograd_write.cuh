@@ -6,7 +6,7 @@
 // A warp and the one with the same filters of the other warpgroup write together: each leaves what its three positions
 // make of 32 outputs side by side, for 16 filters, and writes eight filters.
 constexpr int PASS_CELLS = 32 / OUTPUTS, PASSES = CELLS / PASS_CELLS;
-constexpr int OTHER_GROUP = WEIGHT_STAGES * WEIGHT_STAGE_BYTES / 4;  // floats from what one leaves to what the other does
+constexpr int OTHER_GROUP = WEIGHT_STAGES * WEIGHT_STAGE_BYTES / 4;  // floats from what one leaves to the other's
 static_assert(CELLS % PASS_CELLS == 0);
 
 __device__ __forceinline__ void consumers_barrier() { asm volatile("bar.sync 8, %0;" ::"n"(CONSUMERS) : "memory"); }
