@@ -1,5 +1,8 @@
 """Every kernel compiles for every architecture promised; the cache notices what changes."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from cuconv import jit
@@ -25,8 +28,10 @@ def kernel_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_variant_compiles_without_spills(name, arch):
     algorithm = ALGORITHMS[name]
-    for macros in algorithm.variants(arch):
-        report = jit.resources(algorithm.SOURCE, arch, macros)
+    variants = algorithm.variants(arch)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # they are many; the compiler runs outside of Python's lock
+        reports = list(pool.map(lambda macros: jit.resources(algorithm.SOURCE, arch, macros), variants))
+    for macros, report in zip(variants, reports, strict=True):
         assert report, macros
         for kernel in report:
             assert kernel.spill_bytes == 0, (macros, kernel)

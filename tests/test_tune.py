@@ -213,6 +213,15 @@ def test_what_is_measured_can_be_fitted(without_a_gpu, tmp_path, precision):
     assert (frame.best_us == frame[["run_1_us", "run_2_us", "run_3_us"]].min(axis=1)).all()
 
 
+def test_a_case_that_nothing_computes_is_passed_over(without_a_gpu, tmp_path):
+    """In TF32 the largest filters: two_stage, which computes everything, is of FP32."""
+    cases = [case for case in load_sweep("tuning").cases if case.layer.k == 9][:1]
+    assert cases and not candidates.candidates_of(replace(cases[0].problem, precision="tf32"), H200, random.Random(1))
+    path = tmp_path / "candidates.csv"
+    assert candidates.measure(cases, torch.device("cpu"), H200, path, 10.0, 1, "tf32") == 0
+    assert len(candidates.read(path)) == 0
+
+
 def test_wrong_output_is_left_out_and_counted(without_a_gpu, tmp_path, monkeypatch, capsys):
     def call(problem, candidate, operands, workspace, spec):
         right = without_a_gpu(problem, candidate, operands, workspace, spec)

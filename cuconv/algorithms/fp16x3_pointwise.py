@@ -57,8 +57,8 @@ class Costs(SplitCosts):
     copy: float = constant("a thread's time to copy 64 pixels of channels, four at a time")
     copy_one: float = constant("the same, in addition, where they are copied one by one")
     weights: float = constant("a block's time to copy 2**13 weights that do not stay")
-    write: float = constant("a team's time to write 2**12 outputs, four at a time")
-    write_one: float = constant("the same, in addition, where they are written one by one")
+    write: float = constant("a team's wait to write 2**12 outputs")
+    write_all: float = constant("an SM's time for 2**14 outputs, four at a time")
     gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
     memory: float = constant("2**20 bytes of operands through device memory")
 
@@ -173,16 +173,19 @@ def predicted_us(
     copy_us += (costs.copy + costs.copy_one * one_by_one) * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
     sharers = c.teams if c.joint else 1
     copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
-    write_us = (costs.write + costs.write_one * one_by_one) / sharers + costs.gather * c.joint
-    write_us *= c.filters * TEAM_PIXELS / 2**12
-    chunks_us = ceil(ceil(problem.c / c.channels) / sharers) * hypot(turn_us, multiply_us, copy_us)
+    write_us = (costs.write / sharers + costs.gather * c.joint) * c.filters * TEAM_PIXELS / 2**12
+    # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
+    places = VECTOR * c.teams / 2 if one_by_one else 1
+    write_all_us = costs.write_all * places * c.filters * c.pixels / 2**14
+    turns = ceil(ceil(problem.c / c.channels) / sharers)
+    tile_us = hypot(turns * turn_us + write_us, turns * multiply_us, turns * copy_us, write_all_us)
     tiles = ceil(_tiles(problem, c.filters, c.pixels) / c.blocks)
     if c.own:
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
     else:
         start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
-    return start_us + hypot(tiles * (chunks_us + write_us), costs.memory * problem.min_bytes / 2**20)
+    return start_us + hypot(tiles * tile_us, costs.memory * problem.min_bytes / 2**20)
 
 
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
@@ -260,7 +263,9 @@ def _candidates_of(
     found = []
     for stay in (True, False):
         stages = most_stages(stay, min(STAGED))
-        if stages < 2 or filters > most_filters(teams, channels, products, stay and chunks == 1):
+        # Of two chunks, with weights that come along, three teams make less than any other form.
+        least = 3 if teams == 3 and not stay and not joint else 2
+        if stages < least or filters > most_filters(teams, channels, products, stay and chunks == 1):
             continue
         if not stay and most_stages(True, min(STAGED)) >= 3:
             continue
