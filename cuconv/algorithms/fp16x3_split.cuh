@@ -114,27 +114,28 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 // From there on a lane has a filter, and a warp eight channels and a few filter positions, `tap` and so on.
 constexpr int TURNS = (SPLIT_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
 
-// Takes eight channels of a filter out of its weights.
+#ifdef TRANSFORMED
+// Makes the values of eight channels of a filter from its weights: the including header's.
 __device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap);
-#ifndef TRANSFORMED
-__device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap) {
-#pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
-#pragma unroll
-        for (int c = 0; c < 8; ++c) values[turn][c] = tap < TAPS ? weights[c * TAPS + tap] : 0.0f;
-}
 #endif
 
 // The warp's values, and their largest magnitudes in each channel.
 __device__ __forceinline__ void gather(float (&values)[TURNS][8], const float* tile, unsigned* maxima, int channel,
                                        int tap) {
     const int lane = threadIdx.x % 32;
-    take(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
     float most[8] = {};
+#ifdef TRANSFORMED
+    take(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
+#endif
 #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn)
+    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
 #pragma unroll
-        for (int c = 0; c < 8; ++c) most[c] = larger(most[c], values[turn][c]);
+        for (int c = 0; c < 8; ++c) {
+#ifndef TRANSFORMED
+            values[turn][c] = tap < TAPS ? tile[lane * FILTER_PITCH + (channel + c) * TAPS + tap] : 0.0f;
+#endif
+            most[c] = larger(most[c], values[turn][c]);
+        }
     unsigned of_channel = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
@@ -202,7 +203,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;
-    const int turn = in_tile / BF;  // of those that are scaled alike
+    const int turn = CLUSTER > 1 ? in_tile / BF : 0;  // of those that are scaled alike
     char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + turn) * ROWS * ROW_BYTES;
     const bool exists = BF % SPLIT_FILTERS == 0 || in_tile + lane < BF;
     write(values, power_of_two(-exponent), exists ? rows + (in_tile - turn * BF + lane) * 16 : nullptr, channel, tap);
