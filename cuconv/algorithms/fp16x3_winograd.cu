@@ -74,6 +74,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     g.filter_tiles = (g.p.filters + ALIKE - 1) / ALIKE;
     const int cells = g.images * g.strips * g.image_rows * g.pitch;
     g.units = (cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks, g.share = share_units;
+    const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * STAGE_BYTES;
     char* const raw = weight_stages + 2 * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
 
@@ -85,6 +86,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         for (int i = 0; i < 2 * WEIGHT_STAGES; ++i) barrier_init(shared.full_weights[0] + i, 1);
         for (int i = 0; i < IN_STAGES; ++i)
             if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
+        shared.exponents = workspace.exponents, shared.flags = workspace.flags, shared.sums = workspace.sums;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         if (CLUSTER > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -94,14 +96,12 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     if (role >= CONSUMERS / GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         wait_for_weights();
-        const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
         float* const raw_floats = reinterpret_cast<float*>(raw);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, raw_floats, shared};
         producer.run(Part(g, part_of_block()));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         wait_for_weights();
-        const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
         const Part share(g, part_of_block());
         const int thread = threadIdx.x % GROUP;
         const Output out = {g.p, input, weight, bias, output, relu != 0};
@@ -111,7 +111,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         const int64 all_rows = (int64)g.filter_tiles * g.chunks * CLUSTER * ROWS;
         const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
                                        own_stages, shared, role, share.end - share.begin};
-        Consumer consumer = {g, workspace, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
+        Consumer consumer = {g, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
                              weight_stages, shared, role, thread, share, (unsigned)(images >> 32), weights};
         consumer.run();
     }

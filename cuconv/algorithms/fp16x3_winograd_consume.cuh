@@ -47,7 +47,6 @@ __device__ __forceinline__ int load_int(unsigned address) {
 // One of the two warpgroups that multiply.
 struct Consumer {
     const Geometry& g;
-    const Workspace& workspace;
     const Output output;
     const unsigned input_stages, weight_stages;  // addresses in shared memory; of the warpgroup
     char* const all_weights;                     // of both
@@ -93,7 +92,7 @@ struct Consumer {
 
     // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
     __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
-        Factors factors(workspace.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread);
+        Factors factors(shared.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread);
         factors.fetch();
 #pragma unroll
         for (int point = 0; point < OWN; ++point)
@@ -135,7 +134,7 @@ struct Consumer {
 
     // Where a block leaves this thread's sums.
     __device__ __forceinline__ float4* sums_of(int block) const {
-        return workspace.sums + (int64)block * (MAX_SUMS / 4) + group * (MAX_SUMS / 8) + thread;
+        return shared.sums + (int64)block * (MAX_SUMS / 4) + group * (MAX_SUMS / 8) + thread;
     }
 
     // Leaves the sums to the block that began the tile.
@@ -148,7 +147,7 @@ struct Consumer {
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
         group_barrier(group);
         if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
-            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + place_of_block() * 2 + group)
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(shared.flags + place_of_block() * 2 + group)
                          : "memory");
     }
 
@@ -160,7 +159,7 @@ struct Consumer {
                 unsigned flag;
                 do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                                 : "=r"(flag)
-                                : "l"(workspace.flags + block * 2 + group)
+                                : "l"(shared.flags + block * 2 + group)
                                 : "memory");
                 while (!flag);
             }

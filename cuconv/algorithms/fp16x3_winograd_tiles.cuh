@@ -115,6 +115,10 @@ struct CellOutputs {
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES];
     uint64 full_weights[2][WEIGHT_STAGES];  // of each warpgroup that multiplies
+    // Of the workspace, for those who multiply: read anew once a tile, so that they take no register in between.
+    const int* volatile exponents;
+    unsigned* volatile flags;
+    float4* volatile sums;
     __align__(16) unsigned maxima[2][WARPS];  // of producing warps; a spare set
     __align__(16) float scales[2][8];         // of channels, of what is being copied or converted
     CellOutputs outputs[2][CELLS];            // of a warpgroup's tile that is written
