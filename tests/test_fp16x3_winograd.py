@@ -9,6 +9,8 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import fp16x3_winograd as winograd
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
+from harness.candidates import PER_ALGORITHM
+from harness.catalogue import load_sweep
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
@@ -25,20 +27,27 @@ def test_candidates_fit_the_device_and_share_the_work():
             outputs = 7 - problem.kw
             stage = winograd._stage_cells(problem.kh, config.pitch, config.cells)
             copies = ceil(winograd._raw_floats(outputs, stage, config.pitch) / config.producers)
-            jobs = ceil(stage / 16 / (config.producers // 32))
-            static = winograd.STATIC_BYTES + 4 * config.producers * (copies + jobs)
+            rounds = ceil(stage / 16 / (config.producers // 32))
+            static = winograd.STATIC_BYTES + 2 * 8 * config.cells + 4 * config.producers * (copies + rounds)
             assert config.shared_bytes + static <= H200.shared_bytes_per_block
             chunks, tiles = ceil(problem.c / 16), winograd._tiles(problem, config)
-            assert config.blocks % config.cluster == 0 and config.blocks <= H200.sm_count
-            assert 1 <= config.blocks // config.cluster <= chunks * tiles  # all find something to do
+            # Clusters wait for each other: all of them must run at a time, and find something to do.
+            at_a_time = winograd._clusters_at_a_time(H200, config.cluster)
+            assert config.blocks % config.cluster == 0
+            assert 1 <= config.blocks // config.cluster <= min(at_a_time, chunks * tiles)
             assert winograd.predicted_us(problem, H200, config) > 0
             assert stage >= config.cells + (problem.kh - 1) * config.pitch
 
 
-def test_clusters_have_filters_for_all_blocks():
-    for filters, sizes in ((64, {1}), (128, {1, 2}), (192, {1, 3}), (256, {1, 2, 4}), (960, {1, 2, 3, 4})):
+def test_clusters_have_filters_for_all_blocks_or_there_are_none():
+    for filters, sizes in ((64, {1}), (96, {2}), (192, {3}), (256, {2}), (320, {1, 2}), (384, {2}), (1031, {1, 2})):
         problem = ConvProblem(8, 64, 28, 28, filters, 3, 3, 1, 1)
         assert {config.cluster for config in winograd.candidates(problem, H200)} == sizes
+
+
+def test_few_configurations_are_worth_measuring():
+    problems = [case.problem for case in load_sweep("paper").cases if case.layer.k > 1]
+    assert max(len(winograd.candidates(problem, H200)) for problem in problems) <= PER_ALGORITHM
 
 
 def products(row, inputs):
@@ -124,7 +133,9 @@ def test_hopper_only():
 
 def test_variants_have_all_kinds():
     sample = winograd.variants("sm_90a")
-    for name, values in (("KW", {3, 5}), ("WHOLE_GROUPS", {0, 1}), ("CLUSTER", {1, 2, 3, 4})):
+    assert len(sample) <= 30
+    kinds = {"KW": {3, 5}, "WHOLE_GROUPS": {0, 1}, "CLUSTER": {1, 2, 3}, "TILE_CELLS": {80, 88, 96}}
+    for name, values in kinds.items():
         assert {m[name] for m in sample} == values
 
 
@@ -145,7 +156,7 @@ def test_weights_are_split_first_and_both_launches_overlap():
 
 def test_more_of_a_batch_never_costs_less():
     times = []
-    for n in (8, 32, 128):
+    for n in (1, 2, 8, 32, 128, 256):
         problem = ConvProblem(n, 256, 14, 14, 256, 3, 3, 1, 1)
         times.append(winograd.predicted_us(problem, H200, winograd.configure(problem, H200)))
     assert times == sorted(times)

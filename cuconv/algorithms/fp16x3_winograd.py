@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.fp16x3 import parts_of_tile
@@ -35,13 +35,17 @@ THREAD_BYTES = 4
 
 MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)
+MAX_CELLS = 96  # of a tile
 MAX_INPUT_BYTES = 2**32
 # Chunks of input and points of weights of each warpgroup in shared memory: the first pair that fits.
 STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
 # Cells of a tile, and threads that bring input: fewer where a tile's sums take the registers.
-FORMS = ((80, 256), (80, 128), (88, 128), (96, 128))
-MOST_CLUSTER = 4  # tiles of filters that share their input, each in a block of its own
-MIN_PITCH, PITCHES = 4, 2
+FORMS = ((80, 256), (80, 128), (88, 128), (MAX_CELLS, 128))
+FORM_ALONE = FORMS[0]  # without a cluster: many producers, as each block converts all of its input
+MOST_CLUSTER = 3  # tiles of filters that share their input, each in a block of its own
+MOST_PARTS = 8  # of a tile: to add up more takes longer than they save
+MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
+ALIGNED_FLOATS = 8  # of a strip's row, if rows of its neighbours are not to share a piece of memory with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,15 @@ class Costs(SplitCosts):
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
-    fetch: float = constant("the same, in addition, to fetch, transform and split 2**12 elements of the transform")
-    multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
+    fetch: float = constant("to fetch, transform and split 2**12 elements of the transform, while others multiply")
+    multiply: float = constant("2**18 multiply-adds of transformed FP32, while others fetch")
+    crowded: float = constant("the same, in addition, for tiles whose sums leave few registers")
+    send: float = constant("a block's time to receive 2**12 elements of the transform from its cluster")
     write: float = constant("a block's time to write 2**14 outputs")
     leave: float = constant("a block's time to leave 2**14 sums to another")
     collect: float = constant("a block's time to add 2**14 sums of another")
     memory: float = constant("2**20 bytes of operands through device memory")
+    edge: float = constant("the same for 2**20 edges between strips in rows of input and output")
 
 
 COSTS = {FP32: load(Costs, SOURCE.stem)}
@@ -87,17 +94,17 @@ class WinogradConfig:
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Filters of 3 and 5 with rows of the networks' layers, in clusters and without; odd filters."""
+    """Each form with 3x3 and 5x5 filters, little and much halo, channels in whole groups and not; odd filters."""
     if arch != ARCH:
         return []
     found = []
     for cluster in range(1, MOST_CLUSTER + 1):
-        for k in (3, 5):
-            found += [_macros(k, k, 7, True, (3, 2), cluster, form) for form in _forms(cluster, k)]
-        found += [_macros(3, 3, 14, False, (4, 2), cluster, form) for form in _forms(cluster, 3)]
-    for form in _forms(2, 5):
-        found += [_macros(1, 5, 4, False, (3, 3), 2, form), _macros(5, 3, 4, False, (2, 2), 2, form)]
-    return found
+        much, much_of_five = (28, 14) if cluster > 1 else (24, 12)  # what is transformed in one round
+        for form in _forms(cluster, 3):
+            found += [_macros(3, 3, 7, True, (4, 2), cluster, form), _macros(3, 3, much, False, (2, 2), cluster, form)]
+        found += [_macros(5, 5, much_of_five, False, (2, 2), cluster, form) for form in _forms(cluster, 5)]
+    widest, first = FORMS[-1], FORMS[0]
+    return [*found, _macros(1, 5, 4, True, (3, 3), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
@@ -124,22 +131,22 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> WinogradConfig:
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs | None = None) -> float:
     """Estimated device time of both kernels in microseconds."""
     costs = costs or COSTS[FP32]
-    clusters, cells = config.blocks // config.cluster, config.cells
+    clusters, cells, others = config.blocks // config.cluster, config.cells, config.cluster - 1
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config)
-    weights = POINTS * problem.kh * CHANNELS * FILTERS
-    fetched = _job_cells(_stage_cells(problem.kh, config.pitch, cells)) / config.cluster
-    chunk_us = costs.chunk + costs.fetch * fetched * POINTS * CHANNELS / 2**12
-    chunk_us += costs.multiply * weights * cells / 2**18
+    stage_cells = _stage_cells(problem.kh, config.pitch, cells)
+    products = POINTS * problem.kh * CHANNELS * FILTERS * cells / 2**18
+    converted = _rounds(stage_cells, config.producers) * config.producers / 2  # cells, with those of idle warps
+    fetch_us = costs.fetch * converted * POINTS * CHANNELS / 2**12 / config.cluster
+    multiply_us = (costs.multiply + (costs.crowded if cells == MAX_CELLS else 0)) * products
+    send_us = costs.send * stage_cells * POINTS * CHANNELS / 2**12 * others / config.cluster
+    chunk_us = costs.chunk + hypot(fetch_us, multiply_us) + send_us
     parts = parts_of_tile(tiles, chunks, clusters)
-    sums = POINTS * FILTERS * cells / 2**14
-    return (
-        costs.block
-        + _split(config.cluster).predicted_us(problem, device, costs)
-        + ceil(tiles * chunks / clusters) * chunk_us
-        + costs.write * ceil(tiles / clusters) * FILTERS * cells * _outputs(problem.kw) / 2**14
-        + ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * sums
-        + costs.memory * problem.min_bytes / 2**20
-    )
+    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * POINTS * FILTERS * cells / 2**14
+    write_us = costs.write * ceil(tiles / clusters) * FILTERS * cells * _outputs(problem.kw) / 2**14
+    work_us = ceil(tiles * chunks / clusters) * chunk_us + exchange_us + write_us
+    memory_us = (costs.memory * problem.min_bytes + costs.edge * _edges(problem, config.pitch)) / 2**20
+    split_us = _split(config.cluster).predicted_us(problem, device, costs)
+    return costs.block + split_us + hypot(work_us, memory_us)
 
 
 def launches(problem: ConvProblem, config: WinogradConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
@@ -201,15 +208,18 @@ def _outputs(columns: int) -> int:
 
 
 def _forms(cluster: int, columns: int) -> list[tuple[int, int]]:
-    """Cells and producers of tiles that are written in whole passes; many producers where each converts all input."""
-    return [form for form in FORMS if form[0] * _outputs(columns) % 32 == 0 and (cluster > 1 or form[1] == 256)]
+    """Cells and producers of tiles that are written in whole passes."""
+    forms = FORMS if cluster > 1 else (FORM_ALONE,)
+    return [form for form in forms if form[0] * _outputs(columns) % 32 == 0]
 
 
 def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:
-    """Blocks with filters of their own, up to an eighth of them in vain."""
+    """Blocks with filters of their own: two, or three where these have fewer in vain; one where some are in vain."""
     tiles = ceil(problem.m / FILTERS)
-    wasted = {size: size * ceil(tiles / size) - tiles for size in range(1, MOST_CLUSTER + 1)}
-    return [size for size in wasted if 8 * wasted[size] <= tiles and _clusters_at_a_time(device, size) > 0]
+    wasted = {size: -tiles % size for size in range(2, MOST_CLUSTER + 1) if size <= tiles}
+    best = min(wasted, key=wasted.get, default=1)
+    sizes = [best] if wasted.get(best, 1) == 0 else sorted({1, best})
+    return [size for size in sizes if _clusters_at_a_time(device, size) > 0]
 
 
 def _clusters_at_a_time(device: DeviceSpec, size: int) -> int:
@@ -217,15 +227,17 @@ def _clusters_at_a_time(device: DeviceSpec, size: int) -> int:
 
 
 def _pitches(problem: ConvProblem, form: tuple[int, int]) -> list[int]:
-    """Cells of a row of one to eight strips: those with the least to transform, and at most an eighth of it in vain."""
+    """Cells of a row of one or more strips, at most an eighth of them in vain: with the least rounds of conversion."""
     row = ceil(problem.out_w / _outputs(problem.kw))
+    cells, producers = form
     found = {}
-    for strips in range(1, 9):
+    for strips in range(1, MAX_STRIPS + 1):
         pitch = ceil(row / strips)
         if pitch < min(row, MIN_PITCH) or (strips > 1 and 8 * (pitch * ceil(row / pitch) - row) > row):
             continue
-        found.setdefault(_job_cells(_stage_cells(problem.kh, pitch, form[0])), pitch)
-    return [found[size] for size in sorted(found)[:PITCHES]]
+        rounds = _rounds(_stage_cells(problem.kh, pitch, cells), producers)
+        found[rounds] = min(found.get(rounds, pitch), pitch, key=lambda pitch: _edges(problem, pitch))
+    return [found[rounds] for rounds in sorted(found)[:PITCHES]]
 
 
 def _candidates_of(
@@ -235,8 +247,8 @@ def _candidates_of(
     cells, producers = form
     stage_cells, outputs = _stage_cells(problem.kh, pitch, cells), _outputs(problem.kw)
     raw_floats = _raw_floats(outputs, stage_cells, pitch)
-    copies, jobs = ceil(raw_floats / producers), ceil(stage_cells * 2 / producers)
-    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + jobs)
+    copies, rounds = ceil(raw_floats / producers), _rounds(stage_cells, producers)
+    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + rounds)
     input_bytes = STAGE_ALIGNMENT * ceil((stage_cells * CELL_BYTES + 16) / STAGE_ALIGNMENT)
     weight_bytes = max(problem.kh * POINT_BYTES, STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES)
 
@@ -247,7 +259,7 @@ def _candidates_of(
     fit = [pair for pair in STAGES if shared_bytes(pair) + static_bytes <= device.shared_bytes_per_block]
     split, chunks = _split(cluster), ceil(problem.c / CHANNELS)
     tiles = _tiles_of(problem, cluster, cells, pitch)
-    spills = cluster == 1 and jobs > 1  # a few registers of those that bring input
+    spills = cluster == 1 and rounds > 1  # a few registers of those that bring input
     if not fit or spills or tiles * chunks > MAX_INDEX:
         return []
     block_bytes = POINTS * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
@@ -266,14 +278,13 @@ def _candidates_of(
     ]
 
 
-def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
-    """Clusters that may share the work: as many as run at a time, or with whole tiles or equal parts of them."""
-    grids = {min(sms, tiles * chunks)}
-    if tiles > sms:
-        grids.add(ceil(tiles / ceil(tiles / sms)))
-    most = min(chunks, sms // tiles)
-    grids |= {tiles * parts for parts in (1, 2, most) if 0 < parts <= most}
-    return sorted(grids)
+def _grids(tiles: int, chunks: int, most: int) -> list[int]:
+    """Clusters that may share the work, of which `most` run at a time: that many, or as many for each tile."""
+    everybody = min(most, tiles * chunks)
+    if tiles > most:
+        return sorted({everybody, ceil(tiles / ceil(tiles / most))})
+    parts = min(everybody // tiles, MOST_PARTS)
+    return sorted({tiles * parts, everybody if parts < MOST_PARTS else tiles * MOST_PARTS // 2})
 
 
 def _stage_cells(rows: int, pitch: int, cells: int) -> int:
@@ -281,9 +292,9 @@ def _stage_cells(rows: int, pitch: int, cells: int) -> int:
     return cells + (rows - 1) * pitch
 
 
-def _job_cells(stage_cells: int) -> int:
-    """In whole jobs of a warp."""
-    return JOB_CELLS * ceil(stage_cells / JOB_CELLS)
+def _rounds(stage_cells: int, producers: int) -> int:
+    """In which warps transform a chunk's cells, 16 a warp."""
+    return ceil(stage_cells / (producers // 32 * JOB_CELLS))
 
 
 def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
@@ -295,6 +306,13 @@ def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
 def _strips(problem: ConvProblem, pitch: int) -> int:
     """Of an image."""
     return ceil(problem.out_w / _outputs(problem.kw) / pitch)
+
+
+def _edges(problem: ConvProblem, pitch: int) -> int:
+    """Between strips, in all rows of input and output; those within a piece of memory count twice."""
+    whole = pitch * _outputs(problem.kw) % ALIGNED_FLOATS == 0
+    rows = problem.n * (problem.c * problem.h + problem.m * problem.out_h)
+    return (_strips(problem, pitch) - 1) * rows * (1 if whole else 2)
 
 
 def _cells(problem: ConvProblem, pitch: int) -> int:
