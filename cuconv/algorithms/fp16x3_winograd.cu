@@ -14,8 +14,8 @@
 // Warp specialisation: two warpgroups multiply, with three points each, and fetch their weights by bulk copies; the
 // others copy the input, transform and split it.
 //
-// Blocks of a cluster have the same cells, and filter tiles side by side. They convert the chunks of their input in turn:
-// what one has made it sends to the same place in the shared memory of the others, with its scale's exponent behind it.
+// Blocks of a cluster have the same cells, and filter tiles side by side. They convert the chunks of their input in
+// turn: what one has made it sends to the same place in the shared memory of the others, its scale's exponent behind it.
 //     empty_input  of the block that fills a place next: all who multiply have done with it, in all blocks
 //     full_input   of each block: its own have filled it, or the bytes of another have come
 // A cluster takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first cluster adds
@@ -61,8 +61,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
-                    int64 strips, int64 share_units,
-                    int64 relu) {
+                    int64 strips, int64 share_units, int64 relu) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input
     __shared__ Shared shared;

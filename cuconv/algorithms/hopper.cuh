@@ -40,10 +40,10 @@ __device__ __forceinline__ unsigned address_in(unsigned address, int block) {
     return remote;
 }
 __device__ __forceinline__ void barrier_arrive_in(uint64* barrier, int block) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
-                     address_in(shared_address(barrier), block))
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(shared_address(barrier), block))
                  : "memory");
 }
+
 // Copies shared memory to the same place in another block; completes on the barrier there, which expects its bytes.
 __device__ __forceinline__ void copy_bulk_to(int block, unsigned source, int bytes, uint64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
