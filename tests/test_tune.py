@@ -135,10 +135,15 @@ def test_rows_of_configurations_that_are_gone_are_counted(measured, tmp_path):
     assert unknown == 2 and len(rows) == len(frame) - 2
 
 
+FOR_LARGER_FILTERS = {"fp16x3", "fp16x3_winograd"}  # than 1x1
+
+
 def computing(problem):
-    """The algorithms that compute a problem: one of the fp16x3 pair does not, according to the filter."""
-    refusing = "fp16x3" if problem.filter_area == 1 else "fp16x3_pointwise"
-    return {name: ALGORITHMS[name] for name in offering(problem.precision) if name != refusing}
+    """The algorithms that compute a problem: some of fp16x3's family do not, according to the filter."""
+    refusing = FOR_LARGER_FILTERS if problem.filter_area == 1 else {"fp16x3_pointwise"}
+    if problem.kw not in (3, 5) or problem.kh > 5:
+        refusing = refusing | {"fp16x3_winograd"}
+    return {name: ALGORITHMS[name] for name in offering(problem.precision) if name not in refusing}
 
 
 @each_precision
@@ -203,7 +208,7 @@ def test_what_is_measured_can_be_fitted(without_a_gpu, tmp_path, precision):
     assert measure(path, precision=precision) == 0
     frame = candidates.read(path)
     rows, unknown = fitting.rows_of(frame, H200, precision)
-    assert unknown == 0 and {row.algorithm for row in rows} == set(offering(precision)) - {"fp16x3"}
+    assert unknown == 0 and {row.algorithm for row in rows} == set(offering(precision)) - FOR_LARGER_FILTERS
     assert {row.problem.precision for row in rows} == {precision}
     assert (frame.best_us == frame[["run_1_us", "run_2_us", "run_3_us"]].min(axis=1)).all()
 

@@ -19,12 +19,20 @@ An algorithm is a module with
                 chooses; costs are by default those in use for the configuration's precision
 
 The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, of which fp16x3_split.cuh, with
-fp16x3_split.py, is fp16x3_pointwise's too.
+fp16x3_split.py, is fp16x3_pointwise's too, and some more fp16x3_winograd's.
 """
 
 from types import ModuleType
 
-from cuconv.algorithms import fp16x3, fp16x3_pointwise, tf32x3_gemm, tf32x3_presplit, tf32x3_wgmma, two_stage
+from cuconv.algorithms import (
+    fp16x3,
+    fp16x3_pointwise,
+    fp16x3_winograd,
+    tf32x3_gemm,
+    tf32x3_presplit,
+    tf32x3_wgmma,
+    two_stage,
+)
 from cuconv.problem import FP32
 
 ALGORITHMS = {
@@ -34,6 +42,7 @@ ALGORITHMS = {
     "tf32x3_presplit": tf32x3_presplit,
     "fp16x3": fp16x3,
     "fp16x3_pointwise": fp16x3_pointwise,
+    "fp16x3_winograd": fp16x3_winograd,
 }
 
 

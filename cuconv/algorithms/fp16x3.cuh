@@ -6,15 +6,26 @@
 
 #include "hopper.cuh"
 
+// Of a filter as it is multiplied: those of the weights, where no header before this one says otherwise.
+#ifndef FILTER_ROWS
+#define FILTER_ROWS KH
+#define FILTER_COLUMNS KW
+#define BLOCK_SUMS (128 * 128)
+#endif
+#ifndef CLUSTER
+#define CLUSTER 1  // tiles of filters for which the input is scaled alike
+#endif
+
 constexpr int GROUP = 128;           // threads of a warpgroup
 constexpr int BF = FILTERS;          // of a tile
-constexpr int MAX_SUMS = 128 * 128;  // of a tile
+constexpr int ALIKE = CLUSTER * BF;   // filters
+constexpr int MAX_SUMS = BLOCK_SUMS;  // of a tile
 constexpr int TAPS = KH * KW;
 // A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is 1x1.
 constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
-constexpr int ROWS = CHANNELS / ROW_CHANNELS * KH;  // of a chunk, those of the same channels together
+constexpr int ROWS = CHANNELS / ROW_CHANNELS * FILTER_ROWS;  // of a chunk, those of the same channels together
 constexpr int DEPTHS = ROW_CHANNELS / 16;           // wgmma depths of one filter position
-constexpr int STEPS = KW * DEPTHS;
+constexpr int STEPS = FILTER_COLUMNS * DEPTHS;
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;  // high or low
 constexpr int FACTOR_PARTS = PRODUCTS == 3 ? 2 : 1;
 constexpr int ROW_BYTES = FACTOR_PARTS * WEIGHT_PART;
@@ -50,17 +61,17 @@ __device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& l
 
 // What split_weights makes, and where blocks leave sums for each other.
 struct Workspace {
-    const char* rows;            // [filter tiles][chunks][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
-    const int* exponents;        // [filter tiles][chunks][BF]: a filter's weights are their FP16 times 2 to this
-    const float* channel_scales;  // [filter tiles][chunks][CHANNELS]: and the input is to be multiplied by this
+    const char* rows;            // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
+    const int* exponents;        // [ALIKE tiles][chunks][ALIKE]: a filter's weights are their FP16 times 2 to this
+    const float* channel_scales;  // [ALIKE tiles][chunks][CHANNELS]: and the input is to be multiplied by this
     unsigned* flags;             // [blocks][2]
     float4* sums;                // [blocks][MAX_SUMS / 4]
 
     __device__ __forceinline__ Workspace(void* start, int64 tile_chunks, int blocks) {
         char* at = static_cast<char*>(start);
-        rows = at, at += tile_chunks * ROWS * ROW_BYTES;
+        rows = at, at += tile_chunks * CLUSTER * ROWS * ROW_BYTES;
         sums = reinterpret_cast<float4*>(at), at += (int64)blocks * MAX_SUMS * 4;
-        exponents = reinterpret_cast<int*>(at), at += tile_chunks * BF * 4;
+        exponents = reinterpret_cast<int*>(at), at += tile_chunks * ALIKE * 4;
         channel_scales = reinterpret_cast<float*>(at), at += tile_chunks * CHANNELS * 4;
         flags = reinterpret_cast<unsigned*>(at);
     }
@@ -73,6 +84,29 @@ struct Share {
     __device__ __forceinline__ Share(int units, int block, int blocks)
         : begin(units / blocks * block + units % blocks * block / blocks),
           end(units / blocks * (block + 1) + units % blocks * (block + 1) / blocks) {}
+};
+
+// Where in the order of a Share a warpgroup is; filter tiles of the same positions follow each other.
+struct Place {
+    int stretch, filter_tile, chunk;  // of positions, of filters, of channels
+
+    template <class Geometry>
+    __device__ __forceinline__ Place(int unit, const Geometry& g) {
+        const int tile = unit / g.chunks;
+        chunk = unit - tile * g.chunks, stretch = tile / g.filter_tiles, filter_tile = tile - stretch * g.filter_tiles;
+    }
+    template <class Geometry>
+    __device__ __forceinline__ void advance(const Geometry& g) {
+        if (++chunk < g.chunks) return;
+        chunk = 0;
+        if (++filter_tile < g.filter_tiles) return;
+        filter_tile = 0, ++stretch;
+    }
+    // Of the weights.
+    template <class Geometry>
+    __device__ __forceinline__ int64 tile_chunk(const Geometry& g) const {
+        return (int64)filter_tile * g.chunks + chunk;
+    }
 };
 
 // Before a thread touches the workspace or the output. split_weights lets the main kernel start when all that came

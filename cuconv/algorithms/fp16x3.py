@@ -143,7 +143,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
         chains = problem.kh if config.products == PRODUCTS[FP32] else 1
         chunk_us += costs.narrow * chains
     chunk_us += multiply_us
-    parts = _parts(tiles, chunks, config.blocks)
+    parts = parts_of_tile(tiles, chunks, config.blocks)
     exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
     exchange_us += costs.collect * (parts - 1)
     return (
@@ -271,7 +271,7 @@ def _tiles(problem: ConvProblem, tile: Tile) -> int:
     return ceil(_positions(problem) / tile.positions) * ceil(problem.m / tile.filters)
 
 
-def _parts(tiles: int, chunks: int, blocks: int) -> int:
+def parts_of_tile(tiles: int, chunks: int, blocks: int) -> int:
     """The most blocks that share a tile."""
     if tiles % blocks == 0:
         return 1

@@ -9,12 +9,6 @@
 #include "fp16x3_multiply.cuh"
 #endif
 
-// Lower half of the descriptor of K-major core matrices of 8 rows x 16 bytes, one after the other; `depth_bytes` to the
-// next 8 in depth. The upper half is the same for all: the 128 bytes, in units of 16, to the next 8 rows.
-__device__ __forceinline__ unsigned descriptor(unsigned address, int depth_bytes) {
-    return address >> 4 & 0x3fff | depth_bytes >> 4 << 16;
-}
-
 // A chain of products: a row of the filter, or in one product, where rounding costs more than a long chain, a whole chunk.
 constexpr bool CHAINS_OF_ROWS = PRODUCTS == 3;
 

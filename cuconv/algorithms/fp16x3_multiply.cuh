@@ -4,7 +4,7 @@
 
 #define COLUMNS 128
 #include "fp16x3_wgmma.cuh"
-#include "fp16x3_write.cuh"
+#include "fp16x3_tiles.cuh"
 
 static_assert(SUMS == WGMMA_SUMS && BF % 64 == 0 && BP % 128 == 0);
 constexpr int STAGED_ROW = 40;                     // floats: 32 positions, rows 8 banks apart
@@ -19,45 +19,7 @@ __device__ __forceinline__ void multiply_step(Sums& chain, unsigned input, unsig
     wgmma(chain, weights, input, keep);
 }
 
-// What products are to be multiplied by: a thread has two filters, 8 apart, whose sums each have an exponent until all
-// is added.
-struct Factors {
-    const int* of_filters;  // exponents, of the chunk to come
-    int of_sums[2], found[2];
-    float factors[2];
-
-    // `exponents`: of the tile's first chunk.
-    __device__ __forceinline__ Factors(const int* exponents, int group, int thread)
-        : of_filters(exponents + first_filter(group) + thread / 32 * 16 + thread % 32 / 4), of_sums{EMPTY, EMPTY} {}
-
-    // A chunk ahead: the compiler wants them when the chunk's input has come, before the first products.
-    __device__ __forceinline__ void fetch() {
-        found[0] = __ldcg(of_filters), found[1] = __ldcg(of_filters + 8);
-        of_filters += BF;
-    }
-    // With the exponent of the chunk's input.
-    __device__ __forceinline__ void meet(int of_input) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int exponent = found[half] + of_input;
-            if (of_sums[half] == EMPTY && exponent > EMPTY / 2) of_sums[half] = exponent;
-            factors[half] = exponent > EMPTY / 2 ? power_of_two(clamp(exponent - of_sums[half], -126, 127)) : 0.0f;
-        }
-    }
-    __device__ __forceinline__ void add(Sums& sums, const Sums& chain) const {
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) sums[i] = fmaf(chain[i], factors[i % 4 / 2], sums[i]);
-    }
-    __device__ __forceinline__ void finish(Sums& sums) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int all = of_sums[half] == EMPTY ? 0 : of_sums[half];
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i)
-                if (i % 4 / 2 == half) sums[i] = sums[i] * power_of_two(all / 2) * power_of_two(all - all / 2);
-        }
-    }
-};
+#include "fp16x3_factors.cuh"
 
 // Writes a warpgroup's part of a tile through its warps' staging memory, 32 positions at a time.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, const Place& tile, const Sums& sums,

@@ -6,7 +6,7 @@
 
 #define COLUMNS FILTERS
 #include "fp16x3_wgmma.cuh"
-#include "fp16x3_write.cuh"
+#include "fp16x3_tiles.cuh"
 
 constexpr int GROUP_POSITIONS = BP / 2, GROUP_TILES = GROUP_POSITIONS / 64;
 static_assert(SUMS == GROUP_TILES * WGMMA_SUMS && BF % 8 == 0 && SUMS <= 64);

@@ -9,9 +9,15 @@
 
 // As in fp16x3.py.
 constexpr int SPLIT_FILTERS = 32;                // of a block: the lanes of a warp
+constexpr int SPLIT_TAPS = FILTER_ROWS * FILTER_COLUMNS;
+#ifdef TRANSFORMED  // a warp has a row of the weights in all its forms
+constexpr int GROUP_WARPS = FILTER_COLUMNS;
+#else
 constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
+#endif
 
-constexpr int SPLIT_CLUSTER = (BF + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
+constexpr int SPLIT_CLUSTER = (ALIKE + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
+static_assert(CLUSTER == 1 || BF % SPLIT_FILTERS == 0);
 constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
 constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
 constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
@@ -106,18 +112,28 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 }
 
 // From there on a lane has a filter, and a warp eight channels and a few filter positions, `tap` and so on.
-constexpr int TURNS = (TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
+constexpr int TURNS = (SPLIT_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
+
+#ifdef TRANSFORMED
+// Makes the values of eight channels of a filter from its weights: the including header's.
+__device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap);
+#endif
 
 // The warp's values, and their largest magnitudes in each channel.
 __device__ __forceinline__ void gather(float (&values)[TURNS][8], const float* tile, unsigned* maxima, int channel,
                                        int tap) {
     const int lane = threadIdx.x % 32;
     float most[8] = {};
+#ifdef TRANSFORMED
+    take(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
+#endif
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
 #pragma unroll
         for (int c = 0; c < 8; ++c) {
+#ifndef TRANSFORMED
             values[turn][c] = tap < TAPS ? tile[lane * FILTER_PITCH + (channel + c) * TAPS + tap] : 0.0f;
+#endif
             most[c] = larger(most[c], values[turn][c]);
         }
     unsigned of_channel = 0;
@@ -138,14 +154,14 @@ __device__ __forceinline__ void write(const float (&values)[TURNS][8], float fac
     if (to == nullptr) return;
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS) {
-        if (tap >= TAPS) break;
+        if (tap >= SPLIT_TAPS) break;
         float scaled[8];
 #pragma unroll
         for (int c = 0; c < 8; ++c) scaled[c] = values[turn][c] * factors[c];
         uint4 high, low;
         split(scaled, high, low);
-        const int row = channel / ROW_CHANNELS * KH + tap / KW;
-        const int step = tap % KW * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
+        const int row = channel / ROW_CHANNELS * FILTER_ROWS + tap / FILTER_COLUMNS;
+        const int step = tap % FILTER_COLUMNS * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
         char* const target = to + row * ROW_BYTES + (step * 2 + group) * BF * 16;
         *reinterpret_cast<uint4*>(target) = high;
         if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
@@ -159,9 +175,9 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     __shared__ ChannelMaxima maxima;
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / SPLIT_CLUSTER, rank = blockIdx.x % SPLIT_CLUSTER;
-    const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * BF + in_tile;
+    const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * ALIKE + in_tile;
     const int channel_0 = tile_chunk % chunks * CHANNELS;
-    int count = min((int)filters - filter_0, BF - in_tile), length = min(CHANNELS, (int)channels - channel_0) * TAPS;
+    int count = min((int)filters - filter_0, ALIKE - in_tile), length = min(CHANNELS, (int)channels - channel_0) * TAPS;
     int64 first = (filter_0 * channels + channel_0) * TAPS;
     const Workspace to(workspace, gridDim.x / SPLIT_CLUSTER, blocks);
     maxima.open();
@@ -170,8 +186,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
     // Not earlier: the main kernel reads the input before it waits, so all that came before this one must have ended.
     asm volatile("griddepcontrol.launch_dependents;");
-    int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * BF + in_tile;
-    scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, BF - in_tile);
+    int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * ALIKE + in_tile;
+    scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, ALIKE - in_tile);
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -187,7 +203,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;
-    char* const rows = const_cast<char*>(to.rows) + (int64)tile_chunk * ROWS * ROW_BYTES;
+    const int turn = CLUSTER > 1 ? in_tile / BF : 0;  // of those that are scaled alike
+    char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + turn) * ROWS * ROW_BYTES;
     const bool exists = BF % SPLIT_FILTERS == 0 || in_tile + lane < BF;
-    write(values, power_of_two(-exponent), exists ? rows + (in_tile + lane) * 16 : nullptr, channel, tap);
+    write(values, power_of_two(-exponent), exists ? rows + (in_tile - turn * BF + lane) * 16 : nullptr, channel, tap);
 }

@@ -39,6 +39,14 @@ class Split:
     channels: int
     products: int
 
+    def taps(self, problem: ConvProblem) -> int:
+        """Of a filter and channel, as they are split."""
+        return problem.filter_area
+
+    def group_warps(self, problem: ConvProblem) -> int:
+        """Of a block for eight channels."""
+        return min(problem.filter_area, GROUP_WARPS)
+
     def parts(self, problem: ConvProblem) -> int:
         """(tile, chunk) pairs, of which each has scales of its own."""
         return ceil(problem.m / self.filters) * ceil(problem.c / self.channels)
@@ -49,13 +57,13 @@ class Split:
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Of the split weights, filters' exponents and channels' scales."""
-        weight_bytes = factor_bytes(self.products) * self.filters * self.channels * problem.filter_area
+        weight_bytes = factor_bytes(self.products) * self.filters * self.channels * self.taps(problem)
         return self.parts(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
 
     def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int) -> Launch:
         """blocks: of the main kernel that leave sums to each other, whose flags are cleared."""
         p, groups = problem, self.channels // 8
-        threads = 32 * min(p.filter_area, GROUP_WARPS) * groups
+        threads = 32 * self.group_warps(p) * groups
         shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * p.filter_area | 1)
         arguments = (WEIGHT, WORKSPACE, p.m, p.c, blocks)
         return Launch(source, macros, "split_weights", self.blocks(p), threads, arguments, shared_bytes, overlap=True)
@@ -63,7 +71,7 @@ class Split:
     def predicted_us(self, problem: ConvProblem, device: DeviceSpec, costs: SplitCosts) -> float:
         """Estimated time: rounds of blocks, and bytes."""
         of_block = FILTERS * self.channels * problem.filter_area
-        bytes_of_each = FLOAT_BYTES + factor_bytes(self.products)
-        moved_bytes = bytes_of_each * problem.m * problem.c * problem.filter_area
+        bytes_of_each = FLOAT_BYTES * problem.filter_area + factor_bytes(self.products) * self.taps(problem)
+        moved_bytes = bytes_of_each * problem.m * problem.c
         rounds = ceil(self.blocks(problem) / device.sm_count)
         return costs.split * of_block / 2**14 * rounds + costs.split_bytes * moved_bytes / 2**20

@@ -1,7 +1,7 @@
 // Who works where in fp16x3's main kernel: tiles of filters and positions, and what its warpgroups share.
 #pragma once
 
-#include "fp16x3.cuh"
+#include "fp16x3_write.cuh"
 
 constexpr int CONSUMERS = 2 * GROUP, THREADS = CONSUMERS + 2 * GROUP;  // two warpgroups multiply, two produce
 static_assert(ROWS == KH && DEPTHS == 1);
@@ -14,15 +14,6 @@ constexpr unsigned NOWHERE = 0xffffffffu;
 
 constexpr int SUMS = BF * BP / CONSUMERS;  // of a thread that multiplies
 typedef float Sums[SUMS];
-
-struct Problem {
-    int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
-};
-
-// An output pixel; without an image it does not exist.
-struct Pixel {
-    int image, pixel;
-};
 
 // Sizes, and the flattened, padded images: rows of `pitch`, `image_rows` an image; padding is shared by neighbours.
 struct Geometry {
@@ -42,24 +33,6 @@ struct Geometry {
         const int image = row / image_rows, y = row - image * image_rows;
         return {image < images && y < out_h && x < p.out_w ? image : -1, y * p.out_w + x};
     }
-};
-
-// Where in the order of a Share a warpgroup is; filter tiles of the same positions follow each other.
-struct Place {
-    int stretch, filter_tile, chunk;  // of positions, of filters, of channels
-
-    __device__ __forceinline__ Place(int unit, const Geometry& g) {
-        const int tile = unit / g.chunks;
-        chunk = unit - tile * g.chunks, stretch = tile / g.filter_tiles, filter_tile = tile - stretch * g.filter_tiles;
-    }
-    __device__ __forceinline__ void advance(const Geometry& g) {
-        if (++chunk < g.chunks) return;
-        chunk = 0;
-        if (++filter_tile < g.filter_tiles) return;
-        filter_tile = 0, ++stretch;
-    }
-    // Of the weights.
-    __device__ __forceinline__ int64 tile_chunk(const Geometry& g) const { return (int64)filter_tile * g.chunks + chunk; }
 };
 
 struct Shared {

@@ -27,6 +27,12 @@ constexpr int WGMMA_SUMS = COLUMNS / 2;  // of a thread, for 64 rows of A
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
+// Lower half of the descriptor of K-major core matrices of 8 rows x 16 bytes, one after the other; `depth_bytes` to the
+// next 8 in depth. The upper half is the same for all: the 128 bytes, in units of 16, to the next 8 rows.
+__device__ __forceinline__ unsigned descriptor(unsigned address, int depth_bytes) {
+    return address >> 4 & 0x3fff | depth_bytes >> 4 << 16;
+}
+
 // d (64 x COLUMNS) = a * b, or += where `keep`. What is only read stands first, as if it were changed, so
 // that it has the same numbers for every size.
 __device__ __forceinline__ void wgmma(float* d, unsigned a, unsigned b, int keep) {

@@ -1,7 +1,16 @@
 // The part of fp16x3 that makes output of sums: what is the same whichever way they lie in registers.
 #pragma once
 
-#include "fp16x3_tiles.cuh"
+#include "fp16x3.cuh"
+
+struct Problem {
+    int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
+};
+
+// An output pixel; without an image it does not exist.
+struct Pixel {
+    int image, pixel;
+};
 
 // The operands, and what becomes of a sum.
 struct Output {

@@ -33,6 +33,25 @@ __device__ __forceinline__ bool barrier_passed(uint64* barrier, int parity) {
     return passed;
 }
 
+// The same address in another block of the cluster.
+__device__ __forceinline__ unsigned address_in(unsigned address, int block) {
+    unsigned remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+    return remote;
+}
+__device__ __forceinline__ void barrier_arrive_in(uint64* barrier, int block) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(shared_address(barrier), block))
+                 : "memory");
+}
+
+// Copies shared memory to the same place in another block; completes on the barrier there, which expects its bytes.
+__device__ __forceinline__ void copy_bulk_to(int block, unsigned source, int bytes, uint64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     address_in(source, block)),
+                 "r"(source), "r"(bytes), "r"(address_in(shared_address(barrier), block))
+                 : "memory");
+}
+
 // A bulk copy into shared memory that completes on the barrier, which expects its bytes.
 __device__ __forceinline__ void copy_bulk(unsigned target, const void* source, int bytes, uint64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),

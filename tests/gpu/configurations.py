@@ -8,6 +8,7 @@ import torch
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
+from harness.compiling import Compiler, forms_of
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,
@@ -26,11 +27,17 @@ each_scales = pytest.mark.parametrize(
 
 
 def configurations(algorithm: ModuleType, problem: ConvProblem) -> list:
-    """Those that can run; skips the test on another architecture."""
+    """Those that can run, compiled side by side; skips the test on another architecture."""
+    spec = device_spec(torch.cuda.current_device())
     try:
-        return algorithm.candidates(problem, device_spec(torch.cuda.current_device()))
+        found = algorithm.candidates(problem, spec)
     except UnsupportedProblem:
         pytest.skip("another architecture")
+    forms = forms_of(one for config in found for one in algorithm.launches(problem, config, aligned=True, relu=False))
+    with Compiler(spec.arch) as compiler:
+        compiler.start(forms)
+        compiler.wait_for(forms)
+    return found
 
 
 def run(

@@ -1,0 +1,356 @@
+"""Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: much work, 3x3 and 5x5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, hypot
+from pathlib import Path
+
+from cuconv.algorithms.fp16x3 import parts_of_tile
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts
+from cuconv.algorithms.tf32x3 import CLUSTERS, H200_SMS, MAX_INDEX, PRODUCTS
+from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.costs import constant, load
+from cuconv.device import DeviceSpec
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+
+# As in the .cu and .cuh files.
+POINTS = 6  # products in place of a row of the filter for each of a cell's outputs
+FILTERS = 64  # of a tile
+CHANNELS = 16  # of a chunk
+CONSUMERS = 256  # threads that multiply
+JOB_CELLS = 16  # that a warp transforms at once
+CELL_BYTES = POINTS * CHANNELS * 4  # of a chunk, transformed and split
+POINT_BYTES = CHANNELS * FILTERS * 4  # of weights, for a row of the filter
+STAGED_ROWS = 4 * 16  # of a warpgroup's outputs, where its weights of a point lie before and after
+STAGED_FLOATS = {4: 36, 2: 48}  # of such a row
+STAGE_ALIGNMENT = 128  # of a chunk in shared memory, which its exponent follows
+FLAG_BYTES = 2 * 4  # of a block
+STATIC_BYTES = 512  # more than barriers take; and of a cell of each warpgroup, and of a thread that brings input,
+OUTPUTS_BYTES = 8
+THREAD_BYTES = 4
+
+MAX_ROWS = 5  # of a filter
+COLUMNS = (3, 5)
+MAX_CELLS = 96  # of a tile
+MAX_INPUT_BYTES = 2**32
+# Chunks of input and points of weights of each warpgroup in shared memory: the first pair that fits.
+STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
+# Cells of a tile, and threads that bring input: fewer where a tile's sums take the registers.
+FORMS = ((80, 256), (80, 128), (88, 128), (MAX_CELLS, 128))
+FORM_ALONE = FORMS[0]  # without a cluster: many producers, as each block converts all of its input
+MOST_CLUSTER = 3  # tiles of filters that share their input, each in a block of its own
+MOST_PARTS = 8  # of a tile: to add up more takes longer than they save
+MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
+ALIGNED_FLOATS = 8  # of a strip's row, if rows of its neighbours are not to share a piece of memory with it
+
+
+@dataclass(frozen=True, slots=True)
+class Costs(SplitCosts):
+    """The constants of its cost model."""
+
+    block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
+    chunk: float = constant("a block's time for a chunk of channels, whatever its size")
+    fetch: float = constant("to fetch, transform and split 2**12 elements of the transform, while others multiply")
+    multiply: float = constant("2**18 multiply-adds of transformed FP32, while others fetch")
+    crowded: float = constant("the same, in addition, for tiles whose sums leave few registers")
+    send: float = constant("a block's time to receive 2**12 elements of the transform from its cluster")
+    write: float = constant("a block's time to write 2**14 outputs")
+    leave: float = constant("a block's time to leave 2**14 sums to another")
+    collect: float = constant("a block's time to add 2**14 sums of another")
+    memory: float = constant("2**20 bytes of operands through device memory")
+    edge: float = constant("the same for 2**20 edges between strips in rows of input and output")
+
+
+COSTS = {FP32: load(Costs, SOURCE.stem)}
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradConfig:
+    """A block's tile, its pipeline, and the grids of both kernels. A cell is outputs side by side that share inputs."""
+
+    cluster: int  # blocks that convert the same input in turn, with other filters each
+    cells: int  # of a tile
+    producers: int  # threads of a block
+    pitch: int  # cells of a row, as they follow each other: of an image's, or of a strip of it
+    input_stages: int
+    weight_stages: int
+    blocks: int
+    shared_bytes: int
+    workspace_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return CONSUMERS + self.producers
+
+    def __str__(self) -> str:
+        stages = f"{self.input_stages}+{self.weight_stages}"
+        tile = f"{FILTERS}x{self.cells}x{CHANNELS} pitch={self.pitch} cluster={self.cluster}"
+        return f"tile={tile} producers={self.producers} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """Each form with 3x3 and 5x5 filters, little and much halo, channels in whole groups and not; odd filters."""
+    if arch != ARCH:
+        return []
+    found = []
+    for cluster in range(1, MOST_CLUSTER + 1):
+        much, much_of_five = (28, 14) if cluster > 1 else (24, 12)  # what is transformed in one round
+        for form in _forms(cluster, 3):
+            found += [_macros(3, 3, 7, True, (4, 2), cluster, form), _macros(3, 3, much, False, (2, 2), cluster, form)]
+        found += [_macros(5, 5, much_of_five, False, (2, 2), cluster, form) for form in _forms(cluster, 5)]
+    widest, first = FORMS[-1], FORMS[0]
+    return [*found, _macros(1, 5, 4, True, (3, 3), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
+
+
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
+    """The configurations that can run; raises UnsupportedProblem where there is none."""
+    _check(problem, device)
+    found = []
+    for cluster in _clusters(problem, device):
+        for form in _forms(cluster, problem.kw):
+            for pitch in _pitches(problem, form):
+                found += _candidates_of(problem, device, cluster, form, pitch)
+    if not found:
+        raise UnsupportedProblem(
+            f"{problem.label}: no tile of fp16x3_winograd with its {problem.kh}x{problem.kw} filter fits "
+            f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
+        )
+    return found
+
+
+def configure(problem: ConvProblem, device: DeviceSpec) -> WinogradConfig:
+    """The candidate of least predicted time."""
+    return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
+
+
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs | None = None) -> float:
+    """Estimated device time of both kernels in microseconds."""
+    costs = costs or COSTS[FP32]
+    clusters, cells, others = config.blocks // config.cluster, config.cells, config.cluster - 1
+    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config)
+    stage_cells = _stage_cells(problem.kh, config.pitch, cells)
+    products = POINTS * problem.kh * CHANNELS * FILTERS * cells / 2**18
+    converted = _rounds(stage_cells, config.producers) * config.producers / 2  # cells, with those of idle warps
+    fetch_us = costs.fetch * converted * POINTS * CHANNELS / 2**12 / config.cluster
+    multiply_us = (costs.multiply + (costs.crowded if cells == MAX_CELLS else 0)) * products
+    send_us = costs.send * stage_cells * POINTS * CHANNELS / 2**12 * others / config.cluster
+    chunk_us = costs.chunk + hypot(fetch_us, multiply_us) + send_us
+    parts = parts_of_tile(tiles, chunks, clusters)
+    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * POINTS * FILTERS * cells / 2**14
+    write_us = costs.write * ceil(tiles / clusters) * FILTERS * cells * _outputs(problem.kw) / 2**14
+    work_us = ceil(tiles * chunks / clusters) * chunk_us + exchange_us + write_us
+    memory_us = (costs.memory * problem.min_bytes + costs.edge * _edges(problem, config.pitch)) / 2**20
+    split_us = _split(config.cluster).predicted_us(problem, device, costs)
+    return costs.block + split_us + hypot(work_us, memory_us)
+
+
+def launches(problem: ConvProblem, config: WinogradConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+    p, stages = problem, (config.input_stages, config.weight_stages)
+    form = config.cells, config.producers
+    macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, form)
+    sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w, config.pitch)
+    share = _tiles(p, config) * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
+    sizes += (_strips(p, config.pitch), share, int(relu))
+    main = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes)
+    return (
+        _split(config.cluster).launch(problem, SOURCE, macros, config.blocks),
+        Launch(SOURCE, macros, SOURCE.stem, config.blocks, config.threads, main, config.shared_bytes, overlap=True),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TransformedSplit(Split):
+    """Weights are transformed before they are split: a warp has a row of the filter at all points."""
+
+    def taps(self, problem: ConvProblem) -> int:
+        return POINTS * problem.kh
+
+    def group_warps(self, problem: ConvProblem) -> int:
+        return problem.kh
+
+
+def _split(cluster: int) -> TransformedSplit:
+    """A cluster's filters share the scales of their channels."""
+    return TransformedSplit(FILTERS * cluster, CHANNELS, PRODUCTS[FP32])
+
+
+def _check(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raises UnsupportedProblem for another architecture, and where the kernel or its integers do not suffice."""
+    p = problem
+    if device.arch != ARCH:
+        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    if p.kw not in COLUMNS:
+        raise UnsupportedProblem(f"{p.label}: {p.kw} columns in a filter, fp16x3_winograd computes 3 or 5")
+    if p.pad_h >= p.kh:
+        raise UnsupportedProblem(
+            f"{p.label}: padding of {p.pad_h} rows, for fp16x3_winograd it must be less than the filter's {p.kh}"
+        )
+    sizes = [
+        ("rows in a filter", p.kh, MAX_ROWS),
+        ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
+        ("output cells", 4 * _cells(p, ceil(p.out_w / _outputs(p.kw))), MAX_INDEX),  # with room for strips and tiles
+        ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
+    ]
+    for what, size, limit in sizes:
+        if size > limit:
+            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_winograd is {limit}")
+
+
+def _outputs(columns: int) -> int:
+    """Of a cell."""
+    return POINTS + 1 - columns
+
+
+def _forms(cluster: int, columns: int) -> list[tuple[int, int]]:
+    """Cells and producers of tiles that are written in whole passes."""
+    forms = FORMS if cluster > 1 else (FORM_ALONE,)
+    return [form for form in forms if form[0] * _outputs(columns) % 32 == 0]
+
+
+def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:
+    """Blocks with filters of their own: two, or three where these have fewer in vain; one where some are in vain."""
+    tiles = ceil(problem.m / FILTERS)
+    wasted = {size: -tiles % size for size in range(2, MOST_CLUSTER + 1) if size <= tiles}
+    best = min(wasted, key=wasted.get, default=1)
+    sizes = [best] if wasted.get(best, 1) == 0 else sorted({1, best})
+    return [size for size in sizes if _clusters_at_a_time(device, size) > 0]
+
+
+def _clusters_at_a_time(device: DeviceSpec, size: int) -> int:
+    return device.sm_count * CLUSTERS[size] // H200_SMS
+
+
+def _pitches(problem: ConvProblem, form: tuple[int, int]) -> list[int]:
+    """Cells of a row of one or more strips, at most an eighth of them in vain: with the least rounds of conversion."""
+    row = ceil(problem.out_w / _outputs(problem.kw))
+    cells, producers = form
+    found = {}
+    for strips in range(1, MAX_STRIPS + 1):
+        pitch = ceil(row / strips)
+        if pitch < min(row, MIN_PITCH) or (strips > 1 and 8 * (pitch * ceil(row / pitch) - row) > row):
+            continue
+        rounds = _rounds(_stage_cells(problem.kh, pitch, cells), producers)
+        found[rounds] = min(found.get(rounds, pitch), pitch, key=lambda pitch: _edges(problem, pitch))
+    return [found[rounds] for rounds in sorted(found)[:PITCHES]]
+
+
+def _candidates_of(
+    problem: ConvProblem, device: DeviceSpec, cluster: int, form: tuple[int, int], pitch: int
+) -> list[WinogradConfig]:
+    """Those of a cluster, a form and a pitch: none where it does not fit into shared memory."""
+    cells, producers = form
+    stage_cells, outputs = _stage_cells(problem.kh, pitch, cells), _outputs(problem.kw)
+    raw_floats = _raw_floats(outputs, stage_cells, pitch)
+    copies, rounds = ceil(raw_floats / producers), _rounds(stage_cells, producers)
+    static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + rounds)
+    input_bytes = STAGE_ALIGNMENT * ceil((stage_cells * CELL_BYTES + 16) / STAGE_ALIGNMENT)
+    weight_bytes = max(problem.kh * POINT_BYTES, STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES)
+
+    def shared_bytes(stages: tuple[int, int]) -> int:
+        inputs, weights = stages
+        return inputs * input_bytes + 2 * weights * weight_bytes + 2 * 8 * raw_floats * FLOAT_BYTES
+
+    fit = [pair for pair in STAGES if shared_bytes(pair) + static_bytes <= device.shared_bytes_per_block]
+    split, chunks = _split(cluster), ceil(problem.c / CHANNELS)
+    tiles = _tiles_of(problem, cluster, cells, pitch)
+    spills = cluster == 1 and rounds > 1  # a few registers of those that bring input
+    if not fit or spills or tiles * chunks > MAX_INDEX:
+        return []
+    block_bytes = POINTS * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
+    return [
+        WinogradConfig(
+            cluster,
+            cells,
+            producers,
+            pitch,
+            *fit[0],
+            blocks=clusters * cluster,
+            shared_bytes=shared_bytes(fit[0]),
+            workspace_bytes=split.workspace_bytes(problem) + clusters * cluster * block_bytes,
+        )
+        for clusters in _grids(tiles, chunks, _clusters_at_a_time(device, cluster))
+    ]
+
+
+def _grids(tiles: int, chunks: int, most: int) -> list[int]:
+    """Clusters that may share the work, of which `most` run at a time: that many, or as many for each tile."""
+    everybody = min(most, tiles * chunks)
+    if tiles > most:
+        return sorted({everybody, ceil(tiles / ceil(tiles / most))})
+    parts = min(everybody // tiles, MOST_PARTS)
+    return sorted({tiles * parts, everybody if parts < MOST_PARTS else tiles * MOST_PARTS // 2})
+
+
+def _stage_cells(rows: int, pitch: int, cells: int) -> int:
+    """Of a tile with the rows below it that its filters reach."""
+    return cells + (rows - 1) * pitch
+
+
+def _rounds(stage_cells: int, producers: int) -> int:
+    """In which warps transform a chunk's cells, 16 a warp."""
+    return ceil(stage_cells / (producers // 32 * JOB_CELLS))
+
+
+def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
+    """Of a channel as it lies in shared memory before the transform: rows, with four more than their cells' outputs."""
+    last_row = (pitch - 1 + stage_cells - 1) // pitch
+    return 4 * ceil((outputs * (stage_cells - 1) + 4 * last_row + POINTS) / 4)
+
+
+def _strips(problem: ConvProblem, pitch: int) -> int:
+    """Of an image."""
+    return ceil(problem.out_w / _outputs(problem.kw) / pitch)
+
+
+def _edges(problem: ConvProblem, pitch: int) -> int:
+    """Between strips, in all rows of input and output; those within a piece of memory count twice."""
+    whole = pitch * _outputs(problem.kw) % ALIGNED_FLOATS == 0
+    rows = problem.n * (problem.c * problem.h + problem.m * problem.out_h)
+    return (_strips(problem, pitch) - 1) * rows * (1 if whole else 2)
+
+
+def _cells(problem: ConvProblem, pitch: int) -> int:
+    """Of all images, strip after strip, with the rows of padding between them."""
+    return problem.n * _strips(problem, pitch) * (problem.h + problem.pad_h) * pitch
+
+
+def _tiles(problem: ConvProblem, config: WinogradConfig) -> int:
+    return _tiles_of(problem, config.cluster, config.cells, config.pitch)
+
+
+def _tiles_of(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
+    """A cluster's tiles, of all its filters."""
+    return ceil(_cells(problem, pitch) / cells) * ceil(problem.m / (FILTERS * cluster))
+
+
+def _macros(
+    kh: int,
+    kw: int,
+    pitch: int,
+    whole_groups: bool,
+    stages: tuple[int, int],
+    cluster: int,
+    form: tuple[int, int],
+) -> dict[str, int]:
+    cells, producers = form
+    stage_cells = _stage_cells(kh, pitch, cells)
+    return {
+        "FILTERS": FILTERS,
+        "CHANNELS": CHANNELS,
+        "KH": kh,
+        "KW": kw,
+        "TILE_CELLS": cells,
+        "STAGE_CELLS": stage_cells,
+        "RAW_FLOATS": _raw_floats(_outputs(kw), stage_cells, pitch),
+        "WHOLE_GROUPS": int(whole_groups),
+        "IN_STAGES": stages[0],
+        "WEIGHT_STAGES": stages[1],
+        "PRODUCERS": producers,
+        "CLUSTER": cluster,
+    }

@@ -1,0 +1,200 @@
+// The part of fp16x3_winograd that multiplies, adds up, and hands the sums on.
+#pragma once
+
+#include "fp16x3_winograd_write.cuh"
+
+__device__ __forceinline__ int first_filter(int) { return 0; }  // both warpgroups have all of the tile
+
+#include "fp16x3_factors.cuh"
+
+// Where a warpgroup's weights of a chunk's point lie among its stages, and how often that place was used before.
+struct Turn {
+    int slot, round;
+    __device__ __forceinline__ Turn(unsigned count, unsigned point) {
+        const unsigned unit = count * OWN + point;
+        if (WEIGHT_STAGES == OWN)
+            slot = point % OWN, round = count + point / OWN;
+        else
+            slot = unit % WEIGHT_STAGES, round = unit / WEIGHT_STAGES;
+    }
+};
+
+// The weights of a warpgroup's positions, which one thread of it fetches, a place ahead of their use. All threads keep
+// count, so that it is in the registers that a warp shares.
+struct WeightFetcher {
+    const char *const rows, *next;  // in the workspace: they lie in the order of their use, over and over
+    const char* const end;
+    const unsigned stages;
+    Shared& shared;
+    const int group, chunks;  // of the share
+
+    // That of a point, the next in order (from OWN on in a later chunk), to where this warpgroup has done with others.
+    __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
+        const Turn turn(count, point);
+        if (fetching && count + point / OWN < chunks)
+            fetch(stages + turn.slot * WEIGHT_STAGE_BYTES, next, ROW_BYTES, shared.full_weights[group] + turn.slot);
+        next += (point % OWN == OWN - 1 ? CLUSTER * POINTS - OWN + 1 : 1) * ROW_BYTES;
+        if (next >= end) next -= end - rows;
+    }
+};
+
+__device__ __forceinline__ int load_int(unsigned address) {
+    int value;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+// One of the two warpgroups that multiply.
+struct Consumer {
+    const Geometry& g;
+    const Output output;
+    const unsigned input_stages, weight_stages;  // addresses in shared memory; of the warpgroup
+    char* const all_weights;                     // of both
+    Shared& shared;
+    const int group, thread;  // of the warpgroup
+    const Part share;
+    const unsigned zero;  // which the compiler cannot know
+    WeightFetcher weights;
+
+    // chain = the products of one position and 16 channels, small ones first.
+    __device__ __forceinline__ void start_products(Chain& chain, unsigned input, unsigned weights) const {
+        unsigned input_start = descriptor(input, OCTET_BYTES), weight_start = descriptor(weights, BF * 16);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int small = 1; small >= 0; --small) {
+            input_start += zero, weight_start += zero;
+            unsigned x = input_start;
+#pragma unroll
+            for (int ky = 0; ky < KH; ++ky, x += g.pitch) {
+                const unsigned w = weight_start + ky * 2 * BF;  // in units of 16 bytes
+                if (small) {
+                    wgmma(chain, w + WEIGHT_PART / 16, x, ky > 0);
+                    wgmma(chain, w, x + INPUT_PART / 16, 1);
+                } else {
+                    wgmma(chain, w, x, 1);
+                }
+            }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+
+    // Gives a chunk's place to the block that fills it next. If that is another, what it will send is expected from now
+    // on: this chunk has come, so the barrier counts for the next, and nothing is sent before all have given the place.
+    __device__ __forceinline__ void release(int count, int slot) const {
+        const int next = count + IN_STAGES, filler = next % CLUSTER;
+        if (CLUSTER == 1) {
+            barrier_arrive(shared.empty_input + slot);
+        } else if (next < weights.chunks) {
+            if (group == 0 && filler != block_rank()) barrier_expect(shared.full_input + slot, SENT_BYTES);
+            barrier_arrive_in(shared.empty_input + slot, filler);
+        }
+    }
+
+    // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
+    __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
+        Factors factors(shared.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread);
+        factors.fetch();
+#pragma unroll
+        for (int point = 0; point < OWN; ++point)
+#pragma unroll
+            for (int i = 0; i < WGMMA_SUMS; ++i) sums[point][i] = 0.0f;
+#pragma unroll 1
+        for (const int end = count + chunks; count < end; ++count) {
+            const int slot = count % IN_STAGES;
+            barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
+            // Before any thread can give the place back.
+            const unsigned input = input_stages + slot * STAGE_BYTES;
+            const int of_input = load_int(input + EXPONENT_PLACE - group * OWN * POSITION_BYTES);
+#pragma unroll
+            for (int point = 0; point < OWN; ++point) {
+                const Turn turn(count, point);
+                barrier_wait(shared.full_weights[group] + turn.slot, turn.round & 1);
+                Chain chain;
+                start_products(chain, input + point * POSITION_BYTES, weight_stages + turn.slot * WEIGHT_STAGE_BYTES);
+                // While the products are under way; into the place of those before.
+                weights.fetch_next(count, point + WEIGHT_STAGES - 1, thread == 0);
+                __syncwarp();
+                if (point == 0) {
+                    factors.meet(of_input);
+                    if (count + 1 < end) factors.fetch();
+                }
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+                for (int i = 0; i < WGMMA_SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
+                if (thread == 0 && point == OWN - 1) release(count, slot);
+                factors.add(sums[point], chain);
+            }
+        }
+#pragma unroll
+        for (int point = 0; point < OWN; ++point) factors.finish(sums[point]);
+    }
+
+    // Blocks take shares in an order in which each waits only for such as were started before it.
+    __device__ __forceinline__ int place_of_block() const { return part_of_block() * CLUSTER + block_rank(); }
+
+    // Where a block leaves this thread's sums.
+    __device__ __forceinline__ float4* sums_of(int block) const {
+        return shared.sums + (int64)block * (MAX_SUMS / 4) + group * (MAX_SUMS / 8) + thread;
+    }
+
+    // Leaves the sums to the block that began the tile.
+    __device__ __forceinline__ void leave(const Sums& sums) const {
+        float4* to = sums_of(place_of_block());
+#pragma unroll
+        for (int point = 0; point < OWN; ++point)
+#pragma unroll
+            for (int i = 0; i < WGMMA_SUMS; i += 4, to += GROUP)
+                *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
+        group_barrier(group);
+        if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(shared.flags + place_of_block() * 2 + group)
+                         : "memory");
+    }
+
+    // Adds what the blocks after this one leave, up to the tile's end.
+    __device__ __forceinline__ void collect(Sums& sums, int unit, int tile_end) const {
+        for (int part = part_of_block() + 1; unit < tile_end; ++part) {
+            const int block = part * CLUSTER + block_rank();
+            if (thread == 0) {
+                unsigned flag;
+                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                                : "=r"(flag)
+                                : "l"(shared.flags + block * 2 + group)
+                                : "memory");
+                while (!flag);
+            }
+            group_barrier(group);
+            const float4* from = sums_of(block);
+#pragma unroll
+            for (int point = 0; point < OWN; ++point)
+#pragma unroll
+                for (int i = 0; i < WGMMA_SUMS; i += 4, from += GROUP) {
+                    const float4 part = __ldcg(from);
+                    sums[point][i] += part.x, sums[point][i + 1] += part.y;
+                    sums[point][i + 2] += part.z, sums[point][i + 3] += part.w;
+                }
+            unit = Part(g, part).end;
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        for (int i = 0; i < WEIGHT_STAGES - 1; ++i) weights.fetch_next(0, i, thread == 0);
+        __syncwarp();
+        for (int unit = share.begin; unit < share.end;) {
+            const Place from(unit, g);
+            const int chunks = min(g.chunks - from.chunk, share.end - unit);
+            Sums sums;
+            multiply(sums, from, unit - share.begin, chunks);
+            unit += chunks;
+            if (from.chunk > 0) {
+                leave(sums);
+            } else {
+                if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
+                const int slot = Turn(unit - share.begin - 1, OWN - 1).slot;
+                float* const staging = reinterpret_cast<float*>(all_weights + slot * WEIGHT_STAGE_BYTES);
+                write(output, g, from.stretch * CELLS, from.filter_tile * ALIKE + block_rank() * BF, sums,
+                      shared.outputs[group], staging, group);
+            }
+        }
+    }
+};

@@ -1,0 +1,286 @@
+// The part of fp16x3_winograd that brings input into shared memory, transformed. Eight channels of it at a time come as
+// they lie, row by row, each row's cells and four floats more; a lane then takes four channels of a cell from there.
+#pragma once
+
+#include "fp16x3_winograd_tiles.cuh"
+
+constexpr unsigned LEAST = 0x4c00, MOST = 0x7800;  // 16 and 32768 as FP16: a chunk's maximum, scaled and transformed
+constexpr int TARGET = 9;  // exponent of the maximum before the transform, where the scale is chosen
+
+__device__ __forceinline__ void producers_barrier() {
+    asm volatile("bar.sync 3, %0;" ::"n"(PRODUCERS) : "memory");
+}
+
+__device__ __forceinline__ int producing_thread() { return thread_number() - CONSUMERS; }
+
+// Starts to copy a float into shared memory, or a zero.
+__device__ __forceinline__ void copy_float(unsigned to, const void* from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
+}
+
+// The six inputs of a cell at the six points: all remainders of a polynomial.
+__device__ __forceinline__ void transform(const float (&d)[POINTS], float (&at)[POINTS]) {
+    constexpr float near2 = NEAR * NEAR, far2 = FAR * FAR;
+    at[0] = fmaf(near2 * far2, d[0], fmaf(-(near2 + far2), d[2], d[4]));
+    at[3] = fmaf(near2 * far2, d[1], fmaf(-(near2 + far2), d[3], d[5]));
+    const float near_even = fmaf(-far2, d[2], d[4]), near_odd = fmaf(-far2, d[1], d[3]);
+    const float far_even = fmaf(-near2, d[2], d[4]), far_odd = fmaf(-near2, d[1], d[3]);
+    at[1] = fmaf(NEAR, near_odd, near_even), at[2] = fmaf(-NEAR, near_odd, near_even);
+    at[4] = fmaf(FAR, far_odd, far_even), at[5] = fmaf(-FAR, far_odd, far_even);
+}
+
+// Of the magnitudes of two pairs of FP16.
+__device__ __forceinline__ unsigned larger(unsigned x, unsigned y) {
+    unsigned most;
+    asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}" : "=r"(most) : "r"(x), "r"(y));
+    return most;
+}
+
+// Which 16 cells a warp's job has, and which of them and of eight channels a lane's are. As lanes lie, a quarter of a
+// warp reads 128 bytes side by side, and half a warp writes as many.
+__device__ __forceinline__ int cell_of(int job, int thread) {
+    return (job * WARPS + thread / 32) * 16 + thread % 32 / 16 * 8 + thread % 8;
+}
+__device__ __forceinline__ int channel_of(int thread) { return thread % 16 / 8 * 4; }
+
+// Transforms four channels of a cell, takes them apart and stores them; `most` grows to their largest magnitude, of a
+// NaN not: the output shows it. `get(c, d)`: a channel's inputs, scaled. `target`: of the cell and channels.
+template <class Get>
+__device__ __forceinline__ void store(const Get& get, char* target, unsigned& most) {
+    unsigned high[POINTS][2], low[POINTS][2];
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+        float d[POINTS], a[POINTS], b[POINTS];
+        get(pair * 2, d);
+        transform(d, a);
+        get(pair * 2 + 1, d);
+        transform(d, b);
+#pragma unroll
+        for (int point = 0; point < POINTS; ++point) split(a[point], b[point], high[point][pair], low[point][pair]);
+    }
+#pragma unroll
+    for (int point = 0; point < POINTS; ++point) {
+        char* const to = target + point * POSITION_BYTES;
+        *reinterpret_cast<uint2*>(to) = make_uint2(high[point][0], high[point][1]);
+        *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[point][0], low[point][1]);
+        most = larger(most, larger(high[point][0], high[point][1]));
+    }
+}
+
+// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent, or EMPTY.
+// `scales` are the channels' own. Rare, so all that counts is that the usual way has its values in registers.
+__device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
+                                          unsigned* maxima, int first_cell, int chunk) {
+    const int thread = threadIdx.x % PRODUCERS;
+    const int64 plane = (int64)g.p.height * g.p.width * 4;
+    const auto load = [&](int row, int offset, int in_chunk) {
+        const unsigned source = g.source(row, offset);
+        const int channel = chunk * CHANNELS + in_chunk;
+        if (source == NOWHERE || channel >= g.p.channels) return 0.0f;
+        return *reinterpret_cast<const float*>(input + channel * plane + source) * scales[in_chunk];
+    };
+    int exponent = 0;
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {  // first only its maximum is looked for
+        unsigned most = 0, unused = 0;
+#pragma unroll 1
+        for (int job = 0; job < 2 * JOBS; ++job) {
+            const int in_stage = cell_of(job / 2, thread), octet = job % 2;
+            if (in_stage >= STAGE_CELLS) continue;
+            const int cell = first_cell + in_stage, row = cell / g.pitch, column = (cell - row * g.pitch) * OUTPUTS;
+            const auto get = [&](int c, float (&d)[POINTS]) {
+#pragma unroll
+                for (int i = 0; i < POINTS; ++i) {
+                    d[i] = load(row, column + i, octet * 8 + channel_of(thread) + c);
+                    if (turn) d[i] *= power_of_two(exponent);
+                    most = max(most, finite_magnitude(d[i]));
+                }
+            };
+            float d[POINTS];
+            if (turn)
+                store(get, stage + octet * OCTET_BYTES + in_stage * 16 + channel_of(thread) * 2, unused);
+            else
+#pragma unroll 1
+                for (int c = 0; c < 4; ++c) get(c, d);
+        }
+        if (turn) break;
+        most = __reduce_max_sync(~0u, most);
+        if (thread % 32 == 0) maxima[thread / 32] = most;
+        producers_barrier();
+        for (int warp = 0; warp < WARPS; ++warp) most = max(most, maxima[warp]);
+        if (most == 0) return EMPTY;
+        exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
+    }
+    return exponent;
+}
+
+struct Producer {
+    const Geometry& g;
+    const Workspace& workspace;
+    const char* const input;
+    char* const stages;
+    float* const raw;
+    Shared& shared;
+    int exponent = 6;        // of the scale: suits maxima of 1/4 to 512, and what the transform makes of them
+    unsigned most = 0;       // of the chunk
+    unsigned phases = 0;     // of empty_input: parities to wait for next
+
+    __device__ __forceinline__ int first_cell(const Place& at) const { return at.stretch * CELLS; }
+
+    // Of a tile: what this thread copies.
+    __device__ __forceinline__ void seek(const Place& at) {
+        const int thread = producing_thread();
+        const int first = first_cell(at), first_row = first / g.pitch, row_floats = g.pitch * OUTPUTS + 4;
+        const int skipped = (first - first_row * g.pitch) * OUTPUTS;
+#pragma unroll 1
+        for (int i = 0; i < COPIES; ++i) {
+            const int place = i * PRODUCERS + thread + skipped, row = place / row_floats;
+            shared.sources[i][thread] = g.source(first_row + row, place - row * row_floats);
+        }
+    }
+
+    // Of a tile: where the inputs of this thread's cells lie.
+    __device__ __forceinline__ void place(const Place& at) {
+        const int thread = producing_thread(), skipped = first_cell(at) % g.pitch;
+#pragma unroll 1
+        for (int job = 0; job < JOBS; ++job) {
+            const int cell = cell_of(job, thread);
+            shared.windows[job][thread] = cell * OUTPUTS + (skipped + cell) / g.pitch * 4;
+        }
+    }
+
+    // Starts to copy eight channels of a chunk, with their scales.
+    __device__ __forceinline__ void copy(const Place& at, int octet) const {
+        const int thread = producing_thread();
+        if (thread < 8)
+            copy_float(shared_address(shared.scales[octet] + thread),
+                       workspace.channel_scales + at.tile_chunk(g) * CHANNELS + octet * 8 + thread, true);
+        const int channel = at.chunk * CHANNELS + octet * 8;
+        const int64 plane = (int64)g.p.height * g.p.width * 4;
+        const unsigned to = shared_address(raw + octet * 8 * RAW_FLOATS + thread);
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) {
+            if ((i + 1) * PRODUCERS > RAW_FLOATS && i * PRODUCERS + thread >= RAW_FLOATS) break;
+            const unsigned source = shared.sources[i][thread];
+            const bool any = source != NOWHERE && channel < g.p.channels;
+            const char* from = input + (any ? channel * plane + source : 0);
+            const int64 next = any ? plane : 0;
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+                const bool exists = any && (WHOLE_GROUPS || channel + c < g.p.channels);
+                copy_float(to + (c * RAW_FLOATS + i * PRODUCERS) * 4, WHOLE_GROUPS || exists ? from : input, exists);
+                from += next;
+            }
+        }
+    }
+
+    // Scales, transforms and splits eight channels.
+    __device__ __forceinline__ void convert(int octet, char* stage) {
+        const int thread = producing_thread();
+        const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
+        const float all = power_of_two(exponent), scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
+        const float* const octet_raw = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS;
+#pragma unroll 1
+        for (int job = 0; job < JOBS; ++job) {
+            const int cell = cell_of(job, thread);
+            if (STAGE_CELLS % (16 * WARPS) != 0 && cell >= STAGE_CELLS) break;
+            const float* const window = octet_raw + shared.windows[job][thread];
+            const auto get = [&](int c, float (&d)[POINTS]) {
+                const float* const x = window + c * RAW_FLOATS;
+                if (OUTPUTS == 4) {
+                    const float4 four = *reinterpret_cast<const float4*>(x);
+                    d[0] = four.x, d[1] = four.y, d[2] = four.z, d[3] = four.w;
+                } else {
+                    const float2 a = *reinterpret_cast<const float2*>(x), b = *reinterpret_cast<const float2*>(x + 2);
+                    d[0] = a.x, d[1] = a.y, d[2] = b.x, d[3] = b.y;
+                }
+                const float2 last = *reinterpret_cast<const float2*>(x + 4);
+                d[4] = last.x, d[5] = last.y;
+#pragma unroll
+                for (int i = 0; i < POINTS; ++i) d[i] *= scales[c];
+            };
+            store(get, stage + octet * OCTET_BYTES + cell * 16 + channel_of(thread) * 2, most);
+        }
+    }
+
+    // Hands a chunk of the share on that all have converted, and had a barrier after.
+    __device__ __forceinline__ void publish(int count) {
+        const int slot = count % IN_STAGES;
+        unsigned all = 0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
+        int used = exponent;
+        if (all < LEAST || all > MOST) {
+            const Place at(Part(g, part_of_block()).begin + count, g);
+            used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
+                                 stages + slot * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
+            if (used != EMPTY) exponent = used;
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            producers_barrier();
+        }
+        if (producing_thread() == 0) {
+            char* const stage = stages + slot * STAGE_BYTES;
+            *reinterpret_cast<int*>(stage + EXPONENT_PLACE) = used == EMPTY ? EMPTY : -used;
+            barrier_arrive(shared.full_input + slot);
+            send(stage, slot);
+        }
+    }
+
+    // A chunk to the same place in each of the cluster's other blocks.
+    __device__ __forceinline__ void send(const char* stage, int slot) const {
+        if (CLUSTER > 1) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#pragma unroll
+        for (int i = 1; i < CLUSTER; ++i)
+            copy_bulk_to((block_rank() + i) % CLUSTER, shared_address(stage), SENT_BYTES, shared.full_input + slot);
+    }
+
+    // To the block's next chunk.
+    __device__ __forceinline__ void advance(Place& at) const {
+#pragma unroll
+        for (int i = 0; i < CLUSTER; ++i) at.advance(g);
+    }
+
+    // Waits until all blocks of the cluster have done with what is in a chunk's place. Only the block that fills it is
+    // told, so it waits for every phase of its barrier, whichever blocks took turns there.
+    __device__ __forceinline__ void wait_for_place(int count) {
+        if (count < IN_STAGES) return;
+        const int slot = count % IN_STAGES;
+        barrier_wait(shared.empty_input + slot, phases >> slot & 1);
+        phases ^= 1u << slot;
+    }
+
+    __device__ __forceinline__ void run(const Part& share) {
+        const int units = share.end - share.begin;
+        int count = block_rank();  // of the share's chunks
+        if (count >= units) return;
+        Place at(share.begin + count, g);  // of what is copied
+        int placed = at.stretch;           // of what is converted
+        seek(at);
+        place(at);
+        copy(at, 0);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#pragma unroll 1
+        for (int octet = 0;; octet ^= 1) {
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+            producers_barrier();  // all have copied their parts, and converted what was there before
+            if (octet == 0 && count >= CLUSTER) publish(count - CLUSTER);
+            if (count >= units) break;
+            if (octet == 0 && at.stretch != placed) place(at), placed = at.stretch;
+            if (octet == 0 || count + CLUSTER < units) {
+                if (octet) advance(at);
+                if (at.stretch != placed) seek(at);
+                copy(at, octet ^ 1);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            if (octet == 0) wait_for_place(count);
+            convert(octet, stages + count % IN_STAGES * STAGE_BYTES);
+            if (octet) {
+                const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
+                const int thread = producing_thread();
+                if (thread % 32 == 0) shared.maxima[0][thread / 32] = of_warp;
+                most = 0, count += CLUSTER;
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            }
+        }
+    }
+};

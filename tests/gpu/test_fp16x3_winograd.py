@@ -1,0 +1,81 @@
+"""Every cluster, tile and share of work of the Winograd kernel, inputs whose scale changes, unaligned operands."""
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, conv2d, reference
+from cuconv.algorithms import fp16x3_winograd
+from tests.gpu.configurations import (
+    assert_right_and_the_same_every_time,
+    assert_scale_follows_chunks,
+    assert_zeros_give_zeros,
+    configurations,
+    each_scales,
+    run,
+)
+from tests.gpu.problems import (
+    TOLERANCE,
+    assert_same_with_non_finite,
+    bias_for,
+    operands,
+    pads,
+    poisoned_output,
+    refusal_allowed,
+    rel_l2_error,
+)
+
+NAME = "fp16x3_winograd"
+DEEP = ConvProblem(2, 130, 9, 11, 150, 3, 3, 1, 1)  # clusters of 3, which share few tiles of nine chunks
+PAIRS = ConvProblem(16, 50, 28, 28, 200, 3, 3, 1, 1)  # clusters of 2, more tiles than run at a time; part of a group
+WASTE = ConvProblem(8, 72, 28, 30, 300, 3, 3, 1, 1)  # blocks by themselves, and clusters with filters in vain
+FIVE = ConvProblem(4, 40, 20, 20, 96, 5, 5, 2, 2)
+FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # blocks by themselves
+WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # rows in strips
+PROBLEMS = [DEEP, PAIRS, WASTE, FIVE, FEW_FILTERS, WIDE]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_every_configuration_is_right_and_the_same_every_time(problem):
+    assert_right_and_the_same_every_time(fp16x3_winograd, problem, repeats=5)
+
+
+@pytest.mark.parametrize("problem", [DEEP, FIVE], ids=str)
+def test_weights_that_are_not_finite(problem):
+    configs = configurations(fp16x3_winograd, problem)
+    x, weight = operands(problem)
+    weight[-1, 3, 0, 0], weight[0, 1, 1, 2] = -torch.inf, torch.nan
+    truth = reference.conv2d(x, weight, pads(problem))
+    for config in configs:
+        assert_same_with_non_finite(run(fp16x3_winograd, problem, config, x, weight), truth)
+
+
+@pytest.mark.parametrize("problem", [DEEP, PAIRS, FIVE], ids=str)
+@each_scales
+def test_the_scale_follows_the_chunks(problem, scales):
+    assert_scale_follows_chunks(NAME, problem, scales, "fp32")
+
+
+@pytest.mark.parametrize("operand", ["input", "weight", "out"])
+def test_operands_may_start_anywhere(operand):
+    x, weight = operands(PAIRS)
+    data = {"input": x, "weight": weight, "out": poisoned_output(PAIRS)}
+    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
+    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
+    with refusal_allowed(NAME):
+        conv2d(data["input"], data["weight"], padding=pads(PAIRS), out=data["out"], algorithm=NAME)
+        assert rel_l2_error(data["out"], reference.conv2d(x, weight, pads(PAIRS))) < TOLERANCE
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_bias_and_relu(problem):
+    x, weight = operands(problem)
+    bias = bias_for(problem)
+    x[0, 0, 0, 0] = torch.nan
+    with refusal_allowed(NAME):
+        out = conv2d(x, weight, bias, padding=pads(problem), relu=True, algorithm=NAME)
+        assert_same_with_non_finite(out, reference.conv2d(x, weight, pads(problem), bias, relu=True))
+
+
+@pytest.mark.parametrize("problem", [DEEP, PAIRS], ids=str)
+def test_zeros_give_zeros(problem):
+    assert_zeros_give_zeros(NAME, problem)
