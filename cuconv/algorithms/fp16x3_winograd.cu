@@ -15,7 +15,7 @@
 // others copy the input, transform and split it.
 //
 // Blocks of a cluster have the same cells, and filter tiles side by side. They convert the chunks of their input in
-// turn: what one has made it sends to the same place in the shared memory of the others, its scale's exponent behind it.
+// turn: what one has made it sends to the same place in the shared memory of the others, its exponent behind it.
 //     empty_input  of the block that fills a place next: all who multiply have done with it, in all blocks
 //     full_input   of each block: its own have filled it, or the bytes of another have come
 // A cluster takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first cluster adds
