@@ -134,8 +134,9 @@ struct Writer {
         static_assert(AT_ONCE % SECTOR == 0, "a thread's rows are equally far off a sector");
         const int lane = writer() / 16;
         const Row row(*this, place, filter_0 + lane);
-        const int vector = row.vectors_begin() + writer() % 16 * 4, left = s.filters - filter_0 - lane;
-        const bool any_vector = vector < row.vectors_end();
+        const int mine = row.vectors_begin() + writer() % 16 * 4, left = s.filters - filter_0 - lane;
+        const bool any_vector = mine < row.vectors_end();
+        const int vector = any_vector ? mine : 0;
         const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == s.out_pixels;
         float* const to = output + row_of(place, filter_0 + lane) + (vector - row.offset);
         bool bad = false;

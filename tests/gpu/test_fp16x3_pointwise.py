@@ -36,7 +36,8 @@ UNALIGNED = ConvProblem(9, 63, 13, 13, 161, 1, 1)  # blocks that split weights t
 STREAMED = ConvProblem(64, 512, 14, 14, 272, 1, 1)  # several tiles of filters whose weights do not stay
 DEEP = ConvProblem(8, 832, 8, 8, 128, 1, 1)  # few tiles: teams share them
 PAIRS = ConvProblem(7, 40, 11, 14, 48, 1, 1)  # planes of a multiple of two pixels, not of four
-PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS]
+LONG = ConvProblem(8, 336, 22, 39, 27, 1, 1)  # the last row of an image has few pixels of its own
+PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG]
 
 
 @each_precision
@@ -98,7 +99,7 @@ def test_operands_may_start_anywhere(operand):
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])
-@pytest.mark.parametrize("problem", [ODD, PAIRS], ids=str)
+@pytest.mark.parametrize("problem", [ODD, PAIRS, LONG], ids=str)
 def test_shifted_rows_begin_anywhere(problem, offset):
     """Operands that begin off sixteen bytes, each by another distance; nothing beside the output is written."""
     x, weight = operands(problem)
