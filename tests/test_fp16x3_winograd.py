@@ -1,7 +1,7 @@
 """Configurations of the Winograd kernel, its transform and its cells: pure functions of problem and device."""
 
 from fractions import Fraction
-from math import ceil
+from math import ceil, prod
 
 import pytest
 
@@ -17,16 +17,16 @@ HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
 FIVE = ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2)
 FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 5 and p.kw in (3, 5)] + [HEAVY, FIVE]
 
-NEAR, FAR = Fraction(5, 8), Fraction(3, 2)  # as in the kernel
+PAIRS = {3: (Fraction(5, 8), Fraction(3, 2)), 5: (Fraction(1, 2), Fraction(1), Fraction(2))}  # as in the kernel
 
 
 def test_candidates_fit_the_device_and_share_the_work():
     assert len(FIT) > 3
     for problem in FIT:
         for config in winograd.candidates(problem, H200):
-            outputs = 7 - problem.kw
+            points = problem.kw + 3
             stage = winograd._stage_cells(problem.kh, config.pitch, config.cells)
-            copies = ceil(winograd._raw_floats(outputs, stage, config.pitch) / config.producers)
+            copies = ceil(winograd._raw_floats(points, stage, config.pitch) / config.producers)
             rounds = ceil(stage / 16 / (config.producers // 32))
             static = winograd.STATIC_BYTES + 2 * 8 * config.cells + 4 * config.producers * (copies + rounds)
             assert config.shared_bytes + static <= H200.shared_bytes_per_block
@@ -51,54 +51,59 @@ def test_few_configurations_are_worth_measuring():
 
 
 def products(row, inputs):
-    """What the kernel makes of a filter's row and six inputs: its outputs, exactly, with its formulas."""
-    near2, far2, last = NEAR * NEAR, FAR * FAR, len(row) - 1
-    d = inputs
+    """What the kernel makes of a filter's row and a cell's inputs: its four outputs, exactly, with its formulas."""
+    pairs = PAIRS[len(row)]
 
-    def polynomial(point):
-        return sum(w * point**i for i, w in enumerate(row))
+    def remainder(first, others):
+        """Of the inputs from one on, every other: times the product of x^2 less the squares of others."""
+        coefficients = [Fraction(1)]
+        for x in others:
+            shifted, scaled = [Fraction(0), *coefficients], [x * x * c for c in coefficients] + [Fraction(0)]
+            coefficients = [a - b for a, b in zip(shifted, scaled, strict=True)]
+        return sum(c * inputs[first + 2 * i] for i, c in enumerate(coefficients))
 
-    def remainder(point, square):
-        return d[4] - square * d[2] + point * (d[3] - square * d[1])
+    def polynomial(x):
+        return sum(w * x**i for i, w in enumerate(row))
 
-    over_near, over_far = 1 / (2 * near2 * (near2 - far2)), 1 / (2 * far2 * (far2 - near2))
-    at_zero = row[0] / (near2 * far2) * (near2 * far2 * d[0] - (near2 + far2) * d[2] + d[4])
-    at_infinity = row[last] * (near2 * far2 * d[1] - (near2 + far2) * d[3] + d[5])
-    near = [over_near * polynomial(x) * remainder(x, far2) for x in (NEAR, -NEAR)]
-    far = [over_far * polynomial(x) * remainder(x, near2) for x in (FAR, -FAR)]
-    outputs = 7 - len(row)
-    for j in range(outputs):
-        even_near, even_far = (a + (-1) ** j * b for a, b in (near, far))
-        alone = (at_zero if j == 0 else 0) + (at_infinity if j == outputs - 1 else 0)
-        yield NEAR**j * even_near + FAR**j * even_far + alone
+    outputs = [Fraction(0)] * 4
+    outputs[0] += row[0] / prod(-x * x for x in pairs) * remainder(0, pairs)
+    outputs[3] += row[-1] * remainder(1, pairs)
+    for x in pairs:
+        others = [other for other in pairs if other != x]
+        even, odd = remainder(2, others), remainder(1, others)
+        over = 1 / (2 * x * x * prod(x * x - other * other for other in others))
+        for point in (x, -x):
+            product = over * polynomial(point) * (even + point * odd)
+            outputs = [out + point**j * product for j, out in enumerate(outputs)]
+    return outputs
 
 
 @pytest.mark.parametrize("columns", [3, 5])
 def test_the_transforms_are_a_convolution(columns):
-    row, inputs = [Fraction(3 * i + 1, 7) for i in range(columns)], [Fraction(i * i - 4, 3) for i in range(6)]
-    plain = [sum(w * inputs[j + i] for i, w in enumerate(row)) for j in range(7 - columns)]
-    assert list(products(row, inputs)) == plain
+    row = [Fraction(3 * i + 1, 7) for i in range(columns)]
+    inputs = [Fraction(i * i - 4, 3) for i in range(columns + 3)]
+    assert products(row, inputs) == [sum(w * inputs[j + i] for i, w in enumerate(row)) for j in range(4)]
 
 
 @pytest.mark.parametrize("problem", [HEAVY, FIVE, ConvProblem(2, 3, 9, 50, 5, 2, 3, 1, 0)], ids=str)
 def test_what_lies_in_shared_memory_holds_all_that_cells_need(problem):
     """Rows of a strip follow each other, four floats more than their cells' outputs apart."""
-    outputs = 7 - problem.kw
-    for form in winograd.FORMS:
-        pitch = winograd._pitches(problem, form)[0]
+    points = problem.kw + 3
+    for form in winograd.FORMS[problem.kw]:
+        pitch = winograd._pitches(problem, H200, form)[0]
         stage = winograd._stage_cells(problem.kh, pitch, form[0])
-        floats = winograd._raw_floats(outputs, stage, pitch)
+        floats = winograd._raw_floats(points, stage, pitch)
         assert floats % 4 == 0
         for first in range(pitch):
             last = stage - 1
-            assert outputs * last + (first + last) // pitch * 4 + 6 <= floats
+            assert 4 * last + (first + last) // pitch * 4 + points <= floats
 
 
 def test_strips_waste_little():
     for width in (7, 13, 14, 27, 28, 56, 112, 224):
         problem = ConvProblem(32, 64, width, width, 64, 3, 3, 1, 1)
         row = ceil(width / 4)
-        pitches = winograd._pitches(problem, (80, 256))
+        pitches = winograd._pitches(problem, H200, (80, 256))
         assert pitches and all(8 * (pitch * ceil(row / pitch) - row) <= row for pitch in pitches)
 
 
@@ -118,6 +123,7 @@ def test_the_workspace_holds_transformed_weights_scales_and_sums():
         (ConvProblem(1, 8, 9, 9, 8, 3, 7, 1, 1), "7 columns in a filter, fp16x3_winograd computes 3 or 5"),
         (ConvProblem(1500, 64, 112, 112, 8, 3, 3), "input bytes, the limit of fp16x3_winograd is"),
         (one_by_one(64), "1 columns in a filter"),
+        (ConvProblem(1, 8, 9, 9, 8, 1, 5, 0, 2), "one row in a filter of five columns"),
     ],
 )
 def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):
@@ -134,7 +140,7 @@ def test_hopper_only():
 def test_variants_have_all_kinds():
     sample = winograd.variants("sm_90a")
     assert len(sample) <= 30
-    kinds = {"KW": {3, 5}, "WHOLE_GROUPS": {0, 1}, "CLUSTER": {1, 2, 3}, "TILE_CELLS": {80, 88, 96}}
+    kinds = {"KW": {3, 5}, "WHOLE_GROUPS": {0, 1}, "CLUSTER": {1, 2, 3}, "TILE_CELLS": {64, 72, 80, 88, 96}}
     for name, values in kinds.items():
         assert {m[name] for m in sample} == values
 

@@ -93,5 +93,5 @@ def test_predicted_times_are_possible(device):
         for problem in (layer, at_batch(layer, 64)):
             chosen = plan(problem, device)
             us = predicted_us(problem, device, chosen)
-            products = problem.flop * (6 / (7 - problem.kw) / problem.kw if "winograd" in chosen.algorithm else 1)
+            products = problem.flop * ((problem.kw + 3) / 4 / problem.kw if "winograd" in chosen.algorithm else 1)
             assert us > max(1.0, products / 310e6), problem.label

@@ -1,8 +1,8 @@
-// Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: six products for four
-// outputs of a 3x3 filter's row instead of twelve, six for two of a 5x5 filter's instead of ten.
+// Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: for four outputs side
+// by side six products with a 3x3 filter's row instead of twelve, eight with a 5x5 filter's instead of twenty.
 //
-// A cell is OUTPUTS = 7 - KW outputs side by side; they need six inputs of each filter row. Inputs and weights are
-// polynomials, whose product is known by its values at six points (0, +-5/8, +-3/2, infinity), so that
+// A cell is four outputs side by side; they need KW + 3 inputs of each filter row. Inputs and weights are polynomials,
+// whose product is known by its values at as many points: 0, infinity, and +-5/8, +-3/2 or +-1/2, +-1, +-2. So
 //     out[m, cell, j] = sum over points p of A[j, p] * sum over (c, ky) of (G w[m, c, ky])[p] * (B d[c, cell + ky])[p]
 // and each point is a convolution with KH x 1 filters over cells. What fp16x3 does with pixels this does with cells:
 // they lie in shared memory as [point][8 channels][cell][channel], where a row of the filter is a start address of
@@ -11,8 +11,8 @@
 // Both transforms are of FP32 numbers, which are then scaled and split as fp16x3's; chains of products are all of a
 // filter's rows for 16 channels at one point.
 //
-// Warp specialisation: two warpgroups multiply, with three points each, and fetch their weights by bulk copies; the
-// others copy the input, transform and split it.
+// Warp specialisation: two warpgroups multiply, with half of the points each, and fetch their weights by bulk copies;
+// the others copy the input, transform and split it.
 //
 // Blocks of a cluster have the same cells, and filter tiles side by side. They convert the chunks of their input in
 // turn: what one has made it sends to the same place in the shared memory of the others, its exponent behind it.
@@ -21,7 +21,7 @@
 // A cluster takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first cluster adds
 // the others' sums in order.
 //
-// FILTERS   of a block's tile, 64; TILE_CELLS: a multiple of 8, of 16 where KW is 5
+// FILTERS   of a block's tile, 64; TILE_CELLS: a multiple of 8
 // CLUSTER   blocks that share their input
 // PRODUCERS threads that bring input, 128 or 256
 // CHANNELS  of a chunk, 16
@@ -52,8 +52,9 @@ __device__ __forceinline__ void cluster_barrier() {
 
 // What is left for producers; where they are few they need no more, and those who multiply are spared spills.
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
-constexpr int SPARE = PRODUCERS == 256 || CELLS == 96 ? 24 : CELLS == 88 ? 32 : 48;
-constexpr int CONSUMER_REGISTERS = (OWN + 1) * WGMMA_SUMS + SPARE;
+constexpr int HELD = (OWN + 1) * WGMMA_SUMS;  // sums and a chain
+constexpr int SPARE = PRODUCERS == 256 || HELD >= 192 ? 24 : HELD > 160 ? 32 : 48;
+constexpr int CONSUMER_REGISTERS = (HELD + SPARE) / 8 * 8;
 constexpr int LEFT_REGISTERS = (LAUNCH_REGISTERS * THREADS - CONSUMER_REGISTERS * CONSUMERS) / PRODUCERS / 8 * 8;
 constexpr int PRODUCER_REGISTERS = LEFT_REGISTERS < LAUNCH_REGISTERS ? LEFT_REGISTERS : LAUNCH_REGISTERS;
 
@@ -86,6 +87,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         for (int i = 0; i < IN_STAGES; ++i)
             if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
         shared.exponents = workspace.exponents, shared.flags = workspace.flags, shared.sums = workspace.sums;
+        const Part share(g, part_of_block());
+        shared.units = share.end - share.begin;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         if (CLUSTER > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -97,12 +100,11 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         wait_for_weights();
         float* const raw_floats = reinterpret_cast<float*>(raw);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, raw_floats, shared};
-        producer.run(Part(g, part_of_block()));
+        producer.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         wait_for_weights();
         const Part share(g, part_of_block());
-        const int thread = threadIdx.x % GROUP;
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
         const char* const rows = workspace.rows;
@@ -111,7 +113,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
                                        own_stages, shared, role, share.end - share.begin};
         Consumer consumer = {g, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
-                             weight_stages, shared, role, thread, share, (unsigned)(images >> 32), weights};
+                             weight_stages, shared, role, share, (unsigned)(images >> 32), weights};
         consumer.run();
     }
     if (CLUSTER > 1) cluster_barrier();  // others may still write here, and count on barriers here

@@ -18,30 +18,30 @@ from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 SOURCE = Path(__file__).with_suffix(".cu")
 
 # As in the .cu and .cuh files.
-POINTS = 6  # products in place of a row of the filter for each of a cell's outputs
+OUTPUTS = 4  # of a cell
 FILTERS = 64  # of a tile
 CHANNELS = 16  # of a chunk
 CONSUMERS = 256  # threads that multiply
 JOB_CELLS = 16  # that a warp transforms at once
-CELL_BYTES = POINTS * CHANNELS * 4  # of a chunk, transformed and split
+CELL_BYTES = CHANNELS * 4  # of a chunk, transformed and split, for a point
 POINT_BYTES = CHANNELS * FILTERS * 4  # of weights, for a row of the filter
-STAGED_ROWS = 4 * 16  # of a warpgroup's outputs, where its weights of a point lie before and after
-STAGED_FLOATS = {4: 36, 2: 48}  # of such a row
+STAGED_FLOATS = 4 * 16 * 36  # of a warpgroup's outputs, where its weights of a point lie before and after
 STAGE_ALIGNMENT = 128  # of a chunk in shared memory, which its exponent follows
 FLAG_BYTES = 2 * 4  # of a block
-STATIC_BYTES = 512  # more than barriers take; and of a cell of each warpgroup, and of a thread that brings input,
+# More than barriers and a tile's bias take; and of a cell of each warpgroup, and of a thread that brings input.
+STATIC_BYTES = 768
 OUTPUTS_BYTES = 8
 THREAD_BYTES = 4
 
 MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)
-MAX_CELLS = 96  # of a tile
 MAX_INPUT_BYTES = 2**32
 # Chunks of input and points of weights of each warpgroup in shared memory: the first pair that fits.
 STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
 # Cells of a tile, and threads that bring input: fewer where a tile's sums take the registers.
-FORMS = ((80, 256), (80, 128), (88, 128), (MAX_CELLS, 128))
-FORM_ALONE = FORMS[0]  # without a cluster: many producers, as each block converts all of its input
+# By columns of a filter.
+FORMS = {3: ((80, 256), (80, 128), (88, 128), (96, 128)), 5: ((72, 256), (64, 256), (72, 128), (80, 128))}
+FIVE_ROWS = (72, 256)  # needs a filter of as many: the stages of smaller ones would take too many registers
 MOST_CLUSTER = 3  # tiles of filters that share their input, each in a block of its own
 MOST_PARTS = 8  # of a tile: to add up more takes longer than they save
 MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
@@ -99,12 +99,14 @@ def variants(arch: str) -> list[dict[str, int]]:
         return []
     found = []
     for cluster in range(1, MOST_CLUSTER + 1):
-        much, much_of_five = (28, 14) if cluster > 1 else (24, 12)  # what is transformed in one round
-        for form in _forms(cluster, 3):
+        much = 28 if cluster > 1 else 24  # what is transformed in one round
+        for form in _forms(cluster, 3, 3):
             found += [_macros(3, 3, 7, True, (4, 2), cluster, form), _macros(3, 3, much, False, (2, 2), cluster, form)]
-        found += [_macros(5, 5, much_of_five, False, (2, 2), cluster, form) for form in _forms(cluster, 5)]
-    widest, first = FORMS[-1], FORMS[0]
-    return [*found, _macros(1, 5, 4, True, (3, 3), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
+    for cluster in (1, 2):
+        found += [_macros(5, 5, 7, True, (2, 2), cluster, form) for form in _forms(cluster, 5, 5)]
+    widest, first = FORMS[5][-1], FORMS[3][0]
+    found += [_macros(5, 5, 4, False, (2, 2), 3, widest), _macros(3, 5, 7, False, (3, 2), 2, widest)]
+    return [*found, _macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
@@ -112,8 +114,8 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]
     _check(problem, device)
     found = []
     for cluster in _clusters(problem, device):
-        for form in _forms(cluster, problem.kw):
-            for pitch in _pitches(problem, form):
+        for form in _forms(cluster, problem.kh, problem.kw):
+            for pitch in _pitches(problem, device, form):
                 found += _candidates_of(problem, device, cluster, form, pitch)
     if not found:
         raise UnsupportedProblem(
@@ -134,15 +136,17 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
     clusters, cells, others = config.blocks // config.cluster, config.cells, config.cluster - 1
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config)
     stage_cells = _stage_cells(problem.kh, config.pitch, cells)
-    products = POINTS * problem.kh * CHANNELS * FILTERS * cells / 2**18
+    points = _points(problem.kw)
+    products = points * problem.kh * CHANNELS * FILTERS * cells / 2**18
     converted = _rounds(stage_cells, config.producers) * config.producers / 2  # cells, with those of idle warps
-    fetch_us = costs.fetch * converted * POINTS * CHANNELS / 2**12 / config.cluster
-    multiply_us = (costs.multiply + (costs.crowded if cells == MAX_CELLS else 0)) * products
-    send_us = costs.send * stage_cells * POINTS * CHANNELS / 2**12 * others / config.cluster
+    fetch_us = costs.fetch * converted * points * CHANNELS / 2**12 / config.cluster
+    crowded = (cells, config.producers) == FORMS[problem.kw][-1]
+    multiply_us = (costs.multiply + (costs.crowded if crowded else 0)) * products
+    send_us = costs.send * stage_cells * points * CHANNELS / 2**12 * others / config.cluster
     chunk_us = costs.chunk + hypot(fetch_us, multiply_us) + send_us
     parts = parts_of_tile(tiles, chunks, clusters)
-    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * POINTS * FILTERS * cells / 2**14
-    write_us = costs.write * ceil(tiles / clusters) * FILTERS * cells * _outputs(problem.kw) / 2**14
+    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * points * FILTERS * cells / 2**14
+    write_us = costs.write * ceil(tiles / clusters) * FILTERS * cells * OUTPUTS / 2**14
     work_us = ceil(tiles * chunks / clusters) * chunk_us + exchange_us + write_us
     memory_us = (costs.memory * problem.min_bytes + costs.edge * _edges(problem, config.pitch)) / 2**20
     split_us = _split(config.cluster).predicted_us(problem, device, costs)
@@ -169,7 +173,7 @@ class TransformedSplit(Split):
     """Weights are transformed before they are split: a warp has a row of the filter at all points."""
 
     def taps(self, problem: ConvProblem) -> int:
-        return POINTS * problem.kh
+        return _points(problem.kw) * problem.kh
 
     def group_warps(self, problem: ConvProblem) -> int:
         return problem.kh
@@ -187,6 +191,8 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
     if p.kw not in COLUMNS:
         raise UnsupportedProblem(f"{p.label}: {p.kw} columns in a filter, fp16x3_winograd computes 3 or 5")
+    if p.kh == 1 and p.kw == 5:  # rare: some registers would be spilled
+        raise UnsupportedProblem(f"{p.label}: one row in a filter of five columns, fp16x3_winograd computes more")
     if p.pad_h >= p.kh:
         raise UnsupportedProblem(
             f"{p.label}: padding of {p.pad_h} rows, for fp16x3_winograd it must be less than the filter's {p.kh}"
@@ -194,7 +200,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("rows in a filter", p.kh, MAX_ROWS),
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
-        ("output cells", 4 * _cells(p, ceil(p.out_w / _outputs(p.kw))), MAX_INDEX),  # with room for strips and tiles
+        ("output cells", 4 * _cells(p, ceil(p.out_w / OUTPUTS)), MAX_INDEX),  # with room for strips and tiles
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
     for what, size, limit in sizes:
@@ -202,15 +208,15 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
             raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_winograd is {limit}")
 
 
-def _outputs(columns: int) -> int:
-    """Of a cell."""
-    return POINTS + 1 - columns
+def _points(columns: int) -> int:
+    """Products in place of a row of the filter for each of a cell's outputs."""
+    return OUTPUTS + columns - 1
 
 
-def _forms(cluster: int, columns: int) -> list[tuple[int, int]]:
-    """Cells and producers of tiles that are written in whole passes."""
-    forms = FORMS if cluster > 1 else (FORM_ALONE,)
-    return [form for form in forms if form[0] * _outputs(columns) % 32 == 0]
+def _forms(cluster: int, rows: int, columns: int) -> list[tuple[int, int]]:
+    """Cells and producers of tiles; many producers where each block converts all of its input."""
+    forms = [form for form in FORMS[columns] if cluster > 1 or form[1] == 256]
+    return [form for form in forms if form != FIVE_ROWS or rows == MAX_ROWS]
 
 
 def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:
@@ -226,52 +232,64 @@ def _clusters_at_a_time(device: DeviceSpec, size: int) -> int:
     return device.sm_count * CLUSTERS[size] // H200_SMS
 
 
-def _pitches(problem: ConvProblem, form: tuple[int, int]) -> list[int]:
-    """Cells of a row of one or more strips, at most an eighth of them in vain: with the least rounds of conversion."""
-    row = ceil(problem.out_w / _outputs(problem.kw))
+def _pitches(problem: ConvProblem, device: DeviceSpec, form: tuple[int, int]) -> list[int]:
+    """Cells of a row of one or more strips that fit, an eighth at most in vain: with the least rounds of conversion."""
+    row = ceil(problem.out_w / OUTPUTS)
     cells, producers = form
     found = {}
     for strips in range(1, MAX_STRIPS + 1):
         pitch = ceil(row / strips)
         if pitch < min(row, MIN_PITCH) or (strips > 1 and 8 * (pitch * ceil(row / pitch) - row) > row):
             continue
+        if _stages(problem, device, form, pitch) is None:
+            continue
         rounds = _rounds(_stage_cells(problem.kh, pitch, cells), producers)
         found[rounds] = min(found.get(rounds, pitch), pitch, key=lambda pitch: _edges(problem, pitch))
     return [found[rounds] for rounds in sorted(found)[:PITCHES]]
 
 
-def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, cluster: int, form: tuple[int, int], pitch: int
-) -> list[WinogradConfig]:
-    """Those of a cluster, a form and a pitch: none where it does not fit into shared memory."""
+def _stages(
+    problem: ConvProblem, device: DeviceSpec, form: tuple[int, int], pitch: int
+) -> tuple[tuple[int, int], int] | None:
+    """The most stages that fit into shared memory, and the bytes that a block asks for; None where none fit."""
     cells, producers = form
-    stage_cells, outputs = _stage_cells(problem.kh, pitch, cells), _outputs(problem.kw)
-    raw_floats = _raw_floats(outputs, stage_cells, pitch)
+    stage_cells, points = _stage_cells(problem.kh, pitch, cells), _points(problem.kw)
+    raw_floats = _raw_floats(points, stage_cells, pitch)
     copies, rounds = ceil(raw_floats / producers), _rounds(stage_cells, producers)
     static_bytes = STATIC_BYTES + 2 * OUTPUTS_BYTES * cells + THREAD_BYTES * producers * (copies + rounds)
-    input_bytes = STAGE_ALIGNMENT * ceil((stage_cells * CELL_BYTES + 16) / STAGE_ALIGNMENT)
-    weight_bytes = max(problem.kh * POINT_BYTES, STAGED_ROWS * STAGED_FLOATS[outputs] * FLOAT_BYTES)
+    input_bytes = STAGE_ALIGNMENT * ceil((stage_cells * points * CELL_BYTES + 16) / STAGE_ALIGNMENT)
+    weight_bytes = max(problem.kh * POINT_BYTES, STAGED_FLOATS * FLOAT_BYTES)
 
     def shared_bytes(stages: tuple[int, int]) -> int:
         inputs, weights = stages
         return inputs * input_bytes + 2 * weights * weight_bytes + 2 * 8 * raw_floats * FLOAT_BYTES
 
     fit = [pair for pair in STAGES if shared_bytes(pair) + static_bytes <= device.shared_bytes_per_block]
+    return (fit[0], shared_bytes(fit[0])) if fit else None
+
+
+def _candidates_of(
+    problem: ConvProblem, device: DeviceSpec, cluster: int, form: tuple[int, int], pitch: int
+) -> list[WinogradConfig]:
+    """Those of a cluster, a form and a pitch."""
+    cells, producers = form
+    stages, shared_bytes = _stages(problem, device, form, pitch)
     split, chunks = _split(cluster), ceil(problem.c / CHANNELS)
     tiles = _tiles_of(problem, cluster, cells, pitch)
+    rounds = _rounds(_stage_cells(problem.kh, pitch, cells), producers)
     spills = cluster == 1 and rounds > 1  # a few registers of those that bring input
-    if not fit or spills or tiles * chunks > MAX_INDEX:
+    if spills or tiles * chunks > MAX_INDEX:
         return []
-    block_bytes = POINTS * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
+    block_bytes = _points(problem.kw) * FILTERS * cells * FLOAT_BYTES + FLAG_BYTES
     return [
         WinogradConfig(
             cluster,
             cells,
             producers,
             pitch,
-            *fit[0],
+            *stages,
             blocks=clusters * cluster,
-            shared_bytes=shared_bytes(fit[0]),
+            shared_bytes=shared_bytes,
             workspace_bytes=split.workspace_bytes(problem) + clusters * cluster * block_bytes,
         )
         for clusters in _grids(tiles, chunks, _clusters_at_a_time(device, cluster))
@@ -297,20 +315,20 @@ def _rounds(stage_cells: int, producers: int) -> int:
     return ceil(stage_cells / (producers // 32 * JOB_CELLS))
 
 
-def _raw_floats(outputs: int, stage_cells: int, pitch: int) -> int:
+def _raw_floats(points: int, stage_cells: int, pitch: int) -> int:
     """Of a channel as it lies in shared memory before the transform: rows, with four more than their cells' outputs."""
     last_row = (pitch - 1 + stage_cells - 1) // pitch
-    return 4 * ceil((outputs * (stage_cells - 1) + 4 * last_row + POINTS) / 4)
+    return 4 * ceil((OUTPUTS * (stage_cells - 1) + 4 * last_row + points) / 4)
 
 
 def _strips(problem: ConvProblem, pitch: int) -> int:
     """Of an image."""
-    return ceil(problem.out_w / _outputs(problem.kw) / pitch)
+    return ceil(problem.out_w / OUTPUTS / pitch)
 
 
 def _edges(problem: ConvProblem, pitch: int) -> int:
     """Between strips, in all rows of input and output; those within a piece of memory count twice."""
-    whole = pitch * _outputs(problem.kw) % ALIGNED_FLOATS == 0
+    whole = pitch * OUTPUTS % ALIGNED_FLOATS == 0
     rows = problem.n * (problem.c * problem.h + problem.m * problem.out_h)
     return (_strips(problem, pitch) - 1) * rows * (1 if whole else 2)
 
@@ -347,7 +365,7 @@ def _macros(
         "KW": kw,
         "TILE_CELLS": cells,
         "STAGE_CELLS": stage_cells,
-        "RAW_FLOATS": _raw_floats(_outputs(kw), stage_cells, pitch),
+        "RAW_FLOATS": _raw_floats(_points(kw), stage_cells, pitch),
         "WHOLE_GROUPS": int(whole_groups),
         "IN_STAGES": stages[0],
         "WEIGHT_STAGES": stages[1],

@@ -44,6 +44,10 @@ __device__ __forceinline__ int load_int(unsigned address) {
     return value;
 }
 
+// Rows of a filter without a branch between them: with four points a warpgroup the descriptors of more would not fit
+// into the registers that a warp shares.
+constexpr int AT_ONCE = KW == 3 ? KH : 1;
+
 // One of the two warpgroups that multiply.
 struct Consumer {
     const Geometry& g;
@@ -51,30 +55,27 @@ struct Consumer {
     const unsigned input_stages, weight_stages;  // addresses in shared memory; of the warpgroup
     char* const all_weights;                     // of both
     Shared& shared;
-    const int group, thread;  // of the warpgroup
+    const int group;
     const Part share;
     const unsigned zero;  // which the compiler cannot know
     WeightFetcher weights;
 
+    // Of the warpgroup.
+    __device__ __forceinline__ int thread() const { return thread_number() % GROUP; }
+
     // chain = the products of one position and 16 channels, small ones first.
     __device__ __forceinline__ void start_products(Chain& chain, unsigned input, unsigned weights) const {
-        unsigned input_start = descriptor(input, OCTET_BYTES), weight_start = descriptor(weights, BF * 16);
+        const unsigned input_start = descriptor(input, OCTET_BYTES), weight_start = descriptor(weights, BF * 16);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int small = 1; small >= 0; --small) {
-            input_start += zero, weight_start += zero;
-            unsigned x = input_start;
-#pragma unroll
-            for (int ky = 0; ky < KH; ++ky, x += g.pitch) {
-                const unsigned w = weight_start + ky * 2 * BF;  // in units of 16 bytes
-                if (small) {
-                    wgmma(chain, w + WEIGHT_PART / 16, x, ky > 0);
-                    wgmma(chain, w, x + INPUT_PART / 16, 1);
-                } else {
-                    wgmma(chain, w, x, 1);
-                }
-            }
+        unsigned x = input_start, w = weight_start;  // in units of 16 bytes
+#pragma unroll AT_ONCE
+        for (int ky = 0; ky < KH; ++ky, x += g.pitch, w += 2 * BF) {
+            wgmma(chain, w + WEIGHT_PART / 16, x, ky > 0);
+            wgmma(chain, w, x + INPUT_PART / 16, 1);
         }
+        x = input_start + zero, w = weight_start + zero;
+#pragma unroll AT_ONCE
+        for (int ky = 0; ky < KH; ++ky, x += g.pitch, w += 2 * BF) wgmma(chain, w, x, 1);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     }
 
@@ -92,7 +93,7 @@ struct Consumer {
 
     // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
     __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
-        Factors factors(shared.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread);
+        Factors factors(shared.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread());
         factors.fetch();
 #pragma unroll
         for (int point = 0; point < OWN; ++point)
@@ -112,7 +113,7 @@ struct Consumer {
                 Chain chain;
                 start_products(chain, input + point * POSITION_BYTES, weight_stages + turn.slot * WEIGHT_STAGE_BYTES);
                 // While the products are under way; into the place of those before.
-                weights.fetch_next(count, point + WEIGHT_STAGES - 1, thread == 0);
+                weights.fetch_next(count, point + WEIGHT_STAGES - 1, thread() == 0);
                 __syncwarp();
                 if (point == 0) {
                     factors.meet(of_input);
@@ -121,7 +122,7 @@ struct Consumer {
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < WGMMA_SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
-                if (thread == 0 && point == OWN - 1) release(count, slot);
+                if (point == OWN - 1 && thread() == 0) release(count, slot);
                 factors.add(sums[point], chain);
             }
         }
@@ -134,7 +135,7 @@ struct Consumer {
 
     // Where a block leaves this thread's sums.
     __device__ __forceinline__ float4* sums_of(int block) const {
-        return shared.sums + (int64)block * (MAX_SUMS / 4) + group * (MAX_SUMS / 8) + thread;
+        return shared.sums + (int64)block * (MAX_SUMS / 4) + group * (MAX_SUMS / 8) + thread();
     }
 
     // Leaves the sums to the block that began the tile.
@@ -146,7 +147,7 @@ struct Consumer {
             for (int i = 0; i < WGMMA_SUMS; i += 4, to += GROUP)
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
         group_barrier(group);
-        if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
+        if (thread() == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
             asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(shared.flags + place_of_block() * 2 + group)
                          : "memory");
     }
@@ -155,7 +156,7 @@ struct Consumer {
     __device__ __forceinline__ void collect(Sums& sums, int unit, int tile_end) const {
         for (int part = part_of_block() + 1; unit < tile_end; ++part) {
             const int block = part * CLUSTER + block_rank();
-            if (thread == 0) {
+            if (thread() == 0) {
                 unsigned flag;
                 do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                                 : "=r"(flag)
@@ -178,7 +179,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run() {
-        for (int i = 0; i < WEIGHT_STAGES - 1; ++i) weights.fetch_next(0, i, thread == 0);
+        for (int i = 0; i < WEIGHT_STAGES - 1; ++i) weights.fetch_next(0, i, thread() == 0);
         __syncwarp();
         for (int unit = share.begin; unit < share.end;) {
             const Place from(unit, g);
@@ -193,7 +194,7 @@ struct Consumer {
                 const int slot = Turn(unit - share.begin - 1, OWN - 1).slot;
                 float* const staging = reinterpret_cast<float*>(all_weights + slot * WEIGHT_STAGE_BYTES);
                 write(output, g, from.stretch * CELLS, from.filter_tile * ALIKE + block_rank() * BF, sums,
-                      shared.outputs[group], staging, group);
+                      shared, staging, group);
             }
         }
     }

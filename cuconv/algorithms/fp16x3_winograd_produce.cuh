@@ -18,15 +18,24 @@ __device__ __forceinline__ void copy_float(unsigned to, const void* from, bool e
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
 }
 
-// The six inputs of a cell at the six points: all remainders of a polynomial.
-__device__ __forceinline__ void transform(const float (&d)[POINTS], float (&at)[POINTS]) {
-    constexpr float near2 = NEAR * NEAR, far2 = FAR * FAR;
-    at[0] = fmaf(near2 * far2, d[0], fmaf(-(near2 + far2), d[2], d[4]));
-    at[3] = fmaf(near2 * far2, d[1], fmaf(-(near2 + far2), d[3], d[5]));
-    const float near_even = fmaf(-far2, d[2], d[4]), near_odd = fmaf(-far2, d[1], d[3]);
-    const float far_even = fmaf(-near2, d[2], d[4]), far_odd = fmaf(-near2, d[1], d[3]);
-    at[1] = fmaf(NEAR, near_odd, near_even), at[2] = fmaf(-NEAR, near_odd, near_even);
-    at[4] = fmaf(FAR, far_odd, far_even), at[5] = fmaf(-FAR, far_odd, far_even);
+__device__ __forceinline__ void take_four(const float* from, float* to) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+// The inputs of a cell at a pair of points, or at 0 and infinity where PAIR is -1: all remainders of a polynomial.
+template <int PAIR>
+__device__ __forceinline__ void transform(const float (&d)[POINTS], float& a, float& b) {
+    constexpr Polynomial others(PAIR);
+    constexpr int degree = PAIR < 0 ? PAIRS : PAIRS - 1, first = PAIR < 0 ? 0 : 2;
+    float even = d[first + 2 * degree], odd = d[1 + 2 * degree];
+#pragma unroll
+    for (int power = degree - 1; power >= 0; --power) {
+        even = fmaf(others.of[power], d[first + 2 * power], even);
+        odd = fmaf(others.of[power], d[1 + 2 * power], odd);
+    }
+    constexpr float point = PAIR < 0 ? 0.0f : pair_point(PAIR);
+    a = PAIR < 0 ? even : fmaf(point, odd, even), b = PAIR < 0 ? odd : fmaf(-point, odd, even);
 }
 
 // Of the magnitudes of two pairs of FP16.
@@ -39,39 +48,44 @@ __device__ __forceinline__ unsigned larger(unsigned x, unsigned y) {
 // Which 16 cells a warp's job has, and which of them and of eight channels a lane's are. As lanes lie, a quarter of a
 // warp reads 128 bytes side by side, and half a warp writes as many.
 __device__ __forceinline__ int cell_of(int job, int thread) {
-    return (job * WARPS + thread / 32) * 16 + thread % 32 / 16 * 8 + thread % 8;
+    return job * (WARPS * 16) + (thread / 16 * 8 + thread % 8);
 }
 __device__ __forceinline__ int channel_of(int thread) { return thread % 16 / 8 * 4; }
+
+// Transforms two channels of a cell, for all pairs from one on: put(place of a point, the channels there).
+template <int PAIR = -1, class Put>
+__device__ __forceinline__ void transform(const float (&d)[2][POINTS], const Put& put) {
+    float a[2], b[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) transform<PAIR>(d[c], a[c], b[c]);
+    put(PAIR < 0 ? 0 : pair_place(PAIR), a[0], a[1]);
+    put(PAIR < 0 ? INFINITY_PLACE : pair_place(PAIR) + 1, b[0], b[1]);
+    if constexpr (PAIR + 1 < PAIRS) transform<PAIR + 1>(d, put);
+}
 
 // Transforms four channels of a cell, takes them apart and stores them; `most` grows to their largest magnitude, of a
 // NaN not: the output shows it. `get(c, d)`: a channel's inputs, scaled. `target`: of the cell and channels.
 template <class Get>
 __device__ __forceinline__ void store(const Get& get, char* target, unsigned& most) {
-    unsigned high[POINTS][2], low[POINTS][2];
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-        float d[POINTS], a[POINTS], b[POINTS];
-        get(pair * 2, d);
-        transform(d, a);
-        get(pair * 2 + 1, d);
-        transform(d, b);
-#pragma unroll
-        for (int point = 0; point < POINTS; ++point) split(a[point], b[point], high[point][pair], low[point][pair]);
-    }
-#pragma unroll
-    for (int point = 0; point < POINTS; ++point) {
-        char* const to = target + point * POSITION_BYTES;
-        *reinterpret_cast<uint2*>(to) = make_uint2(high[point][0], high[point][1]);
-        *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[point][0], low[point][1]);
-        most = larger(most, larger(high[point][0], high[point][1]));
-    }
+    unsigned high[POINTS], low[POINTS];
+    float d[2][POINTS];
+    get(0, d[0]), get(1, d[1]);
+    transform(d, [&](int place, float a, float b) { split(a, b, high[place], low[place]); });
+    get(2, d[0]), get(3, d[1]);
+    transform(d, [&](int place, float a, float b) {
+        char* const to = target + place * POSITION_BYTES;
+        unsigned next_high, next_low;
+        split(a, b, next_high, next_low);
+        *reinterpret_cast<uint2*>(to) = make_uint2(high[place], next_high);
+        *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[place], next_low);
+        most = larger(most, larger(high[place], next_high));
+    });
 }
 
 // Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent, or EMPTY.
 // `scales` are the channels' own. Rare, so all that counts is that the usual way has its values in registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, int first_cell, int chunk) {
-    const int thread = threadIdx.x % PRODUCERS;
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int row, int offset, int in_chunk) {
         const unsigned source = g.source(row, offset);
@@ -82,36 +96,45 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
     int exponent = 0;
 #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {  // first only its maximum is looked for
-        unsigned most = 0, unused = 0;
+        unsigned most = 0;
 #pragma unroll 1
         for (int job = 0; job < 2 * JOBS; ++job) {
-            const int in_stage = cell_of(job / 2, thread), octet = job % 2;
+            const int thread = producing_thread(), in_stage = cell_of(job / 2, thread), octet = job % 2;
             if (in_stage >= STAGE_CELLS) continue;
             const int cell = first_cell + in_stage, row = cell / g.pitch, column = (cell - row * g.pitch) * OUTPUTS;
-            const auto get = [&](int c, float (&d)[POINTS]) {
-#pragma unroll
-                for (int i = 0; i < POINTS; ++i) {
-                    d[i] = load(row, column + i, octet * 8 + channel_of(thread) + c);
-                    if (turn) d[i] *= power_of_two(exponent);
-                    most = max(most, finite_magnitude(d[i]));
-                }
-            };
-            float d[POINTS];
-            if (turn)
-                store(get, stage + octet * OCTET_BYTES + in_stage * 16 + channel_of(thread) * 2, unused);
-            else
 #pragma unroll 1
-                for (int c = 0; c < 4; ++c) get(c, d);
+            for (int c = channel_of(thread); c < channel_of(thread) + 4; c += 2) {
+                float d[2][POINTS];
+#pragma unroll 1
+                for (int i = 0; i < 2 * POINTS; ++i) {
+                    float x = load(row, column + i % POINTS, octet * 8 + c + i / POINTS);
+                    if (turn) x *= power_of_two(exponent);
+                    d[i / POINTS][i % POINTS] = x, most = max(most, finite_magnitude(x));
+                }
+                char* const target = stage + octet * OCTET_BYTES + in_stage * 16 + c * 2;
+                if (turn) transform(d, [&](int place, float a, float b) {
+                    unsigned high, low;
+                    split(a, b, high, low);
+                    *reinterpret_cast<unsigned*>(target + place * POSITION_BYTES) = high;
+                    *reinterpret_cast<unsigned*>(target + place * POSITION_BYTES + INPUT_PART) = low;
+                });
+            }
         }
         if (turn) break;
         most = __reduce_max_sync(~0u, most);
-        if (thread % 32 == 0) maxima[thread / 32] = most;
+        if (producing_thread() % 32 == 0) maxima[producing_thread() / 32] = most;
         producers_barrier();
         for (int warp = 0; warp < WARPS; ++warp) most = max(most, maxima[warp]);
         if (most == 0) return EMPTY;
         exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
     }
     return exponent;
+}
+
+__device__ constexpr int least_common_multiple(int a, int b) {
+    int multiple = a;
+    while (multiple % b) multiple += a;
+    return multiple;
 }
 
 struct Producer {
@@ -123,7 +146,6 @@ struct Producer {
     Shared& shared;
     int exponent = 6;        // of the scale: suits maxima of 1/4 to 512, and what the transform makes of them
     unsigned most = 0;       // of the chunk
-    unsigned phases = 0;     // of empty_input: parities to wait for next
 
     __device__ __forceinline__ int first_cell(const Place& at) const { return at.stretch * CELLS; }
 
@@ -187,15 +209,13 @@ struct Producer {
             const float* const window = octet_raw + shared.windows[job][thread];
             const auto get = [&](int c, float (&d)[POINTS]) {
                 const float* const x = window + c * RAW_FLOATS;
-                if (OUTPUTS == 4) {
-                    const float4 four = *reinterpret_cast<const float4*>(x);
-                    d[0] = four.x, d[1] = four.y, d[2] = four.z, d[3] = four.w;
+                take_four(x, d);
+                if (POINTS == 8) {
+                    take_four(x + POINTS - 4, d + POINTS - 4);
                 } else {
-                    const float2 a = *reinterpret_cast<const float2*>(x), b = *reinterpret_cast<const float2*>(x + 2);
-                    d[0] = a.x, d[1] = a.y, d[2] = b.x, d[3] = b.y;
+                    const float2 last = *reinterpret_cast<const float2*>(x + 4);
+                    d[4] = last.x, d[5] = last.y;
                 }
-                const float2 last = *reinterpret_cast<const float2*>(x + 4);
-                d[4] = last.x, d[5] = last.y;
 #pragma unroll
                 for (int i = 0; i < POINTS; ++i) d[i] *= scales[c];
             };
@@ -244,17 +264,16 @@ struct Producer {
     // told, so it waits for every phase of its barrier, whichever blocks took turns there.
     __device__ __forceinline__ void wait_for_place(int count) {
         if (count < IN_STAGES) return;
-        const int slot = count % IN_STAGES;
-        barrier_wait(shared.empty_input + slot, phases >> slot & 1);
-        phases ^= 1u << slot;
+        constexpr int period = least_common_multiple(IN_STAGES, CLUSTER);  // of the block's use of a place
+        const int waits_before = count / period - (count % period < IN_STAGES ? 1 : 0);
+        barrier_wait(shared.empty_input + count % IN_STAGES, waits_before & 1);
     }
 
-    __device__ __forceinline__ void run(const Part& share) {
-        const int units = share.end - share.begin;
+    __device__ __forceinline__ void run() {
         int count = block_rank();  // of the share's chunks
-        if (count >= units) return;
-        Place at(share.begin + count, g);  // of what is copied
-        int placed = at.stretch;           // of what is converted
+        if (count >= shared.units) return;
+        Place at(Part(g, part_of_block()).begin + count, g);  // of what is copied
+        bool moved = false;  // to another tile, of which nothing is converted yet
         seek(at);
         place(at);
         copy(at, 0);
@@ -264,11 +283,15 @@ struct Producer {
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             producers_barrier();  // all have copied their parts, and converted what was there before
             if (octet == 0 && count >= CLUSTER) publish(count - CLUSTER);
-            if (count >= units) break;
-            if (octet == 0 && at.stretch != placed) place(at), placed = at.stretch;
-            if (octet == 0 || count + CLUSTER < units) {
-                if (octet) advance(at);
-                if (at.stretch != placed) seek(at);
+            if (count >= shared.units) break;
+            if (octet == 0 && moved) place(at), moved = false;
+            if (octet == 0 || count + CLUSTER < shared.units) {
+                if (octet) {
+                    const int before = at.stretch;
+                    advance(at);
+                    moved = at.stretch != before;
+                    if (moved) seek(at);
+                }
                 copy(at, octet ^ 1);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");

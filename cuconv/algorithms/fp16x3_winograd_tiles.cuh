@@ -2,8 +2,8 @@
 // cells lie in shared memory.
 #pragma once
 
-// As fp16x3's headers want to know it: a filter has six positions of KH rows each, in place of KH rows of KW.
-#define POINTS 6
+// As fp16x3's headers want to know it: a filter has a position of KH rows for each point, in place of KH rows of KW.
+#define POINTS (KW + 3)
 #define FILTER_ROWS POINTS
 #define FILTER_COLUMNS KH
 #define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS)
@@ -15,9 +15,10 @@
 #include "fp16x3_write.cuh"
 
 constexpr int CONSUMERS = 2 * GROUP, THREADS = CONSUMERS + PRODUCERS;
-constexpr int OUTPUTS = POINTS + 1 - KW;  // of a cell
+constexpr int OUTPUTS = POINTS + 1 - KW;  // of a cell: four
 constexpr int CELLS = TILE_CELLS;         // of a tile: what the registers hold
 constexpr int OWN = POINTS / 2;           // positions of a warpgroup
+constexpr int PAIRS = OWN - 1;            // of points
 static_assert(BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
 // Input, transformed and split: [positions][high, low][2][STAGE_CELLS][8] FP16; and behind it its scale's exponent.
@@ -30,14 +31,32 @@ constexpr int STAGE_BYTES = (SENT_BYTES + 127) / 128 * 128;
 constexpr int RAW_BYTES = 8 * RAW_FLOATS * 4;
 static_assert(RAW_FLOATS % 4 == 0);
 // Of weights of a point; between tiles also what is on its way to the output.
-constexpr int STAGED_ROW = OUTPUTS == 4 ? 36 : 48;   // floats: of what lanes write at once, no bank twice
+constexpr int STAGED_ROW = 36;                         // floats: of what lanes write at once, no bank twice
 constexpr int STAGED_FLOATS = GROUP / 2 * STAGED_ROW;  // of a warpgroup
 constexpr int WEIGHT_STAGE_BYTES = ROW_BYTES > STAGED_FLOATS * 4 ? ROW_BYTES : STAGED_FLOATS * 4;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
-// The points are 0, NEAR, -NEAR, infinity, FAR, -FAR, in this order: three for each of the two warpgroups. All that is
-// made of them is exact in FP32 but the divisors of the filters. Of eight pairs tried these have the least error.
-constexpr float NEAR = 0.625f, FAR = 1.5f;
+// The points are 0, infinity and pairs x, -x. All that is made of them is exact in FP32 but the filters' divisors.
+// Of eight choices of two pairs these have the least error; of three pairs, from all eighths up to 3.
+__device__ constexpr float pair_point(int pair) {
+    return KW == 3 ? (pair == 0 ? 0.625f : 1.5f) : (pair == 0 ? 0.5f : pair == 1 ? 1.0f : 2.0f);
+}
+__device__ constexpr float pair_square(int pair) { return pair_point(pair) * pair_point(pair); }
+// Their places: 0, x, -x for a warpgroup and infinity, x, -x for the other; or 0, infinity, x, -x and two pairs.
+constexpr int INFINITY_PLACE = KW == 3 ? OWN : 1;
+__device__ constexpr int pair_place(int pair) { return KW == 3 ? 1 + pair * OWN : 2 + pair * 2; }
+
+// The product, over all pairs but one (or -1: all), of a square less the pair's: coefficients of the square's powers.
+struct Polynomial {
+    float of[PAIRS + 1];
+    __device__ constexpr Polynomial(int without) : of{1.0f} {
+        for (int i = 0; i < PAIRS; ++i) {
+            if (i == without) continue;
+            for (int power = PAIRS; power > 0; --power) of[power] = of[power - 1] - pair_square(i) * of[power];
+            of[0] *= -pair_square(i);
+        }
+    }
+};
 
 typedef float Chain[WGMMA_SUMS];
 typedef float Sums[OWN][WGMMA_SUMS];  // of a thread
@@ -119,9 +138,11 @@ struct Shared {
     const int* volatile exponents;
     unsigned* volatile flags;
     float4* volatile sums;
+    volatile int units;  // of the share: likewise, for those who bring input
     __align__(16) unsigned maxima[2][WARPS];  // of producing warps; a spare set
     __align__(16) float scales[2][8];         // of channels, of what is being copied or converted
     CellOutputs outputs[2][CELLS];            // of a warpgroup's tile that is written
+    __align__(16) float bias[FILTERS];        // likewise
     unsigned sources[COPIES][PRODUCERS];  // of producing threads: what they copy
     int windows[JOBS][PRODUCERS];         // and where their cells' inputs lie, in floats
 };

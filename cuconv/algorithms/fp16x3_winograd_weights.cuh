@@ -5,26 +5,30 @@
 #include "fp16x3_winograd_tiles.cuh"
 #include "fp16x3_split.cuh"
 
+// One over the product of a point's differences from the others.
+__device__ constexpr float over_pair(int pair) {
+    float product = 2 * pair_square(pair);
+    for (int i = 0; i < PAIRS; ++i) product *= i == pair ? 1.0f : pair_square(pair) - pair_square(i);
+    return 1 / product;
+}
+
 // The polynomial of a row's weights at each of the points, over what makes up for the input's transform.
 __device__ __forceinline__ void transform_row(const float (&w)[KW], float (&at)[POINTS]) {
-    constexpr float near2 = NEAR * NEAR, far2 = FAR * FAR;
-    constexpr float of_zero = 1 / (near2 * far2), of_near = 1 / (2 * near2 * (near2 - far2));
-    constexpr float of_far = 1 / (2 * far2 * (far2 - near2));
-    const auto pair = [&](float point, float square, float over, float& plus, float& minus) {
-        float even = w[KW - 1], odd = w[KW - 2];
+    constexpr Polynomial all(-1);
+    at[0] = w[0] * (1 / all.of[0]), at[INFINITY_PLACE] = w[KW - 1];
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+        const float square = pair_square(pair);
+        float even = w[KW - 1], odd = w[KW - 2];  // w0 + w2 x^2 + .. and w1 + w3 x^2 + ..: KW is odd
 #pragma unroll
         for (int i = KW - 3; i >= 0; --i)
             if ((KW - 1 - i) % 2 == 0)
                 even = fmaf(even, square, w[i]);
             else
                 odd = fmaf(odd, square, w[i]);
-        // even holds w0 + w2 x^2 + .., odd w1 + w3 x^2 + ..: KW is odd
-        even *= over, odd *= over * point;
-        plus = even + odd, minus = even - odd;
-    };
-    at[0] = w[0] * of_zero, at[3] = w[KW - 1];
-    pair(NEAR, near2, of_near, at[1], at[2]);
-    pair(FAR, far2, of_far, at[4], at[5]);
+        even *= over_pair(pair), odd *= over_pair(pair) * pair_point(pair);
+        at[pair_place(pair)] = even + odd, at[pair_place(pair) + 1] = even - odd;
+    }
 }
 
 // Eight channels of a row of a filter, the one that is `row`, at all points.
