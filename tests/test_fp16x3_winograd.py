@@ -124,6 +124,7 @@ def test_the_workspace_holds_transformed_weights_scales_and_sums():
         (ConvProblem(1500, 64, 112, 112, 8, 3, 3), "input bytes, the limit of fp16x3_winograd is"),
         (one_by_one(64), "1 columns in a filter"),
         (ConvProblem(1, 8, 9, 9, 8, 1, 5, 0, 2), "one row in a filter of five columns"),
+        (ConvProblem(1, 8, 9, 5, 8, 3, 3), "rows of 3 outputs, fp16x3_winograd needs 4 side by side"),
     ],
 )
 def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):

@@ -197,6 +197,8 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(
             f"{p.label}: padding of {p.pad_h} rows, for fp16x3_winograd it must be less than the filter's {p.kh}"
         )
+    if p.out_w < OUTPUTS:  # most of a cell would be padding, whose errors are those of the largest weights
+        raise UnsupportedProblem(f"{p.label}: rows of {p.out_w} outputs, fp16x3_winograd needs {OUTPUTS} side by side")
     sizes = [
         ("rows in a filter", p.kh, MAX_ROWS),
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
