@@ -15,7 +15,10 @@ from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
 FIVE = ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2)
-FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 5 and p.kw in (3, 5) and p.out_w >= 4] + [HEAVY, FIVE]
+FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 5 and p.kw in winograd.COLUMNS and p.out_w >= winograd.OUTPUTS] + [
+    HEAVY,
+    FIVE,
+]
 
 PAIRS = {3: (Fraction(5, 8), Fraction(3, 2)), 5: (Fraction(1, 2), Fraction(1), Fraction(2))}  # as in the kernel
 

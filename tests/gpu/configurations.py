@@ -20,6 +20,7 @@ from tests.gpu.problems import (
 )
 
 each_precision = pytest.mark.parametrize("precision", TOLERANCES)
+each_operand = pytest.mark.parametrize("operand", ["input", "weight", "out"])
 # Of thirds of the channels.
 each_scales = pytest.mark.parametrize(
     "scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str
@@ -84,6 +85,17 @@ def assert_scale_follows_chunks(name: str, problem: ConvProblem, scales: tuple[f
     with refusal_allowed(name):
         out = conv2d(x, weight, padding=pads(problem), algorithm=name, precision=precision)
         assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem))) < TOLERANCES[precision]
+
+
+def assert_operand_may_start_anywhere(name: str, problem: ConvProblem, operand: str) -> None:
+    """The operand, "input", "weight" or "out", begins four bytes after an aligned address."""
+    x, weight = operands(problem)
+    data = {"input": x, "weight": weight, "out": poisoned_output(problem)}
+    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
+    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
+    with refusal_allowed(name):
+        conv2d(data["input"], data["weight"], padding=pads(problem), out=data["out"], algorithm=name)
+        assert rel_l2_error(data["out"], reference.conv2d(x, weight, pads(problem))) < TOLERANCES["fp32"]
 
 
 def assert_zeros_give_zeros(name: str, problem: ConvProblem) -> None:

@@ -8,10 +8,12 @@ import torch
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import fp16x3_pointwise
 from tests.gpu.configurations import (
+    assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
     assert_scale_follows_chunks,
     assert_zeros_give_zeros,
     configurations,
+    each_operand,
     each_precision,
     each_scales,
     run,
@@ -22,7 +24,6 @@ from tests.gpu.problems import (
     assert_same_with_non_finite,
     bias_for,
     operands,
-    poisoned_output,
     refusal_allowed,
     rel_l2_error,
 )
@@ -87,15 +88,9 @@ def test_every_pixel_has_a_scale_of_its_own(precision):
         assert rel_l2_error(out / scale, reference.conv2d(x * scale, weight) / scale) < TOLERANCES[precision]
 
 
-@pytest.mark.parametrize("operand", ["input", "weight", "out"])
+@each_operand
 def test_operands_may_start_anywhere(operand):
-    x, weight = operands(EVEN)
-    data = {"input": x, "weight": weight, "out": poisoned_output(EVEN)}
-    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
-    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
-    with refusal_allowed(NAME):
-        conv2d(data["input"], data["weight"], out=data["out"], algorithm=NAME)
-        assert rel_l2_error(data["out"], reference.conv2d(x, weight)) < TOLERANCE
+    assert_operand_may_start_anywhere(NAME, EVEN, operand)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])

@@ -6,22 +6,21 @@ import torch
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import fp16x3_winograd
 from tests.gpu.configurations import (
+    assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
     assert_scale_follows_chunks,
     assert_zeros_give_zeros,
     configurations,
+    each_operand,
     each_scales,
     run,
 )
 from tests.gpu.problems import (
-    TOLERANCE,
     assert_same_with_non_finite,
     bias_for,
     operands,
     pads,
-    poisoned_output,
     refusal_allowed,
-    rel_l2_error,
 )
 
 NAME = "fp16x3_winograd"
@@ -55,15 +54,9 @@ def test_the_scale_follows_the_chunks(problem, scales):
     assert_scale_follows_chunks(NAME, problem, scales, "fp32")
 
 
-@pytest.mark.parametrize("operand", ["input", "weight", "out"])
+@each_operand
 def test_operands_may_start_anywhere(operand):
-    x, weight = operands(PAIRS)
-    data = {"input": x, "weight": weight, "out": poisoned_output(PAIRS)}
-    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
-    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
-    with refusal_allowed(NAME):
-        conv2d(data["input"], data["weight"], padding=pads(PAIRS), out=data["out"], algorithm=NAME)
-        assert rel_l2_error(data["out"], reference.conv2d(x, weight, pads(PAIRS))) < TOLERANCE
+    assert_operand_may_start_anywhere(NAME, PAIRS, operand)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
