@@ -19,7 +19,7 @@
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-#include "convolution.cuh"
+#include "tf32x3_mma.cuh"
 
 constexpr int THREADS = 32 * WM * WN * WK;
 constexpr int MT = BM / WM / 16, NT = BN / WN / 8;  // mma tiles of a warp
@@ -45,23 +45,6 @@ __device__ __forceinline__ void copy4(float* target, const float* source, bool e
 __device__ __forceinline__ void copy16(float* target, const float* source, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
                  "r"(exists ? 16 : 0));
-}
-
-// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there is
-// one product, big is all.
-__device__ __forceinline__ void split(float x, unsigned& big, unsigned& small) {
-#if PRODUCTS == 3
-    big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-    small = __float_as_uint(x - __uint_as_float(big));
-#else
-    big = __float_as_uint(round_to_tf32(x));
-#endif
-}
-
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // One warp's part of a stage, added to `sum`.
