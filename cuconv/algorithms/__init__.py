@@ -18,8 +18,8 @@ An algorithm is a module with
     predicted_us(problem, device, configuration, costs) -> estimated device time in microseconds, by which auto
                 chooses; costs are by default those in use for the configuration's precision
 
-The tf32x3 algorithms share tf32x3.py and tf32x3.cuh; fp16x3.cu is in parts, of which fp16x3_split.cuh, with
-fp16x3_split.py, is fp16x3_pointwise's too, and some more fp16x3_winograd's.
+The tf32x3 algorithms share tf32x3.py, and tf32x3.cuh or tf32x3_mma.cuh; fp16x3.cu is in parts, of which
+fp16x3_split.cuh, with fp16x3_split.py, is fp16x3_pointwise's too, and some more fp16x3_winograd's.
 """
 
 from types import ModuleType
@@ -30,6 +30,7 @@ from cuconv.algorithms import (
     fp16x3_winograd,
     tf32x3_gemm,
     tf32x3_presplit,
+    tf32x3_shallow,
     tf32x3_wgmma,
     two_stage,
 )
@@ -40,6 +41,7 @@ ALGORITHMS = {
     "tf32x3_gemm": tf32x3_gemm,
     "tf32x3_wgmma": tf32x3_wgmma,
     "tf32x3_presplit": tf32x3_presplit,
+    "tf32x3_shallow": tf32x3_shallow,
     "fp16x3": fp16x3,
     "fp16x3_pointwise": fp16x3_pointwise,
     "fp16x3_winograd": fp16x3_winograd,

@@ -1,0 +1,226 @@
+"""Short reductions, of few channels and a small filter, on the tensor cores at FP32 accuracy (3xTF32) or in TF32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, hypot
+from pathlib import Path
+
+from cuconv.algorithms.tf32x3 import (
+    MAX_INDEX,
+    PARTS,
+    PRECISION_OF,
+    PRODUCTS,
+    arguments_of,
+    check_indices,
+    depth_of,
+    in_products,
+    is_pointwise,
+    memory_us,
+)
+from cuconv.costs import constant, load
+from cuconv.device import DeviceSpec
+from cuconv.jit import Launch
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+PRECISIONS = tuple(PRODUCTS)
+
+PIXELS = 32  # of a warp
+SIDE_BY_SIDE = 4  # pixels of a lane
+LANES = 4  # that share the rows of a reduction
+MAX_DEPTH = 32  # of the reduction: the columns of a tile stay in registers
+FILTERS = (16, 32)  # that a warp multiplies at a time
+WARPS = (4, 8)  # of a block
+SPLITS = (1, 2, 4)  # blocks that share a tile's filters
+REGISTERS = (128, 168, 255)  # of a thread: 16, 12 and 8 warps an SM
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants of its cost model: microseconds, where the meaning does not say otherwise."""
+
+    start: float = constant("a launch, and a block from start to end, without its weights and tiles")
+    weights: float = constant("a thread's time to split 2**4 weights")
+    turn: float = constant("a warp's wait for a tile of pixels")
+    filters: float = constant("the same, in addition, for each 8 filters and each depth of eight")
+    pass_: float = constant("the same, in addition, for each time that it goes over its columns")
+    fetch: float = constant("an SM's time to fetch 2**10 elements of rows")
+    multiply: float = constant("an SM's time for 2**16 multiply-adds")
+    write: float = constant("an SM's time to write 2**12 outputs")
+    write_one: float = constant("the same, in addition, where they are written one by one")
+    memory: float = constant("2**20 bytes of operands through device memory")
+    memory_one: float = constant("the same, in addition, for outputs written one by one")
+
+
+COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Tf32x3ShallowConfig:
+    """What a warp multiplies at a time, a block's filters and warps, the blocks of an SM and of the grid."""
+
+    filters: int
+    block_filters: int
+    warps: int
+    resident: int
+    blocks: int
+    shared_bytes: int
+    products: int
+    overlap: bool  # with the kernel ahead: the device can
+    workspace_bytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    def __str__(self) -> str:
+        block = f"filters={self.filters}/{self.block_filters} warps={self.warps} resident={self.resident}"
+        return f"{block} grid={self.blocks} shared={self.shared_bytes}{in_products(self.products)}"
+
+
+def slots_of(problem: ConvProblem) -> tuple[int, int]:
+    """Rows of the input, (c, ky), that a lane has, and positions in X of the rows that are left."""
+    rows = problem.c * problem.kh
+    if problem.kw == 1:
+        return ceil(rows / LANES), 0
+    return rows // LANES, ceil(rows % LANES * problem.kw / LANES)
+
+
+def steps_of(problem: ConvProblem) -> int:
+    """Depths of eight in the reduction, with what pads it."""
+    return ceil(depth_of(problem) / 8)
+
+
+def lie_side_by_side(problem: ConvProblem) -> bool:
+    """Whether any four pixels, from a multiple of four on, lie in one row of one image."""
+    return (problem.out_pixels if is_pointwise(problem) else problem.out_w) % SIDE_BY_SIDE == 0
+
+
+def has_vectors(problem: ConvProblem, aligned: bool) -> bool:
+    """Whether four pixels, and the inputs that they lie over, may be moved as 16 bytes."""
+    p = problem
+    same = is_pointwise(p) or (p.out_w == p.w and p.kw % 2 == 1)
+    return aligned and same and lie_side_by_side(p)
+
+
+def registers_of(problem: ConvProblem, filters: int) -> int:
+    """Of a thread: what the compiler needs without spills, rounded up to what fills an SM."""
+    slots = ceil(depth_of(problem) / LANES)
+    if is_pointwise(problem):
+        need = {16: 30 + 18 * slots, 32: 56 + 20 * slots}[filters]
+    else:
+        need = {16: 48 + 17 * slots, 32: 76 + 20 * slots}[filters]
+    return next((limit for limit in REGISTERS if need <= limit), REGISTERS[-1])
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """Each shape of a reduction with each number of filters, with and without vectors."""
+    shapes = [ConvProblem(1, c, 8, 8, 8, 1, 1) for c in (3, 16, 24, 32)]
+    shapes += [ConvProblem(1, c, 8, 8, 8, kh, kw, kh // 2, kw // 2) for c, kh, kw in ((3, 3, 3), (1, 5, 5), (4, 3, 1))]
+    settings = [(shape, vector, 3) for shape in shapes for vector in (True, False)] + [(s, True, 1) for s in shapes]
+    return [
+        _macros(shape, filters, WARPS[0], vector, products)
+        for shape, vector, products in settings
+        for filters in FILTERS
+    ]
+
+
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3ShallowConfig]:
+    """The configurations that can run; raises UnsupportedProblem where there is none."""
+    _check(problem)
+    products = PRODUCTS[problem.precision]
+    tiles = ceil(problem.n * problem.out_pixels / PIXELS)
+    found = []
+    for filters, warps, split in product(FILTERS, WARPS, SPLITS):
+        block_filters = ceil(problem.m / split / filters) * filters
+        split = ceil(problem.m / block_filters)
+        shared_bytes = FLOAT_BYTES * PARTS[products] * block_filters * 8 * steps_of(problem)
+        if shared_bytes > device.shared_bytes_per_block or (filters > FILTERS[0] and filters > problem.m):
+            continue
+        resident = device.resident_blocks(32 * warps, registers_of(problem, filters), shared_bytes)
+        blocks = split * min(ceil(tiles / warps), max(1, device.sm_count * resident // split))
+        sizes = (filters, block_filters, warps, resident, blocks, shared_bytes)
+        found.append(Tf32x3ShallowConfig(*sizes, products, device.compute_capability >= (9, 0)))
+    if not found:
+        raise UnsupportedProblem(
+            f"{problem.label}: the weights of {problem.m} filters in {max(SPLITS)} blocks, "
+            f"the limit of {device.name} is {device.shared_bytes_per_block} bytes of shared memory"
+        )
+    return list(dict.fromkeys(found))
+
+
+def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3ShallowConfig:
+    """The candidate of least predicted time."""
+    return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
+
+
+def predicted_us(
+    problem: ConvProblem, device: DeviceSpec, config: Tf32x3ShallowConfig, costs: Costs | None = None
+) -> float:
+    """Estimated device time in microseconds.
+
+    A warp takes its tiles one after the other. A tile takes its latency while an SM has few warps, and its share of
+    the throughput where it has many: their norm goes from one to the other.
+    """
+    costs = costs or COSTS[PRECISION_OF[config.products]]
+    steps, single = steps_of(problem), not has_vectors(problem, aligned=True)
+    split = ceil(problem.m / config.block_filters)
+    tiles = ceil(problem.n * problem.out_pixels / PIXELS)
+    turns = ceil(tiles / (config.blocks // split * config.warps))
+    warps = min(tiles * split, config.blocks * config.warps) / device.sm_count  # of an SM
+    wait_us = costs.turn + costs.filters * steps * config.block_filters / 8
+    wait_us += costs.pass_ * config.block_filters / config.filters
+    outputs = PIXELS * config.block_filters
+    work_us = costs.fetch * PIXELS * 8 * steps / 2**10 + costs.multiply * outputs * 8 * steps / 2**16
+    work_us += (costs.write + costs.write_one * single) * outputs / 2**12
+    weights_us = costs.weights * config.block_filters * 8 * steps / config.threads / 2**4
+    moved_us = costs.memory_one * single * FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+    moved_us += memory_us(problem, costs)
+    return costs.start + weights_us + hypot(turns * hypot(wait_us, warps * work_us), moved_us)
+
+
+def launches(problem: ConvProblem, config: Tf32x3ShallowConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    """The kernel; where the device can it may start while the one ahead of it ends, and waits by itself."""
+    vector = has_vectors(problem, aligned)
+    macros = _macros(problem, config.filters, config.warps, vector, config.products)
+    split = ceil(problem.m / config.block_filters)
+    arguments = (*arguments_of(problem, relu), split, config.block_filters)
+    grid = (config.blocks, config.threads)
+    return (Launch(SOURCE, macros, SOURCE.stem, *grid, arguments, config.shared_bytes, config.overlap),)
+
+
+def _check(problem: ConvProblem) -> None:
+    p = problem
+    check_indices(p, MAX_INDEX)
+    if depth_of(p) > MAX_DEPTH:
+        raise UnsupportedProblem(
+            f"{p.label}: {depth_of(p)} weights in a filter, the limit of tf32x3_shallow is {MAX_DEPTH}"
+        )
+    if not is_pointwise(p) and not lie_side_by_side(p):
+        raise UnsupportedProblem(
+            f"{p.label}: rows of {p.out_w} outputs, tf32x3_shallow computes filters of more than 1x1, or padded ones, "
+            f"only where they are a multiple of {SIDE_BY_SIDE}"
+        )
+    if p.out_pixels < PIXELS:
+        raise UnsupportedProblem(f"{p.label}: {p.out_pixels} pixels, tf32x3_shallow computes {PIXELS} or more")
+
+
+def _macros(problem: ConvProblem, filters: int, warps: int, vector: bool, products: int) -> dict[str, int]:
+    # A lane's pixels lie side by side where they may be moved together, or where they share what they see.
+    adjacent = vector or not is_pointwise(problem)
+    rows, singles = slots_of(problem)
+    return {
+        "PRODUCTS": products,
+        "ROWS": rows,
+        "SINGLES": singles,
+        "KERNEL_H": problem.kh,
+        "KERNEL_W": problem.kw,
+        "FILTERS": filters,
+        "WARPS": warps,
+        "REGISTERS": registers_of(problem, filters),
+        "ADJACENT": int(adjacent),
+        "VECTOR": int(vector),
+    }

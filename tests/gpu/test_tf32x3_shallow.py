@@ -1,0 +1,59 @@
+"""Every configuration of the kernel for short reductions: windows in rows, planes of any size, unaligned operands."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, reference
+from cuconv.algorithms import tf32x3_shallow
+from tests.gpu.configurations import (
+    assert_operand_may_start_anywhere,
+    assert_right_and_the_same_every_time,
+    assert_zeros_give_zeros,
+    configurations,
+    each_operand,
+    each_precision,
+    run,
+)
+from tests.gpu.problems import assert_same_with_non_finite, operands, pads
+
+NAME = "tf32x3_shallow"
+STEM = ConvProblem(3, 3, 20, 24, 70, 3, 3, 1, 1)  # rows of the input left for single positions; filters left over
+EVEN = ConvProblem(5, 16, 14, 14, 64, 1, 1)  # planes of whole vectors
+ODD = ConvProblem(9, 17, 7, 9, 40, 1, 1)  # tiles meet two images, and rows are partly there
+SMALL = ConvProblem(70, 32, 5, 7, 33, 1, 1)  # planes just longer than a tile
+MANY = ConvProblem(64, 9, 55, 55, 24, 1, 1)  # more tiles than warps
+UNPADDED = ConvProblem(2, 3, 12, 14, 17, 3, 3, 0, 0)  # the output is narrower than the input
+PADDED = ConvProblem(2, 3, 9, 10, 17, 3, 3, 1, 2)  # and wider
+LARGE = ConvProblem(2, 1, 20, 24, 9, 5, 5, 2, 2)
+TALL = ConvProblem(2, 4, 10, 8, 33, 3, 1, 1, 0)  # no window
+WIDE = ConvProblem(2, 2, 10, 9, 33, 2, 4, 1, 1)  # neither odd nor square
+PROBLEMS = [STEM, EVEN, ODD, SMALL, MANY, UNPADDED, PADDED, LARGE, TALL, WIDE]
+
+
+@each_precision
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
+    assert_right_and_the_same_every_time(tf32x3_shallow, replace(problem, precision=precision), repeats=5)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_weights_that_are_not_finite(problem):
+    configs = configurations(tf32x3_shallow, problem)
+    x, weight = operands(problem)
+    weight[-1, 0], weight[0, -1] = -torch.inf, torch.nan
+    truth = reference.conv2d(x, weight, pads(problem))
+    for config in configs:
+        assert_same_with_non_finite(run(tf32x3_shallow, problem, config, x, weight), truth)
+
+
+@pytest.mark.parametrize("problem", [STEM, EVEN, LARGE], ids=str)
+@each_operand
+def test_operands_may_start_anywhere(problem, operand):
+    assert_operand_may_start_anywhere(NAME, problem, operand)
+
+
+@pytest.mark.parametrize("problem", [STEM, ODD], ids=str)
+def test_zeros_give_zeros(problem):
+    assert_zeros_give_zeros(NAME, problem)
