@@ -2,11 +2,12 @@
 // TF32: warps on their own, as many bytes under way as they can have.
 //
 // A warp takes 32 pixels and all filters of its block. The elements of the input that a lane needs go straight into its
-// registers, are split once into TF32 numbers, big + small, and serve every filter: rows of the input, (c, ky), are dealt
-// out to the four lanes of a fragment's row, and of each a lane has the window that its four pixels see, so that the
-// positions of the filter in X share registers. Weights, split, stay in shared memory as fragments, laid out by lane.
-// Three products are added, small*big + big*small + big*big, in one chain over the whole reduction, small terms first.
-// Of one product, that of the rounded factors, is the accuracy of TF32. Nobody waits for another warp but for the weights.
+// registers, are split once into TF32 numbers, big + small, and serve every filter: rows of the input, (c, ky), are
+// dealt out to the four lanes of a fragment's row, and of each a lane has the window that its four pixels see, so that
+// the positions of the filter in X share registers. Weights, split, stay in shared memory as fragments, laid out by
+// lane. Three products are added, small*big + big*small + big*big, in one chain over the whole reduction, small terms
+// first. Of one product, that of the rounded factors, is the accuracy of TF32. Warps wait for each other only until the
+// weights are there.
 //
 // PRODUCTS 3, or 1 for TF32
 // ROWS     of the input that a lane has, with all positions of the filter in X
@@ -15,7 +16,8 @@
 // FILTERS  that a warp multiplies at a time: a multiple of 8
 // WARPS    of a block
 // REGISTERS that a thread may take
-// ADJACENT 1 where a lane's four pixels lie side by side, in one row of one image; else a 1x1 filter without padding
+// POINTWISE 1 for a 1x1 filter without padding
+// ADJACENT 1 where a lane's four pixels lie side by side: in an image where it is POINTWISE, else in a row
 // VECTOR   1 where it is ADJACENT and rows of the output lie over those of the input, 16-byte aligned
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -37,7 +39,7 @@ typedef uint4 Fragment;  // of B, a lane's: big of two slots, and small
 #else
 typedef uint2 Fragment;
 #endif
-static_assert(ADJACENT || KERNEL_H * KERNEL_W == 1, "pixels of other filters lie side by side");
+static_assert(ADJACENT || POINTWISE, "pixels of other filters lie side by side");
 
 // A row of the input, (c, ky), and a position in X: those of a lane's slot.
 struct Slot {
@@ -52,7 +54,8 @@ struct Slot {
 
 // Where a slot's element under a pixel lies among a lane's.
 __device__ __forceinline__ constexpr int element(int slot, int pixel) {
-    return slot < ROW_SLOTS ? slot / KERNEL_W * WINDOW + slot % KERNEL_W + pixel : WINDOWS + (slot - ROW_SLOTS) * 4 + pixel;
+    const int in_rows = slot / KERNEL_W * WINDOW + slot % KERNEL_W;
+    return pixel + (slot < ROW_SLOTS ? in_rows : WINDOWS + (slot - ROW_SLOTS) * 4);
 }
 
 struct Problem {
@@ -69,8 +72,9 @@ struct Pixels {
         const unsigned lane = threadIdx.x % 32, first = tile * PIXELS;
         const int plane = p.height * p.width;
 #if ADJACENT
-        const unsigned pixel = first + lane / 4 * 4, image = pixel / p.out_pixels, within = pixel - image * p.out_pixels;
-        const unsigned row = KERNEL_H * KERNEL_W == 1 ? 0 : within / p.out_w;
+        const unsigned pixel = first + lane / 4 * 4, image = pixel / p.out_pixels;
+        const unsigned within = pixel - image * p.out_pixels;
+        const unsigned row = POINTWISE ? 0 : within / p.out_w;
         y = (int)row - p.pad_h, x = (int)(within - row * p.out_w) - p.pad_w;
         place = pixel < pixels ? (int64)image * p.filters * p.out_pixels + within : -1;
         source[0] = place < 0 ? nullptr : input + (int64)image * p.channels * plane + (int64)y * p.width + x;
@@ -95,7 +99,7 @@ struct Pixels {
         const int ky = row % KERNEL_H;
         distance = row / KERNEL_H * ((int64)p.height * p.width) + ky * p.width;
         const bool exists = row < p.channels * KERNEL_H;
-        return exists && (KERNEL_H * KERNEL_W == 1 || (unsigned)(y + ky) < p.height);
+        return exists && (POINTWISE || (unsigned)(y + ky) < p.height);
     }
 
     __device__ __forceinline__ void load(float (&values)[COUNT], const Problem& p) const {
@@ -127,8 +131,10 @@ struct Pixels {
             const bool inside = reaches(slot.row, p, distance) && source[0];
             const float* const from = source[0] + distance + slot.kx;
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                values[WINDOWS + single * 4 + i] = inside && (unsigned)(x + slot.kx + i) < p.width ? __ldg(from + i) : 0.0f;
+            for (int i = 0; i < 4; ++i) {
+                const bool meets = inside && (unsigned)(x + slot.kx + i) < p.width;
+                values[WINDOWS + single * 4 + i] = meets ? __ldg(from + i) : 0.0f;
+            }
         }
     }
 };
@@ -145,7 +151,8 @@ __device__ __forceinline__ void split_weights(Fragment* fragments, const float* 
         for (int half = 0; half < 2; ++half) {
             const Slot slot(step * 2 + half, lane % 4);
             const bool exists = step * 2 + half < SLOTS && slot.row < rows && filter < p.filters;
-            split(exists ? weight[((int64)filter * rows + slot.row) * KERNEL_W + slot.kx] : 0.0f, big[half], small[half]);
+            const int64 place = ((int64)filter * rows + slot.row) * KERNEL_W + slot.kx;
+            split(exists ? weight[place] : 0.0f, big[half], small[half]);
         }
 #if PRODUCTS == 3
         fragments[i] = {big[0], big[1], small[0], small[1]};
@@ -165,7 +172,8 @@ struct Columns {
     }
 
     // A fragment of A: pixels 2 * half and 2 * half + 1 of each lane, by two slots.
-    __device__ __forceinline__ static void fragment(unsigned (&a)[4], const unsigned (&part)[COUNT], int half, int step) {
+    __device__ __forceinline__ static void fragment(unsigned (&a)[4], const unsigned (&part)[COUNT], int half,
+                                                    int step) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int slot = step * 2 + i / 2;
@@ -209,12 +217,13 @@ struct Columns {
 
 // Stores as predicated instructions: the compiler would branch around each, its address with it.
 __device__ __forceinline__ void store(char* to, float value, bool exists) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(value), "r"((int)exists)
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(value),
+                 "r"((int)exists)
                  : "memory");
 }
 __device__ __forceinline__ void store(char* to, const float (&v)[4], bool exists) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "f"(v[0]),
-                 "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"((int)exists)
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
+                 "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"((int)exists)
                  : "memory");
 }
 
@@ -243,7 +252,8 @@ struct Output {
     }
 
     // Writes FILTERS filters from `filter_0` on; whether all sums are finite.
-    __device__ __forceinline__ bool write(float (&sum)[2][TILES][4], int64 place, int filter_0, const Problem& p) const {
+    __device__ __forceinline__ bool write(float (&sum)[2][TILES][4], int64 place, int filter_0,
+                                          const Problem& p) const {
         const int lane = threadIdx.x % 4;
         float check = 0.0f;
 #pragma unroll
@@ -285,14 +295,16 @@ struct Output {
     }
 
     // The plain FP32 sums of a warp's pixels in their place, in all of a block's filters.
-    __device__ __forceinline__ void write_plain(unsigned first, unsigned pixels, int filter_0, int filters, const Problem& p) const {
+    __device__ __forceinline__ void write_plain(unsigned first, unsigned pixels, int filter_0, int filters,
+                                                const Problem& p) const {
         const unsigned index = first + threadIdx.x % 32, image = index / p.out_pixels;
         const int pixel = index - image * p.out_pixels;
         __syncwarp();
         if (index >= pixels) return;
 #pragma unroll 1
         for (int filter = filter_0; filter < min(filter_0 + filters, p.filters); ++filter) {
-            const float sum = plain_sum(input, weight, p, KERNEL_H, KERNEL_W, image, filter, pixel / p.out_w, pixel % p.out_w);
+            const int y = pixel / p.out_w, x = pixel % p.out_w;
+            const float sum = plain_sum(input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
             output[((int64)image * p.filters + filter) * p.out_pixels + pixel] = finish(sum, filter, p);
         }
     }

@@ -218,6 +218,7 @@ def _macros(problem: ConvProblem, filters: int, warps: int, vector: bool, produc
         "SINGLES": singles,
         "KERNEL_H": problem.kh,
         "KERNEL_W": problem.kw,
+        "POINTWISE": int(is_pointwise(problem)),
         "FILTERS": filters,
         "WARPS": warps,
         "REGISTERS": registers_of(problem, filters),

@@ -29,7 +29,8 @@ PADDED = ConvProblem(2, 3, 9, 10, 17, 3, 3, 1, 2)  # and wider
 LARGE = ConvProblem(2, 1, 20, 24, 9, 5, 5, 2, 2)
 TALL = ConvProblem(2, 4, 10, 8, 33, 3, 1, 1, 0)  # no window
 WIDE = ConvProblem(2, 2, 10, 9, 33, 2, 4, 1, 1)  # neither odd nor square
-PROBLEMS = [STEM, EVEN, ODD, SMALL, MANY, UNPADDED, PADDED, LARGE, TALL, WIDE]
+PADDED_POINTWISE = ConvProblem(2, 9, 6, 6, 17, 1, 1, 1, 1)
+PROBLEMS = [STEM, EVEN, ODD, SMALL, MANY, UNPADDED, PADDED, LARGE, TALL, WIDE, PADDED_POINTWISE]
 
 
 @each_precision
