@@ -120,6 +120,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     """Each shape of a reduction with each number of filters, with and without vectors."""
     shapes = [ConvProblem(1, c, 8, 8, 8, 1, 1) for c in (3, 16, 24, 32)]
     shapes += [ConvProblem(1, c, 8, 8, 8, kh, kw, kh // 2, kw // 2) for c, kh, kw in ((3, 3, 3), (1, 5, 5), (4, 3, 1))]
+    shapes.append(ConvProblem(1, 8, 6, 6, 8, 1, 1, 1, 1))
     settings = [(shape, vector, 3) for shape in shapes for vector in (True, False)] + [(s, True, 1) for s in shapes]
     return [
         _macros(shape, filters, WARPS[0], vector, products)
