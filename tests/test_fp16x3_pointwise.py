@@ -151,6 +151,7 @@ def test_vectors_need_aligned_operands_and_planes_of_whole_vectors():
         (ConvProblem(1, 8, 9, 9, 8, 3, 3, 1, 1), "for filters of 1x1 without padding"),
         (ConvProblem(1, 8, 9, 9, 8, 1, 1, 1, 0), "for filters of 1x1 without padding"),
         (ConvProblem(2**18, 8, 100, 100, 8, 1, 1), "pixels in the batch, the limit of fp16x3_pointwise is"),
+        (ConvProblem(1, 8, 2**15, 2**14, 8, 1, 1), "2147483648 bytes in a plane, the limit of fp16x3_pointwise is"),
     ],
 )
 def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):

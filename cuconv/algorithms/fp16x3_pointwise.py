@@ -41,8 +41,8 @@ REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 4
 MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
 LESS_SHIFTED = {(2, 48): 144, (2, 64): 128, (3, 48): 64}  # and fewer where rows are shifted, in any number of products
 # The same where all channels are one chunk, with weights that stay: its products are the sums.
-SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 144}}
-LESS_SINGLE_SHIFTED = {(3, 48): 144, (3, 64): 128}
+SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 128}}
+LESS_SINGLE_SHIFTED = {(3, 48): 144}
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
 OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread that then splits them, by teams of a block
 
