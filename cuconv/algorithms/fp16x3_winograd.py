@@ -1,4 +1,8 @@
-"""Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: much work, 3x3 and 5x5."""
+"""Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: much work, 3x3 and 5x5.
+
+Winograd's minimal filtering algorithms F(4, 3) and F(4, 5), as A. Lavin and S. Gray, "Fast Algorithms for Convolutional
+Neural Networks" (2015), take them for convolution, but in one dimension and at points of our choice.
+"""
 
 from __future__ import annotations
 
