@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cuconv.algorithms.fp16x3_pointwise_forms import CHANNELS, TEAMS, holds_own, macros_of, most_filters, sample
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, in_products, is_pointwise
-from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, in_products, is_pointwise
+from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
@@ -197,8 +197,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raises UnsupportedProblem for another architecture or filter, and where the kernel's integers do not suffice."""
     p = problem
-    if device.arch != ARCH:
-        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    check_device(problem, device)
     if not is_pointwise(p):
         raise UnsupportedProblem(f"{p.label}: fp16x3_pointwise is for filters of 1x1 without padding")
     sizes = [
@@ -207,9 +206,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         ("tiles", _rows(p, False) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
-    for what, size, limit in sizes:
-        if size > limit:
-            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_pointwise is {limit}")
+    check_sizes(problem, SOURCE.stem, sizes)
 
 
 def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
