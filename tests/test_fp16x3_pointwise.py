@@ -7,6 +7,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit
 from cuconv.algorithms import fp16x3_pointwise
+from cuconv.algorithms.fp16x3_pointwise_forms import TEAMS, most_filters, own_weights
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
@@ -30,9 +31,8 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
             assert 1 <= config.blocks <= min(H200.sm_count, fp16x3_pointwise._tiles(problem, config))
             single = config.resident and config.weight_stages == 1
-            assert config.filters <= fp16x3_pointwise.most_filters(
-                config.teams, config.channels, config.products, single, config.shifted
-            )
+            most = most_filters(config.teams, config.channels, config.products, single, config.shifted)
+            assert config.filters <= most
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
 
@@ -45,11 +45,11 @@ def test_weights_stay_where_all_chunks_have_a_place():
 
 def test_blocks_split_weights_themselves_where_these_stay_and_registers_hold_them():
     own = [config for problem in FIT for config in fp16x3_pointwise.candidates(problem, H200) if config.own]
-    assert {config.teams for config in own} == set(fp16x3_pointwise.OWN_HOLD)
+    assert {config.teams for config in own} == set(TEAMS)
     for config in own:
         assert config.resident and config.workspace_bytes == 0
         assert config.filters * config.channels * config.weight_stages <= 2**14 * 1.2
-    assert fp16x3_pointwise._own_weights(64, 64, 8, 2) == 128 and fp16x3_pointwise._own_weights(80, 48, 7, 3) == 120
+    assert own_weights(64, 64, 8, 2) == 128 and own_weights(80, 48, 7, 3) == 120
 
 
 def test_a_block_that_splits_weights_itself_is_one_launch():
@@ -76,7 +76,7 @@ def test_other_filters_under_way_cost_another_split():
 def test_teams_share_tiles_where_these_are_few():
     few = ConvProblem(8, 512, 14, 14, 256, 1, 1)
     joint = [config for config in fp16x3_pointwise.candidates(few, H200) if config.joint]
-    assert {config.teams for config in joint} == set(fp16x3_pointwise.REGISTERS_HOLD)
+    assert {config.teams for config in joint} == set(TEAMS)
     for config in joint:
         assert config.pixels == 64 and ceil(few.c / config.channels) >= 2 * config.teams
         assert config.resident or config.weight_stages == config.teams * config.stages
@@ -151,6 +151,7 @@ def test_vectors_need_aligned_operands_and_planes_of_whole_vectors():
         (ConvProblem(1, 8, 9, 9, 8, 3, 3, 1, 1), "for filters of 1x1 without padding"),
         (ConvProblem(1, 8, 9, 9, 8, 1, 1, 1, 0), "for filters of 1x1 without padding"),
         (ConvProblem(2**18, 8, 100, 100, 8, 1, 1), "pixels in the batch, the limit of fp16x3_pointwise is"),
+        (ConvProblem(1, 8, 2**15, 2**14, 8, 1, 1), "2147483648 bytes in a plane, the limit of fp16x3_pointwise is"),
     ],
 )
 def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):

@@ -9,13 +9,13 @@
 // high*high is accumulated for one row of the filter and then added to FP32 registers. Scales: of weights by filter and
 // channel (split_weights), of inputs by chunk of channels as it comes; see docs/kernels.md.
 //
-// Warp specialisation: two warpgroups multiply, two fetch and split the input; weights come split from a
-// workspace by bulk copies. A block takes an equal share of all (tile, chunk) pairs in order (stream-K); where a tile is
-// shared, its first block adds the others' sums in order.
+// Warp specialisation: two warpgroups multiply, two fetch and split the input; weights come split from a workspace by
+// bulk copies. A block takes an equal share of all (tile, chunk) pairs in order (stream-K); where a tile is shared, its
+// first block adds the others' sums in order.
 //
 // NARROW    1 where positions are the tensor cores' rows and filters their columns, 0 where it is the other way round
-// FILTERS, TILE_POSITIONS: of a tile. Filters as rows: 64 x 256 or 128 x 128. As columns: any multiple of 8 up to 128, by a
-//           multiple of 128 such that the product is 128 * 128 at most
+// FILTERS, TILE_POSITIONS: of a tile. Filters as rows: 64 x 256 or 128 x 128. As columns: any multiple of 8 up to 128,
+//           by a multiple of 128 such that the product is 128 * 128 at most
 // CHANNELS  of a chunk, 16
 // KH, KW    filter size, not 1x1
 // SLOTS     positions of a chunk in shared memory, in units of 128

@@ -1,7 +1,7 @@
 // Shared by the parts of fp16x3: the split into FP16 numbers, and the workspace, where weights lie split.
 //
-// PRODUCTS  of FP16 numbers for one of FP32: 3, or 1 for the accuracy of TF32, which has as many bits; the high parts of
-//           factors are then all there is of them
+// PRODUCTS  of FP16 numbers for one of FP32: 3, or 1 for the accuracy of TF32, which has as many bits; the high parts
+//           of factors are then all there is of them
 #pragma once
 
 #include "hopper.cuh"
@@ -21,7 +21,8 @@ constexpr int BF = FILTERS;          // of a tile
 constexpr int ALIKE = CLUSTER * BF;   // filters
 constexpr int MAX_SUMS = BLOCK_SUMS;  // of a tile
 constexpr int TAPS = KH * KW;
-// A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is 1x1.
+// A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is
+// 1x1.
 constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
 constexpr int ROWS = CHANNELS / ROW_CHANNELS * FILTER_ROWS;  // of a chunk, those of the same channels together
 constexpr int DEPTHS = ROW_CHANNELS / 16;           // wgmma depths of one filter position
@@ -29,8 +30,8 @@ constexpr int STEPS = FILTER_COLUMNS * DEPTHS;
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;  // high or low
 constexpr int FACTOR_PARTS = PRODUCTS == 3 ? 2 : 1;
 constexpr int ROW_BYTES = FACTOR_PARTS * WEIGHT_PART;
-// Exponent of the least maximum of a chunk of input that needs no other scale. With low parts what FP16 loses below 2^-14
-// does not matter; without them all 11 bits are to be there down to 2^-20 of the maximum.
+// Exponent of the least maximum of a chunk of input that needs no other scale. With low parts what FP16 loses below
+// 2^-14 does not matter; without them all 11 bits are to be there down to 2^-20 of the maximum.
 constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 4 : 6;
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
 constexpr int EMPTY = -4096;  // exponent of what is all zeros

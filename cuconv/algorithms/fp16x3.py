@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, arguments_of, in_products
-from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes, some_fit
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, arguments_of, check_sizes, in_products
+from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import WORKSPACE, Launch
@@ -116,12 +116,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
     found = []
     for tile in (*TILES, *_narrow_tiles(problem.m)):
         found += _candidates_of(problem, device, tile)
-    if not found:
-        raise UnsupportedProblem(
-            f"{problem.label}: no tile of fp16x3 with its {problem.kh}x{problem.kw} filter fits "
-            f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
-        )
-    return found
+    return some_fit(found, problem, device, SOURCE.stem)
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
@@ -179,8 +174,7 @@ def launches(problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bo
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raises UnsupportedProblem for another architecture, and where the kernel or its integers do not suffice."""
     p = problem
-    if device.arch != ARCH:
-        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    check_device(problem, device)
     if p.pad_h >= p.kh or p.pad_w >= p.kw:
         raise UnsupportedProblem(
             f"{p.label}: padding ({p.pad_h}, {p.pad_w}), for fp16x3 it must be less than the filter's {p.kh}x{p.kw}"
@@ -194,9 +188,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         ("positions of a filter", 2 * _positions(p), MAX_INDEX),  # with room for a tile and its halo
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
-    for what, size, limit in sizes:
-        if size > limit:
-            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3 is {limit}")
+    check_sizes(problem, SOURCE.stem, sizes)
 
 
 def _narrow_tiles(filters: int) -> list[Tile]:

@@ -9,7 +9,8 @@
 #include "fp16x3_multiply.cuh"
 #endif
 
-// A chain of products: a row of the filter, or in one product, where rounding costs more than a long chain, a whole chunk.
+// A chain of products: a row of the filter, or in one product, where rounding costs more than a long chain, a whole
+// chunk.
 constexpr bool CHAINS_OF_ROWS = PRODUCTS == 3;
 
 // One of the two warpgroups that multiply.
@@ -102,7 +103,8 @@ struct Consumer {
             to[i / 4 * GROUP] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
         barrier();
         if (thread == 0)  // releases what it knows of: through the barrier, all that its warpgroup wrote
-            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group) : "memory");
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(workspace.flags + blockIdx.x * 2 + group)
+                         : "memory");
     }
 
     // Adds what the blocks after this one leave, up to the tile's end.

@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         if (!OWN) wait_for_weights();  // before anything is written
-        const Writer writer = {of, s, input, weight, bias, output, relu != 0, staging, role};
+        const Writer writer = {of, weight, bias, output, relu != 0, staging, role};
         Multiplier multiplier = {of, role, thread % 32, first_pixel_of(thread)};
         multiplier.run(writer);
     }

@@ -7,13 +7,14 @@ from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
+from cuconv.algorithms.fp16x3_pointwise_forms import CHANNELS, TEAMS, holds_own, macros_of, most_filters, sample
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, in_products, is_pointwise
-from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, in_products, is_pointwise
+from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, FP32, TF32, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 PRECISIONS = tuple(PRODUCTS)
@@ -32,19 +33,9 @@ SHIFTED_PIXELS = 2 * TEAM_PIXELS  # of a plane, at least, whose rows are copied 
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
-CHANNELS = (16, 32, 48, 64)  # of a chunk
 MAX_STAGES = 6
 JOINT_TILES = 3  # for each SM, at most, where teams share tiles
-# The most filters of a tile by teams of a block and channels of a chunk: what the registers hold, and
-# where they hold more: low parts take none with one product.
-REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
-MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
-LESS_SHIFTED = {(2, 48): 144, (2, 64): 128, (3, 48): 64}  # and fewer where rows are shifted, in any number of products
-# The same where all channels are one chunk, with weights that stay: its products are the sums.
-SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 144}}
-LESS_SINGLE_SHIFTED = {(3, 48): 144, (3, 64): 128}
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
-OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread that then splits them, by teams of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +109,7 @@ class Fp16x3PointwiseConfig:
 
 def variants(arch: str) -> list[dict[str, int]]:
     """The largest tiles that registers hold, small ones, and each other macro in its settings."""
-    if arch != ARCH:
-        return []
-    fp32, in_tf32 = PRODUCTS[FP32], PRODUCTS[TF32]
-
-    def sizes(products: int, single: bool, shifted: bool) -> list[tuple[int, int, int]]:
-        kinds = product(REGISTERS_HOLD, CHANNELS)
-        return [(most_filters(t, c, products, single, shifted), c, t) for t, c in kinds]
-
-    sample, elements, shifted = [], {"vector": 0}, {"vector": 0, "shifted": 1}
-    single = {"resident": 1, "weight_stages": 1}
-    for size in sizes(fp32, False, False):
-        sample += [_macros(*size), _macros(*size, staged=32, **elements)]
-    for size in sizes(fp32, False, True):
-        filters, channels, teams = size
-        sample += [_macros(*size, **shifted), _macros(*size, resident=1, staged=32, **shifted)]
-        sample += [_macros(*size, joint=1, weight_stages=2 * teams, **shifted)]
-        chunks = [n for n in range(1, 40) if _own_weights(filters, channels, n, teams) <= OWN_HOLD[teams]]
-        sample += [_macros(*size, resident=1, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
-    for size in sizes(fp32, True, False):
-        sample += [_macros(*size, **single), _macros(*size, **single, own=1, staged=32, **elements)]
-    sample += [_macros(*size, **single, own=4, staged=32, **shifted) for size in sizes(fp32, True, True)]
-    sample += [_macros(16, 64, 3, stages=4, weight_stages=3, resident=1, staged=32, **elements)]
-    sample += [_macros(128, 64, 2, stages=3, weight_stages=3, **shifted), _macros(160, 48, 2, staged=32)]
-    sample += [_macros(64, 64, 2, joint=1, stages=3, weight_stages=8, resident=1, **elements)]
-    sample += [_macros(80, 48, 3, joint=1, weight_stages=4, resident=1, staged=32, **elements)]
-    sample += [_macros(32, 48, 3, joint=1, stages=3, weight_stages=6, resident=1, own=1, staged=32)]
-    in_one = [_macros(*size) for size in sizes(in_tf32, False, False)]
-    in_one += [_macros(*size, joint=1, weight_stages=2 * size[2], **elements) for size in sizes(in_tf32, False, False)]
-    in_one += [_macros(*size, **shifted) for size in sizes(in_tf32, False, True)]
-    in_one += [_macros(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, True)]
-    return sample + [macros | {"PRODUCTS": in_tf32} for macros in in_one]
+    return sample() if arch == ARCH else []
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
@@ -158,22 +119,12 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     usual = _filters(problem.m, (MAX_FILTERS, 128, 64))
     for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
-            for teams in REGISTERS_HOLD:
+            for teams in TEAMS:
                 for joint, shifted in product((False, True), (False, True) if can_shift(problem) else (False,)):
                     some = _candidates_of(problem, device, filters, channels, teams, joint, shifted)
                     found += [config for config in some if filters in usual]
                     found += [_own(config) for config in some if _can_own(config)]
     return found
-
-
-def most_filters(teams: int, channels: int, products: int, single: bool, shifted: bool) -> int:
-    """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
-    most = SINGLE_HOLD[teams][channels] if single else REGISTERS_HOLD[teams][channels]
-    if shifted:
-        return (LESS_SINGLE_SHIFTED if single else LESS_SHIFTED).get((teams, channels), most)
-    if products != PRODUCTS[FP32] and not single:
-        return MORE_IN_ONE_PRODUCT.get((teams, channels), most)
-    return most
 
 
 def can_shift(problem: ConvProblem) -> bool:
@@ -224,7 +175,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     c, p = config, problem
     vector = aligned and p.out_pixels % VECTOR == 0 and not c.shifted
     own = (VECTOR if aligned and p.c % VECTOR == 0 else 1) if c.own else 0
-    macros = _macros(
+    macros = macros_of(
         c.filters,
         c.channels,
         c.teams,
@@ -246,8 +197,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raises UnsupportedProblem for another architecture or filter, and where the kernel's integers do not suffice."""
     p = problem
-    if device.arch != ARCH:
-        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    check_device(problem, device)
     if not is_pointwise(p):
         raise UnsupportedProblem(f"{p.label}: fp16x3_pointwise is for filters of 1x1 without padding")
     sizes = [
@@ -256,9 +206,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         ("tiles", _rows(p, False) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
-    for what, size, limit in sizes:
-        if size > limit:
-            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_pointwise is {limit}")
+    check_sizes(problem, SOURCE.stem, sizes)
 
 
 def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
@@ -338,21 +286,9 @@ def _candidates_of(
     return found
 
 
-def _own_weights(filters: int, channels: int, chunks: int, teams: int) -> int:
-    """Of a thread that splits them; jobs of a warp as in fp16x3_pointwise_split.cuh."""
-    channel_lanes = 2 if channels % 32 else 4
-    chunk_jobs, warps = filters * channel_lanes // 32, 4 * teams
-    jobs = [
-        ceil(chunks * parts / warps) * chunk_jobs // parts
-        for parts in range(1, chunk_jobs + 1)
-        if chunk_jobs % parts == 0 and (warps % parts == 0 or chunks * parts <= warps)
-    ]
-    return min(jobs) * channels // channel_lanes
-
-
 def _can_own(config: Fp16x3PointwiseConfig) -> bool:
     c = config
-    return c.resident and _own_weights(c.filters, c.channels, c.weight_stages, c.teams) <= OWN_HOLD[c.teams]
+    return c.resident and holds_own(c.filters, c.channels, c.weight_stages, c.teams)
 
 
 def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
@@ -383,34 +319,3 @@ def _stretches(problem: ConvProblem, teams: int, shifted: bool) -> int:
 def _tiles(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
     stretches = _stretches(problem, 1 if config.joint else config.teams, config.shifted)
     return stretches * ceil(problem.m / config.filters)
-
-
-def _macros(
-    filters: int,
-    channels: int,
-    teams: int,
-    *,
-    joint: int = 0,
-    stages: int = 2,
-    weight_stages: int = 2,
-    resident: int = 0,
-    own: int = 0,
-    staged: int = 64,
-    vector: int = 1,
-    shifted: int = 0,
-    products: int = PRODUCTS[FP32],
-) -> dict[str, int]:
-    return {
-        "FILTERS": filters,
-        "CHANNELS": channels,
-        "TEAMS": teams,
-        "JOINT": joint,
-        "STAGES": stages,
-        "WEIGHT_STAGES": weight_stages,
-        "RESIDENT": resident,
-        "OWN": own,
-        "STAGED": staged,
-        "VECTOR": vector,
-        "SHIFTED": shifted,
-        "PRODUCTS": products,
-    }

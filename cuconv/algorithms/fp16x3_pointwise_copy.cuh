@@ -5,14 +5,14 @@
 
 // The first `bytes` of FLOATS elements, and zeros.
 template <int FLOATS>
-__device__ __forceinline__ void copy_async(unsigned target, const float* source, int bytes) {
+__device__ __forceinline__ void copy_async(unsigned target, const char* source, int bytes) {
     if (FLOATS == 4)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
 }
 template <int FLOATS>
-__device__ __forceinline__ void copy_async(unsigned target, const float* source) {
+__device__ __forceinline__ void copy_async(unsigned target, const char* source) {
     if (FLOATS == 4)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
     else
@@ -20,6 +20,9 @@ __device__ __forceinline__ void copy_async(unsigned target, const float* source)
 }
 
 constexpr int COPIERS = TEAMS == 2 ? 64 : 32;                        // threads that copy the pixels of a team
+
+// Bytes, since an address some planes of less than 2^32 bytes further on is then one instruction away.
+__device__ __forceinline__ const char* bytes_of(const float* of) { return reinterpret_cast<const char*>(of); }
 
 // How a team's copiers share a chunk out: a thread has the same places of each AT_ONCE-th channel.
 template <int FLOATS, int LANES>
@@ -68,14 +71,15 @@ struct Copier {
         constexpr int FLOATS = VECTOR ? 4 : 1, LANES = VECTOR ? 16 : COPIERS;
         typedef Columns<FLOATS, LANES> By;
         if (!VECTOR && !OWN) wait_for_weights();  // single elements come through the L1 cache, which may be behind
-        const int lane_channel = thread / LANES, lane_pixel = thread % LANES * FLOATS, plane = of.s.out_pixels;
-        const float* from[By::PARTS];
+        const int lane_channel = thread / LANES, lane_pixel = thread % LANES * FLOATS;
+        const unsigned plane = of.s.out_pixels * 4u;  // bytes
+        const char* from[By::PARTS];
         bool all = true;
 #pragma unroll
         for (int part = 0; part < By::PARTS; ++part) {
             const int64 place = of.locate(tile, team, part * By::STEP + lane_pixel).offset(of.s, of.s.channels);
             const int channel = first_chunk(team) * CHANNELS + lane_channel;
-            from[part] = place < 0 ? nullptr : of.input + (place + channel * (int64)plane);
+            from[part] = place < 0 ? nullptr : bytes_of(of.input + place) + channel * (uint64)plane;
             all &= place >= 0;
         }
         all = __all_sync(~0u, all);
@@ -88,16 +92,16 @@ struct Copier {
                 if (all && of.s.channels - chunk * CHANNELS >= CHANNELS) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; c += By::AT_ONCE)
-                        copy_async<FLOATS>(target + c * PITCH * 4, from[part] + c * (int64)plane);
+                        copy_async<FLOATS>(target + c * PITCH * 4, from[part] + c * (uint64)plane);
                 } else {
 #pragma unroll 4
                     for (int c = 0; c < CHANNELS; c += By::AT_ONCE) {
                         const bool exists = c < left && from[part];
-                        copy_async<FLOATS>(target + c * PITCH * 4, exists ? from[part] + c * (int64)plane : of.input,
-                                           exists ? FLOATS * 4 : 0);
+                        const char* const source = exists ? from[part] + c * (uint64)plane : bytes_of(of.input);
+                        copy_async<FLOATS>(target + c * PITCH * 4, source, exists ? FLOATS * 4 : 0);
                     }
                 }
-                if (from[part]) from[part] += STRIDE * CHANNELS * (int64)plane;
+                if (from[part]) from[part] += STRIDE * CHANNELS * (uint64)plane;
             }
         });
     }
@@ -110,14 +114,14 @@ struct Copier {
         const Pointwise::Place place = of.locate_row(tile, team);
         const bool there = place.image < of.s.images;
         const int lane_channel = thread / LANES, lane_pixel = thread % LANES * 4;
-        const int64 plane = of.s.out_pixels;
+        const unsigned plane = of.s.out_pixels * 4u;  // bytes
         const int64 first_plane = place.image * (int64)of.s.channels + first_chunk(team) * CHANNELS;
-        const float* const first = of.input + (first_plane * plane + place.pixel);
-        const float* row = first + lane_channel * plane;  // of the thread's first channel
-        row += lane_pixel - (int)(offset_of(row) % 4);
-        const float* end = first + thread * plane;
-        const int end_bytes = there ? offset_of(end) % 4 * 4 : 0;
-        end += TEAM_TILE - end_bytes / 4;
+        const float* const first = of.input + (first_plane * of.s.out_pixels + place.pixel);
+        const char* row = bytes_of(first) + lane_channel * (uint64)plane;  // of the thread's first channel
+        row += lane_pixel * 4 - (int)((uint64)row % 16);
+        const char* end = bytes_of(first) + thread * (uint64)plane;
+        const int end_bytes = there ? (int)((uint64)end % 16) : 0;
+        end += TEAM_TILE * 4 - end_bytes;
         const unsigned to = shared_address(of.stages(team));
         copy_chunks(tile, unit, [&](int slot, int chunk) {
             const int left = there ? of.s.channels - chunk * CHANNELS : 0;
@@ -128,7 +132,8 @@ struct Copier {
                 for (int c = 0; c < CHANNELS; c += By::AT_ONCE)
 #pragma unroll
                     for (int part = 0; part < By::PARTS; ++part)
-                        copy_async<4>(target + (c * PITCH + part * By::STEP) * 4, row + c * plane + part * By::STEP);
+                        copy_async<4>(target + (c * PITCH + part * By::STEP) * 4,
+                                      row + c * (uint64)plane + part * By::STEP * 4);
             } else {
 #pragma unroll 2
                 for (int c = 0; c < CHANNELS; c += By::AT_ONCE) {
@@ -136,16 +141,17 @@ struct Copier {
 #pragma unroll
                     for (int part = 0; part < By::PARTS; ++part)
                         copy_async<4>(target + (c * PITCH + part * By::STEP) * 4,
-                                      exists ? row + c * plane + part * By::STEP : row, exists ? 16 : 0);
+                                      exists ? row + c * (uint64)plane + part * By::STEP * 4 : row, exists ? 16 : 0);
                 }
             }
 #pragma unroll
             for (int c = 0; c < CHANNELS; c += COPIERS) {
                 const bool exists = c + thread < left;
                 if (end_bytes > 0 && c + thread < CHANNELS)
-                    copy_async<4>(end_target + c * PITCH * 4, exists ? end + c * plane : end, exists ? end_bytes : 0);
+                    copy_async<4>(end_target + c * PITCH * 4, exists ? end + c * (uint64)plane : end,
+                                  exists ? end_bytes : 0);
             }
-            row += STRIDE * CHANNELS * plane, end += STRIDE * CHANNELS * plane;
+            row += STRIDE * CHANNELS * (uint64)plane, end += STRIDE * CHANNELS * (uint64)plane;
         });
     }
 

@@ -121,7 +121,8 @@ struct Splitter : Jobs {
 #pragma unroll
             for (int i = 0; i < EIGHTS * 8; ++i) {
                 float& x = values[job][i / 8][i % 8];
-                x = fmaf(x, 0.0f, x);  // NaN for what is not finite: its products are NaNs anyway, and fmaxf leaves it out
+                // NaN for what is not finite: its products are NaNs anyway, and fmaxf leaves it out.
+                x = fmaf(x, 0.0f, x);
                 most = fmaxf(most, fabsf(x));
             }
 #pragma unroll
@@ -143,7 +144,8 @@ struct Splitter : Jobs {
             for (int eight = 0; eight < EIGHTS; ++eight) {
                 float most[8] = {};
 #pragma unroll
-                for (int i = 0; i < RUN * 8; ++i) most[i % 8] = fmaxf(most[i % 8], fabsf(values[run + i / 8][eight][i % 8]));
+                for (int i = 0; i < RUN * 8; ++i)
+                    most[i % 8] = fmaxf(most[i % 8], fabsf(values[run + i / 8][eight][i % 8]));
 #pragma unroll
                 for (int half = 4; half > 0; half /= 2)
 #pragma unroll

@@ -39,8 +39,8 @@
 // units of 16, from eight filters to the next.
 __device__ __forceinline__ void wgmma(float (&d_)[FILTERS / 2], const unsigned (&a)[4], unsigned b, int keep) {
     asm volatile(OF(AFTER_, FILTERS)(BEFORE)
-                 "wgmma.mma_async.sync.aligned.m64n" TEXT(FILTERS) "k16.f32.f16.f16 {" OF(EACH_, FILTERS)(NAME, NAMED_COMMA)
-                 "}, " OF(AFTER_, FILTERS)(INPUTS)
+                 "wgmma.mma_async.sync.aligned.m64n" TEXT(FILTERS) "k16.f32.f16.f16 {"
+                 OF(EACH_, FILTERS)(NAME, NAMED_COMMA) "}, " OF(AFTER_, FILTERS)(INPUTS)
                  : OF(EACH_, FILTERS)(SUM, COMMA)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(keep));
 }

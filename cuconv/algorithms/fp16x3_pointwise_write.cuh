@@ -44,8 +44,7 @@ struct Writer {
     };
 
     const Pointwise& of;
-    const Sizes& s;
-    const float *input, *weight, *bias;
+    const float *weight, *bias;
     float* output;
     const bool relu;
     float* const staging;  // of all teams
@@ -65,10 +64,10 @@ struct Writer {
     __device__ __forceinline__ bool write_rows(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
         const int filter_0 = tile.filter_tile * BF;
         const int lane_pixel = writer() % Part::COLUMNS * WRITTEN, lane_filter = writer() / Part::COLUMNS;
-        const int64 place = of.locate(tile, team, lane_pixel).offset(s, s.filters);
-        const Part part = {output + place + (filter_0 + lane_filter) * (int64)s.out_pixels,
+        const int64 place = of.locate(tile, team, lane_pixel).offset(of.s, of.s.filters);
+        const Part part = {output + place + (filter_0 + lane_filter) * (int64)of.s.out_pixels,
                            filter_0 + lane_filter,
-                           place < 0 ? 0 : min(BF, s.filters - filter_0) - lane_filter,
+                           place < 0 ? 0 : min(BF, of.s.filters - filter_0) - lane_filter,
                            lane_filter,
                            lane_filter * WRITE_PITCH + lane_pixel};
         // Of single elements there are so many that it pays to test for nothing where all of them exist.
@@ -97,7 +96,7 @@ struct Writer {
                     if (!part.is_there(first + i, filters)) continue;
                     const int at = pass + (first + i) * AT_ONCE;
                     if (JOINT) bad |= finish(v[i], part.filter + at);
-                    if (ALL || at < part.left) v[i].store(part.to + at * (int64)s.out_pixels);
+                    if (ALL || at < part.left) v[i].store(part.to + at * (int64)of.s.out_pixels);
                 }
             }
         }
@@ -112,12 +111,13 @@ struct Writer {
         int begin, end;  // of what the team writes, from the sector's begin
 
         __device__ __forceinline__ Row(const Writer& w, Pointwise::Place place, int filter) {
-            const unsigned plane = w.s.out_pixels;
-            const unsigned start = offset_of(w.output) + (place.image * w.s.filters + filter) * plane;  // of the plane
+            const Sizes& s = w.of.s;
+            const unsigned plane = s.out_pixels;
+            const unsigned start = offset_of(w.output) + (place.image * s.filters + filter) * plane;  // of the plane
             const bool first = place.pixel == 0, last = place.pixel + TEAM_TILE == plane;
             const int to_sector = -start % SECTOR;
             offset = (start + place.pixel) % SECTOR;
-            begin = offset + (first ? 0 : to_sector + (last ? (w.s.rows - 1) * OWN_PIXELS - place.pixel : 0));
+            begin = offset + (first ? 0 : to_sector + (last ? (s.rows - 1) * OWN_PIXELS - place.pixel : 0));
             end = offset + (last ? TEAM_TILE : OWN_PIXELS + to_sector);
         }
         // Of what is written sixteen bytes at a time.
@@ -128,16 +128,16 @@ struct Writer {
     // Returns whether a sum of a joint tile is not finite.
     __device__ __forceinline__ bool write_shifted(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
         const Pointwise::Place place = of.locate_row(tile, team);
-        if (place.image >= s.images) return false;
+        if (place.image >= of.s.images) return false;
         const int filter_0 = tile.filter_tile * BF;
         constexpr int AT_ONCE = WRITERS / 16, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;  // rows, and turns of a pass
         static_assert(AT_ONCE % SECTOR == 0, "a thread's rows are equally far off a sector");
         const int lane = writer() / 16;
         const Row row(*this, place, filter_0 + lane);
-        const int mine = row.vectors_begin() + writer() % 16 * 4, left = s.filters - filter_0 - lane;
+        const int mine = row.vectors_begin() + writer() % 16 * 4, left = of.s.filters - filter_0 - lane;
         const bool any_vector = mine < row.vectors_end();
         const int vector = any_vector ? mine : 0;
-        const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == s.out_pixels;
+        const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == of.s.out_pixels;
         float* const to = output + row_of(place, filter_0 + lane) + (vector - row.offset);
         bool bad = false;
 #pragma unroll
@@ -149,17 +149,17 @@ struct Writer {
                 const int at = i * AT_ONCE;
                 if (at + AT_ONCE <= filters || at + lane < filters)
                     bad |= pass_on<4>(buffer + (at + lane) * WRITE_PITCH + vector,
-                                      to + (pass + at) * (int64)s.out_pixels, filter_0 + pass + at + lane,
+                                      to + (pass + at) * (int64)of.s.out_pixels, filter_0 + pass + at + lane,
                                       any_vector && pass + at < left);
             }
-            if (ends) bad |= write_ends(buffer, place, filter_0 + pass, min(filters, s.filters - filter_0 - pass));
+            if (ends) bad |= write_ends(buffer, place, filter_0 + pass, min(filters, of.s.filters - filter_0 - pass));
         }
         return bad;
     }
 
     // Where a filter's row begins in the output.
     __device__ __forceinline__ int64 row_of(Pointwise::Place place, int filter) const {
-        return (place.image * (int64)s.filters + filter) * s.out_pixels + place.pixel;
+        return (place.image * (int64)of.s.filters + filter) * of.s.out_pixels + place.pixel;
     }
 
     // What the first or the last row of an image has beside sixteen bytes.
@@ -216,7 +216,7 @@ struct Writer {
             for (int i = 0; i < SUMS; ++i)
                 if (i % 4 < 2) {
                     const int filter = filter_0 + i / 4 * 8 + own_thread() % 4 * 2 + i % 2;
-                    const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
+                    const float b = filter < of.s.filters ? __ldg(bias + filter) : 0.0f;
                     sum[i] += b, sum[i + 2] += b;
                 }
         if (relu)
@@ -233,7 +233,7 @@ struct Writer {
             zeros = fmaf(v.of[i], 0.0f, zeros);
         }
         if (bias) {
-            const float b = filter < s.filters ? __ldg(bias + filter) : 0.0f;
+            const float b = filter < of.s.filters ? __ldg(bias + filter) : 0.0f;
 #pragma unroll
             for (int i = 0; i < FLOATS; ++i) v.of[i] += b;
         }
@@ -258,7 +258,7 @@ struct Writer {
             float* const row = to + (i / 4 * 8 + i % 2) * WRITE_PITCH;
             const float x = sum[pass / 2 + i], y = sum[pass / 2 + i + 2];
             if (IF_SHIFTED) {
-                const int by = (offset + (filter + i % 2) * (unsigned)s.out_pixels) % SECTOR;
+                const int by = (offset + (filter + i % 2) * (unsigned)of.s.out_pixels) % SECTOR;
                 row[by] = x, row[by + OTHER_PIXEL] = y;
             } else
                 *reinterpret_cast<float2*>(row) = make_float2(x, y);
@@ -282,6 +282,7 @@ struct Writer {
 
     // The plain sums instead of NaNs, when all who write together have written.
     __device__ __forceinline__ void mend(const Tile& tile) const {
+        const Sizes& s = of.s;
         const int filter_0 = tile.filter_tile * BF, lane_pixel = writer() % TEAM_TILE;
         Pointwise::Place place = SHIFTED ? of.locate_row(tile, team) : of.locate(tile, team, lane_pixel);
         if (place.image >= s.images) return;
@@ -296,7 +297,7 @@ struct Writer {
             }
             float* const written = output + (place.image * (int64)s.filters + filter) * s.out_pixels + pixel;
             if (!isnan(*written)) continue;
-            float value = plain_sum(input, weight, s, 1, 1, place.image, filter, pixel / s.width, pixel % s.width);
+            float value = plain_sum(of.input, weight, s, 1, 1, place.image, filter, pixel / s.width, pixel % s.width);
             if (bias) value += bias[filter];
             *written = relu && value < 0.0f ? 0.0f : value;
         }

@@ -58,7 +58,8 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
     return exponent;
 }
 
-// What one thread of a producing group does besides: it fetches the weights of the group's chunks as places become free.
+// What one thread of a producing group does besides: it fetches the weights of the group's chunks as places become
+// free.
 struct WeightFetcher {
     const char *const rows, *next;  // in the workspace: they lie in the order of their use, over and over
     const char* const end;
@@ -128,7 +129,8 @@ struct Producer {
         return from.channel_scales + at.tile_chunk(g) * CHANNELS;
     }
 
-    // Scales, splits and stores a job's values; `most` grows to their largest magnitudes, of a NaN not: the output shows it.
+    // Scales, splits and stores a job's values; `most` grows to their largest magnitudes, of a NaN not: the output
+    // shows it.
     __device__ __forceinline__ void convert(const float (&values)[8], const float* scales, int job, char* stage,
                                             unsigned& most) const {
         const float4 a = reinterpret_cast<const float4*>(scales)[0], b = reinterpret_cast<const float4*>(scales)[1];

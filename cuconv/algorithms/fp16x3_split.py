@@ -1,4 +1,4 @@
-"""What the fp16x3 algorithms share on the host, as their kernels share fp16x3_split.cuh: splitting the weights."""
+"""What the fp16x3 algorithms share on the host, as kernels do fp16x3_split.cuh: splitting the weights, a refusal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cuconv.algorithms.tf32x3 import PARTS
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 # As in the .cuh file.
 FILTERS = 32  # of a block
@@ -29,6 +29,16 @@ class SplitCosts:
 def factor_bytes(products: int) -> int:
     """Of a weight or an element of the input, in all its parts."""
     return PART_BYTES * PARTS[products]
+
+
+def some_fit(found: list, problem: ConvProblem, device: DeviceSpec, algorithm: str) -> list:
+    """The configurations that were found; raises UnsupportedProblem where there is none."""
+    if found:
+        return found
+    raise UnsupportedProblem(
+        f"{problem.label}: no tile of {algorithm} with its {problem.kh}x{problem.kw} filter fits "
+        f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

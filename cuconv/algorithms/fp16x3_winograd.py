@@ -1,4 +1,8 @@
-"""Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: much work, 3x3 and 5x5."""
+"""Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: much work, 3x3 and 5x5.
+
+Winograd's minimal filtering algorithms F(4, 3) and F(4, 5), as A. Lavin and S. Gray, "Fast Algorithms for Convolutional
+Neural Networks" (2015), take them for convolution, but in one dimension and at points of our choice.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.fp16x3 import parts_of_tile
-from cuconv.algorithms.fp16x3_split import Split, SplitCosts
-from cuconv.algorithms.tf32x3 import CLUSTERS, H200_SMS, MAX_INDEX, PRODUCTS
-from cuconv.algorithms.tf32x3_wgmma import ARCH
+from cuconv.algorithms.fp16x3_split import Split, SplitCosts, some_fit
+from cuconv.algorithms.tf32x3 import CLUSTERS, H200_SMS, MAX_INDEX, PRODUCTS, check_sizes
+from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
@@ -117,12 +121,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]
         for form in _forms(cluster, problem.kh, problem.kw):
             for pitch in _pitches(problem, device, form):
                 found += _candidates_of(problem, device, cluster, form, pitch)
-    if not found:
-        raise UnsupportedProblem(
-            f"{problem.label}: no tile of fp16x3_winograd with its {problem.kh}x{problem.kw} filter fits "
-            f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
-        )
-    return found
+    return some_fit(found, problem, device, SOURCE.stem)
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> WinogradConfig:
@@ -187,8 +186,7 @@ def _split(cluster: int) -> TransformedSplit:
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raises UnsupportedProblem for another architecture, and where the kernel or its integers do not suffice."""
     p = problem
-    if device.arch != ARCH:
-        raise UnsupportedProblem(f"{p.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
+    check_device(problem, device)
     if p.kw not in COLUMNS:
         raise UnsupportedProblem(f"{p.label}: {p.kw} columns in a filter, fp16x3_winograd computes 3 or 5")
     if p.kh == 1 and p.kw == 5:  # rare: some registers would be spilled
@@ -205,9 +203,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         ("output cells", 4 * _cells(p, ceil(p.out_w / OUTPUTS)), MAX_INDEX),  # with room for strips and tiles
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
-    for what, size, limit in sizes:
-        if size > limit:
-            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of fp16x3_winograd is {limit}")
+    check_sizes(problem, SOURCE.stem, sizes)
 
 
 def _points(columns: int) -> int:

@@ -125,9 +125,14 @@ def check_indices(problem: ConvProblem, max_image: int) -> None:
     if not is_pointwise(p):
         reach = ((p.c - 1) * p.h + p.kh - 1) * p.w + p.kw  # of the last tap: a filter may be larger than its input
         sizes.append(("input elements in an image", max(p.c * p.h * p.w, reach), max_image))
+    check_sizes(problem, "the tf32x3 algorithms", sizes)
+
+
+def check_sizes(problem: ConvProblem, whose: str, sizes: list[tuple[str, int, int]]) -> None:
+    """Raises UnsupportedProblem where one of (what, size, limit) is above its limit."""
     for what, size, limit in sizes:
         if size > limit:
-            raise UnsupportedProblem(f"{p.label}: {size} {what}, the limit of the tf32x3 algorithms is {limit}")
+            raise UnsupportedProblem(f"{problem.label}: {size} {what}, the limit of {whose} is {limit}")
 
 
 def those_that_fit(found: list, problem: ConvProblem, device: DeviceSpec) -> list:

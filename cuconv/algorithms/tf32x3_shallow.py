@@ -14,6 +14,7 @@ from cuconv.algorithms.tf32x3 import (
     PRODUCTS,
     arguments_of,
     check_indices,
+    check_sizes,
     depth_of,
     in_products,
     is_pointwise,
@@ -196,10 +197,7 @@ def launches(problem: ConvProblem, config: Tf32x3ShallowConfig, aligned: bool, r
 def _check(problem: ConvProblem) -> None:
     p = problem
     check_indices(p, MAX_INDEX)
-    if depth_of(p) > MAX_DEPTH:
-        raise UnsupportedProblem(
-            f"{p.label}: {depth_of(p)} weights in a filter, the limit of tf32x3_shallow is {MAX_DEPTH}"
-        )
+    check_sizes(p, "tf32x3_shallow", [("weights in a filter", depth_of(p), MAX_DEPTH)])
     if not is_pointwise(p) and not lie_side_by_side(p):
         raise UnsupportedProblem(
             f"{p.label}: rows of {p.out_w} outputs, tf32x3_shallow computes filters of more than 1x1, or padded ones, "

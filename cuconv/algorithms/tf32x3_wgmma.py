@@ -195,9 +195,14 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
 
 def check_device_and_indices(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raises UnsupportedProblem for another architecture, and where a size does not fit the kernel's integers."""
+    check_device(problem, device)
+    check_indices(problem, MAX_IMAGE)
+
+
+def check_device(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raises UnsupportedProblem for another architecture."""
     if device.arch != ARCH:
         raise UnsupportedProblem(f"{problem.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
-    check_indices(problem, MAX_IMAGE)
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3WgmmaConfig:
