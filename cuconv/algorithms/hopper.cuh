@@ -54,7 +54,8 @@ __device__ __forceinline__ void copy_bulk_to(int block, unsigned source, int byt
 
 // A bulk copy into shared memory that completes on the barrier, which expects its bytes.
 __device__ __forceinline__ void copy_bulk(unsigned target, const void* source, int bytes, uint64* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     target),
                  "l"(source), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }

@@ -44,8 +44,8 @@ struct Problem {
           out_w(out_w), out_pixels(out_h * out_w), by_out_w(out_w) {}
 };
 
-// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there is
-// one product, big is all.
+// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there
+// is one product, big is all.
 __device__ __forceinline__ void split(float x, float& big, float& small) {
 #if PRODUCTS == 3
     big = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
@@ -174,8 +174,8 @@ __device__ __forceinline__ void split_columns(const float (&values)[STEPS][4], f
         for (int r = 0; r < 4; ++r) split(values[step][r], big[step][r], small[step][r]);
 }
 
-// Starts a stage's products. Three: chain = columns * weights, of which `tile` holds big and then small. The small terms
-// come first, while the chain is small itself and truncation costs least. One: sum += columns * weights, where
+// Starts a stage's products. Three: chain = columns * weights, of which `tile` holds big and then small. The small
+// terms come first, while the chain is small itself and truncation costs least. One: sum += columns * weights, where
 // truncation costs less than rounding has.
 __device__ __forceinline__ void start_products(float (&chain)[BF / 2], float (&sum)[BF / 2],
                                                const float (&big)[STEPS][4], const float (&small)[STEPS][4],

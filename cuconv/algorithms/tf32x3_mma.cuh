@@ -5,8 +5,8 @@
 
 #include "convolution.cuh"
 
-// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there is
-// one product, big is all.
+// big is x rounded to nearest; of small the tensor cores ignore the low 13 bits. A NaN stays one in small. Where there
+// is one product, big is all.
 __device__ __forceinline__ void split(float x, unsigned& big, unsigned& small) {
 #if PRODUCTS == 3
     big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;

@@ -100,7 +100,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     const auto fetch_stage = [&](int stage) {
         const int slot = (stage - first) % STAGES, round = (stage - first) / STAGES;
         if (round > 0) barrier_wait(empty + slot, round - 1 & 1);
-        fetch(shared_address(shared + slot * STAGE_FLOATS), source + (int64)stage * STAGE_FLOATS, STAGE_FLOATS * 4, full + slot);
+        const unsigned target = shared_address(shared + slot * STAGE_FLOATS);
+        fetch(target, source + (int64)stage * STAGE_FLOATS, STAGE_FLOATS * 4, full + slot);
     };
     if (threadIdx.x == 0)
         for (int stage = first; stage < min(first + AHEAD, last); ++stage) fetch_stage(stage);
