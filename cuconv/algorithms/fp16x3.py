@@ -148,7 +148,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config,
     exchange_us += costs.collect * (parts - 1)
     return (
         costs.block
-        + Split(tile.filters, CHANNELS, config.products).predicted_us(problem, device, costs)
+        + Split(tile.filters, CHANNELS, config.products).predicted_us(problem, costs)
         + ceil(tiles * chunks / config.blocks) * chunk_us
         + exchange_us * tile.filters * tile.positions / 2**14
         + costs.memory * problem.min_bytes / 2**20

@@ -215,7 +215,7 @@ def predicted_us(
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
     else:
-        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
+        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
     return start_us + hypot(tiles * tile_us, costs.memory * problem.min_bytes / 2**20)
 
 

@@ -149,7 +149,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
     write_us = costs.write * ceil(tiles / clusters) * FILTERS * cells * OUTPUTS / 2**14
     work_us = ceil(tiles * chunks / clusters) * chunk_us + exchange_us + write_us
     memory_us = (costs.memory * problem.min_bytes + costs.edge * _edges(problem, config.pitch)) / 2**20
-    split_us = _split(config.cluster).predicted_us(problem, device, costs)
+    split_us = _split(config.cluster).predicted_us(problem, costs)
     return costs.block + split_us + hypot(work_us, memory_us)
 
 
