@@ -1,5 +1,6 @@
 """Configurations of the FP16 kernel: pure functions of problem and device."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -34,6 +35,25 @@ def test_a_tile_and_its_halo_fit_the_slots():
         for config in fp16x3.candidates(problem, H200):
             last = config.tile.positions - 1 + (problem.kh - 1) * pitch + problem.kw - 1
             assert last < config.slots * 128
+
+
+def test_a_tile_is_shared_by_no_more_blocks_than_it_has_chunks():
+    for chunks in (1, 2, 3, 7, 32):
+        for tiles in (1, 2, 5, 44, 131, 132, 133, 1000):
+            for blocks in range(1, min(132, tiles * chunks) + 1):
+                ends = [tiles * chunks * (block + 1) // blocks for block in range(blocks)]
+                inside = [sum(tile * chunks < end < (tile + 1) * chunks for end in ends) for tile in range(tiles)]
+                assert max(inside) + 1 <= fp16x3.parts_of_tile(tiles, chunks, blocks) <= chunks
+
+
+def test_tiles_of_one_chunk_are_left_to_nobody():
+    costs = fp16x3.COSTS["fp32"]
+    dear = replace(costs, leave=100 * costs.leave, collect=100 * costs.collect)
+    for n in (1, 8, 50, 256):
+        problem = ConvProblem(n, 16, 28, 28, 32, 5, 5, 2, 2)
+        for config in fp16x3.candidates(problem, H200):
+            of_both = [fp16x3.predicted_us(problem, H200, config, some) for some in (costs, dear)]
+            assert of_both[0] == of_both[1]
 
 
 @pytest.mark.parametrize("filters", [1, 8, 16, 17, 32, 48, 65, 96, 120, 144, 208, 224, 288, 1000])

@@ -1,5 +1,6 @@
 """Configurations of the Winograd kernel, its transform and its cells: pure functions of problem and device."""
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, prod
 
@@ -46,6 +47,19 @@ def test_clusters_have_filters_for_all_blocks_or_there_are_none():
     for filters, sizes in ((64, {1}), (96, {2}), (192, {3}), (256, {2}), (320, {1, 2}), (384, {2}), (1031, {1, 2})):
         problem = ConvProblem(8, 64, 28, 28, filters, 3, 3, 1, 1)
         assert {config.cluster for config in winograd.candidates(problem, H200)} == sizes
+
+
+def test_only_what_is_shared_is_exchanged():
+    """Larger shares come first: 66 clusters with 131 tiles of two chunks have whole ones, but for the last ones."""
+    costs = winograd.COSTS["fp32"]
+    dear = replace(costs, leave=100 * costs.leave, collect=100 * costs.collect)
+    for channels, tiles, exchanged in ((16, 131, False), (32, 131, False), (32, 165, True), (256, 149, True)):
+        problem = ConvProblem(1, channels, 20 * tiles - 1, 16, 128, 3, 3, 1, 1)  # 20 rows of four cells are a tile
+        configs = [c for c in winograd.candidates(problem, H200) if (c.cells, c.pitch, c.blocks) == (80, 4, 132)]
+        assert configs and winograd._tiles(problem, configs[0]) == tiles
+        for config in configs:
+            of_both = [winograd.predicted_us(problem, H200, config, some) for some in (costs, dear)]
+            assert (of_both[0] < of_both[1]) == exchanged
 
 
 def test_few_configurations_are_worth_measuring():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes, some_fit
@@ -46,8 +46,8 @@ class Costs(SplitCosts):
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
-    fetch: float = constant("the same, in addition, to fetch and split 2**11 elements")
-    multiply: float = constant("the same, in addition, for 2**18 multiply-adds of FP32")
+    fetch: float = constant("to fetch and split 2**11 elements, while others multiply and write")
+    multiply: float = constant("2**18 multiply-adds of FP32, while others fetch")
     narrow: float = constant("the same, in addition, for a chain of products with filters as the tensor cores' columns")
     write: float = constant("a block's time to write 2**14 outputs")
     leave: float = constant("a block's time to leave 2**14 sums to another")
@@ -125,27 +125,31 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3Config:
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs | None = None) -> float:
-    """Estimated device time of both kernels in microseconds."""
+    """Estimated device time of both kernels in microseconds.
+
+    Who fetches goes on while others multiply and write: the norm of both.
+    """
     costs = costs or COSTS[PRECISION_OF[config.products]]
     tile = config.tile
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
     weights = tile.filters * CHANNELS * problem.filter_area
-    chunk_us = costs.chunk + costs.fetch * config.slots * SLOT * CHANNELS / 2**11
+    fetch_us = costs.fetch * config.slots * SLOT * CHANNELS / 2**11
     multiply_us = costs.multiply * weights * tile.positions / 2**18
     if tile.narrow:
         # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
         multiply_us *= max(1, 0.5 + 32 / tile.filters)
         chains = problem.kh if config.products == PRODUCTS[FP32] else 1
-        chunk_us += costs.narrow * chains
-    chunk_us += multiply_us
-    parts = parts_of_tile(tiles, chunks, config.blocks)
-    exchange_us = costs.write * ceil(tiles / config.blocks) + (costs.leave if parts > 1 else 0)
-    exchange_us += costs.collect * (parts - 1)
+        multiply_us += costs.narrow * chains
+    sums = tile.filters * tile.positions / 2**14
+    turns, parts = ceil(tiles * chunks / config.blocks), parts_of_tile(tiles, chunks, config.blocks)
+    write_us = costs.write * ceil(tiles / config.blocks) * sums
+    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * sums
     return (
         costs.block
-        + Split(tile.filters, CHANNELS, config.products).predicted_us(problem, device, costs)
-        + ceil(tiles * chunks / config.blocks) * chunk_us
-        + exchange_us * tile.filters * tile.positions / 2**14
+        + Split(tile.filters, CHANNELS, config.products).predicted_us(problem, costs)
+        + turns * costs.chunk
+        + hypot(turns * fetch_us, turns * multiply_us + write_us)
+        + exchange_us
         + costs.memory * problem.min_bytes / 2**20
     )
 
@@ -264,11 +268,11 @@ def _tiles(problem: ConvProblem, tile: Tile) -> int:
 
 
 def parts_of_tile(tiles: int, chunks: int, blocks: int) -> int:
-    """The most blocks that share a tile."""
+    """The most blocks that share a tile: no more than it has chunks."""
     if tiles % blocks == 0:
         return 1
     share = tiles * chunks / blocks
-    return ceil(chunks / share) + (0 if blocks % tiles == 0 else 1)
+    return min(chunks, ceil(chunks / share) + (0 if blocks % tiles == 0 else 1))
 
 
 def _macros(

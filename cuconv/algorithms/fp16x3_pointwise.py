@@ -49,6 +49,7 @@ class Costs(SplitCosts):
     convert: float = constant("the same, in addition, for 64 channels")
     convert_shifted: float = constant("the same, in addition, where rows begin anywhere")
     add: float = constant("the same, in addition, for 64 filters")
+    busy: float = constant("the part of a team's chunk, without its products, that keeps the SM from other teams'")
     multiply: float = constant("an SM's time for 2**18 multiply-adds of FP32")
     arrive: float = constant("the way of a chunk's pixels, shared by those that are under way")
     copy: float = constant("a thread's time to copy 64 pixels of channels, four at a time")
@@ -142,14 +143,14 @@ def predicted_us(
 ) -> float:
     """Estimated device time of all kernels in microseconds.
 
-    A chunk takes a team's latency, the tensor cores' time for all teams, or that of the copies: their norm.
+    A chunk takes a team's latency, the SM's time for all teams, or that of the copies: their norm.
     """
     costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
     one_by_one = problem.out_pixels % VECTOR > 0 and not c.shifted
     turn_us = costs.turn + (costs.convert + costs.convert_shifted * c.shifted) * c.channels / 64
     turn_us += costs.add * c.filters / 64
-    multiply_us = costs.multiply * c.filters * c.channels * TEAM_PIXELS * c.teams / 2**18
+    all_us = (costs.busy * turn_us + costs.multiply * c.filters * c.channels * TEAM_PIXELS / 2**18) * c.teams
     copy_us = costs.arrive / (c.stages - 1)
     copy_64_us = costs.copy + costs.copy_shifted * c.shifted + costs.copy_one * one_by_one
     copy_us += copy_64_us * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
@@ -160,13 +161,13 @@ def predicted_us(
     places = 1 + one_by_one * (VECTOR * c.teams / 2 - 1)
     write_all_us = (costs.write_all * places + costs.write_shifted * c.shifted) * c.filters * c.pixels / 2**14
     turns = ceil(ceil(problem.c / c.channels) / sharers)
-    tile_us = hypot(turns * turn_us + write_us, turns * multiply_us, turns * copy_us, write_all_us)
+    tile_us = hypot(turns * turn_us + write_us, turns * all_us, turns * copy_us, write_all_us)
     tiles = ceil(_tiles(problem, c) / c.blocks)
     if c.own:
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
     else:
-        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, device, costs)
+        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
     return start_us + hypot(tiles * tile_us, costs.memory * problem.min_bytes / 2**20)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import PARTS
 from cuconv.costs import constant
-from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
@@ -22,7 +21,7 @@ PART_BYTES = 2  # of a factor, which is one FP16 number, or two where there are 
 class SplitCosts:
     """Microseconds of that kernel, without its launch."""
 
-    split: float = constant("splitting 2**14 weights on an SM, by the kernel ahead")
+    split: float = constant("a block of the kernel ahead, to split 2**14 weights")
     split_bytes: float = constant("2**20 bytes read or written by that kernel")
 
 
@@ -78,10 +77,9 @@ class Split:
         arguments = (WEIGHT, WORKSPACE, p.m, p.c, blocks)
         return Launch(source, macros, "split_weights", self.blocks(p), threads, arguments, shared_bytes, overlap=True)
 
-    def predicted_us(self, problem: ConvProblem, device: DeviceSpec, costs: SplitCosts) -> float:
-        """Estimated time: rounds of blocks, and bytes."""
+    def predicted_us(self, problem: ConvProblem, costs: SplitCosts) -> float:
+        """Estimated time: a block's from start to end, and where there are many that of their bytes."""
         of_block = FILTERS * self.channels * problem.filter_area
         bytes_of_each = FLOAT_BYTES * problem.filter_area + factor_bytes(self.products) * self.taps(problem)
         moved_bytes = bytes_of_each * problem.m * problem.c
-        rounds = ceil(self.blocks(problem) / device.sm_count)
-        return costs.split * of_block / 2**14 * rounds + costs.split_bytes * moved_bytes / 2**20
+        return costs.split * of_block / 2**14 + costs.split_bytes * moved_bytes / 2**20

@@ -58,11 +58,11 @@ class Costs(SplitCosts):
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
-    fetch: float = constant("to fetch, transform and split 2**12 elements of the transform, while others multiply")
+    fetch: float = constant("to fetch, transform and split 2**12 elements of the transform, while others go on")
     multiply: float = constant("2**18 multiply-adds of transformed FP32, while others fetch")
     crowded: float = constant("the same, in addition, for tiles whose sums leave few registers")
-    send: float = constant("a block's time to receive 2**12 elements of the transform from its cluster")
-    write: float = constant("a block's time to write 2**14 outputs")
+    send: float = constant("the way of 2**12 elements to each other block of a cluster, shared by chunks under way")
+    write: float = constant("a block's time to make outputs of 2**14 sums, and to write them")
     leave: float = constant("a block's time to leave 2**14 sums to another")
     collect: float = constant("a block's time to add 2**14 sums of another")
     memory: float = constant("2**20 bytes of operands through device memory")
@@ -130,7 +130,10 @@ def configure(problem: ConvProblem, device: DeviceSpec) -> WinogradConfig:
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs | None = None) -> float:
-    """Estimated device time of both kernels in microseconds."""
+    """Estimated device time of both kernels in microseconds.
+
+    Who fetches goes on while others multiply and write: the norm of both.
+    """
     costs = costs or COSTS[FP32]
     clusters, cells, others = config.blocks // config.cluster, config.cells, config.cluster - 1
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config)
@@ -141,14 +144,16 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, config: WinogradConfi
     fetch_us = costs.fetch * converted * points * CHANNELS / 2**12 / config.cluster
     crowded = (cells, config.producers) == FORMS[problem.kw][-1]
     multiply_us = (costs.multiply + (costs.crowded if crowded else 0)) * products
-    send_us = costs.send * stage_cells * points * CHANNELS / 2**12 * others / config.cluster
-    chunk_us = costs.chunk + hypot(fetch_us, multiply_us) + send_us
-    parts = parts_of_tile(tiles, chunks, clusters)
-    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * points * FILTERS * cells / 2**14
-    write_us = costs.write * ceil(tiles / clusters) * FILTERS * cells * OUTPUTS / 2**14
-    work_us = ceil(tiles * chunks / clusters) * chunk_us + exchange_us + write_us
+    send_us = costs.send * stage_cells * points * CHANNELS / 2**12 * others / config.input_stages
+    turns = ceil(tiles * chunks / clusters)
+    # Larger shares come first; where these are whole tiles, the others share some, but have a chunk less.
+    parts = parts_of_tile(tiles, chunks, clusters) if turns % chunks else 1
+    sums = points * FILTERS * cells / 2**14
+    exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * sums
+    write_us = costs.write * ceil(tiles / clusters) * sums
+    work_us = turns * (costs.chunk + send_us) + hypot(turns * fetch_us, turns * multiply_us + write_us) + exchange_us
     memory_us = (costs.memory * problem.min_bytes + costs.edge * _edges(problem, config.pitch)) / 2**20
-    split_us = _split(config.cluster).predicted_us(problem, device, costs)
+    split_us = _split(config.cluster).predicted_us(problem, costs)
     return costs.block + split_us + hypot(work_us, memory_us)
 
 

@@ -176,7 +176,7 @@ def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: 
 
     Blocks come in rounds of `resident`. A turn takes its latency while an SM has few blocks, and its share of the
     throughput where it has many: their norm goes from one to the other. What all blocks fetch adds the time of the
-    cache that they share.
+    cache that they share. Memory hides behind all that, but not where both take long: their norm again.
     """
     of_an_sm = busiest_blocks(blocks_of_an_sm(config, device), block.resident)
     start_us = costs.block + (costs.cluster if config.split > 1 else 0.0)
@@ -187,7 +187,7 @@ def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: 
     rounds, rest = divmod(of_an_sm, block.resident)
     compute_us = rounds * round_us(block.resident) + (round_us(rest) if rest else 0.0)
     compute_us += block.traffic_us * config.blocks / device.sm_count
-    return costs.start + max(compute_us, memory_us(problem, costs))
+    return costs.start + hypot(compute_us, memory_us(problem, costs))
 
 
 def memory_us(problem: ConvProblem, costs: GridCosts) -> float:
