@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cuconv.algorithms.tf32x3 import PARTS
 from cuconv.costs import constant
+from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
