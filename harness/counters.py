@@ -114,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", metavar="N", default=BATCHES, help="default: 1 8 64 256")
     parser.add_argument("--cases", type=int, default=CASES_PER_BATCH, help="of each batch size (default: 3)")
     options = parser.parse_args(arguments)
+    if options.cases < 1:
+        return _fail(f"--cases {options.cases}: must be 1 or more")
     if not torch.cuda.is_available():
         return _fail("counters need an NVIDIA GPU, and torch sees none")
     if not shutil.which("ncu"):
@@ -123,6 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         labels = furthest(device, options.batch, options.cases)
     except ResultsError as error:
         return _fail(f"no sweep to find the cases in ({error}): run python -m harness.run")
+    if not labels:
+        batches = " ".join(map(str, options.batch))
+        return _fail(
+            f"--batch {batches}: the sweep has no time of auto there, run python -m harness.run --batch {batches}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         done = subprocess.run(command(labels, log), cwd=environment.ROOT, capture_output=True, text=True, check=False)

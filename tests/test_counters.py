@@ -65,6 +65,19 @@ def test_the_cases_furthest_from_their_floor(tmp_path, monkeypatch):
     assert len(found) == 2 and found[0].startswith("14-8-5-64-")
 
 
+def test_a_number_of_cases_below_one_is_refused(capsys):
+    assert counters.main(["--cases", "0"]) == 2
+    assert capsys.readouterr().err == "harness.counters: --cases 0: must be 1 or more\n"
+
+
+def test_a_batch_size_that_was_not_measured_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(counters.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(counters.shutil, "which", lambda name: "/usr/bin/ncu")
+    monkeypatch.setattr(counters.environment, "device_slug", lambda: "nvidia-h200")
+    assert counters.main(["--batch", "3"]) == 2
+    assert "--batch 3: the sweep has no time of auto there" in capsys.readouterr().err
+
+
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(counters.torch.cuda, "is_available", lambda: False)
     assert counters.main([]) == 2
