@@ -98,6 +98,23 @@ def rows_of(log: str, labels: Sequence[str], spec: DeviceSpec) -> list[dict[str,
     return found
 
 
+def count(labels: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of COLUMNS, a kernel each, by Nsight Compute; ValueError where it does not count them."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        done = subprocess.run(command(labels, log), cwd=environment.ROOT, capture_output=True, text=True, check=False)
+        return rows_of(log.read_text() if log.exists() else done.stderr, labels, device_spec(0))
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """A row a kernel; replaces the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def render(rows: Sequence[dict[str, str]]) -> str:
     """A markdown table; shares in per cent."""
     shares = list(METRICS)[1:]
@@ -130,20 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(
             f"--batch {batches}: the sweep has no time of auto there, run python -m harness.run --batch {batches}"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        done = subprocess.run(command(labels, log), cwd=environment.ROOT, capture_output=True, text=True, check=False)
-        try:
-            rows = rows_of(log.read_text() if log.exists() else done.stderr, labels, device_spec(0))
-        except ValueError as error:
-            return _fail(f"ncu counted nothing to use: {error}")
+    try:
+        rows = count(labels)
+    except ValueError as error:
+        return _fail(f"ncu counted nothing to use: {error}")
     print(render(rows))
-    path = environment.ROOT / "results" / device / "profile" / "counters.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(environment.ROOT / "results" / device / "profile" / "counters.csv", rows)
     return 0
 
 
