@@ -28,11 +28,11 @@ from harness.records import ResultsError, read
 
 BATCHES, CASES_PER_BATCH = (1, 8, 64, 256), 3
 OPERATIONS = "sm__ops_path_tensor_op_{}_sparsity_off.avg.pct_of_peak_sustained_elapsed"
+INSTRUCTIONS = ("hgmma_src_tf32_dst_fp32", "hgmma_src_fp16", "hmma_src_tf32_dst_fp32")  # of the tensor cores
 # Column -> Nsight Compute's metrics, of which it is the sum; a share is of what the unit can do while the kernel runs.
 METRICS = {
     "us": ["gpu__time_duration.sum"],
-    "tensor_cores": [OPERATIONS.format(kind) for kind in ("hgmma_src_tf32_dst_fp32", "hgmma_src_fp16")]
-    + [OPERATIONS.format("hmma_src_tf32_dst_fp32")],
+    "tensor_cores": [OPERATIONS.format(instruction) for instruction in INSTRUCTIONS],
     "issue_slots": ["sm__inst_issued.avg.pct_of_peak_sustained_active"],
     "l1_and_shared": ["l1tex__throughput.avg.pct_of_peak_sustained_active"],
     "l2": ["lts__throughput.avg.pct_of_peak_sustained_elapsed"],
