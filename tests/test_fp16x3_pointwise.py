@@ -7,16 +7,18 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit
 from cuconv.algorithms import fp16x3_pointwise
-from cuconv.algorithms.fp16x3_pointwise_forms import TEAMS, most_filters, own_weights
+from cuconv.algorithms.fp16x3_pointwise_forms import TEAMS, Form, most_filters, own_weights
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(128, 256, 14, 14, 1024, 1, 1)
 ODD = ConvProblem(3, 70, 13, 7, 37, 1, 1)
+SMALL = ConvProblem(70, 832, 7, 7, 200, 1, 1)
 DEEP = ConvProblem(1, 4200, 7, 7, 16, 1, 1, precision="tf32")  # so many chunks that barriers count
-IN_TF32 = [DEEP, replace(HEAVY, precision="tf32"), replace(ODD, precision="tf32")]
-FIT = [HEAVY, ODD, *IN_TF32, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
+USUAL = [HEAVY, ODD, SMALL]
+IN_TF32 = [DEEP, *(replace(problem, precision="tf32") for problem in USUAL)]
+FIT = [*USUAL, *IN_TF32, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
 
 
 def test_candidates_fit_the_device_and_cover_the_problem():
@@ -31,7 +33,7 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             assert config.stages >= 2 and config.weight_stages >= (1 if config.resident else 2)
             assert 1 <= config.blocks <= min(H200.sm_count, fp16x3_pointwise._tiles(problem, config))
             single = config.resident and config.weight_stages == 1
-            most = most_filters(config.teams, config.channels, config.products, single, config.shifted)
+            most = most_filters(config.teams, config.channels, config.products, single, config.form)
             assert config.filters <= most
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
@@ -89,7 +91,7 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             staged.add(config.staged)
-            pitch = fp16x3_pointwise.WRITE_PITCH[config.shifted]
+            pitch = fp16x3_pointwise.WRITE_PITCH.get(config.form, problem.out_pixels)
             more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch
             if more:
                 assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
@@ -99,26 +101,69 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
 def test_rows_are_shifted_where_they_begin_anywhere_and_are_long():
     def shifted(h, w):
         problem = ConvProblem(16, 64, h, w, 64, 1, 1)
-        return {config.shifted for config in fp16x3_pointwise.candidates(problem, H200)}
+        return {config.form for config in fp16x3_pointwise.candidates(problem, H200)}
 
-    assert shifted(27, 27) == shifted(13, 11) == shifted(11, 14) == {False, True}
-    assert shifted(28, 28) == shifted(7, 7) == {False}
+    assert shifted(27, 27) == shifted(13, 11) == shifted(11, 14) == {Form.PLAIN, Form.SHIFTED}
+    assert shifted(28, 28) == {Form.PLAIN} and Form.SHIFTED not in shifted(7, 7)
 
 
 def test_shifted_rows_of_an_image_overlap_by_a_sector_at_least():
     for plane, rows in (129, 3), (169, 3), (176, 3), (177, 4), (729, 13), (3025, 54):
         problem = ConvProblem(5, 64, 1, plane, 64, 1, 1)
-        assert fp16x3_pointwise._rows(problem, shifted=True) == 5 * rows
+        assert fp16x3_pointwise._rows(problem, Form.SHIFTED) == 5 * rows
         # All rows but the last are followed by one that begins a sector before they end.
         assert (rows - 1) * 56 + 64 >= plane > (rows - 2) * 56 + 64
 
 
 def test_shifted_rows_need_no_alignment():
     problem = ConvProblem(16, 64, 27, 27, 64, 1, 1)
-    config = next(config for config in fp16x3_pointwise.candidates(problem, H200) if config.shifted)
+    config = next(c for c in fp16x3_pointwise.candidates(problem, H200) if c.form is Form.SHIFTED)
     for aligned in True, False:
         macros = fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros
-        assert (macros["SHIFTED"], macros["VECTOR"]) == (1, 0)
+        assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (1, 0, 0)
+
+
+def test_whole_images_are_of_small_planes_that_begin_anywhere():
+    def has_images(c, h, w, m):
+        configs = fp16x3_pointwise.candidates(ConvProblem(16, c, h, w, m, 1, 1), H200)
+        return Form.IMAGES in {config.form for config in configs}
+
+    assert has_images(64, 7, 7, 48) and has_images(36, 5, 7, 200) and has_images(64, 7, 9, 64)
+    assert not has_images(64, 4, 8, 64) and not has_images(64, 8, 8, 64) and not has_images(64, 6, 6, 64)
+    assert not has_images(64, 5, 5, 64) and not has_images(64, 5, 13, 64)
+    assert not has_images(66, 7, 7, 64) and not has_images(64, 7, 7, 50)  # no whole vectors
+
+
+def images(problem):
+    return [c for c in fp16x3_pointwise.candidates(problem, H200) if c.form is Form.IMAGES]
+
+
+def test_a_team_has_a_whole_image():
+    teams = set()
+    for config in images(SMALL):
+        teams.add((config.teams, config.joint))
+        tiles = ceil(70 / (1 if config.joint else config.teams)) * ceil(200 / config.filters)
+        assert fp16x3_pointwise._tiles(SMALL, config) == tiles
+        pixels, staged = config.teams * config.stages * config.channels, config.teams * config.staged
+        weights = config.weight_stages * (config.filters * config.channels + config.filters + config.channels)
+        assert config.shared_bytes == 4 * (49 * (pixels + staged) + weights)
+    assert {(2, False), (3, False), (2, True), (3, True)} == teams
+
+
+def test_images_are_copied_at_once_where_operands_are_aligned():
+    for config in images(SMALL):
+        for aligned in True, False:
+            macros = fp16x3_pointwise.launches(SMALL, config, aligned, relu=False)[-1].macros
+            assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (0, int(aligned), 49)
+
+
+def test_images_are_copied_in_less_time_than_single_elements():
+    busy = replace(SMALL, n=256)
+    of_form = {}
+    for config in fp16x3_pointwise.candidates(busy, H200):
+        us = fp16x3_pointwise.predicted_us(busy, H200, config)
+        of_form[config.form] = min(us, of_form.get(config.form, us))
+    assert of_form[Form.IMAGES] < of_form[Form.PLAIN]
 
 
 def test_filters_and_channels_are_padded_little():

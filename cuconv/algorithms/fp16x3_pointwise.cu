@@ -5,10 +5,10 @@
 // split into two FP16 numbers, x = high + low; low*high + high*low + high*high is accumulated for a chunk and then
 // added to FP32 registers.
 //
-// Warp specialisation: one warpgroup copies pixels into shared memory as they lie (cp.async, so that no register waits
-// for them), the others take them from there as fragments of A, scale, split and multiply. Weights come split by a
-// kernel ahead (fp16x3_split.cuh), by bulk copies, or those who multiply split them at the start
-// (fp16x3_pointwise_split.cuh).
+// Warp specialisation: one warpgroup copies pixels into shared memory as they lie (cp.async or, of whole images, bulk
+// copies, so that no register waits for them), the others take them from there as fragments of A, scale, split and
+// multiply. Weights come split by a kernel ahead (fp16x3_split.cuh), by bulk copies, or those who multiply split them
+// at the start (fp16x3_pointwise_split.cuh).
 //
 // FILTERS   of a tile, a multiple of 16
 // CHANNELS  of a chunk, a multiple of 16
@@ -19,8 +19,9 @@
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
 // OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
-// VECTOR    1 where four pixels of a plane may be copied and written at once
+// VECTOR    1 where four pixels of a plane, or of all planes of an image, may be copied and written at once
 // SHIFTED   1 where they may not, but teams take their pixels from one image each, so that all but the ends of rows may
+// PLANE     pixels of an image where a team has a whole one, 33 to 64; else 0
 // PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -50,17 +51,20 @@ struct Fragments {
     float2 values[STEPS][4];  // of both pixels
 
     // rows: where a thread's two pixels are of its first channel. further: of every second channel, where SHIFTED.
-    __device__ __forceinline__ void load(const float* rows, int further) {
+    // other: from one pixel to the other, where they are not side by side.
+    __device__ __forceinline__ void load(const float* rows, int further, int other) {
 #pragma unroll
         for (int step = 0; step < STEPS; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float* const from = rows + channel(step, i) * PITCH + (i % 2 ? further : 0);
-                values[step][i] =
-                    SHIFTED ? make_float2(from[0], from[OTHER_PIXEL]) : *reinterpret_cast<const float2*>(from);
+                values[step][i] = SHIFTED || PLANE ? make_float2(from[0], from[other])
+                                                   : *reinterpret_cast<const float2*>(from);
             }
     }
-    __device__ __forceinline__ void scale(const float* scales, int lane) {
+    // left: channels from the chunk's first one on. Those beyond have a scale of zero, so this is where what lies there
+    // from earlier chunks, since a bulk copy leaves it, is taken out.
+    __device__ __forceinline__ void scale(const float* scales, int lane, int left) {
         bool scaled = false;
 #pragma unroll
         for (int c = 0; c < CHANNELS; c += 32) scaled |= c + lane < CHANNELS && scales[c + lane] != 1.0f;
@@ -71,6 +75,7 @@ struct Fragments {
                 for (int i = 0; i < 4; ++i) {
                     const float by = scales[channel(step, i) + lane % 4 * 2];
                     values[step][i].x *= by, values[step][i].y *= by;
+                    if (PLANE && channel(step, i) + lane % 4 * 2 >= left) values[step][i] = {0.0f, 0.0f};
                 }
     }
     __device__ static __forceinline__ constexpr int channel(int step, int i) { return step * 16 + i / 2 * 8 + i % 2; }
@@ -141,9 +146,12 @@ struct Multiplier {
         if (!OWN) barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
         barrier_wait(of.shared.full_pixels[team] + slot, unit / STAGES & 1);
         const float* const pixels = of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel;
-        if (SHIFTED) next.load(pixels + shift, (shift + of.s.out_pixels) % 4 - shift);
-        else next.load(pixels, 0);
-        next.scale(reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane);
+        // A pixel that is not there is the thread's first one again, whose scale and products are harmless.
+        if (PLANE) next.load(pixels, 0, has_other(first_pixel) ? OTHER_PIXEL : 0);
+        else if (SHIFTED) next.load(pixels + shift, (shift + of.s.out_pixels) % 4 - shift, OTHER_PIXEL);
+        else next.load(pixels, 0, OTHER_PIXEL);
+        next.scale(reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane,
+                   of.s.channels - chunk * CHANNELS);
         largest = next.largest();
         leave(of.shared.empty_pixels[team] + slot, __float_as_int(largest.x) | __float_as_int(largest.y));
     }
@@ -276,7 +284,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     __shared__ SharedState shared;
     const int pixels = height * width;
     const int rows = (pixels - SECTOR + OWN_PIXELS - 1) / OWN_PIXELS;
-    const int64 all_rows = SHIFTED ? images * rows : (images * pixels + TEAM_TILE - 1) / TEAM_TILE;
+    const int64 all_rows = PLANE     ? images
+                           : SHIFTED ? images * rows
+                                     : (images * pixels + TEAM_TILE - 1) / TEAM_TILE;
     const Sizes s = {(int)channels, (int)height, (int)width, (int)filters, 0, 0, (int)width, pixels, (unsigned)images,
                      (int)(channels + CHANNELS - 1) / CHANNELS, (int)(all_rows + TILE_TEAMS - 1) / TILE_TEAMS,
                      (int)(filters + BF - 1) / BF, (unsigned)rows};
@@ -288,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         shared.tiles = share.end - share.begin, shared.reciprocal = ~0u / (unsigned)(SHIFTED ? rows : pixels);
         for (int team = 0; team < TEAMS; ++team)
             for (int i = 0; i < STAGES; ++i) {
-                barrier_init(shared.full_pixels[team] + i, COPIERS);
+                barrier_init(shared.full_pixels[team] + i, ARRIVALS);
                 barrier_init(shared.empty_pixels[team] + i, 128 / 32);
             }
         for (int i = 0; i < WEIGHT_STAGES; ++i) {

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_pointwise_forms import CHANNELS, TEAMS, holds_own, macros_of, most_filters, sample
+from cuconv.algorithms.fp16x3_pointwise_forms import CHANNELS, TEAMS, Form, holds_own, macros_of, most_filters, sample
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
 from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, in_products, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
@@ -22,14 +21,16 @@ PRECISIONS = tuple(PRODUCTS)
 # As in the .cu file.
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
-PIXEL_PITCH = 68  # floats of a channel's pixels in shared memory
-WRITE_PITCH = {False: 68, True: 76}  # floats of a filter's pixels there on the way to the output: of shifted rows
+# Floats in shared memory of a channel's pixels, and of a filter's on the way to the output. Images take what they have.
+PIXEL_PITCH = {Form.PLAIN: 68, Form.SHIFTED: 68}
+WRITE_PITCH = {Form.PLAIN: 68, Form.SHIFTED: 76}
 STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
 BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
 SECTOR = 8  # floats: what memory writes at once
 SHIFTED_PIXELS = 2 * TEAM_PIXELS  # of a plane, at least, whose rows are copied so though they begin anywhere
+IMAGE_PIXELS = TEAM_PIXELS // 2  # of a plane, more than these, where a team has a whole image
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
@@ -47,7 +48,7 @@ class Costs(SplitCosts):
     own: float = constant("a block's time to split 2**13 weights itself")
     turn: float = constant("a team's wait in a chunk")
     convert: float = constant("the same, in addition, for 64 channels")
-    convert_shifted: float = constant("the same, in addition, where rows begin anywhere")
+    convert_shifted: float = constant("the same, in addition, where rows begin anywhere, or of whole images")
     add: float = constant("the same, in addition, for 64 filters")
     busy: float = constant("the part of a team's chunk, without its products, that keeps the SM from other teams'")
     multiply: float = constant("an SM's time for 2**18 multiply-adds of FP32")
@@ -72,7 +73,7 @@ class Fp16x3PointwiseConfig:
 
     joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
     resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that
-    are on their way out at once. shifted: a team's pixels are of one image, and written so that they fill sectors.
+    are on their way out at once. form: which pixels a team has.
     """
 
     filters: int
@@ -84,7 +85,7 @@ class Fp16x3PointwiseConfig:
     resident: bool
     own: bool
     staged: int
-    shifted: bool
+    form: Form
     blocks: int
     shared_bytes: int
     workspace_bytes: int
@@ -103,9 +104,8 @@ class Fp16x3PointwiseConfig:
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
-        tile += " shifted" if self.shifted else ""
         grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={tile} {grid}{in_products(self.products)}"
+        return f"tile={tile}{self.form.value} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -121,16 +121,26 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
             for teams in TEAMS:
-                for joint, shifted in product((False, True), (False, True) if can_shift(problem) else (False,)):
-                    some = _candidates_of(problem, device, filters, channels, teams, joint, shifted)
-                    found += [config for config in some if filters in usual]
-                    found += [_own(config) for config in some if _can_own(config)]
+                for joint in (False, True):
+                    for form in forms_of(problem):
+                        some = _candidates_of(problem, device, filters, channels, teams, joint, form)
+                        found += [config for config in some if filters in usual]
+                        found += [_own(config) for config in some if _can_own(config)]
     return found
 
 
-def can_shift(problem: ConvProblem) -> bool:
-    """Whether there is a form for rows that begin anywhere."""
-    return problem.out_pixels % VECTOR > 0 and problem.out_pixels >= SHIFTED_PIXELS
+def forms_of(problem: ConvProblem) -> list[Form]:
+    """Those that there are beside the plain one are for planes that begin anywhere."""
+    found = [Form.PLAIN]
+    if problem.out_pixels % VECTOR == 0:
+        return found
+    if problem.out_pixels >= SHIFTED_PIXELS:
+        found.append(Form.SHIFTED)
+    # All channels of a chunk, and all filters of a tile, begin where sixteen bytes do.
+    whole = problem.c % VECTOR == 0 and problem.m % VECTOR == 0
+    if IMAGE_PIXELS < problem.out_pixels <= TEAM_PIXELS and whole:
+        found.append(Form.IMAGES)
+    return found
 
 
 def configure(problem: ConvProblem, device: DeviceSpec) -> Fp16x3PointwiseConfig:
@@ -147,19 +157,21 @@ def predicted_us(
     """
     costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
-    one_by_one = problem.out_pixels % VECTOR > 0 and not c.shifted
-    turn_us = costs.turn + (costs.convert + costs.convert_shifted * c.shifted) * c.channels / 64
+    shifted, images = c.form is Form.SHIFTED, c.form is Form.IMAGES
+    one_by_one = problem.out_pixels % VECTOR > 0 and c.form is Form.PLAIN
+    turn_us = costs.turn + (costs.convert + costs.convert_shifted * (shifted or images)) * c.channels / 64
     turn_us += costs.add * c.filters / 64
     all_us = (costs.busy * turn_us + costs.multiply * c.filters * c.channels * TEAM_PIXELS / 2**18) * c.teams
     copy_us = costs.arrive / (c.stages - 1)
-    copy_64_us = costs.copy + costs.copy_shifted * c.shifted + costs.copy_one * one_by_one
-    copy_us += copy_64_us * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
+    copy_64_us = costs.copy + costs.copy_shifted * shifted + costs.copy_one * one_by_one
+    copy_us += 0 if images else copy_64_us * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
     sharers = c.teams if c.joint else 1
     copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
-    write_us = (costs.write / sharers + costs.gather * c.joint) * c.filters * TEAM_PIXELS / 2**12
+    outputs = c.filters * (problem.out_pixels if images else TEAM_PIXELS)  # of a team
+    write_us = (costs.write / sharers + costs.gather * c.joint) * outputs / 2**12
     # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
     places = 1 + one_by_one * (VECTOR * c.teams / 2 - 1)
-    write_all_us = (costs.write_all * places + costs.write_shifted * c.shifted) * c.filters * c.pixels / 2**14
+    write_all_us = (costs.write_all * places + costs.write_shifted * shifted) * outputs * c.teams / sharers / 2**14
     turns = ceil(ceil(problem.c / c.channels) / sharers)
     tile_us = hypot(turns * turn_us + write_us, turns * all_us, turns * copy_us, write_all_us)
     tiles = ceil(_tiles(problem, c) / c.blocks)
@@ -174,7 +186,8 @@ def predicted_us(
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
     c, p = config, problem
-    vector = aligned and p.out_pixels % VECTOR == 0 and not c.shifted
+    images = c.form is Form.IMAGES
+    vector = aligned and (p.out_pixels % VECTOR == 0 or images)
     own = (VECTOR if aligned and p.c % VECTOR == 0 else 1) if c.own else 0
     macros = macros_of(
         c.filters,
@@ -187,7 +200,8 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         own=own,
         staged=c.staged,
         vector=int(vector),
-        shifted=int(c.shifted),
+        shifted=int(c.form is Form.SHIFTED),
+        plane=p.out_pixels if images else 0,
         products=c.products,
     )
     arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
@@ -204,7 +218,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
-        ("tiles", _rows(p, False) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
+        ("tiles", max(_rows(p, form) for form in forms_of(p)) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
@@ -227,18 +241,18 @@ def _channels(channels: int) -> list[int]:
 
 
 def _candidates_of(
-    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool, shifted: bool
+    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool, form: Form
 ) -> list[Fp16x3PointwiseConfig]:
     """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not.
 
     More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
     """
     products = PRODUCTS[problem.precision]
-    stage_bytes = teams * channels * PIXEL_PITCH * FLOAT_BYTES
+    stage_bytes = teams * channels * PIXEL_PITCH.get(form, problem.out_pixels) * FLOAT_BYTES
     weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
     chunks, tiles = (
         ceil(problem.c / channels),
-        _stretches(problem, 1 if joint else teams, shifted) * ceil(problem.m / filters),
+        _stretches(problem, 1 if joint else teams, form) * ceil(problem.m / filters),
     )
     if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
         return []
@@ -246,7 +260,7 @@ def _candidates_of(
     barriers = max(0, BARRIER_BYTES * (chunks + teams * MAX_STAGES) - STATIC_BYTES)  # if weights stay, more than usual
 
     def staging_bytes(staged: int) -> int:
-        return teams * staged * WRITE_PITCH[shifted] * FLOAT_BYTES
+        return teams * staged * WRITE_PITCH.get(form, problem.out_pixels) * FLOAT_BYTES
 
     def most_stages(stay: bool, staged: int) -> int:
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
@@ -259,7 +273,7 @@ def _candidates_of(
         stages = most_stages(stay, min(STAGED))
         # Of two chunks, with weights that come along, three teams make less than any other form.
         least = 3 if teams == 3 and not stay and not joint else 2
-        most = most_filters(teams, channels, products, stay and chunks == 1, shifted)
+        most = most_filters(teams, channels, products, stay and chunks == 1, form)
         if stages < least or filters > most:
             continue
         if not stay and most_stages(True, min(STAGED)) >= 3:
@@ -277,7 +291,7 @@ def _candidates_of(
                 stay,
                 False,
                 staged,
-                shifted,
+                form,
                 blocks=min(device.sm_count, tiles),
                 shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
                 workspace_bytes=Split(filters, channels, products).workspace_bytes(problem),
@@ -298,25 +312,27 @@ def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
 
 def _loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
     """Of other filters' weights, by a block that has most of them."""
-    stretches = _stretches(problem, 1 if config.joint else config.teams, config.shifted)
+    stretches = _stretches(problem, 1 if config.joint else config.teams, config.form)
     tiles = stretches * ceil(problem.m / config.filters)
     of_block = ceil(tiles / config.blocks)
     begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
     return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
 
 
-def _rows(problem: ConvProblem, shifted: bool) -> int:
+def _rows(problem: ConvProblem, form: Form) -> int:
     """Teams' pixels, all together."""
-    if not shifted:
+    if form is Form.PLAIN:
         return ceil(problem.n * problem.out_pixels / TEAM_PIXELS)
+    if form is Form.IMAGES:
+        return problem.n
     return problem.n * ceil((problem.out_pixels - SECTOR) / (TEAM_PIXELS - SECTOR))
 
 
-def _stretches(problem: ConvProblem, teams: int, shifted: bool) -> int:
+def _stretches(problem: ConvProblem, teams: int, form: Form) -> int:
     """Tiles of the same filters; teams: with pixels of their own."""
-    return ceil(_rows(problem, shifted) / teams)
+    return ceil(_rows(problem, form) / teams)
 
 
 def _tiles(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    stretches = _stretches(problem, 1 if config.joint else config.teams, config.shifted)
+    stretches = _stretches(problem, 1 if config.joint else config.teams, config.form)
     return stretches * ceil(problem.m / config.filters)

@@ -19,7 +19,9 @@ __device__ __forceinline__ void copy_async(unsigned target, const char* source) 
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
-constexpr int COPIERS = TEAMS == 2 ? 64 : 32;                        // threads that copy the pixels of a team
+constexpr int COPIERS = TEAMS == 2 ? 64 : 32;  // threads that copy the pixels of a team
+constexpr bool BULK = PLANE && VECTOR;         // but one of them copies a chunk of an image at once
+constexpr int ARRIVALS = BULK ? 1 : COPIERS;   // at a stage that has been filled
 
 // Bytes, since an address some planes of less than 2^32 bytes further on is then one instruction away.
 __device__ __forceinline__ const char* bytes_of(const float* of) { return reinterpret_cast<const char*>(of); }
@@ -50,7 +52,7 @@ struct Copier {
         copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.exponents + part * BF, BF * 4, full);
     }
 
-    // Chunks of one tile. Called with how to copy a chunk: copy(slot, chunk).
+    // Chunks of one tile. Called with how to copy a chunk: copy(slot, chunk), which arrives by itself where BULK.
     template <class Copy>
     __device__ __forceinline__ void copy_chunks(const Tile& tile, int& unit, Copy copy) const {
         const bool other_weights =
@@ -60,9 +62,10 @@ struct Copier {
             if (other_weights) copy_weights(tile, chunk, unit);
             if (round > 0) barrier_wait(of.shared.empty_pixels[team] + slot, round - 1 & 1);
             copy(slot, chunk);
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                             shared_address(of.shared.full_pixels[team] + slot))
-                         : "memory");
+            if (!BULK)
+                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                                 shared_address(of.shared.full_pixels[team] + slot))
+                             : "memory");
         }
     }
 
@@ -155,11 +158,34 @@ struct Copier {
         });
     }
 
+    // A whole image: a chunk of its channels lies in one piece, of which a bulk copy brings what exists.
+    __device__ __forceinline__ void copy_image(const Tile& tile, int& unit) const {
+        const int64 image = of.locate(tile, team, 0).image;
+        const bool there = image < of.s.images;
+        const float* const first = of.input + image * of.s.channels * PLANE;
+        const unsigned to = shared_address(of.stages(team));
+        if (!VECTOR && !OWN) wait_for_weights();  // as in copy_pixels
+        copy_chunks(tile, unit, [&](int slot, int chunk) {
+            const int floats = there ? min(CHANNELS, of.s.channels - chunk * CHANNELS) * PLANE : 0;
+            const float* const from = first + chunk * (int64)STAGE_FLOATS;
+            const unsigned target = to + slot * STAGE_FLOATS * 4;
+            uint64* const full = of.shared.full_pixels[team] + slot;
+            if (BULK && there) fetch(target, from, floats * 4, full);
+            else if (BULK) barrier_arrive(full);
+            else
+#pragma unroll 1
+                for (int i = thread; i < STAGE_FLOATS; i += COPIERS)
+                    copy_async<1>(target + i * 4, bytes_of(i < floats ? from + i : of.input), i < floats ? 4 : 0);
+        });
+    }
+
     __device__ __forceinline__ void run() {
+        if (BULK && thread > 0) return;
         const Sizes& s = of.s;
         Tile tile(of.first, s);
         for (int count = 0, unit = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
-            if (SHIFTED) copy_shifted(tile, unit);
+            if (PLANE) copy_image(tile, unit);
+            else if (SHIFTED) copy_shifted(tile, unit);
             else copy_pixels(tile, unit);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");

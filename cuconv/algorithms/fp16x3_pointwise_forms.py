@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from itertools import product
 from math import ceil
 
 from cuconv.algorithms.tf32x3 import PRODUCTS
 from cuconv.problem import FP32, TF32
+
+
+class Form(Enum):
+    """Which pixels a team has; the value is what str(config) says of it."""
+
+    PLAIN = ""  # those that follow each other through all images
+    SHIFTED = " shifted"  # of one image, where rows begin anywhere
+    IMAGES = " images"  # a whole image
+
 
 TEAMS = (2, 3)  # of a block: warpgroups that multiply
 CHANNELS = (16, 32, 48, 64)  # of a chunk
@@ -15,18 +25,22 @@ CHANNELS = (16, 32, 48, 64)  # of a chunk
 # where they hold more: low parts take none with one product.
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
 MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
-LESS_SHIFTED = {(2, 48): 144, (2, 64): 128, (3, 48): 64}  # and fewer where rows are shifted, in any number of products
+# And fewer in other forms than the plain one, in any number of products.
+LESS = {
+    Form.SHIFTED: {(2, 48): 144, (2, 64): 128, (3, 48): 64},
+    Form.IMAGES: {(2, 48): 144, (2, 64): 128},
+}
 # The same where all channels are one chunk, with weights that stay: its products are the sums.
 SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 128}}
-LESS_SINGLE_SHIFTED = {(3, 48): 144}
+LESS_SINGLE = {Form.SHIFTED: {(3, 48): 144}, Form.IMAGES: {(3, 32): 144, (3, 48): 144}}
 OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread, by teams of a block, where it splits them itself
 
 
-def most_filters(teams: int, channels: int, products: int, single: bool, shifted: bool) -> int:
+def most_filters(teams: int, channels: int, products: int, single: bool, form: Form) -> int:
     """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
     most = SINGLE_HOLD[teams][channels] if single else REGISTERS_HOLD[teams][channels]
-    if shifted:
-        return (LESS_SINGLE_SHIFTED if single else LESS_SHIFTED).get((teams, channels), most)
+    if form is not Form.PLAIN:
+        return (LESS_SINGLE if single else LESS)[form].get((teams, channels), most)
     if products != PRODUCTS[FP32] and not single:
         return MORE_IN_ONE_PRODUCT.get((teams, channels), most)
     return most
@@ -53,32 +67,41 @@ def sample() -> list[dict[str, int]]:
     """The largest tiles that registers hold, small ones, and each other macro in its settings."""
     fp32, in_tf32 = PRODUCTS[FP32], PRODUCTS[TF32]
 
-    def sizes(products: int, single: bool, shifted: bool) -> list[tuple[int, int, int]]:
-        return [(most_filters(t, c, products, single, shifted), c, t) for t, c in product(TEAMS, CHANNELS)]
+    def sizes(products: int, single: bool, form: Form = Form.PLAIN) -> list[tuple[int, int, int]]:
+        return [(most_filters(t, c, products, single, form), c, t) for t, c in product(TEAMS, CHANNELS)]
 
-    found, elements, shifted = [], {"vector": 0}, {"vector": 0, "shifted": 1}
+    found, elements, shifted, images = [], {"vector": 0}, {"vector": 0, "shifted": 1}, {"plane": 49}
     single = {"resident": 1, "weight_stages": 1}
-    for size in sizes(fp32, False, False):
+    for size in sizes(fp32, False):
         found += [macros_of(*size), macros_of(*size, staged=32, **elements)]
-    for size in sizes(fp32, False, True):
+    for size in sizes(fp32, False, Form.IMAGES):
+        found += [macros_of(*size, **images), macros_of(*size, staged=32, joint=1, weight_stages=2 * size[2], **images)]
+        found += [macros_of(*size, resident=1, staged=32, plane=35, vector=0)]
+        filters, channels, teams = size
+        chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
+        found += [macros_of(*size, resident=1, weight_stages=n, own=4, **images) for n in chunks[-1:]]
+    for size in sizes(fp32, False, Form.SHIFTED):
         filters, channels, teams = size
         found += [macros_of(*size, **shifted), macros_of(*size, resident=1, staged=32, **shifted)]
         found += [macros_of(*size, joint=1, weight_stages=2 * teams, **shifted)]
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
         found += [macros_of(*size, resident=1, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
-    for size in sizes(fp32, True, False):
+    for size in sizes(fp32, True):
         found += [macros_of(*size, **single), macros_of(*size, **single, own=1, staged=32, **elements)]
-    found += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(fp32, True, True)]
+    found += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(fp32, True, Form.SHIFTED)]
+    found += [macros_of(*size, **single, own=4, staged=32, **images) for size in sizes(fp32, True, Form.IMAGES)]
     found += [macros_of(16, 64, 3, stages=4, weight_stages=3, resident=1, staged=32, **elements)]
     found += [macros_of(128, 64, 2, stages=3, weight_stages=3, **shifted), macros_of(160, 48, 2, staged=32)]
     found += [macros_of(64, 64, 2, joint=1, stages=3, weight_stages=8, resident=1, **elements)]
     found += [macros_of(80, 48, 3, joint=1, weight_stages=4, resident=1, staged=32, **elements)]
     found += [macros_of(32, 48, 3, joint=1, stages=3, weight_stages=6, resident=1, own=1, staged=32)]
     in_one = []
-    for size in sizes(in_tf32, False, False):
+    for size in sizes(in_tf32, False):
         in_one += [macros_of(*size), macros_of(*size, joint=1, weight_stages=2 * size[2], **elements)]
-    in_one += [macros_of(*size, **shifted) for size in sizes(in_tf32, False, True)]
-    in_one += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, True)]
+    in_one += [macros_of(*size, **shifted) for size in sizes(in_tf32, False, Form.SHIFTED)]
+    in_one += [macros_of(*size, **images) for size in sizes(in_tf32, False, Form.IMAGES)]
+    in_one += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, Form.SHIFTED)]
+    in_one += [macros_of(*size, **single, own=4, staged=32, **images) for size in sizes(in_tf32, True, Form.IMAGES)]
     return found + [macros | {"PRODUCTS": in_tf32} for macros in in_one]
 
 
@@ -95,6 +118,7 @@ def macros_of(
     staged: int = 64,
     vector: int = 1,
     shifted: int = 0,
+    plane: int = 0,
     products: int = PRODUCTS[FP32],
 ) -> dict[str, int]:
     return {
@@ -109,5 +133,6 @@ def macros_of(
         "STAGED": staged,
         "VECTOR": vector,
         "SHIFTED": shifted,
+        "PLANE": plane,
         "PRODUCTS": products,
     }

@@ -6,16 +6,17 @@
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-constexpr int COPIER_REGISTERS = TEAMS == 2 && !SHIFTED ? 40 : 56;
-constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? 152 : SHIFTED ? 224 : 232;
+constexpr int COPIER_REGISTERS = TEAMS == 3 ? PLANE ? 32 : 56 : SHIFTED ? 56 : 40;
+constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? PLANE ? 160 : 152 : SHIFTED ? 224 : 232;
 constexpr int TEAM_TILE = 64;                   // pixels of a team
 constexpr int TILE_TEAMS = JOINT ? 1 : TEAMS;  // with pixels of their own
 constexpr int SECTOR = 8;                       // floats: what memory writes at once
 constexpr int OWN_PIXELS = TEAM_TILE - SECTOR;  // from a team's pixels to the next one's, where SHIFTED
-constexpr int PITCH = 68;   // floats of a channel in shared memory: fragments are read without bank conflicts
+// Floats of a channel in shared memory: fragments are read without bank conflicts. Images lie as in global memory.
+constexpr int PITCH = PLANE ? PLANE : 68;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
-constexpr int WRITE_PITCH = SHIFTED ? 76 : 68;  // floats of a filter's pixels there, on the way to the output
+constexpr int WRITE_PITCH = PLANE ? PLANE : SHIFTED ? 76 : 68;  // of a filter's pixels there, on the way to the output
 constexpr int SUMS = BF / 2;
 constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
 constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
@@ -25,11 +26,16 @@ constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
 __device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
 
 // Of a thread that multiplies: the first of its two pixels in its team's 64, and how far on the other one is. Side by
-// side where both are read at once, else so that a warp's lie in all banks.
+// side where both are read at once, else so that a warp's lie in all banks: where PLANE is odd, four lanes' channels
+// are an odd multiple of two banks apart, and rows begin in two banks of each eight.
 __device__ __forceinline__ int first_pixel_of(int thread) {
-    return thread / 32 * 16 + thread % 32 / 4 * (SHIFTED ? 1 : 2);
+    const int warp = thread / 32, row = thread % 32 / 4;
+    return PLANE ? warp * 2 + row / 2 * 8 + row % 2 : warp * 16 + row * (SHIFTED ? 1 : 2);
 }
-constexpr int OTHER_PIXEL = SHIFTED ? 8 : 1;
+constexpr int OTHER_PIXEL = PLANE ? 32 : SHIFTED ? 8 : 1;
+static_assert(PLANE == 0 || PLANE > 32 && PLANE <= TEAM_TILE, "a thread's other pixel alone may be missing");
+// Whether there is the other one.
+__device__ __forceinline__ bool has_other(int first_pixel) { return PLANE == 0 || first_pixel + OTHER_PIXEL < PLANE; }
 
 // Read anew each time, so that nothing that follows from it takes a register meanwhile.
 __device__ __forceinline__ int own_thread() {
@@ -100,8 +106,9 @@ struct Pointwise {
             return image < s.images ? (int64)image * planes * s.out_pixels + pixel : -1;
         }
     };
-    // Of a team's pixel.
+    // Of a team's pixel; of an image there may be none.
     __device__ __forceinline__ Place locate(const Tile& tile, int team, int pixel) const {
+        if (PLANE) return {tile.row(team), (unsigned)pixel};
         return divide(tile.row(team) * TEAM_TILE + pixel, s.out_pixels);
     }
     // Of the first of a team's pixels where SHIFTED: every OWN_PIXELS-th of an image, and for the last ones of an

@@ -56,7 +56,9 @@ struct Writer {
         const unsigned turn = count * PASSES;
         bool bad = !JOINT && any(find_bad(sum));
         if (!JOINT) finish(sum, filter_0, bad);
-        bad |= SHIFTED ? write_shifted(sum, tile, turn) : write_rows(sum, tile, turn);
+        bad |= PLANE     ? write_image(sum, tile, turn)
+               : SHIFTED ? write_shifted(sum, tile, turn)
+                         : write_rows(sum, tile, turn);
         if (JOINT || bad) bad = any(bad);  // where it is known, all have written then
         if (bad) mend(tile);
     }
@@ -157,6 +159,30 @@ struct Writer {
         return bad;
     }
 
+    // The planes of a whole image, which follow each other in the buffer as in the output. Returns whether a sum of a
+    // joint tile is not finite.
+    __device__ __forceinline__ bool write_image(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
+        const Pointwise::Place place = of.locate(tile, team, writer() * WRITTEN);
+        if (place.image >= of.s.images) return false;
+        constexpr int MOST = (PASS * WRITE_PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a pass
+        const int filter_0 = tile.filter_tile * BF, filters = min(BF, of.s.filters - filter_0);
+        float* const to = output + (place.offset(of.s, of.s.filters) + filter_0 * (int64)WRITE_PITCH);
+        bool bad = false;
+#pragma unroll
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            const int end = min(PASS, filters - pass) * WRITE_PITCH;
+            const float* const buffer = stage<false>(sum, pass, turn, 0);
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = i * WRITERS * WRITTEN, element = at + place.pixel;
+                if (element < end)
+                    bad |= pass_on<WRITTEN>(buffer + element, to + (pass * WRITE_PITCH + at), filter_0 + pass, true,
+                                            element);
+            }
+        }
+        return bad;
+    }
+
     // Where a filter's row begins in the output.
     __device__ __forceinline__ int64 row_of(Pointwise::Place place, int filter) const {
         return (place.image * (int64)of.s.filters + filter) * of.s.out_pixels + place.pixel;
@@ -178,10 +204,12 @@ struct Writer {
         return bad;
     }
 
+    // `place`: from the filter's first pixel on, where PLANE.
     template <int FLOATS>
-    __device__ __forceinline__ bool pass_on(const float* from, float* to, int filter, bool exists) const {
+    __device__ __forceinline__ bool pass_on(const float* from, float* to, int filter, bool exists,
+                                            int place = 0) const {
         Pixels<FLOATS> v = add_teams<FLOATS>(from);
-        const bool bad = JOINT && finish(v, filter);
+        const bool bad = JOINT && finish(v, filter, place);
         if (exists) v.store(to);
         return bad && exists;
     }
@@ -206,6 +234,9 @@ struct Writer {
         for (int i = 0; i < SUMS; ++i) zeros[i % 4] = fmaf(sum[i], 0.0f, zeros[i % 4]);
         return zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.0f;
     }
+    __device__ __forceinline__ float bias_of(int filter) const {
+        return filter < of.s.filters ? __ldg(bias + filter) : 0.0f;
+    }
     // Bias and ReLU. What is not finite becomes a NaN, which stays one: it is to be found in the output.
     __device__ __forceinline__ void finish(float (&sum)[SUMS], int filter_0, bool bad) const {
         if (bad)
@@ -216,7 +247,7 @@ struct Writer {
             for (int i = 0; i < SUMS; ++i)
                 if (i % 4 < 2) {
                     const int filter = filter_0 + i / 4 * 8 + own_thread() % 4 * 2 + i % 2;
-                    const float b = filter < of.s.filters ? __ldg(bias + filter) : 0.0f;
+                    const float b = bias_of(filter);
                     sum[i] += b, sum[i + 2] += b;
                 }
         if (relu)
@@ -224,8 +255,9 @@ struct Writer {
             for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];
     }
     // The same of a joint tile's sums, which are only there once they are added; returns whether one is not finite.
+    // `place`: from the filter's first pixel on, where they may be of the filters that follow.
     template <int FLOATS>
-    __device__ __forceinline__ bool finish(Pixels<FLOATS>& v, int filter) const {
+    __device__ __forceinline__ bool finish(Pixels<FLOATS>& v, int filter, int place = 0) const {
         float zeros = 0.0f;
 #pragma unroll
         for (int i = 0; i < FLOATS; ++i) {
@@ -233,9 +265,9 @@ struct Writer {
             zeros = fmaf(v.of[i], 0.0f, zeros);
         }
         if (bias) {
-            const float b = filter < of.s.filters ? __ldg(bias + filter) : 0.0f;
+            const float b = bias_of(filter);
 #pragma unroll
-            for (int i = 0; i < FLOATS; ++i) v.of[i] += b;
+            for (int i = 0; i < FLOATS; ++i) v.of[i] += PLANE ? bias_of(filter + (place + i) / WRITE_PITCH) : b;
         }
         if (relu)
 #pragma unroll
@@ -260,6 +292,9 @@ struct Writer {
             if (IF_SHIFTED) {
                 const int by = (offset + (filter + i % 2) * (unsigned)of.s.out_pixels) % SECTOR;
                 row[by] = x, row[by + OTHER_PIXEL] = y;
+            } else if (PLANE) {
+                row[0] = x;
+                if (has_other(first_pixel_of(thread))) row[OTHER_PIXEL] = y;
             } else
                 *reinterpret_cast<float2*>(row) = make_float2(x, y);
         }
@@ -285,7 +320,7 @@ struct Writer {
         const Sizes& s = of.s;
         const int filter_0 = tile.filter_tile * BF, lane_pixel = writer() % TEAM_TILE;
         Pointwise::Place place = SHIFTED ? of.locate_row(tile, team) : of.locate(tile, team, lane_pixel);
-        if (place.image >= s.images) return;
+        if (place.image >= s.images || PLANE && place.pixel >= PLANE) return;
 #pragma unroll 1
         for (int filter = filter_0 + writer() / TEAM_TILE; filter < min(filter_0 + BF, s.filters);
              filter += WRITERS / TEAM_TILE) {
