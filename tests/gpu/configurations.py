@@ -48,15 +48,18 @@ def run(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    aligned: bool = True,
 ) -> torch.Tensor:
     """The output of a configuration, which was poisoned before, as its workspace was."""
     device = torch.cuda.current_device()
-    launches = algorithm.launches(problem, config, aligned=True, relu=False)
+    launches = algorithm.launches(problem, config, aligned, relu=False)
     sequence = LaunchSequence(launches, device_spec(device).arch, device)
     out = poisoned_output(problem) if out is None else out
     workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
-    sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), workspace.data_ptr())
+    bias_address = 0 if bias is None else bias.data_ptr()
+    sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), bias_address, out.data_ptr(), workspace.data_ptr())
     return out
 
 

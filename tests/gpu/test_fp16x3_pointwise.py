@@ -7,6 +7,7 @@ import torch
 
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import fp16x3_pointwise
+from cuconv.algorithms.fp16x3_pointwise_forms import Form
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
@@ -38,7 +39,12 @@ STREAMED = ConvProblem(64, 512, 14, 14, 272, 1, 1)  # several tiles of filters w
 DEEP = ConvProblem(8, 832, 8, 8, 128, 1, 1)  # few tiles: teams share them
 PAIRS = ConvProblem(7, 40, 11, 14, 48, 1, 1)  # planes of a multiple of two pixels, not of four
 LONG = ConvProblem(8, 336, 22, 39, 27, 1, 1)  # the last row of an image has few pixels of its own
-PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG]
+IMAGES = ConvProblem(70, 832, 7, 7, 200, 1, 1)  # teams have whole images; the last filters are partly there
+PARTLY = ConvProblem(5, 36, 7, 7, 48, 1, 1)  # the same, but for the last chunk, and for teams without an image
+OBLONG = ConvProblem(3, 300, 5, 9, 96, 1, 1)
+MANY_IMAGES = ConvProblem(400, 64, 5, 10, 320, 1, 1)  # of an even number of pixels, in a chunk; tiles of other filters
+WHOLE = [IMAGES, PARTLY, OBLONG, MANY_IMAGES]
+PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG, *WHOLE]
 
 
 @each_precision
@@ -72,7 +78,7 @@ def test_weights_that_are_not_finite(problem):
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [ODD, EVEN], ids=str)
+@pytest.mark.parametrize("problem", [ODD, EVEN, OBLONG], ids=str)
 @each_scales
 def test_the_scale_follows_the_chunks(problem, scales, precision):
     assert_scale_follows_chunks(NAME, problem, scales, precision)
@@ -100,7 +106,7 @@ def test_shifted_rows_begin_anywhere(problem, offset):
     x, weight = operands(problem)
     truth = reference.conv2d(x, weight)
     moved = torch.empty(x.numel() + offset, device="cuda")[offset:].view_as(x).copy_(x)
-    shifted = [config for config in configurations(fp16x3_pointwise, problem) if config.shifted]
+    shifted = [config for config in configurations(fp16x3_pointwise, problem) if config.form is Form.SHIFTED]
     assert shifted
     for config in shifted:
         memory = torch.full((truth.numel() + 8,), torch.nan, device="cuda")
@@ -108,6 +114,37 @@ def test_shifted_rows_begin_anywhere(problem, offset):
         run(fp16x3_pointwise, problem, config, moved, weight, out)
         assert rel_l2_error(out, truth) < TOLERANCE, config
         assert memory.isnan().sum() == 8, config
+
+
+def images_of(problem):
+    found = [config for config in configurations(fp16x3_pointwise, problem) if config.form is Form.IMAGES]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("problem", WHOLE, ids=str)
+def test_images_are_written_and_nothing_beside_them(problem, offset):
+    """By bulk copies and vectors, and by single elements where the operands begin off sixteen bytes."""
+    x, weight = operands(problem)
+    truth = reference.conv2d(x, weight)
+    moved = torch.empty(x.numel() + offset, device="cuda")[offset:].view_as(x).copy_(x)
+    for config in images_of(problem):
+        memory = torch.full((truth.numel() + 8,), torch.nan, device="cuda")
+        out = memory[4 - offset : 4 - offset + truth.numel()].view_as(truth)
+        run(fp16x3_pointwise, problem, config, moved, weight, out, aligned=offset == 0)
+        assert rel_l2_error(out, truth) < TOLERANCE, config
+        assert memory.isnan().sum() == 8, config
+
+
+@pytest.mark.parametrize("problem", WHOLE, ids=str)
+def test_every_plane_of_an_image_has_its_bias(problem):
+    """Vectors of shared tiles, which get theirs on the way out, are of two planes where these meet."""
+    x, weight = operands(problem)
+    bias = bias_for(problem)
+    truth = reference.conv2d(x, weight, bias=bias)
+    for config in images_of(problem):
+        assert rel_l2_error(run(fp16x3_pointwise, problem, config, x, weight, bias=bias), truth) < TOLERANCE, config
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
