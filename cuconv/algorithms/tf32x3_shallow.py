@@ -32,7 +32,7 @@ PIXELS = 32  # of a warp
 SIDE_BY_SIDE = 4  # pixels of a lane
 LANES = 4  # that share the rows of a reduction
 MAX_DEPTH = 32  # of the reduction: the columns of a tile stay in registers
-FILTERS = (16, 32)  # that a warp multiplies at a time
+FILTERS = 16  # that a warp multiplies at a time
 WARPS = (4, 8)  # of a block
 SPLITS = (1, 2, 4)  # blocks that share a tile's filters
 REGISTERS = (128, 168, 255)  # of a thread: 16, 12 and 8 warps an SM
@@ -46,12 +46,12 @@ class Costs:
     weights: float = constant("a thread's time to split 2**4 weights")
     turn: float = constant("a warp's wait for a tile of pixels")
     filters: float = constant("the same, in addition, for each 8 filters and each depth of eight")
-    pass_: float = constant("the same, in addition, for each time that it goes over its columns")
     fetch: float = constant("an SM's time to fetch 2**10 elements of rows")
     multiply: float = constant("an SM's time for 2**16 multiply-adds")
     write: float = constant("an SM's time to write 2**12 outputs")
     write_one: float = constant("the same, in addition, where they are written one by one")
     memory: float = constant("2**20 bytes of operands through device memory")
+    crowded: float = constant("2**20 bytes of output through device memory, in addition, for 8 warps an SM")
     memory_one: float = constant("the same, in addition, for outputs written one by one")
 
 
@@ -60,9 +60,8 @@ COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISI
 
 @dataclass(frozen=True, slots=True)
 class Tf32x3ShallowConfig:
-    """What a warp multiplies at a time, a block's filters and warps, the blocks of an SM and of the grid."""
+    """A block's filters and warps, the blocks of an SM, of as many as it could hold, and of the grid."""
 
-    filters: int
     block_filters: int
     warps: int
     resident: int
@@ -78,7 +77,7 @@ class Tf32x3ShallowConfig:
         return 32 * self.warps
 
     def __str__(self) -> str:
-        block = f"filters={self.filters}/{self.block_filters} warps={self.warps} resident={self.resident}"
+        block = f"filters={self.block_filters} warps={self.warps} resident={self.resident}"
         return f"{block} grid={self.blocks} shared={self.shared_bytes}{in_products(self.products)}"
 
 
@@ -107,27 +106,20 @@ def has_vectors(problem: ConvProblem, aligned: bool) -> bool:
     return aligned and same and lie_side_by_side(p)
 
 
-def registers_of(problem: ConvProblem, filters: int) -> int:
+def registers_of(problem: ConvProblem) -> int:
     """Of a thread: what the compiler needs without spills, rounded up to what fills an SM."""
     slots = ceil(depth_of(problem) / LANES)
-    if is_pointwise(problem):
-        need = {16: 30 + 18 * slots, 32: 56 + 20 * slots}[filters]
-    else:
-        need = {16: 48 + 17 * slots, 32: 76 + 20 * slots}[filters]
+    need = 30 + 18 * slots if is_pointwise(problem) else 48 + 17 * slots
     return next((limit for limit in REGISTERS if need <= limit), REGISTERS[-1])
 
 
 def variants(arch: str) -> list[dict[str, int]]:
-    """Each shape of a reduction with each number of filters, with and without vectors."""
+    """Each shape of a reduction, with and without vectors."""
     shapes = [ConvProblem(1, c, 8, 8, 8, 1, 1) for c in (3, 16, 24, 32)]
     shapes += [ConvProblem(1, c, 8, 8, 8, kh, kw, kh // 2, kw // 2) for c, kh, kw in ((3, 3, 3), (1, 5, 5), (4, 3, 1))]
     shapes.append(ConvProblem(1, 8, 6, 6, 8, 1, 1, 1, 1))
     settings = [(shape, vector, 3) for shape in shapes for vector in (True, False)] + [(s, True, 1) for s in shapes]
-    return [
-        _macros(shape, filters, WARPS[0], vector, products)
-        for shape, vector, products in settings
-        for filters in FILTERS
-    ]
+    return [_macros(shape, WARPS[0], vector, products) for shape, vector, products in settings]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3ShallowConfig]:
@@ -136,16 +128,17 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3ShallowCo
     products = PRODUCTS[problem.precision]
     tiles = ceil(problem.n * problem.out_pixels / PIXELS)
     found = []
-    for filters, warps, split in product(FILTERS, WARPS, SPLITS):
-        block_filters = ceil(problem.m / split / filters) * filters
+    for warps, split in product(WARPS, SPLITS):
+        block_filters = ceil(problem.m / split / FILTERS) * FILTERS
         split = ceil(problem.m / block_filters)
         shared_bytes = FLOAT_BYTES * PARTS[products] * block_filters * 8 * steps_of(problem)
-        if shared_bytes > device.shared_bytes_per_block or (filters > FILTERS[0] and filters > problem.m):
+        if shared_bytes > device.shared_bytes_per_block:
             continue
-        resident = device.resident_blocks(32 * warps, registers_of(problem, filters), shared_bytes)
-        blocks = split * min(ceil(tiles / warps), max(1, device.sm_count * resident // split))
-        sizes = (filters, block_filters, warps, resident, blocks, shared_bytes)
-        found.append(Tf32x3ShallowConfig(*sizes, products, device.compute_capability >= (9, 0)))
+        # Fewer than an SM holds are better where memory is what they wait for.
+        for resident in range(1, device.resident_blocks(32 * warps, registers_of(problem), shared_bytes) + 1):
+            blocks = split * min(ceil(tiles / warps), max(1, device.sm_count * resident // split))
+            sizes = (block_filters, warps, ceil(blocks / device.sm_count), blocks, shared_bytes)
+            found.append(Tf32x3ShallowConfig(*sizes, products, device.compute_capability >= (9, 0)))
     if not found:
         raise UnsupportedProblem(
             f"{problem.label}: the weights of {problem.m} filters in {max(SPLITS)} blocks, "
@@ -172,22 +165,22 @@ def predicted_us(
     split = ceil(problem.m / config.block_filters)
     tiles = ceil(problem.n * problem.out_pixels / PIXELS)
     turns = ceil(tiles / (config.blocks // split * config.warps))
-    warps = min(tiles * split, config.blocks * config.warps) / device.sm_count  # of an SM
+    warps = config.resident * config.warps  # of the busiest SM
     wait_us = costs.turn + costs.filters * steps * config.block_filters / 8
-    wait_us += costs.pass_ * config.block_filters / config.filters
     outputs = PIXELS * config.block_filters
     work_us = costs.fetch * PIXELS * 8 * steps / 2**10 + costs.multiply * outputs * 8 * steps / 2**16
     work_us += (costs.write + costs.write_one * single) * outputs / 2**12
     weights_us = costs.weights * config.block_filters * 8 * steps / config.threads / 2**4
-    moved_us = costs.memory_one * single * FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
-    moved_us += memory_us(problem, costs)
+    # The more warps write at a time, the shorter the pieces of a plane that memory gets side by side.
+    written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+    moved_us = (costs.memory_one * single + costs.crowded) * warps / 8 * written + memory_us(problem, costs)
     return costs.start + weights_us + hypot(turns * hypot(wait_us, warps * work_us), moved_us)
 
 
 def launches(problem: ConvProblem, config: Tf32x3ShallowConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel; where the device can it may start while the one ahead of it ends, and waits by itself."""
     vector = has_vectors(problem, aligned)
-    macros = _macros(problem, config.filters, config.warps, vector, config.products)
+    macros = _macros(problem, config.warps, vector, config.products)
     split = ceil(problem.m / config.block_filters)
     arguments = (*arguments_of(problem, relu), split, config.block_filters)
     grid = (config.blocks, config.threads)
@@ -207,7 +200,7 @@ def _check(problem: ConvProblem) -> None:
         raise UnsupportedProblem(f"{p.label}: {p.out_pixels} pixels, tf32x3_shallow computes {PIXELS} or more")
 
 
-def _macros(problem: ConvProblem, filters: int, warps: int, vector: bool, products: int) -> dict[str, int]:
+def _macros(problem: ConvProblem, warps: int, vector: bool, products: int) -> dict[str, int]:
     # A lane's pixels lie side by side where they may be moved together, or where they share what they see.
     adjacent = vector or not is_pointwise(problem)
     rows, singles = slots_of(problem)
@@ -218,9 +211,9 @@ def _macros(problem: ConvProblem, filters: int, warps: int, vector: bool, produc
         "KERNEL_H": problem.kh,
         "KERNEL_W": problem.kw,
         "POINTWISE": int(is_pointwise(problem)),
-        "FILTERS": filters,
+        "FILTERS": FILTERS,
         "WARPS": warps,
-        "REGISTERS": registers_of(problem, filters),
+        "REGISTERS": registers_of(problem),
         "ADJACENT": int(adjacent),
         "VECTOR": int(vector),
     }
