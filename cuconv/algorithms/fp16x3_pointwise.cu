@@ -65,31 +65,30 @@ struct Fragments {
     // left: channels from the chunk's first one on. Those beyond have a scale of zero, so this is where what lies there
     // from earlier chunks, since a bulk copy leaves it, is taken out.
     __device__ __forceinline__ void scale(const float* scales, int lane, int left) {
-        bool scaled = false;
 #pragma unroll
-        for (int c = 0; c < CHANNELS; c += 32) scaled |= c + lane < CHANNELS && scales[c + lane] != 1.0f;
-        if (__any_sync(~0u, scaled))
+        for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float by = scales[channel(step, i) + lane % 4 * 2];
-                    values[step][i].x *= by, values[step][i].y *= by;
-                    if (PLANE && channel(step, i) + lane % 4 * 2 >= left) values[step][i] = {0.0f, 0.0f};
-                }
+            for (int i = 0; i < 4; ++i) {
+                const float by = scales[channel(step, i) + lane % 4 * 2];
+                values[step][i].x *= by, values[step][i].y *= by;
+                if (PLANE && channel(step, i) + lane % 4 * 2 >= left) values[step][i] = {0.0f, 0.0f};
+            }
     }
     __device__ static __forceinline__ constexpr int channel(int step, int i) { return step * 16 + i / 2 * 8 + i % 2; }
 
     // The largest magnitude of each pixel's values; a NaN does not count: the output shows it.
     __device__ __forceinline__ float2 largest() const {
-        float2 most = {0.0f, 0.0f};
+        float2 most = {0.0f, 0.0f}, other = most;  // two of each pixel: a maximum waits for the one before it
 #pragma unroll
         for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < 4; i += 2) {
                 most.x = fmaxf(most.x, fabsf(values[step][i].x));
                 most.y = fmaxf(most.y, fabsf(values[step][i].y));
+                other.x = fmaxf(other.x, fabsf(values[step][i + 1].x));
+                other.y = fmaxf(other.y, fabsf(values[step][i + 1].y));
             }
+        most = {fmaxf(most.x, other.x), fmaxf(most.y, other.y)};
 #pragma unroll
         for (int by = 1; by < 4; by *= 2) {
             most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, by));
@@ -132,28 +131,40 @@ __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragm
 // One of the warpgroups that multiply.
 struct Multiplier {
     const Pointwise& of;
-    const int team, lane, first_pixel;
-    int shift;       // of the pixels to come, in the row of the thread's first channel
-    Fragments next;  // of the chunk to come
+    const int team, lane;
+    int first, other;  // the thread's first pixel of its first channel, in a stage; from there to the other one
+    int shift;         // of the pixels to come, in the row of the thread's first channel
+    Turn turn;         // of the chunk to come
+    int weights;       // the place of its weights
+    Fragments next;
     float2 largest;  // of its pixels
     PixelScale scales[2];
 
+    __device__ __forceinline__ Multiplier(const Pointwise& of, int team, int thread)
+        : of(of), team(team), lane(thread % 32) {
+        const int pixel = first_pixel_of(thread);
+        first = lane % 4 * 2 * PITCH + pixel;
+        // A pixel that is not there is the thread's first one again, whose scale and products are harmless.
+        other = has_other(pixel) ? OTHER_PIXEL : 0;
+        if (PLANE) asm volatile("" : "+r"(first), "+r"(other));  // not computed anew each time
+    }
+
     __device__ __forceinline__ const char* weight_stage(int slot) const { return of.weights + slot * WEIGHT_STAGE; }
 
-    // Fetches a chunk's pixels from shared memory, and leaves their place.
-    __device__ __forceinline__ void fetch(int unit, int chunk, const Tile& tile) {
-        const int slot = unit % STAGES, weights = weight_slot(team, unit, chunk);
-        if (!OWN) barrier_wait(of.shared.full_weights + weights, weight_round(unit, tile) & 1);
-        barrier_wait(of.shared.full_pixels[team] + slot, unit / STAGES & 1);
-        const float* const pixels = of.stages(team) + slot * STAGE_FLOATS + lane % 4 * 2 * PITCH + first_pixel;
-        // A pixel that is not there is the thread's first one again, whose scale and products are harmless.
-        if (PLANE) next.load(pixels, 0, has_other(first_pixel) ? OTHER_PIXEL : 0);
-        else if (SHIFTED) next.load(pixels + shift, (shift + of.s.out_pixels) % 4 - shift, OTHER_PIXEL);
-        else next.load(pixels, 0, OTHER_PIXEL);
-        next.scale(reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES), lane,
-                   of.s.channels - chunk * CHANNELS);
+    // Fetches the pixels of the chunk to come from shared memory, and leaves their place.
+    __device__ __forceinline__ void fetch(int chunk, const Tile& tile) {
+        weights = RESIDENT ? chunk : turn.slot + (JOINT ? team * TEAM_WEIGHT_STAGES : 0);
+        if (!OWN) barrier_wait(of.shared.full_weights + weights, RESIDENT ? tile.loads & 1 : turn.parity);
+        const float* const scales = reinterpret_cast<const float*>(weight_stage(weights) + ROW_BYTES);
+        const float2 two = lane * 2 < CHANNELS ? reinterpret_cast<const float2*>(scales)[lane] : float2{1.0f, 1.0f};
+        barrier_wait(of.shared.full_pixels[team] + turn.slot, turn.parity);
+        const float* const pixels = of.stages(team) + turn.slot * STAGE_FLOATS + first;
+        if (SHIFTED) next.load(pixels + shift, (shift + of.s.out_pixels) % 4 - shift, OTHER_PIXEL);
+        else next.load(pixels, 0, PLANE ? other : OTHER_PIXEL);
+        if (__any_sync(~0u, two.x != 1.0f || two.y != 1.0f)) next.scale(scales, lane, of.s.channels - chunk * CHANNELS);
         largest = next.largest();
-        leave(of.shared.empty_pixels[team] + slot, __float_as_int(largest.x) | __float_as_int(largest.y));
+        leave(of.shared.empty_pixels[team] + turn.slot, __float_as_int(largest.x) | __float_as_int(largest.y));
+        turn.advance();
     }
 
     // A tile's pixels are the next ones that are fetched.
@@ -172,7 +183,7 @@ struct Multiplier {
     }
 
     // sum += chain, in the scale of the tile's first chunk. Returns bits for leave.
-    __device__ __forceinline__ int add(float (&sum)[SUMS], float (&chain)[SUMS], const int* exponents) const {
+    __device__ __forceinline__ int add(float (&sum)[SUMS], float (&chain)[SUMS], const float* factors) const {
         int loaded = 0;
         const int by[2] = {scales[0].first - scales[0].exponent, scales[1].first - scales[1].exponent};
         if (__any_sync(~0u, by[0] | by[1]))  // rare
@@ -181,46 +192,45 @@ struct Multiplier {
                 chain[i] = chain[i] * power_of_two(by[i % 4 / 2] / 2) * power_of_two(by[i % 4 / 2] - by[i % 4 / 2] / 2);
 #pragma unroll
         for (int i = 0; i < SUMS; i += 4) {
-            const int2 exponent = *reinterpret_cast<const int2*>(exponents + i * 2);
-            const float x = power_of_two(exponent.x), y = power_of_two(exponent.y);  // 1 of a filter of zeros
-            loaded |= __float_as_int(x);
-            sum[i] = fmaf(chain[i], x, sum[i]);
-            sum[i + 1] = fmaf(chain[i + 1], y, sum[i + 1]);
-            sum[i + 2] = fmaf(chain[i + 2], x, sum[i + 2]);
-            sum[i + 3] = fmaf(chain[i + 3], y, sum[i + 3]);
+            const float2 by_filter = *reinterpret_cast<const float2*>(factors + i * 2);
+            loaded |= __float_as_int(by_filter.x);
+            sum[i] = fmaf(chain[i], by_filter.x, sum[i]);
+            sum[i + 1] = fmaf(chain[i + 1], by_filter.y, sum[i + 1]);
+            sum[i + 2] = fmaf(chain[i + 2], by_filter.x, sum[i + 2]);
+            sum[i + 3] = fmaf(chain[i + 3], by_filter.y, sum[i + 3]);
         }
         return loaded;
     }
 
     // chain *= its filters' scales. Returns bits for leave.
-    __device__ __forceinline__ int scale_back(float (&chain)[SUMS], const int* exponents) const {
+    __device__ __forceinline__ int scale_back(float (&chain)[SUMS], const float* factors) const {
         int loaded = 0;
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) {
-            const float by = power_of_two(exponents[i / 4 * 8 + i % 2]);
+            const float by = factors[i / 4 * 8 + i % 2];
             loaded |= __float_as_int(by);
             chain[i] *= by;
         }
         return loaded;
     }
 
-    __device__ __forceinline__ const int* exponents(int slot) const {
-        return reinterpret_cast<const int*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2;
+    // Of the filters whose sums are the thread's.
+    __device__ __forceinline__ const float* factors(int slot) const {
+        return reinterpret_cast<const float*>(weight_stage(slot) + ROW_BYTES + CHANNELS * 4) + lane % 4 * 2;
     }
 
     // chain = the products of the chunk at hand; meanwhile fetches the one to come, where there is one.
-    __device__ __forceinline__ void multiply(float (&chain)[SUMS], int slot, bool more, int next_unit, int next_chunk,
-                                             const Tile& tile) {
+    __device__ __forceinline__ void multiply(float (&chain)[SUMS], bool more, int next_chunk, const Tile& tile) {
         unsigned high[STEPS][4], low[STEPS][4];
         scales[0].suit(largest.x), scales[1].suit(largest.y);
-        start_products(chain, next, scales, high, low, shared_address(weight_stage(slot)));
+        start_products(chain, next, scales, high, low, shared_address(weight_stage(weights)));
         if (more) {
             if (SHIFTED && next_chunk == first_chunk(team)) {
                 Tile following = tile;
                 following.advance(of.s);
                 find(following);
             }
-            fetch(next_unit, next_chunk, tile);
+            fetch(next_chunk, tile);
         }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -228,46 +238,45 @@ struct Multiplier {
     }
 
     // The sums of a tile, in the scale of its first chunk. more: whether to fetch the next tile's first chunk.
-    __device__ __forceinline__ void add_chunks(float (&sum)[SUMS], int& unit, bool more, const Tile& tile) {
+    __device__ __forceinline__ void add_chunks(float (&sum)[SUMS], bool more, const Tile& tile) {
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
 #pragma unroll 1
-        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
-            const int slot = weight_slot(team, unit, chunk);
+        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE) {
+            const int slot = weights;
             const bool last = chunk + STRIDE >= of.s.chunks;
             float chain[SUMS];
-            multiply(chain, slot, !last || more, unit + 1, last ? first_chunk(team) : chunk + STRIDE, tile);
-            const int loaded = add(sum, chain, exponents(slot));
+            multiply(chain, !last || more, last ? first_chunk(team) : chunk + STRIDE, tile);
+            const int loaded = add(sum, chain, factors(slot));
             if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights + slot, loaded);
         }
     }
 
     // The same of a single chunk, whose chain becomes the sums.
-    __device__ __forceinline__ void add_chunk(float (&sum)[SUMS], int& unit, bool more, const Tile& tile) {
-        multiply(sum, 0, more, unit + 1, 0, tile);
-        const int loaded = scale_back(sum, exponents(0));
+    __device__ __forceinline__ void add_chunk(float (&sum)[SUMS], bool more, const Tile& tile) {
+        multiply(sum, more, 0, tile);
+        const int loaded = scale_back(sum, factors(0));
         if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
-        ++unit;
     }
 
     __device__ __forceinline__ void run(const Writer& writer) {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
-        for (int count = 0, unit = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
-            const bool other_weights = unit == 0 || RESIDENT && tile.stretch == 0;
+        for (int count = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
+            const bool other_weights = count == 0 || RESIDENT && tile.stretch == 0;
 #if OWN
             if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
 #endif
             if (other_weights) {
                 if (SHIFTED) find(tile);
-                fetch(unit, first_chunk(team), tile);
+                fetch(first_chunk(team), tile);
             }
             // Not from a tile with other weights, which wait until this one's have been used.
             const bool more = count + 1 < of.shared.tiles && !(RESIDENT && tile.is_last(s));
             float sum[SUMS];
             scales[0] = scales[1] = PixelScale();
-            if (SINGLE) add_chunk(sum, unit, more, tile);
-            else add_chunks(sum, unit, more, tile);
+            if (SINGLE) add_chunk(sum, more, tile);
+            else add_chunks(sum, more, tile);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
             writer.write(sum, tile, count);
@@ -323,7 +332,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         if (!OWN) wait_for_weights();  // before anything is written
         const Writer writer = {of, weight, bias, output, relu != 0, staging, role};
-        Multiplier multiplier = {of, role, thread % 32, first_pixel_of(thread)};
-        multiplier.run(writer);
+        Multiplier(of, role, thread).run(writer);
     }
 }

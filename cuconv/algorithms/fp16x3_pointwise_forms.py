@@ -23,7 +23,7 @@ CHANNELS = (16, 32, 48, 64)  # of a chunk
 
 # The most filters of a tile by teams of a block and channels of a chunk: what the registers hold, and
 # where they hold more: low parts take none with one product.
-REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 96, 48: 80, 64: 64}}
+REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 80, 48: 80, 64: 64}}
 MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
 # And fewer in other forms than the plain one, in any number of products.
 LESS = {

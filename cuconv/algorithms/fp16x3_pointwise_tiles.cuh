@@ -3,6 +3,7 @@
 
 #define KH 1
 #define KW 1
+#define FACTORS  // of filters, not their exponents
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
@@ -15,7 +16,7 @@ constexpr int OWN_PIXELS = TEAM_TILE - SECTOR;  // from a team's pixels to the n
 // Floats of a channel in shared memory: fragments are read without bank conflicts. Images lie as in global memory.
 constexpr int PITCH = PLANE ? PLANE : 68;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
-constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' exponents
+constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' factors
 constexpr int WRITE_PITCH = PLANE ? PLANE : SHIFTED ? 76 : 68;  // of a filter's pixels there, on the way to the output
 constexpr int SUMS = BF / 2;
 constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
@@ -53,6 +54,18 @@ struct Sizes {
     unsigned images;
     int chunks, stretches, filter_tiles;  // a stretch: the pixels of a tile
     unsigned rows;                        // of an image, each a team's pixels, where SHIFTED
+};
+
+static_assert(RESIDENT || TEAM_WEIGHT_STAGES == STAGES, "a chunk's pixels and weights have the same turn");
+
+// The turn of a team's chunk among the places in shared memory, counted on: a remainder would take ten instructions.
+struct Turn {
+    int slot = 0, parity = 0;  // parity: of how often all of them have been used
+
+    __device__ __forceinline__ void advance() {
+        slot = slot + 1 < STAGES ? slot + 1 : 0;
+        parity ^= slot == 0;
+    }
 };
 
 struct SharedState {

@@ -77,6 +77,15 @@ struct ChannelMaxima {
     }
 };
 
+// What the main kernel is told of a filter: the exponent of its factor, or where it asks for FACTORS the factor's bits.
+__device__ __forceinline__ int noted(int exponent) {
+#ifdef FACTORS
+    return __float_as_int(power_of_two(exponent));  // of a filter of zeros 1
+#else
+    return exponent;
+#endif
+}
+
 // A warp reads filters, asking for all before it looks at the first, and leaves them scaled in shared memory. `count`:
 // filters that exist, `length`: floats of each, `of_tile`: filters of the tile from the block's first on.
 __device__ __forceinline__ void scale_filters(const float* weight, float* tile, int* exponents, int64 pitch,
@@ -103,7 +112,7 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
         const int filter = j * SPLIT_WARPS + warp, exponent = filter_exponent(most[j]);
-        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) exponents[filter] = most[j] ? exponent : EMPTY;
+        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) exponents[filter] = noted(most[j] ? exponent : EMPTY);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i)
             if (filter < SPLIT_FILTERS && lane + i * 32 < FILTER_FLOATS)
