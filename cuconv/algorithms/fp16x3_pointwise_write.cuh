@@ -17,13 +17,14 @@ template <int FLOATS>
 struct alignas(FLOATS * 4) Pixels {
     float of[FLOATS];
 
-    // As one instruction, which the compiler takes apart where it may.
-    __device__ __forceinline__ void store(float* to) const {
+    // As one instruction, which the compiler takes apart where it may, and without a branch.
+    __device__ __forceinline__ void store(float* to, bool exists) const {
         if (FLOATS == 4)
-            asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(of[0]),
-                         "f"(of[FLOATS / 2 - FLOATS / 4]), "f"(of[FLOATS / 2]), "f"(of[FLOATS - 1])
+            asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
+                         "f"(of[0]), "f"(of[FLOATS / 2 - FLOATS / 4]), "f"(of[FLOATS / 2]), "f"(of[FLOATS - 1]),
+                         "r"((int)exists)
                          : "memory");
-        else
+        else if (exists)
             *to = of[0];
     }
 };
@@ -80,26 +81,22 @@ struct Writer {
     // Returns whether a sum of a joint tile is not finite.
     template <bool ALL>
     __device__ __forceinline__ bool write_passes(const float (&sum)[SUMS], const Part& part, unsigned turn) const {
-        constexpr int AT_ONCE = Part::AT_ONCE, MOST = (PASS + AT_ONCE - 1) / AT_ONCE, BATCH = WRITTEN == 1 ? MOST : 1;
+        constexpr int AT_ONCE = Part::AT_ONCE, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;
         bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int filters = min(PASS, BF - pass);
             const float* const from = stage<false>(sum, pass, turn, 0) + part.place;
+            Pixels<WRITTEN> v[MOST];  // all are asked for before the first is written
 #pragma unroll
-            for (int first = 0; first < MOST; first += BATCH) {
-                Pixels<WRITTEN> v[BATCH];
+            for (int i = 0; i < MOST; ++i)
+                if (part.is_there(i, filters)) v[i] = add_teams<WRITTEN>(from + i * AT_ONCE * WRITE_PITCH);
 #pragma unroll
-                for (int i = 0; i < BATCH; ++i)
-                    if (part.is_there(first + i, filters))
-                        v[i] = add_teams<WRITTEN>(from + (first + i) * AT_ONCE * WRITE_PITCH);
-#pragma unroll
-                for (int i = 0; i < BATCH; ++i) {
-                    if (!part.is_there(first + i, filters)) continue;
-                    const int at = pass + (first + i) * AT_ONCE;
-                    if (JOINT) bad |= finish(v[i], part.filter + at);
-                    if (ALL || at < part.left) v[i].store(part.to + at * (int64)of.s.out_pixels);
-                }
+            for (int i = 0; i < MOST; ++i) {
+                if (!part.is_there(i, filters)) continue;
+                const int at = pass + i * AT_ONCE;
+                if (JOINT) bad |= finish(v[i], part.filter + at);
+                v[i].store(part.to + at * (int64)of.s.out_pixels, ALL || at < part.left);
             }
         }
         return bad;
@@ -146,13 +143,17 @@ struct Writer {
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int filters = min(PASS, BF - pass);
             const float* const buffer = stage<true>(sum, pass, turn, Row(*this, place, filter_0).offset);
+            Pixels<4> v[MOST];
+#pragma unroll
+            for (int i = 0; i < MOST; ++i)
+                if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
+                    v[i] = add_teams<4>(buffer + (i * AT_ONCE + lane) * WRITE_PITCH + vector);
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
-                const int at = i * AT_ONCE;
-                if (at + AT_ONCE <= filters || at + lane < filters)
-                    bad |= pass_on<4>(buffer + (at + lane) * WRITE_PITCH + vector,
-                                      to + (pass + at) * (int64)of.s.out_pixels, filter_0 + pass + at + lane,
-                                      any_vector && pass + at < left);
+                const int at = pass + i * AT_ONCE;
+                if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
+                    bad |= pass_on(v[i], to + at * (int64)of.s.out_pixels, filter_0 + at + lane,
+                                   any_vector && at < left);
             }
             if (ends) bad |= write_ends(buffer, place, filter_0 + pass, min(filters, of.s.filters - filter_0 - pass));
         }
@@ -172,12 +173,16 @@ struct Writer {
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int end = min(PASS, filters - pass) * WRITE_PITCH;
             const float* const buffer = stage<false>(sum, pass, turn, 0);
+            Pixels<WRITTEN> v[MOST];
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int element = i * WRITERS * WRITTEN + place.pixel;
+                v[i] = add_teams<WRITTEN>(buffer + (element < end ? element : 0));
+            }
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITTEN, element = at + place.pixel;
-                if (element < end)
-                    bad |= pass_on<WRITTEN>(buffer + element, to + (pass * WRITE_PITCH + at), filter_0 + pass, true,
-                                            element);
+                bad |= pass_on(v[i], to + (pass * WRITE_PITCH + at), filter_0 + pass, element < end, element);
             }
         }
         return bad;
@@ -197,20 +202,18 @@ struct Writer {
             const Row row(*this, place, filter_0 + at);
             const int end = writer() % 8, element = end < 4 ? row.begin + end : row.vectors_end() + end - 4;
             if (element < (end < 4 ? row.vectors_begin() : row.end))
-                bad |= pass_on<1>(buffer + at * WRITE_PITCH + element,
-                                  output + (row_of(place, filter_0 + at) + element - row.offset), filter_0 + at,
-                                  true);
+                bad |= pass_on(add_teams<1>(buffer + at * WRITE_PITCH + element),
+                               output + (row_of(place, filter_0 + at) + element - row.offset), filter_0 + at, true);
         }
         return bad;
     }
 
     // `place`: from the filter's first pixel on, where PLANE.
     template <int FLOATS>
-    __device__ __forceinline__ bool pass_on(const float* from, float* to, int filter, bool exists,
+    __device__ __forceinline__ bool pass_on(Pixels<FLOATS> v, float* to, int filter, bool exists,
                                             int place = 0) const {
-        Pixels<FLOATS> v = add_teams<FLOATS>(from);
         const bool bad = JOINT && finish(v, filter, place);
-        if (exists) v.store(to);
+        v.store(to, exists);
         return bad && exists;
     }
 
