@@ -82,11 +82,12 @@ struct Writer {
     template <bool ALL>
     __device__ __forceinline__ bool write_passes(const float (&sum)[SUMS], const Part& part, unsigned turn) const {
         constexpr int AT_ONCE = Part::AT_ONCE, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;
+        const Source source = source_of(0, 0);
         bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int filters = min(PASS, BF - pass);
-            const float* const from = stage<false>(sum, pass, turn, 0) + part.place;
+            const float* const from = stage(sum, pass, turn, source) + part.place;
             Pixels<WRITTEN> v[MOST];  // all are asked for before the first is written
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
@@ -133,16 +134,17 @@ struct Writer {
         static_assert(AT_ONCE % SECTOR == 0, "a thread's rows are equally far off a sector");
         const int lane = writer() / 16;
         const Row row(*this, place, filter_0 + lane);
-        const int mine = row.vectors_begin() + writer() % 16 * 4, left = of.s.filters - filter_0 - lane;
+        const int mine = row.vectors_begin() + writer() % 16 * 4;
         const bool any_vector = mine < row.vectors_end();
-        const int vector = any_vector ? mine : 0;
+        const int vector = any_vector ? mine : 0, left = any_vector ? of.s.filters - filter_0 - lane : 0;
+        const Source source = source_of(Row(*this, place, filter_0).offset, of.s.out_pixels);
         const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == of.s.out_pixels;
         float* const to = output + row_of(place, filter_0 + lane) + (vector - row.offset);
         bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int filters = min(PASS, BF - pass);
-            const float* const buffer = stage<true>(sum, pass, turn, Row(*this, place, filter_0).offset);
+            const float* const buffer = stage(sum, pass, turn, source);
             Pixels<4> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
@@ -153,7 +155,7 @@ struct Writer {
                 const int at = pass + i * AT_ONCE;
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
                     bad |= pass_on(v[i], to + at * (int64)of.s.out_pixels, filter_0 + at + lane,
-                                   any_vector && at < left);
+                                   at < left);
             }
             if (ends) bad |= write_ends(buffer, place, filter_0 + pass, min(filters, of.s.filters - filter_0 - pass));
         }
@@ -168,11 +170,12 @@ struct Writer {
         constexpr int MOST = (PASS * WRITE_PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a pass
         const int filter_0 = tile.filter_tile * BF, filters = min(BF, of.s.filters - filter_0);
         float* const to = output + (place.offset(of.s, of.s.filters) + filter_0 * (int64)WRITE_PITCH);
+        const Source source = source_of(0, 0);
         bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int end = min(PASS, filters - pass) * WRITE_PITCH;
-            const float* const buffer = stage<false>(sum, pass, turn, 0);
+            const float* const buffer = stage(sum, pass, turn, source);
             Pixels<WRITTEN> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
@@ -196,6 +199,7 @@ struct Writer {
     // What the first or the last row of an image has beside sixteen bytes.
     __device__ __forceinline__ bool write_ends(const float* buffer, Pointwise::Place place, int filter_0,
                                                int filters) const {
+        asm volatile("" : "+r"(place.pixel));  // nothing that follows from it takes a register in between
         bool bad = false;
 #pragma unroll 1
         for (int at = writer() / 8; at < filters; at += WRITERS / 8) {
@@ -278,26 +282,32 @@ struct Writer {
         return zeros != 0.0f;
     }
 
-    // A team's sums of some filters, into a buffer. Those of a thread: two filters of every eight, of two pixels.
-    // Returns the buffer when all is there; the other one has been read then. `offset`: of the first filter's row,
-    // off a sector.
-    template <bool IF_SHIFTED>
+    // Where a thread's sums go in a buffer: of two filters of every eight, of two pixels.
+    struct Source {
+        int places[2];  // of the filters' first pixel
+        bool other;     // whether there is the other pixel
+    };
+    // `offset`: of the first filter's row off a sector, `plane`: from there to the next filter's; 0 where not SHIFTED.
+    __device__ __forceinline__ Source source_of(unsigned offset, unsigned plane) const {
+        const unsigned thread = (unsigned)own_thread() % GROUP, filter = thread % 4 * 2;
+        const int pixel = first_pixel_of(thread), place = team * STAGING + filter * WRITE_PITCH + pixel;
+        return {{place + (int)((offset + filter * plane) % SECTOR),
+                 place + WRITE_PITCH + (int)((offset + (filter + 1) * plane) % SECTOR)},
+                has_other(pixel)};
+    }
+
+    // A team's sums of some filters, into a buffer. Returns it when all is there; the other one has been read then.
     __device__ __forceinline__ const float* stage(const float (&sum)[SUMS], int pass, unsigned turn,
-                                                  unsigned offset) const {
+                                                  const Source& source) const {
         float* const buffer = staging + turn % 2 * PASS * WRITE_PITCH;
-        const int thread = own_thread() % GROUP, filter = thread % 4 * 2;
-        float* const to = buffer + team * STAGING + filter * WRITE_PITCH + first_pixel_of(thread);
 #pragma unroll
         for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i) {
             if (i % 4 >= 2) continue;
-            float* const row = to + (i / 4 * 8 + i % 2) * WRITE_PITCH;
+            float* const row = buffer + source.places[i % 2] + i / 4 * 8 * WRITE_PITCH;
             const float x = sum[pass / 2 + i], y = sum[pass / 2 + i + 2];
-            if (IF_SHIFTED) {
-                const int by = (offset + (filter + i % 2) * (unsigned)of.s.out_pixels) % SECTOR;
-                row[by] = x, row[by + OTHER_PIXEL] = y;
-            } else if (PLANE) {
+            if (SHIFTED || PLANE) {
                 row[0] = x;
-                if (has_other(first_pixel_of(thread))) row[OTHER_PIXEL] = y;
+                if (source.other) row[OTHER_PIXEL] = y;
             } else
                 *reinterpret_cast<float2*>(row) = make_float2(x, y);
         }
