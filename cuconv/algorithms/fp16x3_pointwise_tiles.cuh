@@ -39,8 +39,8 @@ static_assert(PLANE == 0 || PLANE > 32 && PLANE <= TEAM_TILE, "a thread's other 
 __device__ __forceinline__ bool has_other(int first_pixel) { return PLANE == 0 || first_pixel + OTHER_PIXEL < PLANE; }
 
 // Read anew each time, so that nothing that follows from it takes a register meanwhile.
-__device__ __forceinline__ int own_thread() {
-    int thread;
+__device__ __forceinline__ unsigned own_thread() {
+    unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }

@@ -55,16 +55,19 @@ struct Writer {
     __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
         const int filter_0 = tile.filter_tile * BF;
         const unsigned turn = count * PASSES;
-        bool bad = !JOINT && any(find_bad(sum));
+        bool bad = !JOINT && find_bad(sum);
         if (!JOINT) finish(sum, filter_0, bad);
-        bad |= PLANE     ? write_image(sum, tile, turn)
-               : SHIFTED ? write_shifted(sum, tile, turn)
-                         : write_rows(sum, tile, turn);
-        if (JOINT || bad) bad = any(bad);  // where it is known, all have written then
+        bad = PLANE     ? write_image(sum, tile, turn, bad)
+              : SHIFTED ? write_shifted(sum, tile, turn, bad)
+                        : write_rows(sum, tile, turn, bad);
+        if (JOINT || bad) bad = any(bad);  // where all know it, this says that they have written
         if (bad) mend(tile);
     }
 
-    __device__ __forceinline__ bool write_rows(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
+    // These return whether a sum is not finite: of a thread's where the tile is joint, since it is known only here, else
+    // of all who write together, if `bad` says it of a thread's.
+    __device__ __forceinline__ bool write_rows(const float (&sum)[SUMS], const Tile& tile, unsigned turn,
+                                               bool bad) const {
         const int filter_0 = tile.filter_tile * BF;
         const int lane_pixel = writer() % Part::COLUMNS * WRITTEN, lane_filter = writer() / Part::COLUMNS;
         const int64 place = of.locate(tile, team, lane_pixel).offset(of.s, of.s.filters);
@@ -74,20 +77,19 @@ struct Writer {
                            lane_filter,
                            lane_filter * WRITE_PITCH + lane_pixel};
         // Of single elements there are so many that it pays to test for nothing where all of them exist.
-        if (WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter)) return write_passes<true>(sum, part, turn);
-        return write_passes<false>(sum, part, turn);
+        if (WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter)) return write_passes<true>(sum, part, turn, bad);
+        return write_passes<false>(sum, part, turn, bad);
     }
 
-    // Returns whether a sum of a joint tile is not finite.
     template <bool ALL>
-    __device__ __forceinline__ bool write_passes(const float (&sum)[SUMS], const Part& part, unsigned turn) const {
+    __device__ __forceinline__ bool write_passes(const float (&sum)[SUMS], const Part& part, unsigned turn,
+                                                 bool bad) const {
         constexpr int AT_ONCE = Part::AT_ONCE, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;
         const Source source = source_of(0, 0);
-        bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int filters = min(PASS, BF - pass);
-            const float* const from = stage(sum, pass, turn, source) + part.place;
+            const float* const from = stage(sum, pass, turn, source, bad) + part.place;
             Pixels<WRITTEN> v[MOST];  // all are asked for before the first is written
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
@@ -125,8 +127,8 @@ struct Writer {
         __device__ __forceinline__ int vectors_end() const { return end / 4 * 4; }
     };
 
-    // Returns whether a sum of a joint tile is not finite.
-    __device__ __forceinline__ bool write_shifted(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
+    __device__ __forceinline__ bool write_shifted(const float (&sum)[SUMS], const Tile& tile, unsigned turn,
+                                                  bool bad) const {
         const Pointwise::Place place = of.locate_row(tile, team);
         if (place.image >= of.s.images) return false;
         const int filter_0 = tile.filter_tile * BF;
@@ -140,11 +142,10 @@ struct Writer {
         const Source source = source_of(Row(*this, place, filter_0).offset, of.s.out_pixels);
         const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == of.s.out_pixels;
         float* const to = output + row_of(place, filter_0 + lane) + (vector - row.offset);
-        bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int filters = min(PASS, BF - pass);
-            const float* const buffer = stage(sum, pass, turn, source);
+            const float* const buffer = stage(sum, pass, turn, source, bad);
             Pixels<4> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
@@ -162,20 +163,19 @@ struct Writer {
         return bad;
     }
 
-    // The planes of a whole image, which follow each other in the buffer as in the output. Returns whether a sum of a
-    // joint tile is not finite.
-    __device__ __forceinline__ bool write_image(const float (&sum)[SUMS], const Tile& tile, unsigned turn) const {
+    // The planes of a whole image, which follow each other in the buffer as in the output.
+    __device__ __forceinline__ bool write_image(const float (&sum)[SUMS], const Tile& tile, unsigned turn,
+                                                bool bad) const {
         const Pointwise::Place place = of.locate(tile, team, writer() * WRITTEN);
         if (place.image >= of.s.images) return false;
         constexpr int MOST = (PASS * WRITE_PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a pass
         const int filter_0 = tile.filter_tile * BF, filters = min(BF, of.s.filters - filter_0);
         float* const to = output + (place.offset(of.s, of.s.filters) + filter_0 * (int64)WRITE_PITCH);
         const Source source = source_of(0, 0);
-        bool bad = false;
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
             const int end = min(PASS, filters - pass) * WRITE_PITCH;
-            const float* const buffer = stage(sum, pass, turn, source);
+            const float* const buffer = stage(sum, pass, turn, source, bad);
             Pixels<WRITTEN> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
@@ -297,8 +297,9 @@ struct Writer {
     }
 
     // A team's sums of some filters, into a buffer. Returns it when all is there; the other one has been read then.
+    // `bad`: where the tile is not joint, after the last pass, whether it was of any who write together.
     __device__ __forceinline__ const float* stage(const float (&sum)[SUMS], int pass, unsigned turn,
-                                                  const Source& source) const {
+                                                  const Source& source, bool& bad) const {
         float* const buffer = staging + turn % 2 * PASS * WRITE_PITCH;
 #pragma unroll
         for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i) {
@@ -311,7 +312,8 @@ struct Writer {
             } else
                 *reinterpret_cast<float2*>(row) = make_float2(x, y);
         }
-        asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(WRITERS) : "memory");
+        if (!JOINT && pass + PASS >= BF) bad = any(bad);
+        else asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(WRITERS) : "memory");
         return JOINT ? buffer : buffer + team * STAGING;
     }
 
