@@ -78,6 +78,16 @@ def assert_right_and_the_same_every_time(algorithm: ModuleType, problem: ConvPro
         assert_same_with_non_finite(run(algorithm, problem, config, infinite, weight), infinite_truth, tolerance)
 
 
+def assert_right_with_weights_that_are_not_finite(algorithm: ModuleType, problem: ConvProblem) -> None:
+    """Every configuration, with -Inf in the last filter and NaN in the first."""
+    configs = configurations(algorithm, problem)
+    x, weight = operands(problem)
+    weight[-1].view(-1)[weight[-1].numel() // 3], weight[0].view(-1)[-1] = -torch.inf, torch.nan
+    truth = reference.conv2d(x, weight, pads(problem))
+    for config in configs:
+        assert_same_with_non_finite(run(algorithm, problem, config, x, weight), truth)
+
+
 def assert_scale_follows_chunks(name: str, problem: ConvProblem, scales: tuple[float, ...], precision: str) -> None:
     """Thirds of the channels of different magnitude, weights that balance them where they can."""
     x, weight = operands(problem)

@@ -11,6 +11,7 @@ from cuconv.algorithms.fp16x3_pointwise_forms import Form
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
+    assert_right_with_weights_that_are_not_finite,
     assert_scale_follows_chunks,
     assert_zeros_give_zeros,
     configurations,
@@ -69,12 +70,7 @@ def test_weights_are_split_to_the_same_bits_by_blocks_themselves(problem):
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_weights_that_are_not_finite(problem):
-    configs = configurations(fp16x3_pointwise, problem)
-    x, weight = operands(problem)
-    weight[-1, 3], weight[0, 1] = -torch.inf, torch.nan
-    truth = reference.conv2d(x, weight)
-    for config in configs:
-        assert_same_with_non_finite(run(fp16x3_pointwise, problem, config, x, weight), truth)
+    assert_right_with_weights_that_are_not_finite(fp16x3_pointwise, problem)
 
 
 @each_precision
