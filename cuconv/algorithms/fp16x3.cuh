@@ -63,7 +63,8 @@ __device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& l
 // What split_weights makes, and where blocks leave sums for each other.
 struct Workspace {
     const char* rows;            // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
-    const int* exponents;        // [ALIKE tiles][chunks][ALIKE]: a filter's weights are their FP16 times 2 to this
+    const int* exponents;        // [ALIKE tiles][chunks][ALIKE]: a filter's weights are their FP16 times 2 to this, or,
+                                 // with FACTORS, times this as a float
     const float* channel_scales;  // [ALIKE tiles][chunks][CHANNELS]: and the input is to be multiplied by this
     unsigned* flags;             // [blocks][2]
     float4* sums;                // [blocks][MAX_SUMS / 4]

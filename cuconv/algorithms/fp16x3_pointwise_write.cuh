@@ -64,8 +64,8 @@ struct Writer {
         if (bad) mend(tile);
     }
 
-    // These return whether a sum is not finite: of a thread's where the tile is joint, since it is known only here, else
-    // of all who write together, if `bad` says it of a thread's.
+    // These return whether a sum is not finite: of a thread's where the tile is joint, since it is known only here,
+    // else of all who write together, of which `bad` says it of a thread's.
     __device__ __forceinline__ bool write_rows(const float (&sum)[SUMS], const Tile& tile, unsigned turn,
                                                bool bad) const {
         const int filter_0 = tile.filter_tile * BF;
@@ -77,8 +77,8 @@ struct Writer {
                            lane_filter,
                            lane_filter * WRITE_PITCH + lane_pixel};
         // Of single elements there are so many that it pays to test for nothing where all of them exist.
-        if (WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter)) return write_passes<true>(sum, part, turn, bad);
-        return write_passes<false>(sum, part, turn, bad);
+        const bool all = WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter);
+        return all ? write_passes<true>(sum, part, turn, bad) : write_passes<false>(sum, part, turn, bad);
     }
 
     template <bool ALL>

@@ -60,7 +60,7 @@ COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISI
 
 @dataclass(frozen=True, slots=True)
 class Tf32x3ShallowConfig:
-    """A block's filters and warps, the blocks of an SM, of as many as it could hold, and of the grid."""
+    """A block's filters and warps, the blocks of an SM, often fewer than it could hold, and of the grid."""
 
     block_filters: int
     warps: int
