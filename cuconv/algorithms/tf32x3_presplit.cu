@@ -124,10 +124,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
         if (threadIdx.x % 128 == 0) barrier_arrive(empty + slot);
     }
 
+    float kept[KEPT<1>][4];
+    add_groups<1, THREADS>(kept, sum, shared, 0);
 #if SPLIT == 1
-    write_accumulators<1>(sum, out, p, pixel_a.place, pixel_b.place, filter_0, 0);
+    write_accumulators<1>(kept, out, p, pixel_a.place, pixel_b.place, filter_0, 0);
 #else
-    inbox.send<1>(sum, rank, 0);
+    inbox.send<1>(kept, rank, 0);
     inbox.write<THREADS>(out, p, filter_0, rank);
 #endif
 }

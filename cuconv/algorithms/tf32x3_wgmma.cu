@@ -147,13 +147,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     }
 
     const Output out = {input, weight, bias, output, relu != 0};
-#if WK > 1
-    add_groups<WK, GROUP_THREADS>(sum, shared, group_k);
-#endif
+    float kept[KEPT<WK>][4];
+    add_groups<WK, GROUP_THREADS>(kept, sum, shared, group_k);
 #if SPLIT == 1
-    write_accumulators<WK>(sum, out, p, pixel_a.place, pixel_b.place, filter_0, group_k);
+    write_accumulators<WK>(kept, out, p, pixel_a.place, pixel_b.place, filter_0, group_k);
 #else
-    inbox.send<WK>(sum, rank, group_k);
+    inbox.send<WK>(kept, rank, group_k);
     inbox.write<THREADS>(out, p, filter_0, rank);
 #endif
 }
