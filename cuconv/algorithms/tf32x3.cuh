@@ -13,7 +13,7 @@ typedef uint64 TapMask;
 typedef unsigned TapMask;
 #endif
 
-// For one k of the reduction: distance in bytes from a pixel's source, and the filter position, as a bit or (of a
+// For one k of the reduction: distance in floats from a pixel's source, and the filter position, as a bit or (of a
 // large filter) as a number; no bit beyond the reduction.
 struct Tap {
     int distance;
@@ -136,34 +136,37 @@ struct Pixel {
     }
 };
 
-// A float `distance` bytes away, 0 where there is none.
-__device__ __forceinline__ float load(const float* from, int64 distance, bool exists) {
-    return exists ? __ldg(reinterpret_cast<const float*>(reinterpret_cast<const char*>(from) + distance)) : 0.0f;
+// Loads a float where there is one, and else leaves what `value` holds.
+__device__ __forceinline__ void load_where(bool exists, float& value, const float* from) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc.f32 %0, [%1];}"
+                 : "+f"(value)
+                 : "l"(from), "r"((int)exists));
 }
 
 // The columns of a stage as fragments of A: pixels a and b, eight apart, by k of lane and lane + 4 in each step.
-// `k_0` is the stage's first k, `taps` its entries of the tap table.
-__device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pixel& a, const Pixel& b, int k_0,
-                                             int depth, int plane, const Tap* taps) {
-    const int lane = threadIdx.x % 4;
-    const float* const b_source = LINEAR ? a.source + 8 : b.source;  // an offset in the instruction, no register
+// Where POINTWISE, the pixels' sources are those of this lane's first k, from which on `left` are there, and `values`
+// of pixels that do not exist are zero and stay so. Else `taps` are those of the stage from this lane's first on.
+__device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pixel& a, const Pixel& b, int left,
+                                             int plane, const Tap* taps) {
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int k = step * 8 + half * 4 + lane;
+    for (int k = 0; k < BK; k += 4) {
+        float(&to)[4] = values[k / 8];
+        const int half = k / 4 % 2;
 #if POINTWISE
-            const int64 distance = (int64)(k_0 + lane) * plane * 4 + (int64)(step * 8 + half * 4) * plane * 4;
-            const bool k_exists = WHOLE || k_0 + k < depth;
-            const bool a_exists = k_exists && a.exists, b_exists = k_exists && b.exists;
+        const uint64 distance = (uint64)(unsigned)plane * k;
+        const float *a_source = a.source + distance, *b_source = b.source + distance;
+        asm("" : "+l"(a_source));
+        if (LINEAR) b_source = a_source + 8;  // an offset in the instruction, no register
+        if (!WHOLE && k >= left) to[half * 2] = to[half * 2 + 1] = 0.0f;
+        load_where(a.exists && (WHOLE || k < left), to[half * 2], a_source);
+        load_where(b.exists && (WHOLE || k < left), to[half * 2 + 1], b_source);
 #else
-            const Tap tap = taps[k];
-            const int distance = tap.distance;
-            const bool a_exists = a.meets(tap), b_exists = b.meets(tap);
+        const Tap tap = taps[k];
+        const float* const a_source = a.source + tap.distance;
+        to[half * 2] = a.meets(tap) ? __ldg(a_source) : 0.0f;
+        to[half * 2 + 1] = b.meets(tap) ? __ldg(LINEAR ? a_source + 8 : b.source + tap.distance) : 0.0f;
 #endif
-            values[step][half * 2] = load(a.source, distance, a_exists);
-            values[step][half * 2 + 1] = load(b_source, distance, b_exists);
-        }
+    }
 }
 
 __device__ __forceinline__ void split_columns(const float (&values)[STEPS][4], float (&big)[STEPS][4],
@@ -174,13 +177,13 @@ __device__ __forceinline__ void split_columns(const float (&values)[STEPS][4], f
         for (int r = 0; r < 4; ++r) split(values[step][r], big[step][r], small[step][r]);
 }
 
-// Starts a stage's products. Three: chain = columns * weights, of which `tile` holds big and then small. The small
-// terms come first, while the chain is small itself and truncation costs least. One: sum += columns * weights, where
-// truncation costs less than rounding has.
+// Starts a stage's products. Three: chain = columns * weights, where `b_big` describes the tile of big weights, behind
+// which lie the small ones. The small terms come first, while the chain is small itself and truncation costs least.
+// One: sum += columns * weights, where truncation costs less than rounding has.
 __device__ __forceinline__ void start_products(float (&chain)[BF / 2], float (&sum)[BF / 2],
                                                const float (&big)[STEPS][4], const float (&small)[STEPS][4],
-                                               const float* tile) {
-    const uint64 b_big = descriptor(tile), b_small = descriptor(tile + TILE_FLOATS);
+                                               uint64 b_big) {
+    const uint64 b_small = b_big + TILE_FLOATS / 4;  // counted in 16 bytes
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #if PRODUCTS == 3
 #pragma unroll
@@ -216,8 +219,8 @@ __device__ __forceinline__ Tap make_tap(unsigned k, int depth, const Problem& p)
     const unsigned ky = position / KERNEL_W, kx = position % KERNEL_W;
     const int distance = (c * p.height + ky) * p.width + kx;
 #if LARGE_FILTER
-    return {distance * 4, k < depth ? position : 63u};  // a bit that is never set
+    return {distance, k < depth ? position : 63u};  // a bit that is never set
 #else
-    return {distance * 4, k < depth ? 1u << position : 0u};
+    return {distance, k < depth ? 1u << position : 0u};
 #endif
 }

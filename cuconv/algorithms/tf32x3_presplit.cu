@@ -108,18 +108,33 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
 
     const Output out = {input, weight, bias, output, relu != 0};
     const int fragment_pixel = pixel_0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    const Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
-    float sum[BF / 2] = {}, values[STEPS][4];
-    load_columns(values, pixel_a, pixel_b, first * BK, depth, plane, taps);
+    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    float sum[BF / 2] = {}, values[STEPS][4] = {};
+    const int lane = threadIdx.x % 4;
+    int left = depth - first * BK - lane;  // of the reduction from this lane's first k of a stage on
+#if POINTWISE
+    pixel_a.source += (int64)(depth - left) * plane;
+    pixel_b.source += (int64)(depth - left) * plane;
+#endif
+    taps += lane;
+    const auto load = [&] {  // a stage's columns
+        load_columns(values, pixel_a, pixel_b, left, plane, taps);
+        left -= BK;
+#if POINTWISE
+        pixel_a.source += (int64)BK * plane;
+        pixel_b.source += (int64)BK * plane;
+#endif
+        taps += BK;
+    };
+    load();
     for (int stage = first; stage < last; ++stage) {
         const int slot = (stage - first) % STAGES, round = (stage - first) / STAGES;
         float big[STEPS][4], small[STEPS][4], chain[BF / 2];
         if (threadIdx.x == 0 && stage + AHEAD < last) fetch_stage(stage + AHEAD);
         split_columns(values, big, small);
         barrier_wait(full + slot, round & 1);
-        start_products(chain, sum, big, small, shared + slot * STAGE_FLOATS);
-        if (stage + 1 < last)  // while the tensor cores work
-            load_columns(values, pixel_a, pixel_b, (stage + 1) * BK, depth, plane, taps + (stage + 1 - first) * BK);
+        start_products(chain, sum, big, small, descriptor(shared + slot * STAGE_FLOATS));
+        if (stage + 1 < last) load();  // while the tensor cores work
         finish_products(chain, sum);
         if (threadIdx.x % 128 == 0) barrier_arrive(empty + slot);
     }

@@ -32,7 +32,25 @@ constexpr int BP = 64 * WP;
 static_assert(WK == 1 || BP <= 2 * PARTS * BK, "the sums of its warpgroups take the place of the stages");
 constexpr int CHUNKS = (BF * BK / 4 + GROUP_THREADS - 1) / GROUP_THREADS;  // float4 of a thread
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+// 16 bytes where they are, and else `value` stays what it is.
+__device__ __forceinline__ void load_where(bool exists, float4& value, const float* from) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];}"
+                 : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
+                 : "l"(from), "r"((int)exists));
+}
+
+__device__ __forceinline__ void store_shared(unsigned to, float4 value) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x), "f"(value.y), "f"(value.z),
+                 "f"(value.w)
+                 : "memory");
+}
+
+// Blocks an SM by registers, about as the cost model counts them: left to itself the compiler takes a few too many.
+constexpr int MODEL_REGISTERS =
+    PRODUCTS == 1 ? (BF == 16 && SPLIT == 1 ? 96 : 64 + BF) : BF == 32 ? 128 : 104 + BF;
+constexpr int RESIDENT = 65536 / THREADS < MODEL_REGISTERS ? 1 : 65536 / THREADS / MODEL_REGISTERS;
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
@@ -53,7 +71,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     const int group_k = WK == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
     const int group_thread = threadIdx.x % GROUP_THREADS;
     const int fragment_pixel = pixel_0 + group_thread / 32 * 16 + threadIdx.x % 32 / 4;
-    const Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
 
     auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * (2 * PARTS) * TILE_FLOATS);
     Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
@@ -66,41 +84,62 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     __syncthreads();
 #endif
 
+    // The same number of turns for every warpgroup, whatever the stages left: wgmma must not diverge.
+    int turns = (last - first + WK - 1) / WK;
+    const int idle = WK > 1 && (turns - 1) * WK + group_k >= last - first;  // whether this one has none in the last
+    int left = depth - (first + group_k) * BK;  // of the reduction from this warpgroup's next stage to load on
+    const int lane = threadIdx.x % 4;
+#if POINTWISE
+    pixel_a.source += (int64)(depth - left + lane) * plane;
+    pixel_b.source += (int64)(depth - left + lane) * plane;
+#endif
+    taps += group_k * BK;
+
     // A thread carries 16 bytes of CHUNKS rows of weights, ROW_STEP apart.
     constexpr int ROW_STEP = GROUP_THREADS / 8;
+    static_assert(CHUNKS * ROW_STEP == BF, "every thread has rows");
     const int chunk = group_thread % 8, chunk_row = group_thread / 8;
-    const float* const row_start = weight + (int64)(filter_0 + chunk_row) * depth + chunk * 4;
-    const int rows = min(BF, p.filters - filter_0) - chunk_row;  // of this thread's, counted in filters
-    float4 weights[CHUNKS] = {};
-    const auto load_weights = [&](int stage) {
-        const int k = stage * BK + chunk * 4;
+    const float* row = weight + ((int64)(filter_0 + chunk_row) * depth + (POINTWISE ? depth - left : 0) + chunk * 4);
+    const int rows = p.filters - filter_0 - chunk_row;  // from this thread's first on
+    float4 weights[CHUNKS];
+    const auto load_weights = [&](bool exist) {
+        const int those = exist && (WHOLE || chunk * 4 < left) ? rows : 0;
+        const float* from = POINTWISE ? row : row + (depth - left);  // not counted on where registers are few
 #pragma unroll
         for (int i = 0; i < CHUNKS; ++i) {
-            const float* from = row_start + (int64)depth * (i * ROW_STEP) + stage * BK;
-            const bool row_exists = i * ROW_STEP < rows;
+            const bool row_exists = i * ROW_STEP < those;
+            weights[i] = float4{};
 #if VECTOR
-            weights[i] = row_exists && k < depth ? __ldg(reinterpret_cast<const float4*>(from)) : float4{};
+            load_where(row_exists, weights[i], from);
 #else
-            weights[i].x = row_exists && k < depth ? from[0] : 0.0f;
-            weights[i].y = row_exists && k + 1 < depth ? from[1] : 0.0f;
-            weights[i].z = row_exists && k + 2 < depth ? from[2] : 0.0f;
-            weights[i].w = row_exists && k + 3 < depth ? from[3] : 0.0f;
+            weights[i].x = row_exists ? from[0] : 0.0f;
+            weights[i].y = row_exists && chunk * 4 + 1 < left ? from[1] : 0.0f;
+            weights[i].z = row_exists && chunk * 4 + 2 < left ? from[2] : 0.0f;
+            weights[i].w = row_exists && chunk * 4 + 3 < left ? from[3] : 0.0f;
+#endif
+            from += (uint64)(unsigned)depth * ROW_STEP;
+#if VECTOR
+            asm("" : "+l"(from));  // added to, which the compiler would make multiplications of
 #endif
         }
     };
-    const auto store_weights = [&](float* tile) {
+    constexpr unsigned PART_BYTES = TILE_FLOATS * 4, BUFFER_BYTES = PARTS * PART_BYTES;
+    float* const tiles = shared + group_k * (2 * PARTS) * TILE_FLOATS;
+    unsigned place = shared_address(tiles) + chunk_row * (BK * 4) + (chunk ^ chunk_row % 8) * 16;  // swizzled
+#if POINTWISE
+    asm volatile("" : "+r"(place));  // kept, where registers allow
+#endif
+    const auto store_weights = [&](unsigned buffer) {
 #pragma unroll
         for (int i = 0; i < CHUNKS; ++i) {
-            const int r = chunk_row + i * ROW_STEP;
-            if (r >= BF) continue;
             float4 big, small;
             split(weights[i].x, big.x, small.x);
             split(weights[i].y, big.y, small.y);
             split(weights[i].z, big.z, small.z);
             split(weights[i].w, big.w, small.w);
-            const int at = r * BK + (chunk ^ r % 8) * 4;  // the 128-byte swizzle
-            *reinterpret_cast<float4*>(tile + at) = big;
-            if (PARTS == 2) *reinterpret_cast<float4*>(tile + TILE_FLOATS + at) = small;
+            const unsigned to = place + buffer + i * ROW_STEP * (BK * 4);
+            store_shared(to, big);
+            if (PARTS == 2) store_shared(to + PART_BYTES, small);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     };
@@ -109,18 +148,20 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     };
 
     float sum[BF / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
-    float* tiles = shared + group_k * (2 * PARTS) * TILE_FLOATS;
-    // The same number of turns for every warpgroup, whatever the stages left: wgmma must not diverge.
-    const auto load = [&](int stage) {
-        if (stage < last) {
-            load_weights(stage);
-            load_columns(next, pixel_a, pixel_b, stage * BK, depth, plane, taps + (stage - first) * BK);
-        } else {
-            for (int i = 0; i < CHUNKS; ++i) weights[i] = float4{};
-        }
+    const auto load = [&](int turns_left) {  // this warpgroup's next stage
+        const bool exists = turns_left > idle;
+        load_weights(exists);
+        if (exists) load_columns(next, pixel_a, pixel_b, left - lane, plane, taps + lane);
+#if POINTWISE
+        row += WK * BK;
+        pixel_a.source += (int64)(WK * BK) * plane;
+        pixel_b.source += (int64)(WK * BK) * plane;
+#endif
+        taps += WK * BK;
+        left -= WK * BK;
     };
-    const auto take = [&](float* tile) {  // what was loaded
-        store_weights(tile);
+    const auto take = [&](unsigned buffer) {  // what was loaded
+        store_weights(buffer);
         for (int step = 0; step < STEPS; ++step)
             for (int r = 0; r < 4; ++r) values[step][r] = next[step][r];
     };
@@ -130,18 +171,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
     // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
     asm volatile("griddepcontrol.launch_dependents;");
-    load(first + group_k);
-    take(tiles);
-    if (first + WK < last) load(first + WK + group_k);
+    load(turns);
+    take(0);
+    if (turns > 1) load(turns - 1);
     group_barrier();
-    int buffer = 0;
-    for (int turn = first; turn < last; turn += WK, buffer ^= 1) {
+    for (unsigned buffer = 0; turns > 0; --turns, buffer ^= BUFFER_BYTES) {
         float big[STEPS][4], small[STEPS][4], chain[BF / 2];
         split_columns(values, big, small);
-        start_products(chain, sum, big, small, tiles + buffer * PARTS * TILE_FLOATS);
+        start_products(chain, sum, big, small, descriptor(tiles) + buffer / 16);
         // While the tensor cores work: the stage after this one has arrived, the one after that sets off.
-        if (turn + WK < last) take(tiles + (buffer ^ 1) * PARTS * TILE_FLOATS);
-        if (turn + 2 * WK < last) load(turn + 2 * WK + group_k);
+        if (turns > 1) take(buffer ^ BUFFER_BYTES);
+        if (turns > 2) load(turns - 2);
         finish_products(chain, sum);
         group_barrier();
     }
