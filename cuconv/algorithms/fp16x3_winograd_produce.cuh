@@ -11,7 +11,11 @@ __device__ __forceinline__ void producers_barrier() {
     asm volatile("bar.sync 3, %0;" ::"n"(PRODUCERS) : "memory");
 }
 
-__device__ __forceinline__ int producing_thread() { return thread_number() - CONSUMERS; }
+// Without a sign, so that its parts are bits.
+__device__ __forceinline__ unsigned producing_thread() {
+    static_assert(CONSUMERS % PRODUCERS == 0 && (PRODUCERS & PRODUCERS - 1) == 0);
+    return (unsigned)thread_number() % PRODUCERS;
+}
 
 // Starts to copy a float into shared memory, or a zero.
 __device__ __forceinline__ void copy_float(unsigned to, const void* from, bool exists) {
@@ -47,10 +51,10 @@ __device__ __forceinline__ unsigned larger(unsigned x, unsigned y) {
 
 // Which 16 cells a warp's job has, and which of them and of eight channels a lane's are. As lanes lie, a quarter of a
 // warp reads 128 bytes side by side, and half a warp writes as many.
-__device__ __forceinline__ int cell_of(int job, int thread) {
+__device__ __forceinline__ int cell_of(int job, unsigned thread) {
     return job * (WARPS * 16) + (thread / 16 * 8 + thread % 8);
 }
-__device__ __forceinline__ int channel_of(int thread) { return thread % 16 / 8 * 4; }
+__device__ __forceinline__ int channel_of(unsigned thread) { return thread % 16 / 8 * 4; }
 
 // Transforms two channels of a cell, for all pairs from one on: put(place of a point, the channels there).
 template <int PAIR = -1, class Put>
@@ -63,6 +67,9 @@ __device__ __forceinline__ void transform(const float (&d)[2][POINTS], const Put
     if constexpr (PAIR + 1 < PAIRS) transform<PAIR + 1>(d, put);
 }
 
+// Where the maximum counts a high part as soon as it is there: which order is spared spills, of the same numbers.
+constexpr bool AT_ONCE_COUNTED = PRODUCERS == 256;
+
 // Transforms four channels of a cell, takes them apart and stores them; `most` grows to their largest magnitude, of a
 // NaN not: the output shows it. `get(c, d)`: a channel's inputs, scaled. `target`: of the cell and channels.
 template <class Get>
@@ -70,7 +77,10 @@ __device__ __forceinline__ void store(const Get& get, char* target, unsigned& mo
     unsigned high[POINTS], low[POINTS];
     float d[2][POINTS];
     get(0, d[0]), get(1, d[1]);
-    transform(d, [&](int place, float a, float b) { split(a, b, high[place], low[place]); });
+    transform(d, [&](int place, float a, float b) {
+        split(a, b, high[place], low[place]);
+        if (AT_ONCE_COUNTED) most = larger(most, high[place]);
+    });
     get(2, d[0]), get(3, d[1]);
     transform(d, [&](int place, float a, float b) {
         char* const to = target + place * POSITION_BYTES;
@@ -78,7 +88,7 @@ __device__ __forceinline__ void store(const Get& get, char* target, unsigned& mo
         split(a, b, next_high, next_low);
         *reinterpret_cast<uint2*>(to) = make_uint2(high[place], next_high);
         *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[place], next_low);
-        most = larger(most, larger(high[place], next_high));
+        most = larger(most, AT_ONCE_COUNTED ? next_high : larger(high[place], next_high));
     });
 }
 
@@ -99,7 +109,8 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
         unsigned most = 0;
 #pragma unroll 1
         for (int job = 0; job < 2 * JOBS; ++job) {
-            const int thread = producing_thread(), in_stage = cell_of(job / 2, thread), octet = job % 2;
+            const unsigned thread = producing_thread();
+            const int in_stage = cell_of(job / 2, thread), octet = job % 2;
             if (in_stage >= STAGE_CELLS) continue;
             const int cell = first_cell + in_stage, row = cell / g.pitch, column = (cell - row * g.pitch) * OUTPUTS;
 #pragma unroll 1
@@ -151,7 +162,7 @@ struct Producer {
 
     // Of a tile: what this thread copies.
     __device__ __forceinline__ void seek(const Place& at) {
-        const int thread = producing_thread();
+        const unsigned thread = producing_thread();
         const int first = first_cell(at), first_row = first / g.pitch, row_floats = g.pitch * OUTPUTS + 4;
         const int skipped = (first - first_row * g.pitch) * OUTPUTS;
 #pragma unroll 1
@@ -163,7 +174,8 @@ struct Producer {
 
     // Of a tile: where the inputs of this thread's cells lie.
     __device__ __forceinline__ void place(const Place& at) {
-        const int thread = producing_thread(), skipped = first_cell(at) % g.pitch;
+        const unsigned thread = producing_thread();
+        const int skipped = first_cell(at) % g.pitch;
 #pragma unroll 1
         for (int job = 0; job < JOBS; ++job) {
             const int cell = cell_of(job, thread);
@@ -172,24 +184,26 @@ struct Producer {
     }
 
     // Starts to copy eight channels of a chunk, with their scales.
-    __device__ __forceinline__ void copy(const Place& at, int octet) const {
-        const int thread = producing_thread();
+    __device__ __forceinline__ void copy(const Place& at, int octet, unsigned thread) const {
+        unsigned sources[COPIES];  // asked for at once
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) sources[i] = shared.sources[i][thread];
+        const unsigned channel = at.chunk * CHANNELS + octet * 8;
+        const unsigned scale = at.filter_tile * g.chunks * CHANNELS + channel + thread;
         if (thread < 8)
-            copy_float(shared_address(shared.scales[octet] + thread),
-                       workspace.channel_scales + at.tile_chunk(g) * CHANNELS + octet * 8 + thread, true);
-        const int channel = at.chunk * CHANNELS + octet * 8;
-        const int64 plane = (int64)g.p.height * g.p.width * 4;
+            copy_float(shared_address(shared.scales[octet] + thread), workspace.channel_scales + scale, true);
+        const unsigned plane = (unsigned)g.p.height * g.p.width * 4, group = channel * plane;  // of at most 2^32 bytes
+        const bool in_input = (int)channel < g.p.channels;
         const unsigned to = shared_address(raw + octet * 8 * RAW_FLOATS + thread);
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             if ((i + 1) * PRODUCERS > RAW_FLOATS && i * PRODUCERS + thread >= RAW_FLOATS) break;
-            const unsigned source = shared.sources[i][thread];
-            const bool any = source != NOWHERE && channel < g.p.channels;
-            const char* from = input + (any ? channel * plane + source : 0);
-            const int64 next = any ? plane : 0;
+            const bool any = sources[i] != NOWHERE && in_input;
+            const char* from = input + (any ? group + sources[i] : 0);
+            const unsigned next = any ? plane : 0;
 #pragma unroll
             for (int c = 0; c < 8; ++c) {
-                const bool exists = any && (WHOLE_GROUPS || channel + c < g.p.channels);
+                const bool exists = any && (WHOLE_GROUPS || (int)channel + c < g.p.channels);
                 copy_float(to + (c * RAW_FLOATS + i * PRODUCERS) * 4, WHOLE_GROUPS || exists ? from : input, exists);
                 from += next;
             }
@@ -198,7 +212,7 @@ struct Producer {
 
     // Scales, transforms and splits eight channels.
     __device__ __forceinline__ void convert(int octet, char* stage) {
-        const int thread = producing_thread();
+        const unsigned thread = producing_thread();
         const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
         const float all = power_of_two(exponent), scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
         const float* const octet_raw = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS;
@@ -224,8 +238,8 @@ struct Producer {
     }
 
     // Hands a chunk of the share on that all have converted, and had a barrier after.
-    __device__ __forceinline__ void publish(int count) {
-        const int slot = count % IN_STAGES;
+    __device__ __forceinline__ void publish(unsigned count) {
+        const unsigned slot = count % IN_STAGES;
         unsigned all = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
@@ -262,46 +276,48 @@ struct Producer {
 
     // Waits until all blocks of the cluster have done with what is in a chunk's place. Only the block that fills it is
     // told, so it waits for every phase of its barrier, whichever blocks took turns there.
-    __device__ __forceinline__ void wait_for_place(int count) {
+    __device__ __forceinline__ void wait_for_place(unsigned count) {
         if (count < IN_STAGES) return;
-        constexpr int period = least_common_multiple(IN_STAGES, CLUSTER);  // of the block's use of a place
-        const int waits_before = count / period - (count % period < IN_STAGES ? 1 : 0);
+        constexpr unsigned period = least_common_multiple(IN_STAGES, CLUSTER);  // of the block's use of a place
+        const unsigned waits_before = count / period - (count % period < IN_STAGES ? 1 : 0);
         barrier_wait(shared.empty_input + count % IN_STAGES, waits_before & 1);
     }
 
     __device__ __forceinline__ void run() {
-        int count = block_rank();  // of the share's chunks
-        if (count >= shared.units) return;
+        unsigned count = block_rank();         // of the share's chunks
+        int left = shared.units - (int)count;  // of them, from this one on
+        if (left <= 0) return;
         Place at(Part(g, part_of_block()).begin + count, g);  // of what is copied
         bool moved = false;  // to another tile, of which nothing is converted yet
         seek(at);
         place(at);
-        copy(at, 0);
+        copy(at, 0, producing_thread());
         asm volatile("cp.async.commit_group;" ::: "memory");
 #pragma unroll 1
         for (int octet = 0;; octet ^= 1) {
+            const unsigned thread = producing_thread();  // ahead of the wait
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             producers_barrier();  // all have copied their parts, and converted what was there before
             if (octet == 0 && count >= CLUSTER) publish(count - CLUSTER);
-            if (count >= shared.units) break;
+            if (left <= 0) break;
             if (octet == 0 && moved) place(at), moved = false;
-            if (octet == 0 || count + CLUSTER < shared.units) {
+            if (octet == 0 || left > CLUSTER) {
                 if (octet) {
                     const int before = at.stretch;
                     advance(at);
                     moved = at.stretch != before;
                     if (moved) seek(at);
                 }
-                copy(at, octet ^ 1);
+                copy(at, octet ^ 1, thread);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
             if (octet == 0) wait_for_place(count);
             convert(octet, stages + count % IN_STAGES * STAGE_BYTES);
             if (octet) {
                 const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
-                const int thread = producing_thread();
-                if (thread % 32 == 0) shared.maxima[0][thread / 32] = of_warp;
-                most = 0, count += CLUSTER;
+                const unsigned of_end = producing_thread();  // read anew: converting takes all registers
+                if (of_end % 32 == 0) shared.maxima[0][of_end / 32] = of_warp;
+                most = 0, count += CLUSTER, left -= CLUSTER;
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             }
         }
