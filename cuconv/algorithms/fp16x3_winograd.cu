@@ -108,12 +108,12 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
         const char* const rows = workspace.rows;
-        const int64 first_row = (Place(share.begin, g).tile_chunk(g) * CLUSTER + block_rank()) * ROWS + role * OWN;
+        const int first_row = ((int)Place(share.begin, g).tile_chunk(g) * CLUSTER + block_rank()) * ROWS + role * OWN;
         const int64 all_rows = (int64)g.filter_tiles * g.chunks * CLUSTER * ROWS;
-        const WeightFetcher weights = {rows, rows + first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
-                                       own_stages, shared, role, share.end - share.begin};
-        Consumer consumer = {g, out, shared_address(dynamic) + role * OWN * POSITION_BYTES, own_stages,
-                             weight_stages, shared, role, share, (unsigned)(images >> 32), weights};
+        const WeightFetcher weights = {rows, rows + (int64)first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
+                                       own_stages, shared, role};
+        Consumer consumer = {g, out, shared_address(dynamic), weight_stages, shared, role, share,
+                             (unsigned)(images >> 32), weights};
         consumer.run();
     }
     if (CLUSTER > 1) cluster_barrier();  // others may still write here, and count on barriers here

@@ -7,16 +7,25 @@ __device__ __forceinline__ int first_filter(int) { return 0; }  // both warpgrou
 
 #include "fp16x3_factors.cuh"
 
-// Where a warpgroup's weights of a chunk's point lie among its stages, and how often that place was used before.
+// The turn of a chunk of input, or of a point's weights, among as many places in shared memory, counted on: a remainder
+// would take ten instructions.
+template <int PLACES>
 struct Turn {
-    int slot, round;
-    __device__ __forceinline__ Turn(unsigned count, unsigned point) {
-        const unsigned unit = count * OWN + point;
-        if (WEIGHT_STAGES == OWN)
-            slot = point % OWN, round = count + point / OWN;
+    int slot, parity;  // parity: of how often all of them have been used
+
+    // After so many units of `each` places.
+    __device__ __forceinline__ Turn(unsigned units, unsigned each) {
+        if (each % PLACES == 0)
+            slot = 0, parity = units * (each / PLACES) & 1;
         else
-            slot = unit % WEIGHT_STAGES, round = unit / WEIGHT_STAGES;
+            slot = units * each % PLACES, parity = units * each / PLACES & 1;
     }
+    __device__ __forceinline__ void advance() {
+        slot = slot + 1 < PLACES ? slot + 1 : 0;
+        parity ^= slot == 0;
+    }
+    // That before, where those come that are fetched when it has been used.
+    __device__ __forceinline__ int slot_before() const { return slot > 0 ? slot - 1 : PLACES - 1; }
 };
 
 // The weights of a warpgroup's positions, which one thread of it fetches, a place ahead of their use. All threads keep
@@ -26,14 +35,15 @@ struct WeightFetcher {
     const char* const end;
     const unsigned stages;
     Shared& shared;
-    const int group, chunks;  // of the share
+    const int group;
 
     // That of a point, the next in order (from OWN on in a later chunk), to where this warpgroup has done with others.
-    __device__ __forceinline__ void fetch_next(int count, int point, bool fetching) {
-        const Turn turn(count, point);
-        if (fetching && count + point / OWN < chunks)
-            fetch(stages + turn.slot * WEIGHT_STAGE_BYTES, next, ROW_BYTES, shared.full_weights[group] + turn.slot);
-        next += (point % OWN == OWN - 1 ? CLUSTER * POINTS - OWN + 1 : 1) * ROW_BYTES;
+    __device__ __forceinline__ void fetch_next(int point, int slot, bool fetching) {
+        if (fetching)
+            fetch(stages + slot * WEIGHT_STAGE_BYTES, next + point % OWN * ROW_BYTES, ROW_BYTES,
+                  shared.full_weights[group] + slot);
+        if (point % OWN < OWN - 1) return;
+        next += CLUSTER * POINTS * ROW_BYTES;
         if (next >= end) next -= end - rows;
     }
 };
@@ -52,8 +62,8 @@ constexpr int AT_ONCE = KW == 3 ? KH : 1;
 struct Consumer {
     const Geometry& g;
     const Output output;
-    const unsigned input_stages, weight_stages;  // addresses in shared memory; of the warpgroup
-    char* const all_weights;                     // of both
+    const unsigned input_stages;  // address in shared memory
+    char* const all_weights;      // of both
     Shared& shared;
     const int group;
     const Part share;
@@ -81,48 +91,55 @@ struct Consumer {
 
     // Gives a chunk's place to the block that fills it next. If that is another, what it will send is expected from now
     // on: this chunk has come, so the barrier counts for the next, and nothing is sent before all have given the place.
-    __device__ __forceinline__ void release(int count, int slot) const {
-        const int next = count + IN_STAGES, filler = next % CLUSTER;
-        if (CLUSTER == 1) {
-            barrier_arrive(shared.empty_input + slot);
-        } else if (next < weights.chunks) {
-            if (group == 0 && filler != block_rank()) barrier_expect(shared.full_input + slot, SENT_BYTES);
-            barrier_arrive_in(shared.empty_input + slot, filler);
-        }
+    // `filler`: that block.
+    __device__ __forceinline__ void release(int slot, int filler) const {
+        if (CLUSTER > 1 && group == 0 && filler != block_rank()) barrier_expect(shared.full_input + slot, SENT_BYTES);
+        if (CLUSTER > 1) barrier_arrive_in(shared.empty_input + slot, filler);
+        else barrier_arrive(shared.empty_input + slot);
     }
 
-    // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
-    __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
+    // The sums of `chunks` from a place on, of which `count` chunks of the share were before, and as many as `left`
+    // are to come.
+    __device__ __forceinline__ void multiply(Sums& sums, const Place& from, unsigned count, int left, int chunks) {
+        Turn<IN_STAGES> input(count, 1);
+        Turn<WEIGHT_STAGES> filter(count, OWN);
+        int filler = (count + IN_STAGES) % CLUSTER;  // which block fills the chunk's place next
         Factors factors(shared.exponents + from.tile_chunk(g) * ALIKE + block_rank() * BF, group, thread());
         factors.fetch();
+        const bool first = thread() == 0;
 #pragma unroll
         for (int point = 0; point < OWN; ++point)
 #pragma unroll
             for (int i = 0; i < WGMMA_SUMS; ++i) sums[point][i] = 0.0f;
 #pragma unroll 1
-        for (const int end = count + chunks; count < end; ++count) {
-            const int slot = count % IN_STAGES;
-            barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
+        for (; chunks > 0; --chunks, --left) {
+            barrier_wait(shared.full_input + input.slot, input.parity);
             // Before any thread can give the place back.
-            const unsigned input = input_stages + slot * STAGE_BYTES;
-            const int of_input = load_int(input + EXPONENT_PLACE - group * OWN * POSITION_BYTES);
+            const int of_input = load_int(input_stages + input.slot * STAGE_BYTES + EXPONENT_PLACE);
+            const unsigned chunk = input_stages + group * OWN * POSITION_BYTES + input.slot * STAGE_BYTES;
 #pragma unroll
             for (int point = 0; point < OWN; ++point) {
-                const Turn turn(count, point);
-                barrier_wait(shared.full_weights[group] + turn.slot, turn.round & 1);
+                barrier_wait(shared.full_weights[group] + filter.slot, filter.parity);
                 Chain chain;
-                start_products(chain, input + point * POSITION_BYTES, weight_stages + turn.slot * WEIGHT_STAGE_BYTES);
+                start_products(chain, chunk + point * POSITION_BYTES,
+                               weights.stages + filter.slot * WEIGHT_STAGE_BYTES);
                 // While the products are under way; into the place of those before.
-                weights.fetch_next(count, point + WEIGHT_STAGES - 1, thread() == 0);
+                const int ahead = point + WEIGHT_STAGES - 1;
+                weights.fetch_next(ahead, filter.slot_before(), first && (ahead < OWN || left > ahead / OWN));
                 __syncwarp();
+                filter.advance();
                 if (point == 0) {
                     factors.meet(of_input);
-                    if (count + 1 < end) factors.fetch();
+                    if (chunks > 1) factors.fetch();
                 }
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < WGMMA_SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
-                if (point == OWN - 1 && thread() == 0) release(count, slot);
+                if (point == OWN - 1) {
+                    if (first && (CLUSTER == 1 || left > IN_STAGES)) release(input.slot, filler);
+                    input.advance();
+                    filler = filler + 1 < CLUSTER ? filler + 1 : 0;
+                }
                 factors.add(sums[point], chain);
             }
         }
@@ -179,19 +196,20 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run() {
-        for (int i = 0; i < WEIGHT_STAGES - 1; ++i) weights.fetch_next(0, i, thread() == 0);
+        for (int i = 0; i < WEIGHT_STAGES - 1; ++i)
+            weights.fetch_next(i, i, thread() == 0 && share.begin + i / OWN < share.end);
         __syncwarp();
         for (int unit = share.begin; unit < share.end;) {
             const Place from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);
             Sums sums;
-            multiply(sums, from, unit - share.begin, chunks);
+            multiply(sums, from, unit - share.begin, share.end - unit, chunks);
             unit += chunks;
             if (from.chunk > 0) {
                 leave(sums);
             } else {
                 if (chunks < g.chunks) collect(sums, unit, unit - chunks + g.chunks);
-                const int slot = Turn(unit - share.begin - 1, OWN - 1).slot;
+                const int slot = Turn<WEIGHT_STAGES>(unit - share.begin, OWN).slot_before();
                 float* const staging = reinterpret_cast<float*>(all_weights + slot * WEIGHT_STAGE_BYTES);
                 write(output, g, from.stretch * CELLS, from.filter_tile * ALIKE + block_rank() * BF, sums,
                       shared, staging, group);
