@@ -98,11 +98,17 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
         const int limit = lane % OUTPUTS < at.count() ? filters : 0;
         float* to = out.to + at.first() + (int64)first * g.p.out_pixels + lane % OUTPUTS;
         pair_barrier(warp);
+        float bias[8];  // sixteen bytes at a time
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(shared.bias + of_tile + i);
+            bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
             const float value = wanted[i * STAGED_ROW] + wanted[OTHER_GROUP + i * STAGED_ROW];
             // NaN for Inf too: so an output shows later that it is to be written again.
-            if (i < limit) *to = larger_or_nan(fmaf(value, 0.0f, value + shared.bias[of_tile + i]), least);
+            if (i < limit) *to = larger_or_nan(fmaf(value, 0.0f, value + bias[i]), least);
             check = fmaf(value, 0.0f, check);
         }
     }
