@@ -13,6 +13,18 @@
 // chunk.
 constexpr bool CHAINS_OF_ROWS = PRODUCTS == 3;
 
+// The turn of a chunk of input, or of a row of weights, among as many places in shared memory, counted on: a remainder
+// would take ten instructions.
+template <int PLACES>
+struct Turn {
+    int slot = 0, parity = 0;  // parity: of how often all of them have been used
+
+    __device__ __forceinline__ void advance() {
+        slot = slot + 1 < PLACES ? slot + 1 : 0;
+        parity ^= slot == 0;
+    }
+};
+
 // One of the two warpgroups that multiply.
 struct Consumer {
     const Geometry& g;
@@ -24,14 +36,15 @@ struct Consumer {
     const int group, thread;  // of the warpgroup
     const Share share;
     const unsigned zero;  // which the compiler cannot know
-    int rows = 0;         // of weights, used so far
+    Turn<IN_STAGES> input = {};        // of the chunk to come
+    Turn<WEIGHT_STAGES> weights = {};  // of its next row
 
     __device__ __forceinline__ void barrier() const { group_barrier(group); }
 
     // chain = the products of one row of the filter, or += where `keep`; small ones first where there are any.
-    __device__ __forceinline__ void start_products(Sums& chain, unsigned input, unsigned weights, int keep) const {
-        unsigned input_start = descriptor(input + first_position(group) * 16, GROUP_BYTES);
-        unsigned weight_start = descriptor(weights + first_filter(group) * 16, BF * 16);
+    // Both start where the warpgroup's positions and filters do.
+    __device__ __forceinline__ void start_products(Sums& chain, unsigned input_start, unsigned weight_start,
+                                                   int keep) const {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int small = FACTOR_PARTS - 1; small >= 0; --small) {
@@ -54,27 +67,29 @@ struct Consumer {
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     }
 
-    // The sums of `chunks` from a place on, of which `count` chunks of the share were before.
-    __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int count, int chunks) {
-        const int pitch_bytes = g.pitch * 16;
+    // The sums of `chunks` from a place on.
+    __device__ __forceinline__ void multiply(Sums& sums, const Place& from, int chunks) {
+        // Of the first places; others are so many units of 16 bytes further on, for shared memory has fewer than 2^14.
+        const unsigned inputs = descriptor(input_stages + first_position(group) * 16, GROUP_BYTES);
+        const unsigned filters = descriptor(weight_stages + first_filter(group) * 16, BF * 16);
         Factors factors(workspace.exponents + from.tile_chunk(g) * BF, group, thread);
         factors.fetch();
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
-        for (const int end = count + chunks; count < end; ++count) {
-            const int slot = count % IN_STAGES;
-            barrier_wait(shared.full_input + slot, count / IN_STAGES & 1);
+        for (; chunks > 0; --chunks, input.advance()) {
+            const int slot = input.slot;
+            barrier_wait(shared.full_input + slot, input.parity);
             const int of_input = shared.exponents[slot];  // before any thread can give the slot back
             Sums chain;
 #pragma unroll CHAINS_OF_ROWS ? 1 : ROWS  // a chain that went round a loop would be spilled
-            for (int row = 0; row < ROWS; ++row, ++rows) {
-                const int weight_slot = rows % WEIGHT_STAGES;
-                barrier_wait(shared.full_weights + weight_slot, rows / WEIGHT_STAGES & 1);
-                start_products(chain, input_stages + slot * INPUT_STAGE + row * pitch_bytes,
-                               weight_stages + weight_slot * ROW_BYTES, !CHAINS_OF_ROWS && row > 0);
+            for (int row = 0; row < ROWS; ++row, weights.advance()) {
+                const int weight_slot = weights.slot;
+                barrier_wait(shared.full_weights + weight_slot, weights.parity);
+                start_products(chain, inputs + slot * (INPUT_STAGE / 16) + row * g.pitch,
+                               filters + weight_slot * (ROW_BYTES / 16), !CHAINS_OF_ROWS && row > 0);
                 if (row == 0) {  // while the products are under way
                     factors.meet(of_input);
-                    if (count + 1 < end) factors.fetch();
+                    if (chunks > 1) factors.fetch();
                 }
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -134,7 +149,7 @@ struct Consumer {
             const Place from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);
             Sums sums;
-            multiply(sums, from, unit - share.begin, chunks);
+            multiply(sums, from, chunks);
             unit += chunks;
             if (from.chunk > 0) {
                 leave(sums);
