@@ -69,7 +69,7 @@ struct WeightFetcher {
     __device__ __forceinline__ void fetch_what_fits(Shared& shared) {
         // In order: a place that is not even filled could not be told from one that is free again.
         while (row < last && shared.rows_fetched == row) {
-            const int slot = row % WEIGHT_STAGES, round = row / WEIGHT_STAGES;
+            const unsigned slot = row % (unsigned)WEIGHT_STAGES, round = row / (unsigned)WEIGHT_STAGES;
             if (round > 0 && !barrier_passed(shared.empty_weights + slot, round - 1 & 1)) return;
             fetch(stages + slot * ROW_BYTES, next, ROW_BYTES, shared.full_weights + slot);
             shared.rows_fetched = ++row;
@@ -169,7 +169,7 @@ struct Producer {
             shared.channel_scales[group][0][thread] = channel_scales(at)[thread] * power_of_two(exponent);
         barrier();
         for (int turn = 0; unit < share.end; unit += 2, turn ^= 1) {
-            const int count = unit - share.begin, slot = count % IN_STAGES, round = count / IN_STAGES;
+            const unsigned count = unit - share.begin, slot = count % IN_STAGES, round = count / IN_STAGES;
             char* const stage = stages + slot * INPUT_STAGE;
             const int chunk = at.chunk, stretch = at.stretch;
             at.advance(g), at.advance(g);  // what is fetched from here on; past the end it is nowhere, or of no use
