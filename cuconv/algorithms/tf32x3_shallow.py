@@ -51,7 +51,7 @@ class Costs:
     write: float = constant("an SM's time to write 2**12 outputs")
     write_one: float = constant("the same, in addition, where they are written one by one")
     memory: float = constant("2**20 bytes of operands through device memory")
-    crowded: float = constant("2**20 bytes of output through device memory, in addition, for 8 warps an SM")
+    crowded: float = constant("2**20 bytes of output, in addition, for each block of an SM but the first")
     memory_one: float = constant("the same, in addition, for outputs written one by one")
 
 
@@ -171,9 +171,9 @@ def predicted_us(
     work_us = costs.fetch * PIXELS * 8 * steps / 2**10 + costs.multiply * outputs * 8 * steps / 2**16
     work_us += (costs.write + costs.write_one * single) * outputs / 2**12
     weights_us = costs.weights * config.block_filters * 8 * steps / config.threads / 2**4
-    # The more warps write at a time, the shorter the pieces of a plane that memory gets side by side.
+    # Blocks write far from each other, so the more of them the shorter the pieces of a plane that lie side by side.
     written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
-    moved_us = (costs.memory_one * single + costs.crowded) * warps / 8 * written + memory_us(problem, costs)
+    moved_us = (costs.memory_one * single + costs.crowded * (config.resident - 1)) * written + memory_us(problem, costs)
     return costs.start + weights_us + hypot(turns * hypot(wait_us, warps * work_us), moved_us)
 
 
