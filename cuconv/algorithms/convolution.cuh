@@ -14,6 +14,14 @@ __device__ __forceinline__ float round_to_tf32(float x) {
     return fmaf(__uint_as_float(__float_as_uint(x) & 0xff800000u), 0x1p-11f, x);
 }
 
+#if __CUDA_ARCH__ >= 900
+// Waits for the kernel ahead in the stream, when `known` is known, which is not 0: the assembler begins with the wait
+// where nothing holds it, and what could have been computed meanwhile comes after.
+__device__ __forceinline__ void wait_for_kernel_ahead(uint64 known) {
+    asm volatile("{.reg .pred p; setp.ne.u64 p, %0, 0; @p griddepcontrol.wait;}" ::"l"(known) : "memory");
+}
+#endif
+
 // The plain FP32 sum, for outputs that are not finite: a split of Inf or NaN has no meaning.
 template <class Problem>
 __device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int kernel_h,

@@ -93,10 +93,19 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
 #if SPLIT > 1
     inbox.wait_for_cluster();
 #endif
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    const int fragment_pixel = pixel_0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    const int lane = threadIdx.x % 4;
+    int left = depth - first * BK - lane;  // of the reduction from this lane's first k of a stage on
+#if POINTWISE
+    pixel_a.source += (int64)(depth - left) * plane;
+    pixel_b.source += (int64)(depth - left) * plane;
+#endif
+    const float* source = parts + (int64)filter_tile * stages * STAGE_FLOATS;
+    // Before the first access to global memory.
+    wait_for_kernel_ahead((uint64)source | (uint64)pixel_a.source | (LINEAR ? 0 : (uint64)pixel_b.source));
     asm volatile("griddepcontrol.launch_dependents;");  // only now, as in tf32x3_wgmma
 
-    const float* source = parts + (int64)filter_tile * stages * STAGE_FLOATS;
     const auto fetch_stage = [&](int stage) {
         const int slot = (stage - first) % STAGES, round = (stage - first) / STAGES;
         if (round > 0) barrier_wait(empty + slot, round - 1 & 1);
@@ -107,15 +116,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
         for (int stage = first; stage < min(first + AHEAD, last); ++stage) fetch_stage(stage);
 
     const Output out = {input, weight, bias, output, relu != 0};
-    const int fragment_pixel = pixel_0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
     float sum[BF / 2] = {}, values[STEPS][4] = {};
-    const int lane = threadIdx.x % 4;
-    int left = depth - first * BK - lane;  // of the reduction from this lane's first k of a stage on
-#if POINTWISE
-    pixel_a.source += (int64)(depth - left) * plane;
-    pixel_b.source += (int64)(depth - left) * plane;
-#endif
     taps += lane;
     const auto load = [&] {  // a stage's columns
         load_columns(values, pixel_a, pixel_b, left, plane, taps);

@@ -322,19 +322,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 64 * 1024 / (REGISTERS * T
     const int filter_0 = blockIdx.x % (unsigned)blocks_of_a_tile * (int)block_filters;
     const unsigned step = gridDim.x / (unsigned)blocks_of_a_tile * WARPS;
     unsigned tile = blockIdx.x / (unsigned)blocks_of_a_tile * WARPS + threadIdx.x / 32;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
     float values[COUNT];
     int64 place = -1;  // of the pixels whose elements are on their way
-    const auto load = [&] {
-        if (tile >= tiles) return;
-        const Pixels here(tile, pixels, input, p);
+    const auto load = [&](const Pixels& here) {
         here.load(values, p);
         place = here.place;
     };
-    load();
+    const Pixels first_pixels(tile, pixels, input, p);
+#if __CUDA_ARCH__ >= 900
+    uint64 known = (uint64)input;  // before the first access to global memory
+    for (const float* source : first_pixels.source) known |= (uint64)source;
+    wait_for_kernel_ahead(known);
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    if (tile < tiles) load(first_pixels);
     split_weights(fragments, weight, block_filters / 8, filter_0, p);
     __syncthreads();
     const Output out = {input, weight, bias, output, relu != 0};
@@ -343,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 64 * 1024 / (REGISTERS * T
         const int64 columns_place = place;
         const unsigned first = tile * PIXELS;
         tile += step;
-        load();  // of the next ones, meanwhile
+        if (tile < tiles) load(Pixels(tile, pixels, input, p));  // the next ones, meanwhile
         bool finite = true;
 #pragma unroll 1
         for (int f = 0; f < block_filters; f += FILTERS) {

@@ -168,7 +168,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
 #if SPLIT > 1
     inbox.wait_for_cluster();
 #endif
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // before the first access to global memory
+    // Before the first access to global memory.
+    wait_for_kernel_ahead((uint64)row | (uint64)pixel_a.source | (LINEAR ? 0 : (uint64)pixel_b.source));
     // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
     asm volatile("griddepcontrol.launch_dependents;");
     load(turns);
