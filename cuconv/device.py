@@ -9,6 +9,7 @@ MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 
 KIB = 1024
 SHARED_BYTES_OF_SYSTEM = KIB  # that every resident block takes besides its own
+SHARED_UNIT = 128  # bytes, in which it is given
 REGISTERS_PER_SM = 64 * KIB
 
 
@@ -52,6 +53,10 @@ class DeviceSpec:
         by_registers = REGISTERS_PER_SM // (threads * registers)
         by_shared = self.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_OF_SYSTEM)
         return max(1, min(by_registers, by_shared))
+
+    def shared_bytes_that_hold(self, resident: int) -> int:
+        """The least shared memory of a block of which an SM holds no more than `resident`."""
+        return self.shared_bytes_per_sm // (resident + 1) - SHARED_BYTES_OF_SYSTEM + SHARED_UNIT
 
 
 H200 = DeviceSpec("NVIDIA H200", (9, 0), 132)

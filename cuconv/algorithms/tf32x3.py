@@ -162,6 +162,14 @@ def end_us(costs: GridCosts, outputs: int, split: int) -> float:
     return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
 
 
+def spread_bytes(config: Any, device: DeviceSpec) -> int:
+    """Shared memory of a block, more than it needs where an SM could hold more blocks than an even share.
+
+    Kernels overlap: what an SM has room for beyond its share comes while the one ahead ends, and crowds there.
+    """
+    return max(config.shared_bytes, device.shared_bytes_that_hold(blocks_of_an_sm(config, device)))
+
+
 def busiest_blocks(evenly: int, resident: int) -> int:
     """Blocks of the busiest SM in a stream of kernels that overlap.
 

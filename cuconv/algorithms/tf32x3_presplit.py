@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from cuconv.algorithms.tf32x3 import (
     in_products,
     is_pointwise,
     overlapped_us,
+    spread_bytes,
     stages_of,
     those_that_fit,
 )
@@ -135,18 +136,17 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitC
         for split in (split for split in SPLITS if split <= min(stages, MAX_SPLIT)):
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
             pipeline_bytes = tile.stages * (tile.stage_bytes(products) + BARRIER_BYTES)
-            found.append(
-                Tf32x3PresplitConfig(
-                    tile,
-                    split,
-                    pointwise,
-                    blocks=tiles * split,
-                    split_blocks=ceil(filter_tiles * stages * tile.bf * STAGE_DEPTH / (4 * SPLIT_THREADS)),
-                    shared_bytes=pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps,
-                    workspace_bytes=filter_tiles * stages * tile.stage_bytes(products),
-                    products=products,
-                )
+            config = Tf32x3PresplitConfig(
+                tile,
+                split,
+                pointwise,
+                blocks=tiles * split,
+                split_blocks=ceil(filter_tiles * stages * tile.bf * STAGE_DEPTH / (4 * SPLIT_THREADS)),
+                shared_bytes=pipeline_bytes + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps,
+                workspace_bytes=filter_tiles * stages * tile.stage_bytes(products),
+                products=products,
             )
+            found.append(replace(config, shared_bytes=spread_bytes(config, device)))
     return those_that_fit(found, problem, device)
 
 

@@ -21,6 +21,7 @@
 // LARGE_FILTER 1 for more than 32 filter positions, up to 63
 // LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
 // WHOLE     1 for a reduction of whole stages, where it is POINTWISE
+// RESIDENT  blocks that an SM's registers are to hold: left to itself the compiler takes a few too many
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -44,11 +45,6 @@ __device__ __forceinline__ void store_shared(unsigned to, float4 value) {
                  "f"(value.w)
                  : "memory");
 }
-
-// Blocks an SM by registers, about as the cost model counts them: left to itself the compiler takes a few too many.
-constexpr int MODEL_REGISTERS =
-    PRODUCTS == 1 ? (BF == 16 && SPLIT == 1 ? 96 : 64 + BF) : BF == 32 ? 128 : 104 + BF;
-constexpr int RESIDENT = 65536 / THREADS < MODEL_REGISTERS ? 1 : 65536 / THREADS / MODEL_REGISTERS;
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
@@ -148,8 +144,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     };
 
     float sum[BF / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
-    const auto load = [&](int turns_left) {  // this warpgroup's next stage
-        const bool exists = turns_left > idle;
+    const auto load = [&](bool exists) {  // this warpgroup's next stage
         load_weights(exists);
         if (exists) load_columns(next, pixel_a, pixel_b, left - lane, plane, taps + lane);
 #if POINTWISE
@@ -172,9 +167,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     wait_for_kernel_ahead((uint64)row | (uint64)pixel_a.source | (LINEAR ? 0 : (uint64)pixel_b.source));
     // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
     asm volatile("griddepcontrol.launch_dependents;");
-    load(turns);
+    // Every warpgroup has a first stage. No branch: the compiler would store its weights before the columns set off.
+    load(true);
     take(0);
-    if (turns > 1) load(turns - 1);
+    if (turns > 1) load(turns - 1 > idle);
     group_barrier();
     for (unsigned buffer = 0; turns > 0; --turns, buffer ^= BUFFER_BYTES) {
         float big[STEPS][4], small[STEPS][4], chain[BF / 2];
@@ -182,7 +178,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
         start_products(chain, sum, big, small, descriptor(tiles) + buffer / 16);
         // While the tensor cores work: the stage after this one has arrived, the one after that sets off.
         if (turns > 1) take(buffer ^ BUFFER_BYTES);
-        if (turns > 2) load(turns - 2);
+        if (turns > 2) load(turns - 2 > idle);
         finish_products(chain, sum);
         group_barrier();
     }

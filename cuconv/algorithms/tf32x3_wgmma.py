@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from cuconv.algorithms.tf32x3 import (
     Block,
     OverlapCosts,
     arguments_of,
+    blocks_of_an_sm,
     check_indices,
     depth_of,
     end_us,
@@ -21,6 +22,7 @@ from cuconv.algorithms.tf32x3 import (
     is_linear,
     is_pointwise,
     overlapped_us,
+    spread_bytes,
     stages_of,
     those_that_fit,
 )
@@ -41,7 +43,7 @@ LARGE_CLUSTER_SMS = 132  # of a GPU that was seen to run larger clusters; a part
 PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
 PIXELS = 64  # that a warpgroup computes
 STAGE_DEPTH = 32
-TAP_BYTES = 8  # an entry of the tap table: an offset into an image, in bytes, and a filter position
+TAP_BYTES = 8  # an entry of the tap table: an offset into an image and a filter position
 REGISTERS = 64 * 1024  # of an SM
 MAX_IMAGE = 2**29 - 1
 SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter positions
@@ -79,12 +81,14 @@ class Tile:
         return FLOAT_BYTES * self.wk * 2 * PARTS[products] * self.bf * STAGE_DEPTH
 
     def registers(self, split: int, products: int) -> int:
-        """Of a thread: close to what the compiler takes, in the units of eight that the hardware gives."""
+        """Of a thread, about: the compiler is told how many blocks of so many an SM is to hold."""
         if products == 1:
-            return 8 * ceil((80 + 0.75 * self.bf) / 8)
-        if self.bf == 32:
-            return 128 if split == 1 else 144
-        return min(104 + self.bf, REGISTERS // self.threads)
+            return 96 if self.bf == 16 and split == 1 else 64 + self.bf
+        return min(128 if self.bf == 32 else 104 + self.bf, REGISTERS // self.threads)
+
+    def resident(self, split: int, products: int) -> int:
+        """Blocks that an SM's registers hold."""
+        return max(1, REGISTERS // (self.threads * self.registers(split, products)))
 
     def __str__(self) -> str:
         return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} warpgroups={self.wp}x{self.wk}"
@@ -189,7 +193,12 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
                 continue
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
             shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
-            found.append(Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
+            config = Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes, products)
+            resident = device.resident_blocks(tile.threads, tile.registers(split, products), shared_bytes)
+            # Room for two launches is better left alone.
+            if blocks_of_an_sm(config, device) < resident < 2 * blocks_of_an_sm(config, device):
+                config = replace(config, shared_bytes=spread_bytes(config, device))
+            found.append(config)
     return those_that_fit(found, problem, device)
 
 
@@ -243,4 +252,5 @@ def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, rel
 
 def _macros(problem: ConvProblem, tile: Tile, split: int, vector: bool, products: int = 3) -> dict[str, int]:
     macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split, "VECTOR": int(vector)}
-    return macros | {"PRODUCTS": products} | layer_macros(problem)
+    macros |= {"RESIDENT": tile.resident(split, products), "PRODUCTS": products}
+    return macros | layer_macros(problem)
