@@ -1,7 +1,7 @@
 // Shared by the tf32x3 kernels for Hopper: FP32 factors as two TF32 numbers, wgmma on them, and the im2col addressing.
 //
-// Of the including file's macros, BF (filters of a tile), PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR
-// and WHOLE are used.
+// Of the including file's macros, BF (filters of a tile), PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR,
+// WHOLE and PAIRED are used.
 #pragma once
 
 #include "hopper.cuh"
@@ -25,6 +25,11 @@ constexpr int STEPS = BK / 8;        // wgmma depths in a stage
 constexpr int TILE_FLOATS = BF * BK;  // weights of a stage, big or small
 constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;  // of a factor: big and small, or what TF32 has of it
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
+
+// A thread's two pixels are eight rows of A apart. Which pixels these rows are is free: eight apart as well, or side by
+// side. The first pixel of `row` of every eight, in a tile, and the way to the other one.
+constexpr int OTHER_PIXEL = PAIRED ? 1 : 8;
+__device__ __forceinline__ int first_pixel(int row) { return row / 8 * 16 + row % 8 * (PAIRED ? 2 : 1); }
 
 // Division as a multiplication, exact where n * divisor < 2^32; one division for many.
 struct Divider {
@@ -143,7 +148,14 @@ __device__ __forceinline__ void load_where(bool exists, float& value, const floa
                  : "l"(from), "r"((int)exists));
 }
 
-// The columns of a stage as fragments of A: pixels a and b, eight apart, by k of lane and lane + 4 in each step.
+// The same of two that lie side by side, eight bytes aligned.
+__device__ __forceinline__ void load_pair_where(bool exists, float& a, float& b, const float* from) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.nc.v2.f32 {%0, %1}, [%2];}"
+                 : "+f"(a), "+f"(b)
+                 : "l"(from), "r"((int)exists));
+}
+
+// The columns of a stage as fragments of A: pixels a and b by k of lane and lane + 4 in each step.
 // Where POINTWISE, the pixels' sources are those of this lane's first k, from which on `left` are there, and `values`
 // of pixels that do not exist are zero and stay so. Else `taps` are those of the stage from this lane's first on.
 __device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pixel& a, const Pixel& b, int left,
@@ -156,15 +168,16 @@ __device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pi
         const uint64 distance = (uint64)(unsigned)plane * k;
         const float *a_source = a.source + distance, *b_source = b.source + distance;
         asm("" : "+l"(a_source));
-        if (LINEAR) b_source = a_source + 8;  // an offset in the instruction, no register
+        if (LINEAR) b_source = a_source + OTHER_PIXEL;  // an offset in the instruction, no register
         if (!WHOLE && k >= left) to[half * 2] = to[half * 2 + 1] = 0.0f;
-        load_where(a.exists && (WHOLE || k < left), to[half * 2], a_source);
-        load_where(b.exists && (WHOLE || k < left), to[half * 2 + 1], b_source);
+        if (PAIRED) load_pair_where(a.exists && (WHOLE || k < left), to[half * 2], to[half * 2 + 1], a_source);
+        else load_where(a.exists && (WHOLE || k < left), to[half * 2], a_source);
+        if (!PAIRED) load_where(b.exists && (WHOLE || k < left), to[half * 2 + 1], b_source);
 #else
         const Tap tap = taps[k];
         const float* const a_source = a.source + tap.distance;
         to[half * 2] = a.meets(tap) ? __ldg(a_source) : 0.0f;
-        to[half * 2 + 1] = b.meets(tap) ? __ldg(LINEAR ? a_source + 8 : b.source + tap.distance) : 0.0f;
+        to[half * 2 + 1] = b.meets(tap) ? __ldg(LINEAR ? a_source + OTHER_PIXEL : b.source + tap.distance) : 0.0f;
 #endif
     }
 }

@@ -16,6 +16,7 @@
 // LARGE_FILTER 1 for more than 32 filter positions, up to 63
 // LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
 // WHOLE     1 for a reduction of whole stages, where it is POINTWISE
+// PAIRED    1 for pixels in pairs that lie side by side in input and output, aligned to eight bytes; only if POINTWISE
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -93,8 +94,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
 #if SPLIT > 1
     inbox.wait_for_cluster();
 #endif
-    const int fragment_pixel = pixel_0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    const int fragment_pixel = pixel_0 + first_pixel(threadIdx.x / 4);
+    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + OTHER_PIXEL, pixels, input, p);
     const int lane = threadIdx.x % 4;
     int left = depth - first * BK - lane;  // of the reduction from this lane's first k of a stage on
 #if POINTWISE
@@ -103,7 +104,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
 #endif
     const float* source = parts + (int64)filter_tile * stages * STAGE_FLOATS;
     // Before the first access to global memory.
-    wait_for_kernel_ahead((uint64)source | (uint64)pixel_a.source | (LINEAR ? 0 : (uint64)pixel_b.source));
+    wait_for_kernel_ahead((uint64)source | (uint64)pixel_a.source | (LINEAR || PAIRED ? 0 : (uint64)pixel_b.source));
     asm volatile("griddepcontrol.launch_dependents;");  // only now, as in tf32x3_wgmma
 
     const auto fetch_stage = [&](int stage) {

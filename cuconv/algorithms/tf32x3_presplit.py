@@ -116,11 +116,12 @@ def variants(arch: str) -> list[dict[str, int]]:
     if arch != ARCH:
         return []
     many, pointwise = ConvProblem(2, 32, 9, 9, 8, 3, 3), ConvProblem(1, 32, 9, 9, 8, 1, 1)
-    sample = [_macros(many, tile, split) for tile in TILES for split in (1, MAX_SPLIT)]
-    sample += [_macros(pointwise, TILES[-1], split) for split in (1, MAX_SPLIT)]
-    sample.append(_macros(ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3), TILES[0], 2))
-    sample += [_macros(many, tile, split, products=1) for tile in TILES for split in (1, MAX_SPLIT)]
-    sample.append(_macros(pointwise, TILES[-1], 1, products=1))
+    paired, splits = ConvProblem(2, 32, 9, 8, 8, 1, 1), (1, MAX_SPLIT)
+    sample = [_macros(problem, tile, split, True) for problem in (many, paired) for tile in TILES for split in splits]
+    sample += [_macros(pointwise, TILES[-1], split, aligned=True) for split in splits]
+    sample.append(_macros(ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3), TILES[0], 2, aligned=True))
+    sample += [_macros(many, tile, split, aligned=True, products=1) for tile in TILES for split in splits]
+    sample += [_macros(problem, TILES[-1], 1, True, products=1) for problem in (pointwise, paired)]
     return sample
 
 
@@ -179,7 +180,7 @@ def predicted_us(
 
 def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
-    macros = _macros(problem, config.tile, config.split, config.products)
+    macros = _macros(problem, config.tile, config.split, aligned, config.products)
     weights = (WEIGHT, WORKSPACE, problem.m, depth_of(problem))
     operands_and_sizes = arguments_of(problem, relu)
     arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
@@ -190,6 +191,6 @@ def launches(problem: ConvProblem, config: Tf32x3PresplitConfig, aligned: bool, 
     )
 
 
-def _macros(problem: ConvProblem, tile: Tile, split: int, products: int = 3) -> dict[str, int]:
+def _macros(problem: ConvProblem, tile: Tile, split: int, aligned: bool, products: int = 3) -> dict[str, int]:
     macros = {"BF": tile.bf, "WP": tile.wp, "STAGES": tile.stages, "SPLIT": split, "PRODUCTS": products}
-    return macros | layer_macros(problem)
+    return macros | layer_macros(problem, aligned)

@@ -1,8 +1,8 @@
 // Shared by the tf32x3 kernels for Hopper, after the products: the sums of a tile's warpgroups and of the blocks of a
 // cluster come together, in fixed order, and are written.
 //
-// A thread's accumulators are pieces of four: two filters, side by side, of two pixels, eight apart. A piece is what
-// is stored, sent and added at once. Of each pair of filters a warpgroup has 32, one a row.
+// A thread's accumulators are pieces of four: two filters, side by side, of two pixels. A piece is what is stored, sent
+// and added at once. Of each pair of filters a warpgroup has 32, one a row.
 #pragma once
 
 #include "tf32x3.cuh"
@@ -77,8 +77,10 @@ struct Output {
 #pragma unroll
             for (int piece = 0; piece < COUNT; ++piece) {
                 const int at = piece * STEP + filter;
-                store_where(at < left[0], a, pieces[piece][filter]);
-                if (PIXELS == 2) store_where(at < left[1], LINEAR ? a + 8 : b, pieces[piece][filter + 2]);
+                if (PAIRED && PIXELS == 2) store_pair_where(at < left[0], a, pieces[piece][filter], pieces[piece][filter + 2]);
+                else store_where(at < left[0], a, pieces[piece][filter]);
+                if (!PAIRED && PIXELS == 2)
+                    store_where(at < left[1], LINEAR ? a + OTHER_PIXEL : b, pieces[piece][filter + 2]);
                 a += STEP * row;
                 b += STEP * row;
                 asm("" : "+l"(a), "+l"(b));
@@ -90,6 +92,11 @@ struct Output {
     __device__ __forceinline__ static void store_where(bool exists, float* to, float value) {
         asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(value),
                      "r"((int)exists)
+                     : "memory");
+    }
+    __device__ __forceinline__ static void store_pair_where(bool exists, float* to, float a, float b) {
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.f32 [%0], {%1, %2};}" ::"l"(to), "f"(a),
+                     "f"(b), "r"((int)exists)
                      : "memory");
     }
 };
@@ -220,8 +227,7 @@ struct Inbox {
         const unsigned size = share_of(rank) * BP, at = threadIdx.x * WIDTH;
         const auto filter_of = [&](unsigned i) { return filter_0 + rank * SHARE + i / (2 * BP) * 2 + i % 2; };
         const auto pixel_of = [&](unsigned i) {
-            const unsigned row = i / 4 % (BP / 2);
-            return pixels[row / 8 * 16 + row % 8 + i % 4 / 2 * 8];
+            return pixels[first_pixel(i / 4 % (BP / 2)) + i % 4 / 2 * OTHER_PIXEL];
         };
         const int filter = filter_of(at), left = min(p.filters, filter_0 + rank * SHARE + share_of(rank)) - filter;
         const int64 pixel_a = pixel_of(at), pixel_b = WIDTH == 4 ? pixel_of(at + 2) : -1;

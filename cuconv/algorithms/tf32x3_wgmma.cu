@@ -21,6 +21,7 @@
 // LARGE_FILTER 1 for more than 32 filter positions, up to 63
 // LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
 // WHOLE     1 for a reduction of whole stages, where it is POINTWISE
+// PAIRED    1 for pixels in pairs that lie side by side in input and output, aligned to eight bytes; only if POINTWISE
 // RESIDENT  blocks that an SM's registers are to hold: left to itself the compiler takes a few too many
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -66,8 +67,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     // A warp's threads agree on their group, which spares the tensor cores' addresses a way through each thread.
     const int group_k = WK == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
     const int group_thread = threadIdx.x % GROUP_THREADS;
-    const int fragment_pixel = pixel_0 + group_thread / 32 * 16 + threadIdx.x % 32 / 4;
-    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + 8, pixels, input, p);
+    const int fragment_pixel = pixel_0 + first_pixel(group_thread / 4);
+    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + OTHER_PIXEL, pixels, input, p);
 
     auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * (2 * PARTS) * TILE_FLOATS);
     Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
@@ -164,7 +165,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     inbox.wait_for_cluster();
 #endif
     // Before the first access to global memory.
-    wait_for_kernel_ahead((uint64)row | (uint64)pixel_a.source | (LINEAR ? 0 : (uint64)pixel_b.source));
+    wait_for_kernel_ahead((uint64)row | (uint64)pixel_a.source | (LINEAR || PAIRED ? 0 : (uint64)pixel_b.source));
     // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
     asm volatile("griddepcontrol.launch_dependents;");
     // Every warpgroup has a first stage. No branch: the compiler would store its weights before the columns set off.

@@ -142,20 +142,27 @@ def variants(arch: str) -> list[dict[str, int]]:
     small, large = TILES[0], TILES[-1]
     one, many = ConvProblem(1, 32, 9, 9, 8, 3, 3, 1, 1), ConvProblem(2, 32, 9, 9, 8, 3, 3)
     pointwise, uneven = ConvProblem(1, 32, 9, 9, 8, 1, 1), ConvProblem(2, 33, 9, 9, 8, 1, 1)
-    large_filter = ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3)
-    sample = [_macros(problem, tile, split=1, vector=True) for tile in TILES for problem in (one, many)]
-    for problem, vector in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
-        sample += [_macros(problem, tile, 1, vector) for tile in (small, large)]
-    sample += [_macros(one, tile, PORTABLE_SPLIT, vector=True) for tile in TILES]
-    sample += [_macros(one, tile, FILLING_SPLITS[0], vector=False) for tile in TILES]
-    sample += [_macros(many, large, split, vector=True) for split in SPLITS[1:]]
-    sample.append(_macros(large_filter, large, SPLITS[-1], vector=False))
-    sample += [_macros(many, tile, split, vector=True, products=1) for tile in TILES for split in (1, SPLITS[-2])]
-    sample += [_macros(pointwise, tile, 1, vector=False, products=1) for tile in (small, large)]
+    paired, large_filter = ConvProblem(2, 32, 9, 8, 8, 1, 1), ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3)
+    sample = [_macros(problem, tile, split=1, aligned=True) for tile in TILES for problem in (one, many)]
+    for problem, aligned in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
+        sample += [_macros(problem, tile, 1, aligned) for tile in (small, large)]
+    sample += [_macros(paired, tile, split, aligned=True) for tile in TILES for split in (1, PORTABLE_SPLIT)]
+    sample += [_macros(one, tile, PORTABLE_SPLIT, aligned=True) for tile in TILES]
+    sample += [_macros(one, tile, FILLING_SPLITS[0], aligned=False) for tile in TILES]
+    sample += [_macros(many, large, split, aligned=True) for split in SPLITS[1:]]
+    sample.append(_macros(large_filter, large, SPLITS[-1], aligned=False))
+    sample += [_macros(many, tile, split, aligned=True, products=1) for tile in TILES for split in (1, SPLITS[-2])]
+    for problem, aligned in ((pointwise, False), (paired, True)):
+        sample += [_macros(problem, tile, 1, aligned, products=1) for tile in (small, large)]
     return sample
 
 
-def layer_macros(problem: ConvProblem) -> dict[str, int]:
+def has_pairs(problem: ConvProblem, aligned: bool) -> bool:
+    """Whether pixels can be loaded and stored in pairs: those of a 1x1 filter, of planes of an even number."""
+    return aligned and is_pointwise(problem) and problem.out_pixels % 2 == 0
+
+
+def layer_macros(problem: ConvProblem, aligned: bool) -> dict[str, int]:
     """What the kernels are compiled for of a layer: it decides how they find the columns."""
     return {
         "KERNEL_H": problem.kh,
@@ -164,6 +171,7 @@ def layer_macros(problem: ConvProblem) -> dict[str, int]:
         "LARGE_FILTER": int(problem.filter_area > SMALL_FILTER_AREA),
         "LINEAR": int(is_linear(problem)),
         "WHOLE": int(is_pointwise(problem) and depth_of(problem) % STAGE_DEPTH == 0),
+        "PAIRED": int(has_pairs(problem, aligned)),
     }
 
 
@@ -245,12 +253,13 @@ def predicted_us(
 
 def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
-    macros = _macros(problem, config.tile, config.split, has_aligned_rows(problem, aligned), config.products)
+    macros = _macros(problem, config.tile, config.split, aligned, config.products)
     grid = (config.blocks, config.threads)
     return (Launch(SOURCE, macros, SOURCE.stem, *grid, arguments_of(problem, relu), config.shared_bytes, overlap=True),)
 
 
-def _macros(problem: ConvProblem, tile: Tile, split: int, vector: bool, products: int = 3) -> dict[str, int]:
-    macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split, "VECTOR": int(vector)}
+def _macros(problem: ConvProblem, tile: Tile, split: int, aligned: bool, products: int = 3) -> dict[str, int]:
+    vector = int(has_aligned_rows(problem, aligned))
+    macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split, "VECTOR": vector}
     macros |= {"RESIDENT": tile.resident(split, products), "PRODUCTS": products}
-    return macros | layer_macros(problem)
+    return macros | layer_macros(problem, aligned)
