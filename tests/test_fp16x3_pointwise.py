@@ -91,7 +91,7 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             staged.add(config.staged)
-            pitch = fp16x3_pointwise.WRITE_PITCH.get(config.form, problem.out_pixels)
+            pitch = fp16x3_pointwise.write_pitch(problem, config.form)
             more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch
             if more:
                 assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block

@@ -60,20 +60,26 @@ __device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& l
     split(x[6], x[7], high.w, low.w);
 }
 
+// A filter's weights are their FP16 numbers times this power of two, or times two to this.
+#ifdef FACTORS
+typedef float FilterScale;
+#else
+typedef int FilterScale;
+#endif
+
 // What split_weights makes, and where blocks leave sums for each other.
 struct Workspace {
-    const char* rows;            // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
-    const int* exponents;        // [ALIKE tiles][chunks][ALIKE]: a filter's weights are their FP16 times 2 to this, or,
-                                 // with FACTORS, times this as a float
-    const float* channel_scales;  // [ALIKE tiles][chunks][CHANNELS]: and the input is to be multiplied by this
-    unsigned* flags;             // [blocks][2]
-    float4* sums;                // [blocks][MAX_SUMS / 4]
+    const char* rows;                  // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
+    const FilterScale* filter_scales;  // [ALIKE tiles][chunks][ALIKE]
+    const float* channel_scales;       // [ALIKE tiles][chunks][CHANNELS]: the input is to be multiplied by this
+    unsigned* flags;                   // [blocks][2]
+    float4* sums;                      // [blocks][MAX_SUMS / 4]
 
     __device__ __forceinline__ Workspace(void* start, int64 tile_chunks, int blocks) {
         char* at = static_cast<char*>(start);
         rows = at, at += tile_chunks * CLUSTER * ROWS * ROW_BYTES;
         sums = reinterpret_cast<float4*>(at), at += (int64)blocks * MAX_SUMS * 4;
-        exponents = reinterpret_cast<int*>(at), at += tile_chunks * ALIKE * 4;
+        filter_scales = reinterpret_cast<FilterScale*>(at), at += tile_chunks * ALIKE * 4;
         channel_scales = reinterpret_cast<float*>(at), at += tile_chunks * CHANNELS * 4;
         flags = reinterpret_cast<unsigned*>(at);
     }

@@ -72,7 +72,7 @@ struct Consumer {
         // Of the first places; others are so many units of 16 bytes further on, for shared memory has fewer than 2^14.
         const unsigned inputs = descriptor(input_stages + first_position(group) * 16, GROUP_BYTES);
         const unsigned filters = descriptor(weight_stages + first_filter(group) * 16, BF * 16);
-        Factors factors(workspace.exponents + from.tile_chunk(g) * BF, group, thread);
+        Factors factors(workspace.filter_scales + from.tile_chunk(g) * BF, group, thread);
         factors.fetch();
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;

@@ -21,9 +21,6 @@ PRECISIONS = tuple(PRODUCTS)
 # As in the .cu file.
 WARPGROUP = 128  # threads
 TEAM_PIXELS = 64  # of a warpgroup that multiplies
-# Floats in shared memory of a channel's pixels, and of a filter's on the way to the output. Images take what they have.
-PIXEL_PITCH = {Form.PLAIN: 68, Form.SHIFTED: 68}
-WRITE_PITCH = {Form.PLAIN: 68, Form.SHIFTED: 76}
 STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
 BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
 STAGED = (64, 32)  # filters of a team there at once
@@ -122,14 +119,14 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
         for channels in _channels(problem.c):
             for teams in TEAMS:
                 for joint in (False, True):
-                    for form in forms_of(problem):
+                    for form in pixel_forms(problem):
                         some = _candidates_of(problem, device, filters, channels, teams, joint, form)
                         found += [config for config in some if filters in usual]
                         found += [_own(config) for config in some if _can_own(config)]
     return found
 
 
-def forms_of(problem: ConvProblem) -> list[Form]:
+def pixel_forms(problem: ConvProblem) -> list[Form]:
     """Those that there are beside the plain one are for planes that begin anywhere."""
     found = [Form.PLAIN]
     if problem.out_pixels % VECTOR == 0:
@@ -219,10 +216,20 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
-        ("tiles", max(_rows(p, form) for form in forms_of(p)) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
+        ("tiles", max(_rows(p, form) for form in pixel_forms(p)) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
+
+
+def pixel_pitch(problem: ConvProblem, form: Form) -> int:
+    """Floats in shared memory of a channel's pixels, as in the .cu file."""
+    return problem.out_pixels if form is Form.IMAGES else 68
+
+
+def write_pitch(problem: ConvProblem, form: Form) -> int:
+    """The same of a filter's pixels on the way to the output."""
+    return 76 if form is Form.SHIFTED else pixel_pitch(problem, form)
 
 
 def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
@@ -249,7 +256,7 @@ def _candidates_of(
     More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
     """
     products = PRODUCTS[problem.precision]
-    stage_bytes = teams * channels * PIXEL_PITCH.get(form, problem.out_pixels) * FLOAT_BYTES
+    stage_bytes = teams * channels * pixel_pitch(problem, form) * FLOAT_BYTES
     weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
     chunks, tiles = (
         ceil(problem.c / channels),
@@ -261,7 +268,7 @@ def _candidates_of(
     barriers = max(0, BARRIER_BYTES * (chunks + teams * MAX_STAGES) - STATIC_BYTES)  # if weights stay, more than usual
 
     def staging_bytes(staged: int) -> int:
-        return teams * staged * WRITE_PITCH.get(form, problem.out_pixels) * FLOAT_BYTES
+        return teams * staged * write_pitch(problem, form) * FLOAT_BYTES
 
     def most_stages(stay: bool, staged: int) -> int:
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)

@@ -49,7 +49,7 @@ struct Copier {
         barrier_expect(full, WEIGHT_STAGE);
         copy_bulk(to, workspace.rows + part * ROW_BYTES, ROW_BYTES, full);
         copy_bulk(to + ROW_BYTES, workspace.channel_scales + part * CHANNELS, CHANNELS * 4, full);
-        copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.exponents + part * BF, BF * 4, full);
+        copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.filter_scales + part * BF, BF * 4, full);
     }
 
     // Chunks of one tile. Called with how to copy a chunk: copy(slot, chunk), which arrives by itself where BULK.

@@ -129,7 +129,7 @@ struct Splitter : Jobs {
             for (int by = FILTER_LANES; by < 32; by *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, by));
             const unsigned bits = __float_as_uint(most);
             const int exponent = filter_exponent(bits);
-            int* const factors = reinterpret_cast<int*>(scales(chunk(job)) + CHANNELS * 4);
+            float* const factors = reinterpret_cast<float*>(scales(chunk(job)) + CHANNELS * 4);
             if (lane < FILTER_LANES && exists(job)) factors[filter(job)] = noted(bits ? exponent : EMPTY);
 #pragma unroll
             for (int i = 0; i < EIGHTS * 8; ++i) values[job][i / 8][i % 8] *= power_of_two(-exponent);

@@ -77,10 +77,10 @@ struct ChannelMaxima {
     }
 };
 
-// What the main kernel is told of a filter: the exponent of its factor, or where it asks for FACTORS the factor's bits.
-__device__ __forceinline__ int noted(int exponent) {
+// What the main kernel is told of a filter.
+__device__ __forceinline__ FilterScale noted(int exponent) {
 #ifdef FACTORS
-    return __float_as_int(power_of_two(exponent));  // of a filter of zeros 1
+    return power_of_two(exponent);  // of a filter of zeros 1
 #else
     return exponent;
 #endif
@@ -88,7 +88,7 @@ __device__ __forceinline__ int noted(int exponent) {
 
 // A warp reads filters, asking for all before it looks at the first, and leaves them scaled in shared memory. `count`:
 // filters that exist, `length`: floats of each, `of_tile`: filters of the tile from the block's first on.
-__device__ __forceinline__ void scale_filters(const float* weight, float* tile, int* exponents, int64 pitch,
+__device__ __forceinline__ void scale_filters(const float* weight, float* tile, FilterScale* scales, int64 pitch,
                                               int count, int length, int of_tile) {
     constexpr int AT_ONCE = (SPLIT_FILTERS + SPLIT_WARPS - 1) / SPLIT_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
         const int filter = j * SPLIT_WARPS + warp, exponent = filter_exponent(most[j]);
-        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) exponents[filter] = noted(most[j] ? exponent : EMPTY);
+        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) scales[filter] = noted(most[j] ? exponent : EMPTY);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i)
             if (filter < SPLIT_FILTERS && lane + i * 32 < FILTER_FLOATS)
@@ -195,8 +195,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
     // Not earlier: the main kernel reads the input before it waits, so all that came before this one must have ended.
     asm volatile("griddepcontrol.launch_dependents;");
-    int* const exponents = const_cast<int*>(to.exponents) + (int64)tile_chunk * ALIKE + in_tile;
-    scale_filters(weight + first, tile, exponents, channels * TAPS, count, length, ALIKE - in_tile);
+    FilterScale* const scales = const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * ALIKE + in_tile;
+    scale_filters(weight + first, tile, scales, channels * TAPS, count, length, ALIKE - in_tile);
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

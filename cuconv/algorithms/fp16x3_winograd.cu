@@ -86,7 +86,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         for (int i = 0; i < 2 * WEIGHT_STAGES; ++i) barrier_init(shared.full_weights[0] + i, 1);
         for (int i = 0; i < IN_STAGES; ++i)
             if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
-        shared.exponents = workspace.exponents, shared.flags = workspace.flags, shared.sums = workspace.sums;
+        shared.exponents = workspace.filter_scales, shared.flags = workspace.flags, shared.sums = workspace.sums;
         const Part share(g, part_of_block());
         shared.units = share.end - share.begin;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

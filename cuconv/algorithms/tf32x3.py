@@ -51,6 +51,7 @@ class OverlapCosts(GridCosts):
     pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
     work: float = constant("an SM's time for a warpgroup's stage, if others hide the wait")
     work_filters: float = constant("the same, in addition, for each 64 filters")
+    work_single: float = constant("the same, in addition, where pixels are not loaded in pairs")
 
 
 def in_products(products: int) -> str:

@@ -29,6 +29,7 @@ from cuconv.algorithms.tf32x3_wgmma import (
     STAGE_DEPTH,
     TAP_BYTES,
     check_device_and_indices,
+    has_pairs,
     inbox_bytes,
     layer_macros,
 )
@@ -165,11 +166,12 @@ def predicted_us(
     stages = stages_of(problem, STAGE_DEPTH, config.split)
     filters = tile.bf / 64
     wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * tile.wp
+    single_us = 0.0 if has_pairs(problem, aligned=True) else costs.work_single
     block = Block(
         resident=device.resident_blocks(tile.threads, tile.registers(config.products), config.shared_bytes),
         turns=stages,
         wait_us=wait_us + (costs.pointwise_turn if config.pointwise else 0.0),
-        work_us=(costs.work + costs.work_filters * filters) * tile.wp,
+        work_us=(costs.work + costs.work_filters * filters + single_us) * tile.wp,
         end_us=end_us(costs, tile.bf * tile.pixels, config.split),
         traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
     )

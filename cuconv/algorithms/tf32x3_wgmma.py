@@ -238,7 +238,8 @@ def predicted_us(
     shares = shared_filters(tile.bf, split) * tile.pixels
     wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
     wait_us += costs.pointwise_turn if config.pointwise else 0.0
-    work_us = (costs.work + costs.work_filters * filters) * warpgroups
+    single_us = 0.0 if has_pairs(problem, aligned=True) else costs.work_single
+    work_us = (costs.work + costs.work_filters * filters + single_us) * warpgroups
     work_us += 0.0 if has_aligned_rows(problem, aligned=True) else costs.unaligned * filters * tile.wk
     block = Block(
         resident=device.resident_blocks(tile.threads, tile.registers(split, config.products), config.shared_bytes),
