@@ -265,7 +265,7 @@ struct Multiplier {
         for (int count = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
             const bool other_weights = count == 0 || RESIDENT && tile.stretch == 0;
 #if OWN
-            if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile);
+            if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile, count == 0);
 #endif
             if (other_weights) {
                 if (SHIFTED) find(tile);
@@ -317,10 +317,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
-    if (OWN) {  // there is no kernel ahead that has waited for the input
-        wait_for_weights();
-        asm volatile("griddepcontrol.launch_dependents;");
-    }
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const Pointwise of = {s, input, reinterpret_cast<float*>(dynamic), weight_stages, shared, share.begin};
     if (role == TEAMS) {

@@ -52,9 +52,11 @@ struct Copier {
         copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.filter_scales + part * BF, BF * 4, full);
     }
 
-    // Chunks of one tile. Called with how to copy a chunk: copy(slot, chunk), which arrives by itself where BULK.
+    // Chunks of one tile. Called with where the first one is, and with how to copy a chunk: copy(slot, chunk), which
+    // arrives by itself where BULK.
     template <class Copy>
-    __device__ __forceinline__ void copy_chunks(const Tile& tile, int& unit, Copy copy) const {
+    __device__ __forceinline__ void copy_chunks(const Tile& tile, int& unit, const void* first, Copy copy) const {
+        if (OWN && unit == 0) let_next_follow((uint64)first);
         const bool other_weights =
             (JOINT || team == 0) && thread == 0 && (!RESIDENT || unit == 0 || tile.stretch == 0);
         for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
@@ -87,7 +89,7 @@ struct Copier {
         }
         all = __all_sync(~0u, all);
         const unsigned to = shared_address(of.stages(team) + lane_channel * PITCH + lane_pixel);
-        copy_chunks(tile, unit, [&](int slot, int chunk) {
+        copy_chunks(tile, unit, all ? from[By::PARTS - 1] : bytes_of(of.input), [&](int slot, int chunk) {
             const int left = of.s.channels - chunk * CHANNELS - lane_channel;
 #pragma unroll
             for (int part = 0; part < By::PARTS; ++part) {
@@ -126,7 +128,7 @@ struct Copier {
         const int end_bytes = there ? (int)((uint64)end % 16) : 0;
         end += TEAM_TILE * 4 - end_bytes;
         const unsigned to = shared_address(of.stages(team));
-        copy_chunks(tile, unit, [&](int slot, int chunk) {
+        copy_chunks(tile, unit, row, [&](int slot, int chunk) {
             const int left = there ? of.s.channels - chunk * CHANNELS : 0;
             const unsigned target = to + (slot * STAGE_FLOATS + lane_channel * PITCH + lane_pixel) * 4;
             const unsigned end_target = to + (slot * STAGE_FLOATS + thread * PITCH + TEAM_TILE) * 4;
@@ -165,7 +167,7 @@ struct Copier {
         const float* const first = of.input + image * of.s.channels * PLANE;
         const unsigned to = shared_address(of.stages(team));
         if (!VECTOR && !OWN) wait_for_weights();  // as in copy_pixels
-        copy_chunks(tile, unit, [&](int slot, int chunk) {
+        copy_chunks(tile, unit, first, [&](int slot, int chunk) {
             const int floats = there ? min(CHANNELS, of.s.channels - chunk * CHANNELS) * PLANE : 0;
             const float* const from = first + chunk * (int64)STAGE_FLOATS;
             const unsigned target = to + slot * STAGE_FLOATS * 4;

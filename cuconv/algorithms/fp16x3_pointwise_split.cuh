@@ -80,8 +80,8 @@ struct Splitter : Jobs {
     }
 
     // Called by all that multiply, when they have done with the weights before.
-    __device__ __forceinline__ void run(const float* weight, int filter_tile) {
-        load(weight, filter_tile * BF);
+    __device__ __forceinline__ void run(const float* weight, int filter_tile, bool first) {
+        load(weight, filter_tile * BF, first);
         barrier();  // all have done with what is written from here on
         each_channel([&](int channel) { maxima[channel] = 0; });
         barrier();
@@ -98,20 +98,26 @@ struct Splitter : Jobs {
     }
 
     // Asks for all at once.
-    __device__ __forceinline__ void load(const float* weight, int filter_0) {
+    __device__ __forceinline__ void load(const float* weight, int filter_0, bool first) {
+        const int channel_0 = chunk(0) * CHANNELS + lane_channel;
+        const float* from[RUN];
+        int left[RUN];
+        uint64 known = 0;
 #pragma unroll
         for (int in_run = 0; in_run < RUN; ++in_run) {
-            const int row = filter_0 + filter(in_run), first = chunk(0) * CHANNELS + lane_channel;
-            const int left = row < s.filters ? s.channels - first : 0;
-            const float* const from = weight + row * (int64)s.channels + first;
-#pragma unroll
-            for (int job = in_run; job < JOBS; job += RUN)
-#pragma unroll
-                for (int i = 0; i < EIGHTS * 8; i += OWN) {
-                    const int next = job / RUN * CHUNK_STEP * CHANNELS + channel(i / 8) + i % 8;
-                    load_weights(values[job][i / 8] + i % 8, from + next, exists(job) && next < left);
-                }
+            const int row = filter_0 + filter(in_run);
+            left[in_run] = row < s.filters ? s.channels - channel_0 : 0;
+            from[in_run] = weight + row * (int64)s.channels + channel_0;
+            known |= (uint64)from[in_run];
         }
+        if (first) let_next_follow(known);
+#pragma unroll
+        for (int job = 0; job < JOBS; ++job)
+#pragma unroll
+            for (int i = 0; i < EIGHTS * 8; i += OWN) {
+                const int next = job / RUN * CHUNK_STEP * CHANNELS + channel(i / 8) + i % 8;
+                load_weights(values[job][i / 8] + i % 8, from[job % RUN] + next, exists(job) && next < left[job % RUN]);
+            }
     }
 
     __device__ __forceinline__ void scale_filters() {

@@ -45,6 +45,13 @@ __device__ __forceinline__ unsigned own_thread() {
     return thread;
 }
 
+// Of a block that splits its own weights: no kernel ahead has waited for the input, and so each thread does, when
+// `known` is, which is not 0. Not sooner may the next kernel begin.
+__device__ __forceinline__ void let_next_follow(uint64 known) {
+    wait_for_kernel_ahead(known);
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
 // How far off a sector an element is, in floats.
 __device__ __forceinline__ unsigned offset_of(const float* element) { return (unsigned)(uint64)element / 4 % SECTOR; }
 
