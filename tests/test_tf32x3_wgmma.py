@@ -8,6 +8,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import tf32x3_wgmma
+from cuconv.algorithms.tf32x3 import blocks_of_an_sm
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from tests.test_tf32x3_gemm import PROBLEMS, each_precision, in_precision, launched, one_by_one
@@ -146,3 +147,21 @@ def test_variants_sample_every_tile_and_setting():
         assert {m[name] for m in sample} == {0, 1}
     narrow = [m for m in sample if m["SPLIT"] in tf32x3_wgmma.FILLING_SPLITS and not m["VECTOR"]]
     assert {(m["BF"], m["WP"], m["WK"]) for m in narrow} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
+
+
+@each_precision
+def test_no_sm_has_room_for_some_blocks_of_the_next_launch_but_not_for_all(precision):
+    for problem in in_precision(precision, PROBLEMS):
+        for config in tf32x3_wgmma.candidates(problem, H200):
+            registers = config.tile.registers(config.split, config.products)
+            resident = H200.resident_blocks(config.threads, registers, config.shared_bytes)
+            evenly = blocks_of_an_sm(config, H200)
+            assert resident <= evenly or resident >= 2 * evenly
+
+
+@pytest.mark.parametrize("device", [H200, B200, A100], ids=lambda device: device.name)
+@pytest.mark.parametrize("resident", [1, 2, 3, 5, 8])
+def test_memory_taken_in_vain_holds_as_many_blocks_as_are_wanted(device, resident):
+    least = device.shared_bytes_that_hold(resident)
+    assert device.resident_blocks(32, 32, least) == resident
+    assert device.resident_blocks(32, 32, least - 128) > resident

@@ -1,7 +1,7 @@
 // Shared by the tf32x3 kernels for Hopper: FP32 factors as two TF32 numbers, wgmma on them, and the im2col addressing.
 //
-// Of the including file's macros, BF (filters of a tile), PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR,
-// WHOLE and PAIRED are used.
+// Of the including file's macros, BF (filters of a tile), PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
+// LINEAR, WHOLE and PAIRED are used.
 #pragma once
 
 #include "hopper.cuh"

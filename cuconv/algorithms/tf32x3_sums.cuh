@@ -77,10 +77,10 @@ struct Output {
 #pragma unroll
             for (int piece = 0; piece < COUNT; ++piece) {
                 const int at = piece * STEP + filter;
-                if (PAIRED && PIXELS == 2) store_pair_where(at < left[0], a, pieces[piece][filter], pieces[piece][filter + 2]);
-                else store_where(at < left[0], a, pieces[piece][filter]);
-                if (!PAIRED && PIXELS == 2)
-                    store_where(at < left[1], LINEAR ? a + OTHER_PIXEL : b, pieces[piece][filter + 2]);
+                const float value = pieces[piece][filter], other = pieces[piece][PIXELS == 2 ? filter + 2 : filter];
+                if (PAIRED && PIXELS == 2) store_pair_where(at < left[0], a, value, other);
+                else store_where(at < left[0], a, value);
+                if (!PAIRED && PIXELS == 2) store_where(at < left[1], LINEAR ? a + OTHER_PIXEL : b, other);
                 a += STEP * row;
                 b += STEP * row;
                 asm("" : "+l"(a), "+l"(b));

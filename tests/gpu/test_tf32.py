@@ -35,6 +35,7 @@ POINTWISE = ConvProblem(3, 24, 14, 13, 40, 1, 1)
 EVERY_CONFIGURATION = [
     ConvProblem(1, 130, 7, 9, 40, 3, 3, 1, 1, "tf32"),
     ConvProblem(2, 1050, 7, 9, 140, 1, 1, 1, 0, "tf32"),
+    ConvProblem(2, 1050, 6, 7, 140, 1, 1, 0, 0, "tf32"),  # pixels in pairs
 ]
 each_algorithm = pytest.mark.parametrize("algorithm", ["auto", *offering("tf32")])
 each_small = pytest.mark.parametrize("problem", [SMALL, POINTWISE], ids=str)

@@ -1,48 +1,38 @@
-"""Every tile and split of the Hopper GEMM, not only those that it chooses."""
+"""Every tile and split of the Hopper GEMMs, not only those that they choose: weights split by each block, or ahead."""
 
 import pytest
-import torch
 
-from cuconv import ConvProblem, UnsupportedProblem, reference
-from cuconv.algorithms import tf32x3_wgmma
-from cuconv.device import device_spec
-from cuconv.jit import LaunchSequence
-from tests.gpu.problems import TOLERANCE, assert_same_with_non_finite, operands, pads, poisoned_output, rel_l2_error
+from cuconv import ConvProblem
+from cuconv.algorithms import ALGORITHMS
+from tests.gpu.configurations import (
+    assert_operand_may_start_anywhere,
+    assert_right_and_the_same_every_time,
+    assert_right_with_weights_that_are_not_finite,
+    each_operand,
+)
 
 LINEAR = ConvProblem(1, 130, 7, 9, 40, 3, 3, 1, 1)  # 37 stages: enough for two warpgroups in each of 16 blocks
 PADDED_POINTWISE = ConvProblem(2, 1050, 7, 9, 40, 1, 1, 1, 0)
+PAIRS = ConvProblem(3, 1050, 6, 7, 40, 1, 1)  # pixels two by two, the last tile's not all there
+LINEAR_PAIRS = ConvProblem(1, 1056, 5, 14, 70, 1, 1)
+
+each_name = pytest.mark.parametrize("name", ["tf32x3_wgmma", "tf32x3_presplit"])
+each_problem = pytest.mark.parametrize("problem", [LINEAR, PADDED_POINTWISE, PAIRS, LINEAR_PAIRS], ids=str)
 
 
-def configurations(problem):
-    """None on another architecture."""
-    try:
-        return tf32x3_wgmma.candidates(problem, device_spec(torch.cuda.current_device()))
-    except UnsupportedProblem:
-        return []
+@each_name
+@each_problem
+def test_every_configuration_is_right_and_the_same_every_time(name, problem):
+    assert_right_and_the_same_every_time(ALGORITHMS[name], problem, repeats=5)
 
 
-def prepared(problem, config):
-    device = torch.cuda.current_device()
-    launches = tf32x3_wgmma.launches(problem, config, aligned=True, relu=False)
-    return LaunchSequence(launches, device_spec(device).arch, device)
+@each_name
+@each_problem
+def test_weights_that_are_not_finite_show_in_every_configuration(name, problem):
+    assert_right_with_weights_that_are_not_finite(ALGORITHMS[name], problem)
 
 
-def run(problem, sequence, x, weight):
-    out = poisoned_output(problem)
-    stream = torch.cuda.current_stream().cuda_stream
-    sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), 0)
-    return out
-
-
-@pytest.mark.parametrize("problem", [LINEAR, PADDED_POINTWISE], ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem):
-    x, weight = operands(problem)
-    infinite = x.clone()
-    infinite[0, 5, 3, 4] = torch.inf
-    truth, infinite_truth = (reference.conv2d(data, weight, pads(problem)) for data in (x, infinite))
-    for config in configurations(problem):
-        sequence = prepared(problem, config)
-        first = run(problem, sequence, x, weight)
-        assert rel_l2_error(first, truth) < TOLERANCE, config
-        assert all(torch.equal(run(problem, sequence, x, weight), first) for _ in range(5)), config
-        assert_same_with_non_finite(run(problem, sequence, infinite, weight), infinite_truth)
+@each_name
+@each_operand
+def test_operands_may_start_anywhere(name, operand):
+    assert_operand_may_start_anywhere(name, PAIRS, operand)
