@@ -17,6 +17,8 @@
 // STAGES    chunks of pixels in shared memory
 // WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
+// STRIDED   1 for every gridDim.x-th tile a block, where tiles of the same pixels follow each other: always where
+//           weights do not stay; where they do, gridDim.x is then a multiple of the tiles of the same pixels
 // OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane, or of all planes of an image, may be copied and written at once
@@ -263,7 +265,7 @@ struct Multiplier {
         const Sizes& s = of.s;
         Tile tile(of.first, s);
         for (int count = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
-            const bool other_weights = count == 0 || RESIDENT && tile.stretch == 0;
+            const bool other_weights = count == 0 || !STRIDED && tile.stretch == 0;
 #if OWN
             if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile, count == 0);
 #endif
@@ -300,11 +302,12 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
                      (int)(channels + CHANNELS - 1) / CHANNELS, (int)(all_rows + TILE_TEAMS - 1) / TILE_TEAMS,
                      (int)(filters + BF - 1) / BF, (unsigned)rows};
     const int tiles = s.stretches * s.filter_tiles;
-    const Share share(tiles, blockIdx.x, gridDim.x);
+    const Share share(tiles, blockIdx.x, gridDim.x);  // where not STRIDED
     char* const weight_stages = dynamic + TEAMS * STAGES * STAGE_FLOATS * 4;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * WEIGHT_STAGE);
     if (threadIdx.x == 0) {
-        shared.tiles = share.end - share.begin, shared.reciprocal = ~0u / (unsigned)(SHIFTED ? rows : pixels);
+        shared.tiles = STRIDED ? (tiles - 1 - blockIdx.x) / gridDim.x + 1 : share.end - share.begin;
+        shared.reciprocal = ~0u / (unsigned)(SHIFTED ? rows : pixels);
         for (int team = 0; team < TEAMS; ++team)
             for (int i = 0; i < STAGES; ++i) {
                 barrier_init(shared.full_pixels[team] + i, ARRIVALS);
@@ -318,7 +321,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     }
     __syncthreads();
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
-    const Pointwise of = {s, input, reinterpret_cast<float*>(dynamic), weight_stages, shared, share.begin};
+    const Pointwise of = {s, input, reinterpret_cast<float*>(dynamic), weight_stages, shared,
+                          STRIDED ? (int)blockIdx.x : share.begin};
     if (role == TEAMS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
         const Workspace workspace(memory, (int64)s.filter_tiles * s.chunks, 0);

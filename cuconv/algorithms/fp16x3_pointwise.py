@@ -195,6 +195,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         stages=c.stages,
         weight_stages=c.weight_stages,
         resident=int(c.resident),
+        strided=int(_is_strided(problem, c)),
         own=own,
         staged=c.staged,
         vector=int(vector),
@@ -318,8 +319,15 @@ def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
     return replace(config, own=True, workspace_bytes=0)
 
 
+def _is_strided(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:
+    """Whether a block takes every so many tiles, so that all work side by side: where its weights can be the same."""
+    return not config.resident or config.blocks % ceil(problem.m / config.filters) == 0
+
+
 def _loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
     """Of other filters' weights, by a block that has most of them."""
+    if _is_strided(problem, config):
+        return 1
     stretches = _stretches(problem, 1 if config.joint else config.teams, config.form)
     tiles = stretches * ceil(problem.m / config.filters)
     of_block = ceil(tiles / config.blocks)

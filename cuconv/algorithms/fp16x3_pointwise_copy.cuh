@@ -58,7 +58,7 @@ struct Copier {
     __device__ __forceinline__ void copy_chunks(const Tile& tile, int& unit, const void* first, Copy copy) const {
         if (OWN && unit == 0) let_next_follow((uint64)first);
         const bool other_weights =
-            (JOINT || team == 0) && thread == 0 && (!RESIDENT || unit == 0 || tile.stretch == 0);
+            (JOINT || team == 0) && thread == 0 && (!RESIDENT || unit == 0 || !STRIDED && tile.stretch == 0);
         for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
             const int slot = unit % STAGES, round = unit / STAGES;
             if (other_weights) copy_weights(tile, chunk, unit);

@@ -71,30 +71,31 @@ def sample() -> list[dict[str, int]]:
         return [(most_filters(t, c, products, single, form), c, t) for t, c in product(TEAMS, CHANNELS)]
 
     found, elements, shifted, images = [], {"vector": 0}, {"vector": 0, "shifted": 1}, {"plane": 49}
-    single = {"resident": 1, "weight_stages": 1}
+    single, reloaded = {"resident": 1, "weight_stages": 1}, {"resident": 1, "strided": 0}
     for size in sizes(fp32, False):
         found += [macros_of(*size), macros_of(*size, staged=32, **elements)]
     for size in sizes(fp32, False, Form.IMAGES):
         found += [macros_of(*size, **images), macros_of(*size, staged=32, joint=1, weight_stages=2 * size[2], **images)]
-        found += [macros_of(*size, resident=1, staged=32, plane=35, vector=0)]
+        found += [macros_of(*size, **reloaded, staged=32, plane=35, vector=0)]
         filters, channels, teams = size
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
-        found += [macros_of(*size, resident=1, weight_stages=n, own=4, **images) for n in chunks[-1:]]
+        found += [macros_of(*size, **reloaded, weight_stages=n, own=4, **images) for n in chunks[-1:]]
     for size in sizes(fp32, False, Form.SHIFTED):
         filters, channels, teams = size
-        found += [macros_of(*size, **shifted), macros_of(*size, resident=1, staged=32, **shifted)]
+        found += [macros_of(*size, **shifted), macros_of(*size, **reloaded, staged=32, **shifted)]
         found += [macros_of(*size, joint=1, weight_stages=2 * teams, **shifted)]
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
-        found += [macros_of(*size, resident=1, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
+        found += [macros_of(*size, **reloaded, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
     for size in sizes(fp32, True):
-        found += [macros_of(*size, **single), macros_of(*size, **single, own=1, staged=32, **elements)]
-    found += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(fp32, True, Form.SHIFTED)]
-    found += [macros_of(*size, **single, own=4, staged=32, **images) for size in sizes(fp32, True, Form.IMAGES)]
-    found += [macros_of(16, 64, 3, stages=4, weight_stages=3, resident=1, staged=32, **elements)]
+        found += [macros_of(*size, **single), macros_of(*size, **single, strided=0, own=1, staged=32, **elements)]
+    for form, kind in ((Form.SHIFTED, shifted), (Form.IMAGES, images)):
+        for size, strided in product(sizes(fp32, True, form), (0, 1)):
+            found.append(macros_of(*size, **single, strided=strided, own=4, staged=32, **kind))
+    found += [macros_of(16, 64, 3, stages=4, weight_stages=3, **reloaded, staged=32, **elements)]
     found += [macros_of(128, 64, 2, stages=3, weight_stages=3, **shifted), macros_of(160, 48, 2, staged=32)]
-    found += [macros_of(64, 64, 2, joint=1, stages=3, weight_stages=8, resident=1, **elements)]
-    found += [macros_of(80, 48, 3, joint=1, weight_stages=4, resident=1, staged=32, **elements)]
-    found += [macros_of(32, 48, 3, joint=1, stages=3, weight_stages=6, resident=1, own=1, staged=32)]
+    found += [macros_of(64, 64, 2, joint=1, stages=3, weight_stages=8, **reloaded, **elements)]
+    found += [macros_of(80, 48, 3, joint=1, weight_stages=4, **reloaded, staged=32, **elements)]
+    found += [macros_of(32, 48, 3, joint=1, stages=3, weight_stages=6, **reloaded, own=1, staged=32)]
     in_one = []
     for size in sizes(in_tf32, False):
         in_one += [macros_of(*size), macros_of(*size, joint=1, weight_stages=2 * size[2], **elements)]
@@ -114,6 +115,7 @@ def macros_of(
     stages: int = 2,
     weight_stages: int = 2,
     resident: int = 0,
+    strided: int = 1,
     own: int = 0,
     staged: int = 64,
     vector: int = 1,
@@ -129,6 +131,7 @@ def macros_of(
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": resident,
+        "STRIDED": strided,
         "OWN": own,
         "STAGED": staged,
         "VECTOR": vector,

@@ -63,6 +63,7 @@ struct Sizes {
     unsigned rows;                        // of an image, each a team's pixels, where SHIFTED
 };
 
+static_assert(RESIDENT || STRIDED, "tiles of the same pixels follow each other where weights do not stay");
 static_assert(RESIDENT || TEAM_WEIGHT_STAGES == STAGES, "a chunk's pixels and weights have the same turn");
 
 // The turn of a team's chunk among the places in shared memory, counted on: a remainder would take ten instructions.
@@ -83,20 +84,25 @@ struct SharedState {
     volatile unsigned reciprocal;  // times 2^32, of the pixels of an image, or its rows where SHIFTED
 };
 
-// A tile, and where its weights are in shared memory. Tiles of the same filters follow each other where weights stay,
-// tiles of the same pixels where they do not.
+// A tile, and where its weights are in shared memory. Where STRIDED, tiles of the same pixels follow each other and all
+// blocks work side by side: what they read and write at a time lies together in memory. Else tiles of the same filters
+// do, of which a block has a stretch of its own.
 struct Tile {
     int stretch, filter_tile;
-    int loads = 0;  // of other filters' weights, so far
+    int loads = 0;  // of other filters' weights, so far, where these stay
 
     __device__ __forceinline__ Tile(int tile, const Sizes& s)
-        : stretch(RESIDENT ? tile % s.stretches : tile / s.filter_tiles),
-          filter_tile(RESIDENT ? tile / s.stretches : tile % s.filter_tiles) {}
+        : stretch(STRIDED ? tile / s.filter_tiles : tile % s.stretches),
+          filter_tile(STRIDED ? tile % s.filter_tiles : tile / s.stretches) {}
     // Whether the next one has other weights.
-    __device__ __forceinline__ bool is_last(const Sizes& s) const { return !RESIDENT || stretch + 1 == s.stretches; }
+    __device__ __forceinline__ bool is_last(const Sizes& s) const {
+        return !RESIDENT || !STRIDED && stretch + 1 == s.stretches;
+    }
     __device__ __forceinline__ void advance(const Sizes& s) {
-        if (++(RESIDENT ? stretch : filter_tile) < (RESIDENT ? s.stretches : s.filter_tiles)) return;
-        (RESIDENT ? stretch : filter_tile) = 0, ++(RESIDENT ? filter_tile : stretch), ++loads;
+        if (STRIDED)
+            *this = Tile(stretch * s.filter_tiles + filter_tile + gridDim.x, s);
+        else if (++stretch == s.stretches)
+            stretch = 0, ++filter_tile, ++loads;
     }
     // Which of all teams' pixels a team's are.
     __device__ __forceinline__ unsigned row(int team) const { return stretch * TILE_TEAMS + (JOINT ? 0 : team); }
