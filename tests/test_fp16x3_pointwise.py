@@ -68,8 +68,8 @@ def test_other_filters_under_way_cost_another_split():
     few = ConvProblem(8, 256, 14, 14, 256, 1, 1)
     config = next(c for c in fp16x3_pointwise.candidates(few, H200) if c.own and (c.filters, c.pixels) == (64, 128))
     assert fp16x3_pointwise._loads(few, config) == 1  # a tile each
-    many = ConvProblem(16, 48, 55, 55, 480, 1, 1)
-    config = next(c for c in fp16x3_pointwise.candidates(many, H200) if c.own and c.filters == 96)
+    many = ConvProblem(16, 48, 55, 55, 800, 1, 1)
+    config = next(c for c in fp16x3_pointwise.candidates(many, H200) if c.own and c.filters == 160)
     assert fp16x3_pointwise._loads(many, config) == 2
     assert fp16x3_pointwise._loads(many, replace(config, blocks=1)) == 5
     assert fp16x3_pointwise._loads(many, replace(config, blocks=130)) == 1  # side by side, each with one of five tiles
