@@ -73,7 +73,12 @@ def fit(rows: list[Row], device: DeviceSpec) -> Any:
         return np.concatenate([weights * np.log(np.array(predicted) / us), PULL * (constants - start)])
 
     found = least_squares(errors, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=STEPS)
-    return module.Costs(*(float(f"{value:.3g}") for value in np.exp(found.x)))
+    return rounded(module.Costs, np.exp(found.x))
+
+
+def rounded(kind: type, constants: np.ndarray) -> Any:
+    """Costs of a kind, as they are written down."""
+    return kind(*(float(f"{value:.3g}") for value in constants))
 
 
 def _best(rows: list[Row]) -> dict[ConvProblem, float]:

@@ -113,8 +113,10 @@ def _fit(folder: Path, seed: int, precision: str) -> None:
         raise ResultsError(f"{folder / CSV} has no {precision} configuration of this version: measure again on a GPU")
     training, held_out = fitting.split(rows, seed)
     sets = {"training": training, "all": rows}
-    fitted = _fit_in_parallel(sets, device)
     used = {name: ALGORITHMS[name].COSTS[precision] for name in offering(precision)}
+    fitted = _fit_in_parallel(sets, device)
+    print("constants of all algorithms are moved together, until what they choose is fastest: a minute or two")
+    fitted = _refine_in_parallel(sets, device, {name: used | fitted[name] for name in sets})
     columns = {
         "in use": (rows, used),
         "fitted to 3/4": (training, used | fitted["training"]),
@@ -156,6 +158,17 @@ def _fit_in_parallel(sets: dict[str, list], device: DeviceSpec) -> dict[str, dic
             name, algorithm = jobs[job]
             fitted[name][algorithm] = job.result()
     return fitted
+
+
+def _refine_in_parallel(
+    sets: dict[str, list], device: DeviceSpec, fitted: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """For each set of rows the constants of all algorithms in it; a process for each set."""
+    from harness import refining
+
+    with ProcessPoolExecutor(len(sets), multiprocessing.get_context("spawn")) as pool:
+        jobs = {name: pool.submit(refining.refine, rows, device, fitted[name]) for name, rows in sets.items()}
+        return {name: job.result() for name, job in jobs.items()}
 
 
 def _regret_table(columns: dict[str, tuple[list, dict[str, Any]]], device: DeviceSpec) -> str:

@@ -14,7 +14,7 @@ import torch
 from cuconv import costs, jit
 from cuconv.algorithms import ALGORITHMS, offering, tf32x3_gemm, tf32x3_wgmma
 from cuconv.device import H200
-from harness import candidates, fitting, tune
+from harness import candidates, fitting, refining, tune
 from harness.catalogue import load_sweep
 
 MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
@@ -75,6 +75,19 @@ def test_regret_is_the_time_of_the_choice_over_the_best(measured):
     slower = [replace(row, us=3 * row.us) if row is chosen else row for row in rows]
     assert fitting.regret(slower, H200, TRUTH).at == rows[0].problem.label
     assert fitting.regret(slower, H200, TRUTH).worst > 1
+
+
+def test_refined_constants_choose_faster_and_the_right_ones_stay(measured):
+    rows = [row for name in MODULES for row in rows_of(measured, name)]
+    gemm, wgmma = TRUTH.values()
+    wrong = {
+        "tf32x3_gemm": replace(gemm, multiply=0.5 * gemm.multiply, start=0.5 * gemm.start),
+        "tf32x3_wgmma": replace(wgmma, write=3 * wgmma.write, turn_filters=2 * wgmma.turn_filters),
+    }
+    before = fitting.regret(rows, H200, wrong)
+    after = fitting.regret(rows, H200, refining.refine(rows, H200, wrong))
+    assert log(after.geometric) < 0.7 * log(before.geometric)
+    assert fitting.regret(rows, H200, refining.refine(rows, H200, TRUTH)).geometric < 1.001
 
 
 def test_layers_are_held_out_at_every_batch_size(measured):
