@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec
-from harness.fitting import Row, rounded
+from harness.fitting import Row, regret, rounded
 
 SOFTNESS = 0.06  # of the choice, in logarithms of time
 NEAR = 1.5  # times the best: what is slower, and is predicted to be, has no part in the choice
@@ -24,13 +24,20 @@ MISSED = 0.02  # of errors of predictions, squared, by the weight of a fit: they
 PULL = 30.0  # towards the constants that were fitted, by as much as so many cases
 STEPS = 20
 DIFFERENCE = 1e-3  # of a constant's logarithm, for its derivative
+MORE_REGRET = 0.01  # that an algorithm may have by itself, as one that is called by name
 
 
 def refine(rows: list[Row], device: DeviceSpec, fitted: Mapping[str, Any]) -> dict[str, Any]:
     """Constants for all algorithms that the rows are of, from those fitted to the same rows."""
     choice = _Choice(rows, device, fitted)
     found = minimize(choice.loss, choice.start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
-    return {name: rounded(type(fitted[name]), choice.of(found.x, name)) for name in choice.names}
+    refined = {name: rounded(type(fitted[name]), choice.of(found.x, name)) for name in choice.names}
+    for name, costs in refined.items():
+        mine = [row for row in rows if row.algorithm == name]
+        before, after = (regret(mine, device, {name: some}).geometric for some in (fitted[name], costs))
+        if after > before + MORE_REGRET:
+            refined[name] = fitted[name]
+    return refined
 
 
 class _Choice:
