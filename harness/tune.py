@@ -115,7 +115,6 @@ def _fit(folder: Path, seed: int, precision: str) -> None:
     sets = {"training": training, "all": rows}
     used = {name: ALGORITHMS[name].COSTS[precision] for name in offering(precision)}
     fitted = _fit_in_parallel(sets, device)
-    print("constants of all algorithms are moved together, until what they choose is fastest: a minute or two")
     fitted = _refine_in_parallel(sets, device, {name: used | fitted[name] for name in sets})
     columns = {
         "in use": (rows, used),
@@ -167,7 +166,10 @@ def _refine_in_parallel(
     from harness import refining
 
     with ProcessPoolExecutor(len(sets), multiprocessing.get_context("spawn")) as pool:
-        jobs = {name: pool.submit(refining.refine, rows, device, fitted[name]) for name, rows in sets.items()}
+        jobs = {
+            name: pool.submit(refining.refine, rows, device, fitted[name], name, line)
+            for line, (name, rows) in enumerate(sets.items())
+        }
         return {name: job.result() for name, job in jobs.items()}
 
 
