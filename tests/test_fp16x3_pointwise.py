@@ -1,13 +1,14 @@
 """Configurations of the 1x1 kernel on FP16 tensor cores: pure functions of problem and device."""
 
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil
 
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit
 from cuconv.algorithms import fp16x3_pointwise
-from cuconv.algorithms.fp16x3_pointwise_forms import TEAMS, Form, most_filters, own_weights
+from cuconv.algorithms.fp16x3_pointwise_forms import SHIFTED, TEAMS, Form, most_filters, own_weights
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
@@ -91,7 +92,7 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             staged.add(config.staged)
-            pitch = fp16x3_pointwise.write_pitch(problem, config.form)
+            pitch = fp16x3_pointwise.pitch(problem, config.form)
             more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch
             if more:
                 assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
@@ -99,28 +100,41 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
 
 
 def test_rows_are_shifted_where_they_begin_anywhere_and_are_long():
-    def shifted(h, w):
+    def forms(h, w):
         problem = ConvProblem(16, 64, h, w, 64, 1, 1)
         return {config.form for config in fp16x3_pointwise.candidates(problem, H200)}
 
-    assert shifted(27, 27) == shifted(13, 11) == shifted(11, 14) == {Form.PLAIN, Form.SHIFTED}
-    assert shifted(28, 28) == {Form.PLAIN} and Form.SHIFTED not in shifted(7, 7)
+    assert forms(27, 27) == forms(13, 11) == forms(11, 14) == {Form.PLAIN, *SHIFTED}
+    assert forms(28, 28) == {Form.PLAIN} and not forms(7, 7) & set(SHIFTED)
 
 
-def test_shifted_rows_of_an_image_overlap_by_a_sector_at_least():
-    for plane, rows in (129, 3), (169, 3), (176, 3), (177, 4), (729, 13), (3025, 54):
+@pytest.mark.parametrize("form", SHIFTED)
+def test_shifted_rows_cover_an_image_wherever_it_begins(form):
+    """A team's pixels are 64 of its image; of these it writes from one multiple of the grain on to another one."""
+    own = 65 - form.grain
+    for plane in (129, 169, 176, 177, 178, 247, 248, 729, 3025):
         problem = ConvProblem(5, 64, 1, plane, 64, 1, 1)
-        assert fp16x3_pointwise._rows(problem, Form.SHIFTED) == 5 * rows
-        # All rows but the last are followed by one that begins a sector before they end.
-        assert (rows - 1) * 56 + 64 >= plane > (rows - 2) * 56 + 64
+        rows, rest = divmod(fp16x3_pointwise._rows(problem, form), 5)
+        assert rest == 0
+        for start in range(form.grain):  # of the plane, off a multiple of the grain
+            begins = [0, *(row * own + -(start + row * own) % form.grain for row in range(1, rows)), plane]
+            for row, (begin, end) in enumerate(pairwise(begins)):
+                first = row * own if row + 1 < rows else plane - 64
+                assert first <= begin < end <= first + 64
+
+
+def test_a_finer_grain_takes_fewer_rows():
+    problem = ConvProblem(1, 64, 27, 27, 64, 1, 1)
+    assert [fp16x3_pointwise._rows(problem, form) for form in SHIFTED] == [13, 12]
 
 
 def test_shifted_rows_need_no_alignment():
     problem = ConvProblem(16, 64, 27, 27, 64, 1, 1)
-    config = next(c for c in fp16x3_pointwise.candidates(problem, H200) if c.form is Form.SHIFTED)
-    for aligned in True, False:
-        macros = fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros
-        assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (1, 0, 0)
+    for form in SHIFTED:
+        config = next(c for c in fp16x3_pointwise.candidates(problem, H200) if c.form is form)
+        for aligned in True, False:
+            macros = fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros
+            assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (form.grain, 0, 0)
 
 
 def test_whole_images_are_of_small_planes_that_begin_anywhere():

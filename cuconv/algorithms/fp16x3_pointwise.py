@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.fp16x3_pointwise_forms import CHANNELS, TEAMS, Form, holds_own, macros_of, most_filters, sample
+from cuconv.algorithms.fp16x3_pointwise_forms import (
+    CHANNELS,
+    SHIFTED,
+    TEAMS,
+    Form,
+    holds_own,
+    macros_of,
+    most_filters,
+    sample,
+)
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
 from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, in_products, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
@@ -25,7 +34,6 @@ STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
 BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
 STAGED = (64, 32)  # filters of a team there at once
 VECTOR = 4  # pixels of a 16-byte copy
-SECTOR = 8  # floats: what memory writes at once
 SHIFTED_PIXELS = 2 * TEAM_PIXELS  # of a plane, at least, whose rows are copied so though they begin anywhere
 IMAGE_PIXELS = TEAM_PIXELS // 2  # of a plane, more than these, where a team has a whole image
 COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of a block
@@ -59,6 +67,7 @@ class Costs(SplitCosts):
     write_shifted: float = constant("the same, in addition, where rows begin anywhere")
     gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
     memory: float = constant("2**20 bytes of operands through device memory")
+    memory_shared: float = constant("2**20 bytes of output, in addition, where two teams write to a sector")
 
 
 COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
@@ -132,7 +141,7 @@ def pixel_forms(problem: ConvProblem) -> list[Form]:
     if problem.out_pixels % VECTOR == 0:
         return found
     if problem.out_pixels >= SHIFTED_PIXELS:
-        found.append(Form.SHIFTED)
+        found += SHIFTED
     # All channels of a chunk, and all filters of a tile, begin where sixteen bytes do.
     whole = problem.c % VECTOR == 0 and problem.m % VECTOR == 0
     if IMAGE_PIXELS < problem.out_pixels <= TEAM_PIXELS and whole:
@@ -154,7 +163,7 @@ def predicted_us(
     """
     costs = costs or COSTS[PRECISION_OF[config.products]]
     c = config
-    shifted, images = c.form is Form.SHIFTED, c.form is Form.IMAGES
+    shifted, images = c.form.grain > 0, c.form is Form.IMAGES
     one_by_one = problem.out_pixels % VECTOR > 0 and c.form is Form.PLAIN
     turn_us = costs.turn + (costs.convert + costs.convert_shifted * shifted) * c.channels / 64
     turn_us += costs.add * c.filters / 64
@@ -178,7 +187,10 @@ def predicted_us(
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
     else:
         start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
-    return start_us + hypot(tiles * tile_us, costs.memory * problem.min_bytes / 2**20)
+    moved_us = costs.memory * problem.min_bytes / 2**20
+    if one_by_one or c.form.grain == VECTOR:
+        moved_us += costs.memory_shared * FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+    return start_us + hypot(tiles * tile_us, moved_us)
 
 
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
@@ -199,7 +211,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         own=own,
         staged=c.staged,
         vector=int(vector),
-        shifted=int(c.form is Form.SHIFTED),
+        shifted=c.form.grain,
         plane=p.out_pixels if images else 0,
         products=c.products,
     )
@@ -223,14 +235,9 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     check_sizes(problem, SOURCE.stem, sizes)
 
 
-def pixel_pitch(problem: ConvProblem, form: Form) -> int:
-    """Floats in shared memory of a channel's pixels, as in the .cu file."""
+def pitch(problem: ConvProblem, form: Form) -> int:
+    """Floats in shared memory of a channel's pixels, and of a filter's on the way to the output, as in the .cu file."""
     return problem.out_pixels if form is Form.IMAGES else 68
-
-
-def write_pitch(problem: ConvProblem, form: Form) -> int:
-    """The same of a filter's pixels on the way to the output."""
-    return 76 if form is Form.SHIFTED else pixel_pitch(problem, form)
 
 
 def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
@@ -257,7 +264,7 @@ def _candidates_of(
     More filters are staged where that costs no chunk of pixels. Joint tiles are for grids that are short of tiles.
     """
     products = PRODUCTS[problem.precision]
-    stage_bytes = teams * channels * pixel_pitch(problem, form) * FLOAT_BYTES
+    stage_bytes = teams * channels * pitch(problem, form) * FLOAT_BYTES
     weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
     chunks, tiles = (
         ceil(problem.c / channels),
@@ -269,7 +276,7 @@ def _candidates_of(
     barriers = max(0, BARRIER_BYTES * (chunks + teams * MAX_STAGES) - STATIC_BYTES)  # if weights stay, more than usual
 
     def staging_bytes(staged: int) -> int:
-        return teams * staged * write_pitch(problem, form) * FLOAT_BYTES
+        return teams * staged * pitch(problem, form) * FLOAT_BYTES
 
     def most_stages(stay: bool, staged: int) -> int:
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
@@ -341,7 +348,8 @@ def _rows(problem: ConvProblem, form: Form) -> int:
         return ceil(problem.n * problem.out_pixels / TEAM_PIXELS)
     if form is Form.IMAGES:
         return problem.n
-    return problem.n * ceil((problem.out_pixels - SECTOR) / (TEAM_PIXELS - SECTOR))
+    slack = form.grain - 1
+    return problem.n * ceil((problem.out_pixels - slack) / (TEAM_PIXELS - slack))
 
 
 def _stretches(problem: ConvProblem, teams: int, form: Form) -> int:

@@ -56,7 +56,7 @@ struct Copier {
     // arrives by itself where BULK.
     template <class Copy>
     __device__ __forceinline__ void copy_chunks(const Tile& tile, int& unit, const void* first, Copy copy) const {
-        if (OWN && unit == 0) let_next_follow((uint64)first);
+        if (OWN && unit == 0) wait_and_let_next_follow((uint64)first);
         const bool other_weights =
             (JOINT || team == 0) && thread == 0 && (!RESIDENT || unit == 0 || !STRIDED && tile.stretch == 0);
         for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {

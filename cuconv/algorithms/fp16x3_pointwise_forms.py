@@ -14,10 +14,17 @@ class Form(Enum):
     """Which pixels a team has; the value is what str(config) says of it."""
 
     PLAIN = ""  # those that follow each other through all images
-    SHIFTED = " shifted"  # of one image, where rows begin anywhere
+    SHIFTED_8 = " shifted=8"  # of one image, where rows begin anywhere: sectors of the output, so that no two share one
+    SHIFTED_4 = " shifted=4"  # the same, of four pixels: rows are more of their teams' own, so that there are fewer
     IMAGES = " images"  # a whole image
 
+    @property
+    def grain(self) -> int:
+        """Floats of the output at whose multiples a team's pixels begin and end, where rows are shifted; else 0."""
+        return {Form.SHIFTED_8: 8, Form.SHIFTED_4: 4}.get(self, 0)
 
+
+SHIFTED = tuple(form for form in Form if form.grain)
 TEAMS = (2, 3)  # of a block: warpgroups that multiply
 CHANNELS = (16, 32, 48, 64)  # of a chunk
 
@@ -26,21 +33,22 @@ CHANNELS = (16, 32, 48, 64)  # of a chunk
 REGISTERS_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 144}, 3: {16: 96, 32: 80, 48: 80, 64: 64}}
 MORE_IN_ONE_PRODUCT = {(2, 64): 160, (3, 64): 80}
 # And fewer in other forms than the plain one, in any number of products.
-LESS = {
-    Form.SHIFTED: {(2, 48): 144, (2, 64): 128, (3, 48): 64},
-    Form.IMAGES: {(2, 48): 144, (2, 64): 128},
-}
+LESS_SHIFTED = {(2, 48): 144, (2, 64): 128, (3, 48): 64}
+LESS_IMAGES = {(2, 48): 144, (2, 64): 128}
 # The same where all channels are one chunk, with weights that stay: its products are the sums.
 SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 128}}
-LESS_SINGLE = {Form.SHIFTED: {(3, 48): 144}, Form.IMAGES: {(3, 32): 144, (3, 48): 144}}
+LESS_SINGLE_SHIFTED = {(3, 48): 144}
+LESS_SINGLE_IMAGES = {(3, 32): 144, (3, 48): 144}
 OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread, by teams of a block, where it splits them itself
 
 
 def most_filters(teams: int, channels: int, products: int, single: bool, form: Form) -> int:
     """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
     most = SINGLE_HOLD[teams][channels] if single else REGISTERS_HOLD[teams][channels]
-    if form is not Form.PLAIN:
-        return (LESS_SINGLE if single else LESS)[form].get((teams, channels), most)
+    if form.grain:
+        return (LESS_SINGLE_SHIFTED if single else LESS_SHIFTED).get((teams, channels), most)
+    if form is Form.IMAGES:
+        return (LESS_SINGLE_IMAGES if single else LESS_IMAGES).get((teams, channels), most)
     if products != PRODUCTS[FP32] and not single:
         return MORE_IN_ONE_PRODUCT.get((teams, channels), most)
     return most
@@ -70,7 +78,8 @@ def sample() -> list[dict[str, int]]:
     def sizes(products: int, single: bool, form: Form = Form.PLAIN) -> list[tuple[int, int, int]]:
         return [(most_filters(t, c, products, single, form), c, t) for t, c in product(TEAMS, CHANNELS)]
 
-    found, elements, shifted, images = [], {"vector": 0}, {"vector": 0, "shifted": 1}, {"plane": 49}
+    found, elements, images = [], {"vector": 0}, {"plane": 49}
+    shifted, finer = {"vector": 0, "shifted": 8}, {"vector": 0, "shifted": 4}
     single, reloaded = {"resident": 1, "weight_stages": 1}, {"resident": 1, "strided": 0}
     for size in sizes(fp32, False):
         found += [macros_of(*size), macros_of(*size, staged=32, **elements)]
@@ -80,15 +89,15 @@ def sample() -> list[dict[str, int]]:
         filters, channels, teams = size
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
         found += [macros_of(*size, **reloaded, weight_stages=n, own=4, **images) for n in chunks[-1:]]
-    for size in sizes(fp32, False, Form.SHIFTED):
+    for size in sizes(fp32, False, Form.SHIFTED_8):
         filters, channels, teams = size
-        found += [macros_of(*size, **shifted), macros_of(*size, **reloaded, staged=32, **shifted)]
-        found += [macros_of(*size, joint=1, weight_stages=2 * teams, **shifted)]
+        found += [macros_of(*size, **shifted), macros_of(*size, **reloaded, staged=32, **finer)]
+        found += [macros_of(*size, joint=1, weight_stages=2 * teams, **finer)]
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
         found += [macros_of(*size, **reloaded, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
     for size in sizes(fp32, True):
         found += [macros_of(*size, **single), macros_of(*size, **single, strided=0, own=1, staged=32, **elements)]
-    for form, kind in ((Form.SHIFTED, shifted), (Form.IMAGES, images)):
+    for form, kind in ((Form.SHIFTED_8, shifted), (Form.SHIFTED_4, finer), (Form.IMAGES, images)):
         for size, strided in product(sizes(fp32, True, form), (0, 1)):
             found.append(macros_of(*size, **single, strided=strided, own=4, staged=32, **kind))
     found += [macros_of(16, 64, 3, stages=4, weight_stages=3, **reloaded, staged=32, **elements)]
@@ -99,9 +108,9 @@ def sample() -> list[dict[str, int]]:
     in_one = []
     for size in sizes(in_tf32, False):
         in_one += [macros_of(*size), macros_of(*size, joint=1, weight_stages=2 * size[2], **elements)]
-    in_one += [macros_of(*size, **shifted) for size in sizes(in_tf32, False, Form.SHIFTED)]
+    in_one += [macros_of(*size, **finer) for size in sizes(in_tf32, False, Form.SHIFTED_8)]
     in_one += [macros_of(*size, **images) for size in sizes(in_tf32, False, Form.IMAGES)]
-    in_one += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, Form.SHIFTED)]
+    in_one += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, Form.SHIFTED_8)]
     in_one += [macros_of(*size, **single, own=4, staged=32, **images) for size in sizes(in_tf32, True, Form.IMAGES)]
     return found + [macros | {"PRODUCTS": in_tf32} for macros in in_one]
 

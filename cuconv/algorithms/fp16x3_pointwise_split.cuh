@@ -47,7 +47,7 @@ struct Splitter : Jobs {
     static constexpr int PARTS_OF_CHUNK = best_parts(), ALL_PARTS = WEIGHT_STAGES * PARTS_OF_CHUNK;
     static constexpr int RUN = OF_CHUNK / PARTS_OF_CHUNK, JOBS = of_warp(PARTS_OF_CHUNK);  // of a part, of a warp
     static constexpr int CHUNK_STEP = WARPS / PARTS_OF_CHUNK;                              // from a part to the next
-    static_assert(WEIGHT_STAGES * CHANNELS <= TEAMS * STAGED * WRITE_PITCH, "the maxima have no place");
+    static_assert(WEIGHT_STAGES * CHANNELS <= TEAMS * STAGED * PITCH, "the maxima have no place");
 
     const Sizes& s;
     char* const stages;
@@ -110,7 +110,7 @@ struct Splitter : Jobs {
             from[in_run] = weight + row * (int64)s.channels + channel_0;
             known |= (uint64)from[in_run];
         }
-        if (first) let_next_follow(known);
+        if (first) wait_and_let_next_follow(known);
 #pragma unroll
         for (int job = 0; job < JOBS; ++job)
 #pragma unroll

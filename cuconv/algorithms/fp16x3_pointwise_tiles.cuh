@@ -11,13 +11,14 @@ constexpr int COPIER_REGISTERS = TEAMS == 3 ? PLANE ? 32 : 56 : SHIFTED ? 56 : 4
 constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? PLANE ? 160 : 152 : SHIFTED ? 224 : 232;
 constexpr int TEAM_TILE = 64;                   // pixels of a team
 constexpr int TILE_TEAMS = JOINT ? 1 : TEAMS;  // with pixels of their own
-constexpr int SECTOR = 8;                       // floats: what memory writes at once
-constexpr int OWN_PIXELS = TEAM_TILE - SECTOR;  // from a team's pixels to the next one's, where SHIFTED
-// Floats of a channel in shared memory: fragments are read without bank conflicts. Images lie as in global memory.
+constexpr int GRAIN = SHIFTED ? SHIFTED : 1;
+static_assert(SHIFTED == 0 || SHIFTED % 4 == 0 && 32 % SHIFTED == 0, "sixteen bytes are written at once");
+constexpr int OWN_PIXELS = TEAM_TILE - (GRAIN - 1);  // from a team's pixels to the next one's, where SHIFTED
+// Floats of a channel in shared memory, and of a filter's sums on the way to the output: fragments are read without
+// bank conflicts. Images lie as in global memory.
 constexpr int PITCH = PLANE ? PLANE : 68;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' factors
-constexpr int WRITE_PITCH = PLANE ? PLANE : SHIFTED ? 76 : 68;  // of a filter's pixels there, on the way to the output
 constexpr int SUMS = BF / 2;
 constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
 constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
@@ -47,13 +48,13 @@ __device__ __forceinline__ unsigned own_thread() {
 
 // Of a block that splits its own weights: no kernel ahead has waited for the input, and so each thread does, when
 // `known` is, which is not 0. Not sooner may the next kernel begin.
-__device__ __forceinline__ void let_next_follow(uint64 known) {
+__device__ __forceinline__ void wait_and_let_next_follow(uint64 known) {
     wait_for_kernel_ahead(known);
     asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// How far off a sector an element is, in floats.
-__device__ __forceinline__ unsigned offset_of(const float* element) { return (unsigned)(uint64)element / 4 % SECTOR; }
+// How many floats an element is off where 128 bytes begin.
+__device__ __forceinline__ unsigned offset_of(const float* element) { return (unsigned)(uint64)element / 4 % 32; }
 
 // Sizes, by the names that plain_sum wants, and what there is of tiles.
 struct Sizes {

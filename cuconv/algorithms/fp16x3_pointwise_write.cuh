@@ -8,7 +8,7 @@
 
 constexpr int PASS = STAGED / 2, PASSES = (BF + PASS - 1) / PASS;  // filters of a buffer
 constexpr int SHARERS = JOINT ? TEAMS : 1;                          // teams of a tile's pixels
-constexpr int STAGING = STAGED * WRITE_PITCH;                       // floats of a team's buffers
+constexpr int STAGING = STAGED * PITCH;                             // floats of a team's buffers
 constexpr int WRITERS = SHARERS * GROUP;                            // threads that write together
 constexpr int WRITTEN = VECTOR ? 4 : 1;                             // floats at once, where rows are not shifted
 
@@ -75,7 +75,7 @@ struct Writer {
                            filter_0 + lane_filter,
                            place < 0 ? 0 : min(BF, of.s.filters - filter_0) - lane_filter,
                            lane_filter,
-                           lane_filter * WRITE_PITCH + lane_pixel};
+                           lane_filter * PITCH + lane_pixel};
         // Of single elements there are so many that it pays to test for nothing where all of them exist.
         const bool all = WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter);
         return all ? write_passes<true>(sum, part, turn, bad) : write_passes<false>(sum, part, turn, bad);
@@ -93,7 +93,7 @@ struct Writer {
             Pixels<WRITTEN> v[MOST];  // all are asked for before the first is written
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
-                if (part.is_there(i, filters)) v[i] = add_teams<WRITTEN>(from + i * AT_ONCE * WRITE_PITCH);
+                if (part.is_there(i, filters)) v[i] = add_teams<WRITTEN>(from + i * AT_ONCE * PITCH);
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 if (!part.is_there(i, filters)) continue;
@@ -105,22 +105,22 @@ struct Writer {
         return bad;
     }
 
-    // A team's row of a filter where SHIFTED. In shared memory it lies as far off a sector as in the output, and of its
-    // pixels the team writes those that fill sectors, or that nobody else has: at the ends of an image. So no two teams
-    // write to a sector but there.
+    // A team's row of a filter where SHIFTED. In shared memory it lies as far off sixteen bytes as in the output, and of
+    // its pixels the team writes those between multiples of GRAIN there, or that nobody else has: at the ends of an
+    // image. So no two teams write to a sector, or to sixteen bytes of it, but there.
     struct Row {
-        int offset;      // off a sector
-        int begin, end;  // of what the team writes, from the sector's begin
+        int offset;      // off sixteen bytes
+        int begin, end;  // of what the team writes, from where sixteen bytes begin
 
         __device__ __forceinline__ Row(const Writer& w, Pointwise::Place place, int filter) {
             const Sizes& s = w.of.s;
             const unsigned plane = s.out_pixels;
             const unsigned start = offset_of(w.output) + (place.image * s.filters + filter) * plane;  // of the plane
             const bool first = place.pixel == 0, last = place.pixel + TEAM_TILE == plane;
-            const int to_sector = -start % SECTOR;
-            offset = (start + place.pixel) % SECTOR;
-            begin = offset + (first ? 0 : to_sector + (last ? (s.rows - 1) * OWN_PIXELS - place.pixel : 0));
-            end = offset + (last ? TEAM_TILE : OWN_PIXELS + to_sector);
+            const unsigned own = last ? (s.rows - 1) * OWN_PIXELS : place.pixel;
+            offset = (start + place.pixel) % 4;
+            begin = offset + (first ? 0 : own - place.pixel + -(start + own) % GRAIN);
+            end = offset + (last ? TEAM_TILE : OWN_PIXELS + -(start + own + OWN_PIXELS) % GRAIN);
         }
         // Of what is written sixteen bytes at a time.
         __device__ __forceinline__ int vectors_begin() const { return (begin + 3) / 4 * 4; }
@@ -133,7 +133,7 @@ struct Writer {
         if (place.image >= of.s.images) return false;
         const int filter_0 = tile.filter_tile * BF;
         constexpr int AT_ONCE = WRITERS / 16, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;  // rows, and turns of a pass
-        static_assert(AT_ONCE % SECTOR == 0, "a thread's rows are equally far off a sector");
+        static_assert(AT_ONCE % 8 == 0, "a thread's rows are equally far off what is written at once");
         const int lane = writer() / 16;
         const Row row(*this, place, filter_0 + lane);
         const int mine = row.vectors_begin() + writer() % 16 * 4;
@@ -150,7 +150,7 @@ struct Writer {
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
-                    v[i] = add_teams<4>(buffer + (i * AT_ONCE + lane) * WRITE_PITCH + vector);
+                    v[i] = add_teams<4>(buffer + (i * AT_ONCE + lane) * PITCH + vector);
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = pass + i * AT_ONCE;
@@ -168,13 +168,13 @@ struct Writer {
                                                 bool bad) const {
         const Pointwise::Place place = of.locate(tile, team, writer() * WRITTEN);
         if (place.image >= of.s.images) return false;
-        constexpr int MOST = (PASS * WRITE_PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a pass
+        constexpr int MOST = (PASS * PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a pass
         const int filter_0 = tile.filter_tile * BF, filters = min(BF, of.s.filters - filter_0);
-        float* const to = output + (place.offset(of.s, of.s.filters) + filter_0 * (int64)WRITE_PITCH);
+        float* const to = output + (place.offset(of.s, of.s.filters) + filter_0 * (int64)PITCH);
         const Source source = source_of(0, 0);
 #pragma unroll
         for (int pass = 0; pass < BF; pass += PASS, ++turn) {
-            const int end = min(PASS, filters - pass) * WRITE_PITCH;
+            const int end = min(PASS, filters - pass) * PITCH;
             const float* const buffer = stage(sum, pass, turn, source, bad);
             Pixels<WRITTEN> v[MOST];
 #pragma unroll
@@ -185,7 +185,7 @@ struct Writer {
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITTEN, element = at + place.pixel;
-                bad |= pass_on(v[i], to + (pass * WRITE_PITCH + at), filter_0 + pass, element < end, element);
+                bad |= pass_on(v[i], to + (pass * PITCH + at), filter_0 + pass, element < end, element);
             }
         }
         return bad;
@@ -206,7 +206,7 @@ struct Writer {
             const Row row(*this, place, filter_0 + at);
             const int end = writer() % 8, element = end < 4 ? row.begin + end : row.vectors_end() + end - 4;
             if (element < (end < 4 ? row.vectors_begin() : row.end))
-                bad |= pass_on(add_teams<1>(buffer + at * WRITE_PITCH + element),
+                bad |= pass_on(add_teams<1>(buffer + at * PITCH + element),
                                output + (row_of(place, filter_0 + at) + element - row.offset), filter_0 + at, true);
         }
         return bad;
@@ -274,7 +274,7 @@ struct Writer {
         if (bias) {
             const float b = bias_of(filter);
 #pragma unroll
-            for (int i = 0; i < FLOATS; ++i) v.of[i] += PLANE ? bias_of(filter + (place + i) / WRITE_PITCH) : b;
+            for (int i = 0; i < FLOATS; ++i) v.of[i] += PLANE ? bias_of(filter + (place + i) / PITCH) : b;
         }
         if (relu)
 #pragma unroll
@@ -290,9 +290,9 @@ struct Writer {
     // `offset`: of the first filter's row off a sector, `plane`: from there to the next filter's; 0 where not SHIFTED.
     __device__ __forceinline__ Source source_of(unsigned offset, unsigned plane) const {
         const unsigned thread = (unsigned)own_thread() % GROUP, filter = thread % 4 * 2;
-        const int pixel = first_pixel_of(thread), place = team * STAGING + filter * WRITE_PITCH + pixel;
-        return {{place + (int)((offset + filter * plane) % SECTOR),
-                 place + WRITE_PITCH + (int)((offset + (filter + 1) * plane) % SECTOR)},
+        const int pixel = first_pixel_of(thread), place = team * STAGING + filter * PITCH + pixel;
+        return {{place + (int)((offset + filter * plane) % 4),
+                 place + PITCH + (int)((offset + (filter + 1) * plane) % 4)},
                 has_other(pixel)};
     }
 
@@ -300,11 +300,11 @@ struct Writer {
     // `bad`: where the tile is not joint, after the last pass, whether it was of any who write together.
     __device__ __forceinline__ const float* stage(const float (&sum)[SUMS], int pass, unsigned turn,
                                                   const Source& source, bool& bad) const {
-        float* const buffer = staging + turn % 2 * PASS * WRITE_PITCH;
+        float* const buffer = staging + turn % 2 * PASS * PITCH;
 #pragma unroll
         for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i) {
             if (i % 4 >= 2) continue;
-            float* const row = buffer + source.places[i % 2] + i / 4 * 8 * WRITE_PITCH;
+            float* const row = buffer + source.places[i % 2] + i / 4 * 8 * PITCH;
             const float x = sum[pass / 2 + i], y = sum[pass / 2 + i + 2];
             if (SHIFTED || PLANE) {
                 row[0] = x;

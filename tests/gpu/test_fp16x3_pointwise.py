@@ -7,7 +7,7 @@ import torch
 
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import fp16x3_pointwise
-from cuconv.algorithms.fp16x3_pointwise_forms import Form
+from cuconv.algorithms.fp16x3_pointwise_forms import SHIFTED, Form
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
@@ -102,8 +102,8 @@ def test_shifted_rows_begin_anywhere(problem, offset):
     x, weight = operands(problem)
     truth = reference.conv2d(x, weight)
     moved = torch.empty(x.numel() + offset, device="cuda")[offset:].view_as(x).copy_(x)
-    shifted = [config for config in configurations(fp16x3_pointwise, problem) if config.form is Form.SHIFTED]
-    assert shifted
+    shifted = [config for config in configurations(fp16x3_pointwise, problem) if config.form in SHIFTED]
+    assert {config.form for config in shifted} == set(SHIFTED)
     for config in shifted:
         memory = torch.full((truth.numel() + 8,), torch.nan, device="cuda")
         out = memory[4 - offset : 4 - offset + truth.numel()].view_as(truth)
