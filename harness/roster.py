@@ -50,6 +50,7 @@ PROVIDERS = {
                 "fp16x3_winograd",
                 "tf32x3_presplit",
                 "tf32x3_wgmma",
+                "tf32x3_stationary",
                 "tf32x3_shallow",
                 "tf32x3_gemm",
                 "two_stage",

@@ -15,10 +15,12 @@ from cuconv.select import plan, predicted_us
 from harness.catalogue import load_sweep
 from harness.contenders import cuconv_gpu
 
-OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_presplit", "tf32x3_shallow", "fp16x3", "fp16x3_pointwise")
+OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_presplit", "tf32x3_shallow", "tf32x3_stationary")
+OFFERING += ("fp16x3", "fp16x3_pointwise")
 PROBLEM = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
 POINTWISE = ConvProblem(8, 96, 28, 28, 128, 1, 1)
 SHALLOW = ConvProblem(8, 3, 28, 28, 128, 3, 3, 1, 1)
+SPECIAL = {"tf32x3_shallow": SHALLOW, "tf32x3_stationary": POINTWISE, "fp16x3_pointwise": POINTWISE}
 IN_TF32 = replace(PROBLEM, precision="tf32")
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
@@ -134,7 +136,7 @@ def test_one_product_is_predicted_to_take_less_than_three(device):
 
 @pytest.mark.parametrize("name", OFFERING)
 def test_every_kernel_is_compiled_for_the_products_of_its_configuration(name):
-    algorithm, in_fp32 = ALGORITHMS[name], {"fp16x3_pointwise": POINTWISE, "tf32x3_shallow": SHALLOW}.get(name, PROBLEM)
+    algorithm, in_fp32 = ALGORITHMS[name], SPECIAL.get(name, PROBLEM)
     for problem, products in ((in_fp32, 3), (in_tf32(in_fp32), 1)):
         for config in algorithm.candidates(problem, H200):
             launches = algorithm.launches(problem, config, aligned=True, relu=False)

@@ -149,11 +149,12 @@ def test_rows_of_configurations_that_are_gone_are_counted(measured, tmp_path):
 
 
 FOR_LARGER_FILTERS = {"fp16x3", "fp16x3_winograd"}  # than 1x1
+POINTWISE = {"fp16x3_pointwise", "tf32x3_stationary"}
 
 
 def computing(problem):
     """The algorithms that compute a problem: some of fp16x3's family do not, according to the filter."""
-    refusing = FOR_LARGER_FILTERS if problem.filter_area == 1 else {"fp16x3_pointwise"}
+    refusing = FOR_LARGER_FILTERS if problem.filter_area == 1 else POINTWISE
     if problem.kw not in (3, 5) or problem.kh > 5:
         refusing = refusing | {"fp16x3_winograd"}
     in_rows = problem.filter_area == 1 or problem.out_w % 4 == 0

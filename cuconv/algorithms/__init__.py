@@ -32,6 +32,7 @@ from cuconv.algorithms import (
     tf32x3_gemm,
     tf32x3_presplit,
     tf32x3_shallow,
+    tf32x3_stationary,
     tf32x3_wgmma,
     two_stage,
 )
@@ -43,6 +44,7 @@ ALGORITHMS = {
     "tf32x3_wgmma": tf32x3_wgmma,
     "tf32x3_presplit": tf32x3_presplit,
     "tf32x3_shallow": tf32x3_shallow,
+    "tf32x3_stationary": tf32x3_stationary,
     "fp16x3": fp16x3,
     "fp16x3_pointwise": fp16x3_pointwise,
     "fp16x3_winograd": fp16x3_winograd,

@@ -27,7 +27,7 @@ from cuconv.algorithms.tf32x3 import (
     those_that_fit,
 )
 from cuconv.costs import constant, load
-from cuconv.device import DeviceSpec
+from cuconv.device import REGISTERS_PER_SM, DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
@@ -44,7 +44,6 @@ PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulator
 PIXELS = 64  # that a warpgroup computes
 STAGE_DEPTH = 32
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image and a filter position
-REGISTERS = 64 * 1024  # of an SM
 MAX_IMAGE = 2**29 - 1
 SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter positions
 
@@ -84,11 +83,11 @@ class Tile:
         """Of a thread, about: the compiler is told how many blocks of so many an SM is to hold."""
         if products == 1:
             return 96 if self.bf == 16 and split == 1 else 64 + self.bf
-        return min(128 if self.bf == 32 else 104 + self.bf, REGISTERS // self.threads)
+        return min(128 if self.bf == 32 else 104 + self.bf, REGISTERS_PER_SM // self.threads)
 
     def resident(self, split: int, products: int) -> int:
         """Blocks that an SM's registers hold."""
-        return max(1, REGISTERS // (self.threads * self.registers(split, products)))
+        return max(1, REGISTERS_PER_SM // (self.threads * self.registers(split, products)))
 
     def __str__(self) -> str:
         return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} warpgroups={self.wp}x{self.wk}"

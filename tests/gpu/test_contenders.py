@@ -38,6 +38,8 @@ MUST_RUN = {
     "cublas": {"bmm"},
 }
 
+POINTWISE = {"fp16x3_pointwise", "tf32x3_stationary"}
+
 load = cache(contenders.load)
 
 
@@ -111,7 +113,7 @@ def test_every_offer_called_and_captured(provider, problem):
         assert not ran
     else:
         larger = {"fp16x3", "fp16x3_winograd"}
-        other_filters = larger if problem.filter_area == 1 else {"fp16x3_pointwise"}  # what is for these refuses
+        other_filters = larger if problem.filter_area == 1 else POINTWISE  # what is for these refuses
         if problem.kw not in fp16x3_winograd.COLUMNS:
             other_filters |= {"fp16x3_winograd"}
         if problem.c * problem.filter_area > tf32x3_shallow.MAX_DEPTH or (
