@@ -1,7 +1,8 @@
 """python -m harness.host: what one call costs the host, beside torch's, on a few layers: the sweep leaves it out.
 
-Python and driver, from the call to its return, in a process that made the same call before. Prints a table and writes
-results/DEVICE/host.csv. Needs a GPU.
+Python and driver, from the call to its return, in a process that made the same call before. All calls of all layers
+take turns, round after round, so that when something else keeps the processor busy they all share it. Prints a table
+and writes results/DEVICE/host.csv. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from harness.profile import problem_of
 
 # HW-N-K-M-C, as in the paper: each filter size, one kernel and two, much work for the GPU and little.
 LAYERS = ("7-1-1-256-832", "7-1-3-384-192", "7-1-5-128-48", "28-1-3-512-512", "28-8-3-512-512")
-WARM_UP_CALLS, CALLS = 50, 2000
-CALLS_IN_QUEUE = 100  # before the host waits for the GPU: a full queue would make it wait within a call
+ROUNDS = 20
+WARM_UP_CALLS, CALLS = 10, 100  # in a round
+CALLS_IN_QUEUE = 50  # before the host waits for the GPU: a full queue would make it wait within a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class HostTime:
     median_us: float
 
 
-def median_us(call: Callable[[], object], synchronize: Callable[[], None]) -> float:
-    """Median host microseconds of a call; synchronize waits for the GPU, between calls."""
+def times_us(call: Callable[[], object], synchronize: Callable[[], None]) -> list[float]:
+    """Host microseconds of a round's calls; synchronize waits for the GPU, between calls."""
     for _ in range(WARM_UP_CALLS):
         call()
     seconds = []
@@ -54,7 +56,7 @@ def median_us(call: Callable[[], object], synchronize: Callable[[], None]) -> fl
         call()
         seconds.append(time.perf_counter() - start)
     synchronize()
-    return 1e6 * median(seconds)
+    return [1e6 * one for one in seconds]
 
 
 def calls_of(problem: ConvProblem, device: str) -> dict[tuple[str, str, str], Callable[[], torch.Tensor]]:
@@ -73,11 +75,12 @@ def calls_of(problem: ConvProblem, device: str) -> dict[tuple[str, str, str], Ca
 def measure(layers: Iterable[str], device: str, synchronize: Callable[[], None]) -> list[HostTime]:
     """Every call of every layer, without gradients."""
     with torch.no_grad():
-        return [
-            HostTime(layer, *key, CALLS, median_us(call, synchronize))
-            for layer in layers
-            for key, call in calls_of(problem_of(layer), device).items()
-        ]
+        calls = {(layer, *key): call for layer in layers for key, call in calls_of(problem_of(layer), device).items()}
+        times: dict[tuple[str, ...], list[float]] = {key: [] for key in calls}
+        for _ in range(ROUNDS):
+            for key, call in calls.items():
+                times[key] += times_us(call, synchronize)
+    return [HostTime(*key, len(found), median(found)) for key, found in times.items()]
 
 
 def render(rows: Sequence[HostTime]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness import host
-from harness.host import HostTime, median_us, render, write_csv
+from harness.host import HostTime, render, times_us, write_csv
 
 ROWS = [
     HostTime("7-1-1-256-832", "cuconv", "auto", "new", 2000, 8.25),
@@ -24,20 +24,18 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_median_call_is_told_without_warm_up_and_waiting(clock):
+def test_calls_are_timed_without_warm_up_and_waiting(clock):
     events = []
 
     def call():
         events.append("call")
-        number = len([event for event in events if event == "call"]) - host.WARM_UP_CALLS
-        # Warm-up is slow; then one call in three is.
-        clock.seconds += 1.0 if number < 1 or number % 3 == 0 else 7e-6
+        clock.seconds += 1.0 if events.count("call") <= host.WARM_UP_CALLS else 7e-6
 
     def synchronize():
         events.append("wait")
         clock.seconds += 10.0
 
-    assert median_us(call, synchronize) == pytest.approx(7.0, rel=1e-3)
+    assert times_us(call, synchronize) == pytest.approx([7.0] * host.CALLS, rel=1e-3)
     assert events.count("call") == host.WARM_UP_CALLS + host.CALLS
     timed = "".join("c" if event == "call" else "w" for event in events[host.WARM_UP_CALLS :])
     assert max(map(len, timed.split("w"))) == host.CALLS_IN_QUEUE
@@ -60,13 +58,22 @@ def test_each_call_convolves_the_same_tensors(monkeypatch):
     assert ("torch", "default", "new") in found
 
 
-def test_gradients_are_off_and_every_layer_has_every_call(monkeypatch):
-    modes = []
+def test_layers_take_turns_without_gradients_and_the_median_call_counts(monkeypatch):
+    order, modes = [], []
+
+    def times_us(call, wait):
+        order.append(call())
+        modes.append(torch.is_grad_enabled())
+        return [call() + 0.5, call() + 100.0 * (len(order) % 2), call() - 0.5]
+
     monkeypatch.setattr(host, "calls_of", lambda problem, device: {("cuconv", "auto", "new"): lambda: problem.n})
-    monkeypatch.setattr(host, "median_us", lambda call, wait: modes.append(torch.is_grad_enabled()) or float(call()))
+    monkeypatch.setattr(host, "times_us", times_us)
     rows = host.measure(["7-1-1-4-5", "7-8-1-4-5"], "cpu", lambda: None)
-    assert [(row.layer, row.median_us) for row in rows] == [("7-1-1-4-5", 1.0), ("7-8-1-4-5", 8.0)]
-    assert modes == [False, False]
+    assert order == [1, 8] * host.ROUNDS and not any(modes)
+    assert [(row.layer, row.calls, row.median_us) for row in rows] == [
+        ("7-1-1-4-5", 3 * host.ROUNDS, 1.5),  # of which a third is 100 slower
+        ("7-8-1-4-5", 3 * host.ROUNDS, 8.0),
+    ]
 
 
 def test_table_has_a_line_for_each_layer():
