@@ -40,6 +40,7 @@ COPIERS = {2: 64, 3: 32}  # threads that copy the pixels of a team, by teams of 
 
 FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 MAX_STAGES = 6
+CACHED_MIB = 32  # of an output, that an H200's L2 cache keeps, about
 JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
 
@@ -67,7 +68,8 @@ class Costs(SplitCosts):
     write_shifted: float = constant("the same, in addition, where rows begin anywhere")
     gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
     memory: float = constant("2**20 bytes of operands through device memory")
-    memory_shared: float = constant("2**20 bytes of output, in addition, where two teams write to a sector")
+    memory_shared: float = constant("2**20 bytes of output beyond the cache, in addition, where teams share sectors")
+    memory_crowded: float = constant("2**20 bytes of output, in addition, where a block has three teams, not two")
 
 
 COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
@@ -187,9 +189,10 @@ def predicted_us(
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
     else:
         start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
-    moved_us = costs.memory * problem.min_bytes / 2**20
-    if one_by_one or c.form.grain == VECTOR:
-        moved_us += costs.memory_shared * FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+    written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+    moved_us = costs.memory * problem.min_bytes / 2**20 + costs.memory_crowded * (c.teams - min(TEAMS)) * written
+    if one_by_one or c.form.grain == VECTOR:  # two halves of a sector meet in the cache, as far as it reaches
+        moved_us += costs.memory_shared * max(0, written - CACHED_MIB)
     return start_us + hypot(tiles * tile_us, moved_us)
 
 
