@@ -203,6 +203,12 @@ class _Deadline:
         return spent >= 1
 
 
+def add_other_cases(path: Path, before: pd.DataFrame) -> None:
+    """Add to a candidates.csv what was measured before of cases that are not in it."""
+    measured = read(path).set_index(list(CASE_COLUMNS)).index
+    before[~before.set_index(list(CASE_COLUMNS)).index.isin(measured)].to_csv(path, mode="a", header=False, index=False)
+
+
 def read(path: Path) -> pd.DataFrame:
     """The rows of a candidates.csv; raises ResultsError where it is missing or something else."""
     if not path.exists():

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
     add("--seed", type=int, default=0, help="of the data, the order of the cases and the layers held out (default: 0)")
     add("--out", type=Path, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
+    add("--add", action="store_true", help="keep what was measured before of other cases, on the same kind of GPU")
     add("--fit-only", action="store_true", help="fit to what was measured before; needs no GPU")
     return parser
 
@@ -77,11 +78,17 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write to {folder} ({error.strerror}): choose another folder with --out") from None
+    before = candidates.read(folder / CSV) if options.add and (folder / CSV).exists() else None
     environments = environment.EnvironmentFile(folder)
-    environments.keep({environments.enter(environment.report(device, command))})
+    new = environments.enter(environment.report(device, command))
+    environments.keep({new} if before is None else set(environments.environments))
     spec = device_spec(device.index)
     limits = (options.minutes, options.seed, options.precision)
-    dropped = candidates.measure(sweep.cases, device, spec, folder / CSV, *limits)
+    try:
+        dropped = candidates.measure(sweep.cases, device, spec, folder / CSV, *limits)
+    finally:
+        if before is not None:
+            candidates.add_other_cases(folder / CSV, before)
     print(f"{folder / CSV}: {len(candidates.read(folder / CSV))} candidates; left out as wrong or failed: {dropped}")
     return folder
 
@@ -130,11 +137,13 @@ def _fit(folder: Path, seed: int, precision: str) -> None:
 
 
 def _measured_on(folder: Path) -> tuple[dict[str, Any], DeviceSpec]:
+    """The last report of environment.json, and the device that all of them are of."""
     path = folder / "environment.json"
     try:
-        (facts,) = json.loads(path.read_text())["environments"].values()
-        capability = tuple(map(int, facts["compute_capability"].split(".")))
-        return facts, DeviceSpec(facts["gpu"], capability, facts["multiprocessors"])
+        reports = list(json.loads(path.read_text())["environments"].values())
+        devices = {(one["gpu"], one["compute_capability"], one["multiprocessors"]) for one in reports}
+        ((gpu, capability, multiprocessors),) = devices
+        return reports[-1], DeviceSpec(gpu, tuple(map(int, capability.split("."))), multiprocessors)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise ResultsError(f"{path} does not say on which GPU the candidates were measured: measure again") from None
 

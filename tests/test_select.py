@@ -94,4 +94,4 @@ def test_predicted_times_are_possible(device):
             chosen = plan(problem, device)
             us = predicted_us(problem, device, chosen)
             products = problem.flop * ((problem.kw + 3) / 4 / problem.kw if "winograd" in chosen.algorithm else 1)
-            assert us > max(1.0, products / 310e6), problem.label
+            assert us > max(0.7, products / 310e6), problem.label  # a launch takes 0.7 us at least

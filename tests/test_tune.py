@@ -16,6 +16,7 @@ from cuconv.algorithms import ALGORITHMS, offering, tf32x3_gemm, tf32x3_wgmma
 from cuconv.device import H200
 from harness import candidates, fitting, refining, tune
 from harness.catalogue import load_sweep
+from harness.records import ResultsError
 
 MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
 TRUTH = {
@@ -267,6 +268,29 @@ def test_an_interrupted_measurement_keeps_its_rows(without_a_gpu, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path / "candidates.csv")
     assert len(candidates.read(tmp_path / "candidates.csv")) > 0
+
+
+def test_other_cases_are_kept_where_more_is_added(measured, tmp_path):
+    before = candidates.read(measured / "candidates.csv")
+    first = before[before.batch == 1]
+    path = tmp_path / "candidates.csv"
+    first.assign(best_us=0.5).to_csv(path, index=False)
+    candidates.add_other_cases(path, before)
+    after = candidates.read(path)
+    assert len(after) == len(before) and (after[after.batch == 1].best_us == 0.5).all()
+    others = [frame[frame.batch != 1].reset_index(drop=True) for frame in (before, after)]
+    assert len(others[0]) and others[0].equals(others[1])
+
+
+def test_several_runs_are_fitted_to_together_if_they_were_on_one_kind_of_gpu(measured, tmp_path):
+    facts = json.loads((measured / "environment.json").read_text())["environments"]["1"]
+    later = facts | {"commit": "b" * 40}
+    (tmp_path / "environment.json").write_text(json.dumps({"environments": {"1": facts, "2": later}}))
+    assert tune._measured_on(tmp_path) == (later, H200)
+    other = facts | {"multiprocessors": 114}
+    (tmp_path / "environment.json").write_text(json.dumps({"environments": {"1": facts, "2": other}}))
+    with pytest.raises(ResultsError, match="does not say on which GPU"):
+        tune._measured_on(tmp_path)
 
 
 def test_no_case_is_begun_when_the_time_is_over(without_a_gpu, tmp_path):
