@@ -205,8 +205,8 @@ class _Deadline:
 
 def add_other_cases(path: Path, before: pd.DataFrame) -> None:
     """Add to a candidates.csv what was measured before of cases that are not in it."""
-    measured = read(path).set_index(list(CASE_COLUMNS)).index
-    before[~before.set_index(list(CASE_COLUMNS)).index.isin(measured)].to_csv(path, mode="a", header=False, index=False)
+    measured, cases = (frame.set_index(list(CASE_COLUMNS)).index for frame in (read(path), before))
+    before[~cases.isin(measured)].to_csv(path, mode="a", header=False, index=False)
 
 
 def read(path: Path) -> pd.DataFrame:

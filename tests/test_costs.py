@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cuconv import ConvProblem, costs
+from cuconv import costs
 from cuconv.algorithms import ALGORITHMS, offering, precisions_of
 from cuconv.costs import CostsError, constant
 from cuconv.device import H200
+from tests.test_tf32 import PROBLEM, SPECIAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,8 @@ def test_no_section_is_of_what_there_is_not():
 
 def test_costs_are_those_of_the_configuration_and_not_of_the_problem():
     """Where FP32 is allowed to stand in for TF32 its time is that of FP32."""
-    few_channels, pointwise = ConvProblem(8, 3, 28, 28, 128, 3, 3, 1, 1), ConvProblem(8, 96, 28, 28, 128, 1, 1)
-    special = {"tf32x3_shallow": few_channels, "tf32x3_stationary": pointwise, "fp16x3_pointwise": pointwise}
     for name in offering("tf32"):
-        in_fp32 = special.get(name, ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1))
+        in_fp32 = SPECIAL.get(name, PROBLEM)
         in_tf32, module = replace(in_fp32, precision="tf32"), ALGORITHMS[name]
         three, one = module.configure(in_fp32, H200), module.configure(in_tf32, H200)
         for config, precision in ((three, "fp32"), (one, "tf32")):
