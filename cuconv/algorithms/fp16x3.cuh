@@ -10,7 +10,11 @@
 #ifndef FILTER_ROWS
 #define FILTER_ROWS KH
 #define FILTER_COLUMNS KW
+#endif
+// What a block leaves to another one: sums of a tile, and who has left theirs.
+#ifndef BLOCK_SUMS
 #define BLOCK_SUMS (128 * 128)
+#define BLOCK_FLAGS 2
 #endif
 #ifndef CLUSTER
 #define CLUSTER 1  // tiles of filters for which the input is scaled alike
@@ -72,7 +76,7 @@ struct Workspace {
     const char* rows;                  // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
     const FilterScale* filter_scales;  // [ALIKE tiles][chunks][ALIKE]
     const float* channel_scales;       // [ALIKE tiles][chunks][CHANNELS]: the input is to be multiplied by this
-    unsigned* flags;                   // [blocks][2]
+    unsigned* flags;                   // [blocks][BLOCK_FLAGS]
     float4* sums;                      // [blocks][MAX_SUMS / 4]
 
     __device__ __forceinline__ Workspace(void* start, int64 tile_chunks, int blocks) {

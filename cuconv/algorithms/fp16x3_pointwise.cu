@@ -19,6 +19,7 @@
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
 // STRIDED   1 for every gridDim.x-th tile a block, where tiles of the same pixels follow each other: always where
 //           weights do not stay; where they do, gridDim.x is then a multiple of the tiles of the same pixels
+// SPLIT_LAST  blocks that share each tile of the last round, by chunks; else 1
 // OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane, or of all planes of an image, may be copied and written at once
@@ -32,6 +33,9 @@
 #include "fp16x3_pointwise_copy.cuh"
 #if OWN
 #include "fp16x3_pointwise_split.cuh"
+#endif
+#if SPLIT_LAST > 1
+#include "fp16x3_pointwise_exchange.cuh"
 #endif
 #include "fp16x3_pointwise_wgmma.cuh"
 #include "fp16x3_pointwise_write.cuh"
@@ -230,7 +234,7 @@ struct Multiplier {
         if (more) {
             if (SHIFTED && next_chunk == first_chunk(team)) {
                 Tile following = tile;
-                following.advance(of.s);
+                of.advance(following);
                 find(following);
             }
             fetch(next_chunk, tile);
@@ -245,9 +249,9 @@ struct Multiplier {
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
 #pragma unroll 1
-        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE) {
+        for (int chunk = of.begin_chunk(tile, team); chunk < of.end_chunk(tile); chunk += STRIDE) {
             const int slot = weights;
-            const bool last = chunk + STRIDE >= of.s.chunks;
+            const bool last = chunk + STRIDE >= of.end_chunk(tile);
             float chain[SUMS];
             multiply(chain, !last || more, last ? first_chunk(team) : chunk + STRIDE, tile);
             const int loaded = add(sum, chain, factors(slot));
@@ -262,27 +266,36 @@ struct Multiplier {
         if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
     }
 
-    __device__ __forceinline__ void run(const Writer& writer) {
+    // memory: the workspace, where blocks leave sums to each other.
+    __device__ __forceinline__ void run(const Writer& writer, void* memory) {
         const Sizes& s = of.s;
-        Tile tile(of.first, s);
-        for (int count = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
-            const bool other_weights = count == 0 || !STRIDED && tile.stretch == 0;
+        for (Tile tile = of.first_tile(); tile.count < of.shared.tiles; of.advance(tile)) {
+            const bool other_weights = tile.count == 0 || !STRIDED && tile.stretch == 0;
 #if OWN
-            if (other_weights) Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile, count == 0);
+            if (other_weights)
+                Splitter(s, of.weights, writer.staging).run(writer.weight, tile.filter_tile, tile.count == 0);
 #endif
             if (other_weights) {
                 if (SHIFTED) find(tile);
-                fetch(first_chunk(team), tile);
+                fetch(of.begin_chunk(tile, team), tile);
             }
             // Not from a tile with other weights, which wait until this one's have been used.
-            const bool more = count + 1 < of.shared.tiles && !(RESIDENT && tile.is_last(s));
+            const bool more = tile.count + 1 < of.shared.tiles && !(RESIDENT && tile.is_last(s));
             float sum[SUMS];
             scales[0] = scales[1] = PixelScale();
             if (SINGLE) add_chunk(sum, more, tile);
             else add_chunks(sum, more, tile);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
-            writer.write(sum, tile, count);
+#if SPLIT_LAST > 1
+            const Exchange exchange = {s, memory, team};
+            if (of.begin_chunk(tile, team) > 0) {
+                exchange.leave(sum);
+                continue;
+            }
+            if (of.end_chunk(tile) < s.chunks) exchange.collect(sum);
+#endif
+            writer.write(sum, tile);
         }
     }
 };
@@ -304,10 +317,16 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
                      (int)(filters + BF - 1) / BF, (unsigned)rows};
     const int tiles = s.stretches * s.filter_tiles;
     const Share share(tiles, blockIdx.x, gridDim.x);  // where not STRIDED
+    const LastRound last(s);
     char* const weight_stages = dynamic + TEAMS * STAGES * STAGE_FLOATS * 4;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * WEIGHT_STAGE);
     if (threadIdx.x == 0) {
         shared.tiles = STRIDED ? (tiles - 1 - blockIdx.x) / gridDim.x + 1 : share.end - share.begin;
+        if (SPLIT_LAST > 1) {
+            shared.tiles = last.rounds + last.takes_part;
+            shared.partial = last.partial();
+            shared.begin = last.chunk_of(last.part, s), shared.end = last.chunk_of(last.part + 1, s);
+        }
         shared.reciprocal = ~0u / (unsigned)(SHIFTED ? rows : pixels);
         for (int team = 0; team < TEAMS; ++team)
             for (int i = 0; i < STAGES; ++i) {
@@ -323,16 +342,18 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     __syncthreads();
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const Pointwise of = {s, input, reinterpret_cast<float*>(dynamic), weight_stages, shared,
-                          STRIDED ? (int)blockIdx.x : share.begin};
+                          SPLIT_LAST > 1 ? last.tile_of(0, last.partial())
+                          : STRIDED      ? (int)blockIdx.x
+                                         : share.begin};
     if (role == TEAMS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
-        const Workspace workspace(memory, (int64)s.filter_tiles * s.chunks, 0);
+        const Workspace workspace(memory, (int64)s.filter_tiles * s.chunks, SPLIT_LAST > 1 ? gridDim.x : 0);
         Copier copier = {of, workspace, thread / COPIERS, thread % COPIERS};
         if (copier.team < TEAMS) copier.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         if (!OWN) wait_for_weights();  // before anything is written
         const Writer writer = {of, weight, bias, output, relu != 0, staging, role};
-        Multiplier(of, role, thread).run(writer);
+        Multiplier(of, role, thread).run(writer, memory);
     }
 }

@@ -42,6 +42,9 @@ FILTERS_STEP, MAX_FILTERS = 16, 160  # of a tile
 MAX_STAGES = 6
 CACHED_MIB = 32  # of an output, that an H200's L2 cache keeps, about
 JOINT_TILES = 3  # for each SM, at most, where teams share tiles
+MOST_PARTS = 4  # of a tile of the last round, where it is split
+SPLIT_ROUNDS = 4  # before it, at most: after more it does not count
+FLAG_BYTES = 4
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
 
 
@@ -67,6 +70,8 @@ class Costs(SplitCosts):
     write_all: float = constant("an SM's time for 2**14 outputs, four at a time")
     write_shifted: float = constant("the same, in addition, where rows begin anywhere")
     gather: float = constant("a team's time to add 2**12 sums of others, where teams share a tile")
+    leave: float = constant("a team's time to leave 2**12 sums to another block")
+    collect: float = constant("a team's time to add 2**12 sums of another block")
     memory: float = constant("2**20 bytes of operands through device memory")
     memory_shared: float = constant("2**20 bytes of output beyond the cache, in addition, where teams share sectors")
     memory_crowded: float = constant("2**20 bytes of output, in addition, where a block has three teams, not two")
@@ -80,8 +85,9 @@ class Fp16x3PointwiseConfig:
     """A block's tile and chunk, its pipeline, and its grid.
 
     joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
-    resident: the weights of a tile's filters stay. own: the block splits them itself. staged: filters of a team that
-    are on their way out at once. form: which pixels a team has.
+    resident: the weights of a tile's filters stay. own: the block splits them itself. split_last: blocks that share
+    each tile of the last round, or 1. staged: filters of a team that are on their way out at once. form: which pixels a
+    team has.
     """
 
     filters: int
@@ -92,6 +98,7 @@ class Fp16x3PointwiseConfig:
     weight_stages: int
     resident: bool
     own: bool
+    split_last: int
     staged: int
     form: Form
     blocks: int
@@ -112,6 +119,7 @@ class Fp16x3PointwiseConfig:
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
+        stages += f" split={self.split_last}" if self.split_last > 1 else ""
         grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
         return f"tile={tile}{self.form.value} {grid}{in_products(self.products)}"
 
@@ -134,6 +142,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
                         some = _candidates_of(problem, device, filters, channels, teams, joint, form)
                         found += [config for config in some if filters in usual]
                         found += [_own(config) for config in some if _can_own(config)]
+                        found += [split for config in some for split in _with_last_round_split(problem, device, config)]
     return found
 
 
@@ -181,9 +190,11 @@ def predicted_us(
     # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
     places = 1 + one_by_one * (VECTOR * c.teams / 2 - 1)
     write_all_us = (costs.write_all * places + costs.write_shifted * shifted) * outputs * c.teams / sharers / 2**14
-    turns = ceil(ceil(problem.c / c.channels) / sharers)
-    tile_us = hypot(turns * turn_us + write_us, turns * all_us, turns * copy_us, write_all_us)
-    tiles = ceil(_tiles(problem, c) / c.blocks)
+    turns, tiles = _turns(problem, c), ceil(_tiles(problem, c) / c.blocks)
+    turns = turns * (tiles - 1) + ceil(turns / c.split_last)  # of the block that has most of them
+    tiles_us = hypot(turns * turn_us + tiles * write_us, turns * all_us, turns * copy_us, tiles * write_all_us)
+    if c.split_last > 1:
+        tiles_us += (costs.leave + costs.collect * (c.split_last - 1)) * c.filters * TEAM_PIXELS / 2**12
     if c.own:
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
@@ -193,7 +204,7 @@ def predicted_us(
     moved_us = costs.memory * problem.min_bytes / 2**20 + costs.memory_crowded * (c.teams - min(TEAMS)) * written
     if one_by_one or c.form.grain == VECTOR:  # two halves of a sector meet in the cache, as far as it reaches
         moved_us += costs.memory_shared * max(0, written - CACHED_MIB)
-    return start_us + hypot(tiles * tile_us, moved_us)
+    return start_us + hypot(tiles_us, moved_us)
 
 
 def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
@@ -211,6 +222,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         weight_stages=c.weight_stages,
         resident=int(c.resident),
         strided=int(_is_strided(problem, c)),
+        split_last=c.split_last,
         own=own,
         staged=c.staged,
         vector=int(vector),
@@ -220,7 +232,10 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     )
     arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
     main = Launch(SOURCE, macros, SOURCE.stem, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
-    return (main,) if c.own else (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, 0), main)
+    if c.own:
+        return (main,)
+    sharing = c.blocks if c.split_last > 1 else 0
+    return (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, sharing), main)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -308,9 +323,10 @@ def _candidates_of(
                 stages,
                 weight_stages,
                 stay,
-                False,
-                staged,
-                form,
+                own=False,
+                split_last=1,
+                staged=staged,
+                form=form,
                 blocks=min(device.sm_count, tiles),
                 shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
                 workspace_bytes=Split(filters, channels, products).workspace_bytes(problem),
@@ -327,6 +343,25 @@ def _can_own(config: Fp16x3PointwiseConfig) -> bool:
 
 def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
     return replace(config, own=True, workspace_bytes=0)
+
+
+def _with_last_round_split(
+    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig
+) -> list[Fp16x3PointwiseConfig]:
+    """The same with the last round's tiles split, where it leaves half of the SMs idle, or more."""
+    c = config
+    rounds, last = divmod(_tiles(problem, c), device.sm_count)
+    parts = min(device.sm_count // last, _turns(problem, c), MOST_PARTS) if last else 1
+    if c.resident or c.joint or parts == 1 or rounds > SPLIT_ROUNDS:
+        return []
+    blocks = device.sm_count if rounds else last * parts
+    left_bytes = blocks * c.teams * (FLOAT_BYTES * TEAM_PIXELS * c.filters + FLAG_BYTES)
+    return [replace(c, split_last=parts, blocks=blocks, workspace_bytes=c.workspace_bytes + left_bytes)]
+
+
+def _turns(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    """Chunks of a tile, one after the other: a team's, where each has some of them."""
+    return ceil(ceil(problem.c / config.channels) / (config.teams if config.joint else 1))
 
 
 def _is_strided(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:

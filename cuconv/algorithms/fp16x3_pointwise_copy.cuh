@@ -59,7 +59,7 @@ struct Copier {
         if (OWN && unit == 0) wait_and_let_next_follow((uint64)first);
         const bool other_weights =
             (JOINT || team == 0) && thread == 0 && (!RESIDENT || unit == 0 || !STRIDED && tile.stretch == 0);
-        for (int chunk = first_chunk(team); chunk < of.s.chunks; chunk += STRIDE, ++unit) {
+        for (int chunk = of.begin_chunk(tile, team); chunk < of.end_chunk(tile); chunk += STRIDE, ++unit) {
             const int slot = unit % STAGES, round = unit / STAGES;
             if (other_weights) copy_weights(tile, chunk, unit);
             if (round > 0) barrier_wait(of.shared.empty_pixels[team] + slot, round - 1 & 1);
@@ -83,7 +83,7 @@ struct Copier {
 #pragma unroll
         for (int part = 0; part < By::PARTS; ++part) {
             const int64 place = of.locate(tile, team, part * By::STEP + lane_pixel).offset(of.s, of.s.channels);
-            const int channel = first_chunk(team) * CHANNELS + lane_channel;
+            const int channel = of.begin_chunk(tile, team) * CHANNELS + lane_channel;
             from[part] = place < 0 ? nullptr : bytes_of(of.input + place) + channel * (uint64)plane;
             all &= place >= 0;
         }
@@ -120,7 +120,7 @@ struct Copier {
         const bool there = place.image < of.s.images;
         const int lane_channel = thread / LANES, lane_pixel = thread % LANES * 4;
         const unsigned plane = of.s.out_pixels * 4u;  // bytes
-        const int64 first_plane = place.image * (int64)of.s.channels + first_chunk(team) * CHANNELS;
+        const int64 first_plane = place.image * (int64)of.s.channels + of.begin_chunk(tile, team) * CHANNELS;
         const float* const first = of.input + (first_plane * of.s.out_pixels + place.pixel);
         const char* row = bytes_of(first) + lane_channel * (uint64)plane;  // of the thread's first channel
         row += lane_pixel * 4 - (int)((uint64)row % 16);
@@ -184,8 +184,8 @@ struct Copier {
     __device__ __forceinline__ void run() {
         if (BULK && thread > 0) return;
         const Sizes& s = of.s;
-        Tile tile(of.first, s);
-        for (int count = 0, unit = 0; count < of.shared.tiles; ++count, tile.advance(s)) {
+        int unit = 0;
+        for (Tile tile = of.first_tile(); tile.count < of.shared.tiles; of.advance(tile)) {
             if (PLANE) copy_image(tile, unit);
             else if (SHIFTED) copy_shifted(tile, unit);
             else copy_pixels(tile, unit);

@@ -78,13 +78,17 @@ def sample() -> list[dict[str, int]]:
     def sizes(products: int, single: bool, form: Form = Form.PLAIN) -> list[tuple[int, int, int]]:
         return [(most_filters(t, c, products, single, form), c, t) for t, c in product(TEAMS, CHANNELS)]
 
-    found, elements, images = [], {"vector": 0}, {"plane": 49}
+    found, elements, images, shared = [], {"vector": 0}, {"plane": 49}, {"split_last": 2}
     shifted, finer = {"vector": 0, "shifted": 8}, {"vector": 0, "shifted": 4}
     single, reloaded = {"resident": 1, "weight_stages": 1}, {"resident": 1, "strided": 0}
     for size in sizes(fp32, False):
         found += [macros_of(*size), macros_of(*size, staged=32, **elements)]
+        # Beside three chunks of pixels of three teams there is no room for 64 filters.
+        less = (min(size[0], 48), *size[1:]) if size[1:] == (64, 3) else size
+        found += [macros_of(*less, **shared), macros_of(*less, staged=32, **shared, **elements)]
     for size in sizes(fp32, False, Form.IMAGES):
-        found += [macros_of(*size, **images), macros_of(*size, staged=32, joint=1, weight_stages=2 * size[2], **images)]
+        found += [macros_of(*size, **images), macros_of(*size, **shared, **images)]
+        found += [macros_of(*size, staged=32, joint=1, weight_stages=2 * size[2], **images)]
         found += [macros_of(*size, **reloaded, staged=32, plane=35, vector=0)]
         filters, channels, teams = size
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
@@ -92,6 +96,7 @@ def sample() -> list[dict[str, int]]:
     for size in sizes(fp32, False, Form.SHIFTED_8):
         filters, channels, teams = size
         found += [macros_of(*size, **shifted), macros_of(*size, **reloaded, staged=32, **finer)]
+        found += [macros_of(*size, **shared, **shifted), macros_of(*size, **shared, staged=32, **finer)]
         found += [macros_of(*size, joint=1, weight_stages=2 * teams, **finer)]
         chunks = [n for n in range(1, 40) if holds_own(filters, channels, n, teams)]
         found += [macros_of(*size, **reloaded, weight_stages=n, own=4, staged=32, **shifted) for n in chunks[-1:]]
@@ -107,7 +112,8 @@ def sample() -> list[dict[str, int]]:
     found += [macros_of(32, 48, 3, joint=1, stages=3, weight_stages=6, **reloaded, own=1, staged=32)]
     in_one = []
     for size in sizes(in_tf32, False):
-        in_one += [macros_of(*size), macros_of(*size, joint=1, weight_stages=2 * size[2], **elements)]
+        in_one += [macros_of(*size), macros_of(*size, **shared)]
+        in_one.append(macros_of(*size, joint=1, weight_stages=2 * size[2], **elements))
     in_one += [macros_of(*size, **finer) for size in sizes(in_tf32, False, Form.SHIFTED_8)]
     in_one += [macros_of(*size, **images) for size in sizes(in_tf32, False, Form.IMAGES)]
     in_one += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, Form.SHIFTED_8)]
@@ -125,6 +131,7 @@ def macros_of(
     weight_stages: int = 2,
     resident: int = 0,
     strided: int = 1,
+    split_last: int = 1,
     own: int = 0,
     staged: int = 64,
     vector: int = 1,
@@ -141,6 +148,7 @@ def macros_of(
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": resident,
         "STRIDED": strided,
+        "SPLIT_LAST": split_last,
         "OWN": own,
         "STAGED": staged,
         "VECTOR": vector,

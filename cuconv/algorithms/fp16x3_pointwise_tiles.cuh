@@ -4,11 +4,13 @@
 #define KH 1
 #define KW 1
 #define FACTORS  // of filters, not their exponents
+#define BLOCK_SUMS (TEAMS * 64 * FILTERS)
+#define BLOCK_FLAGS TEAMS
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-constexpr int COPIER_REGISTERS = TEAMS == 3 ? PLANE ? 32 : 56 : SHIFTED ? 56 : 40;
-constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? PLANE ? 160 : 152 : SHIFTED ? 224 : 232;
+constexpr int COPIER_REGISTERS = TEAMS == 3 ? PLANE ? 32 : 56 : SHIFTED || SPLIT_LAST > 1 && PLANE ? 56 : 40;
+constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? PLANE ? 160 : 152 : SHIFTED || SPLIT_LAST > 1 && PLANE ? 224 : 232;
 constexpr int TEAM_TILE = 64;                   // pixels of a team
 constexpr int TILE_TEAMS = JOINT ? 1 : TEAMS;  // with pixels of their own
 constexpr int GRAIN = SHIFTED ? SHIFTED : 1;
@@ -25,6 +27,7 @@ constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team
 constexpr int TEAM_WEIGHT_STAGES = WEIGHT_STAGES / STRIDE;        // where weights do not stay: for each team its own
 constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
 
+// Of a tile that a block begins.
 __device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
 
 // Of a thread that multiplies: the first of its two pixels in its team's 64, and how far on the other one is. Side by
@@ -65,6 +68,7 @@ struct Sizes {
 };
 
 static_assert(RESIDENT || STRIDED, "tiles of the same pixels follow each other where weights do not stay");
+static_assert(SPLIT_LAST == 1 || !RESIDENT && !JOINT, "teams go through all of a part's chunks, with weights for each");
 static_assert(RESIDENT || TEAM_WEIGHT_STAGES == STAGES, "a chunk's pixels and weights have the same turn");
 
 // The turn of a team's chunk among the places in shared memory, counted on: a remainder would take ten instructions.
@@ -82,6 +86,8 @@ struct SharedState {
     uint64 full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
     // Read anew each time, as nothing here may take a register for long.
     volatile int tiles;            // of the block
+    // Where SPLIT_LAST: which of the block's tiles it has a part of, and that part's chunks.
+    volatile int partial, begin, end;
     volatile unsigned reciprocal;  // times 2^32, of the pixels of an image, or its rows where SHIFTED
 };
 
@@ -91,19 +97,26 @@ struct SharedState {
 struct Tile {
     int stretch, filter_tile;
     int loads = 0;  // of other filters' weights, so far, where these stay
+    int count = 0;  // of the block's tiles before
 
     __device__ __forceinline__ Tile(int tile, const Sizes& s)
         : stretch(STRIDED ? tile / s.filter_tiles : tile % s.stretches),
           filter_tile(STRIDED ? tile % s.filter_tiles : tile / s.stretches) {}
+    __device__ __forceinline__ void move_to(int tile, const Sizes& s) {
+        const Tile there(tile, s);
+        stretch = there.stretch, filter_tile = there.filter_tile;
+    }
     // Whether the next one has other weights.
     __device__ __forceinline__ bool is_last(const Sizes& s) const {
         return !RESIDENT || !STRIDED && stretch + 1 == s.stretches;
     }
     __device__ __forceinline__ void advance(const Sizes& s) {
-        if (STRIDED)
-            *this = Tile(stretch * s.filter_tiles + filter_tile + gridDim.x, s);
-        else if (++stretch == s.stretches)
+        ++count;
+        if (STRIDED) {
+            move_to(stretch * s.filter_tiles + filter_tile + gridDim.x, s);
+        } else if (++stretch == s.stretches) {
             stretch = 0, ++filter_tile, ++loads;
+        }
     }
     // Which of all teams' pixels a team's are.
     __device__ __forceinline__ unsigned row(int team) const { return stretch * TILE_TEAMS + (JOINT ? 0 : team); }
@@ -117,6 +130,25 @@ __device__ __forceinline__ int weight_round(int unit, const Tile& tile) {
     return RESIDENT ? tile.loads : unit / TEAM_WEIGHT_STAGES;
 }
 
+// Tiles of the last round, which leaves blocks idle, are split by chunks: SPLIT_LAST blocks have a part each of one. Who
+// has its first chunks computes them after all else, and adds what the others have computed before all else.
+struct LastRound {
+    const int rounds, part;  // whole tiles of a block before; the block's part
+    const bool takes_part;
+
+    __device__ __forceinline__ explicit LastRound(const Sizes& s)
+        : rounds(s.stretches * s.filter_tiles / (int)gridDim.x), part(blockIdx.x % SPLIT_LAST),
+          takes_part(rounds * gridDim.x + blockIdx.x / SPLIT_LAST < s.stretches * s.filter_tiles) {}
+    // Which of the block's tiles it has a part of.
+    __device__ __forceinline__ int partial() const { return !takes_part ? -1 : part > 0 ? 0 : rounds; }
+    // The block's tile of that number.
+    __device__ __forceinline__ int tile_of(int count, int partial) const {
+        return count == partial ? rounds * gridDim.x + blockIdx.x / SPLIT_LAST
+                                : (count - (partial == 0 && part > 0)) * gridDim.x + blockIdx.x;
+    }
+    __device__ __forceinline__ int chunk_of(int part, const Sizes& s) const { return s.chunks * part / SPLIT_LAST; }
+};
+
 struct Pointwise {
     const Sizes& s;
     const float* const input;
@@ -124,6 +156,19 @@ struct Pointwise {
     char* const weights;   // stages
     SharedState& shared;
     const int first;  // of the block's tiles
+
+    __device__ __forceinline__ Tile first_tile() const { return Tile(first, s); }
+    __device__ __forceinline__ void advance(Tile& tile) const {
+        tile.advance(s);
+        if (SPLIT_LAST > 1) tile.move_to(LastRound(s).tile_of(tile.count, shared.partial), s);
+    }
+    // Of a tile, those that the block and team compute; each STRIDE-th.
+    __device__ __forceinline__ int begin_chunk(const Tile& tile, int team) const {
+        return SPLIT_LAST > 1 && tile.count == shared.partial ? shared.begin : first_chunk(team);
+    }
+    __device__ __forceinline__ int end_chunk(const Tile& tile) const {
+        return SPLIT_LAST > 1 && tile.count == shared.partial ? shared.end : s.chunks;
+    }
 
     // The image of a pixel, and its place there.
     struct Place {

@@ -51,10 +51,9 @@ struct Writer {
     float* const staging;  // of all teams
     const int team;
 
-    // `count`: of the tile, one more each time.
-    __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile, int count) const {
+    __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile) const {
         const int filter_0 = tile.filter_tile * BF;
-        const unsigned turn = count * PASSES;
+        const unsigned turn = tile.count * PASSES;
         bool bad = !JOINT && find_bad(sum);
         if (!JOINT) finish(sum, filter_0, bad);
         bad = PLANE     ? write_image(sum, tile, turn, bad)

@@ -206,7 +206,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     __syncthreads();
     maxima.send(rank);
     if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i < 2 * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
+        for (int i = threadIdx.x; i < BLOCK_FLAGS * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
     const unsigned most = maxima.receive(channel + lane % 8);
     const int exponent = channel_exponent(most);
     if (rank == 0 && tap == 0 && lane < 8)
