@@ -7,7 +7,7 @@ from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes, some_fit
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, arguments_of, check_sizes, in_products
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, arguments_of, check_sizes, grid_text
 from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -92,8 +92,7 @@ class Fp16x3Config:
         stages = f"{self.input_stages}+{self.weight_stages}"
         tile = f"{self.tile.filters}x{self.tile.positions}x{CHANNELS}"
         tile += " narrow" if self.tile.narrow else ""
-        grid = f"stages={stages} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={tile} {grid}{in_products(self.products)}"
+        return f"tile={tile} stages={stages} {grid_text(self)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:

@@ -17,7 +17,7 @@ from cuconv.algorithms.fp16x3_pointwise_forms import (
     sample,
 )
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, in_products, is_pointwise
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, grid_text, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -120,8 +120,7 @@ class Fp16x3PointwiseConfig:
         stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
         stages += f" split={self.split_last}" if self.split_last > 1 else ""
-        grid = f"stages={stages} staged={self.staged} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={tile}{self.form.value} {grid}{in_products(self.products)}"
+        return f"tile={tile}{self.form.value} stages={stages} staged={self.staged} {grid_text(self)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:

@@ -54,9 +54,31 @@ class OverlapCosts(GridCosts):
     work_single: float = constant("the same, in addition, where pixels are not loaded in pairs")
 
 
-def in_products(products: int) -> str:
-    """Of how many products a configuration is, as it prints; nothing where they are those of FP32."""
-    return "" if products == PRODUCTS[FP32] else f" products={products}"
+def grid_text(config: Any) -> str:
+    """How a configuration's print ends: grid, shared memory of a block, and products where they are not FP32's."""
+    products = "" if config.products == PRODUCTS[FP32] else f" products={config.products}"
+    return f"grid={config.blocks} shared={config.shared_bytes}{products}"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitConfig:
+    """A tile, the blocks of a cluster that share it, and the grid; pointwise leaves out what padding needs."""
+
+    tile: Any  # the algorithm's own: has `threads`, and prints
+    split: int
+    pointwise: bool
+    blocks: int
+    shared_bytes: int
+    products: int
+    workspace_bytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.tile.threads
+
+    def __str__(self) -> str:
+        return f"tile={self.tile} split={self.split} {grid_text(self)}"
 
 
 @dataclass(frozen=True, slots=True)

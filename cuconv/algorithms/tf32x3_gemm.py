@@ -11,11 +11,11 @@ from cuconv.algorithms.tf32x3 import (
     PRODUCTS,
     SPLITS,
     GridCosts,
+    SplitConfig,
     arguments_of,
     blocks_of_an_sm,
     check_indices,
     has_aligned_rows,
-    in_products,
     is_pointwise,
     memory_us,
     stages_of,
@@ -94,28 +94,6 @@ TILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tf32x3GemmConfig:
-    """A tile, the blocks of a cluster that share it, and the grid; pointwise leaves out what padding needs."""
-
-    tile: Tile
-    split: int
-    pointwise: bool
-    blocks: int
-    shared_bytes: int
-    products: int
-    workspace_bytes: int = 0
-
-    def __str__(self) -> str:
-        grid = f"split={self.split} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={self.tile} {grid}{in_products(self.products)}"
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return self.tile.threads
-
-
 def variants(arch: str) -> list[dict[str, int]]:
     """Each tile once, and each other macro in each of its settings."""
     sample = [_macros(tile, split=1, pointwise=False, vector=True) for tile in TILES]
@@ -128,7 +106,7 @@ def variants(arch: str) -> list[dict[str, int]]:
     return sample
 
 
-def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3GemmConfig]:
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[SplitConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_indices(problem, MAX_IMAGE)
     pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
@@ -141,18 +119,16 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3GemmConfi
                 break
             taps = 0 if pointwise else ceil(stages / split) * tile.bk
             shared_bytes = max(tile.pipeline_bytes + TAP_BYTES * taps, tile.sums_bytes)
-            found.append(Tf32x3GemmConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
+            found.append(SplitConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
     return those_that_fit(found, problem, device)
 
 
-def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3GemmConfig:
+def configure(problem: ConvProblem, device: DeviceSpec) -> SplitConfig:
     """The candidate of least predicted time."""
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(
-    problem: ConvProblem, device: DeviceSpec, config: Tf32x3GemmConfig, costs: Costs | None = None
-) -> float:
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: SplitConfig, costs: Costs | None = None) -> float:
     """Estimated device time in microseconds.
 
     Blocks come in rounds of those that an SM holds; a round waits for a block's chain of stages, and every block of the
@@ -178,7 +154,7 @@ def predicted_us(
     return start_us + max(compute_us, memory_us(problem, costs))
 
 
-def launches(problem: ConvProblem, config: Tf32x3GemmConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+def launches(problem: ConvProblem, config: SplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel."""
     macros = _macros(config.tile, config.split, config.pointwise, has_aligned_rows(problem, aligned), config.products)
     arguments = arguments_of(problem, relu)

@@ -13,10 +13,10 @@ from cuconv.algorithms.tf32x3 import (
     SPLITS,
     Block,
     OverlapCosts,
+    SplitConfig,
     arguments_of,
     depth_of,
     end_us,
-    in_products,
     is_pointwise,
     overlapped_us,
     spread_bytes,
@@ -89,27 +89,11 @@ class Tile:
 TILES = (Tile(64, 1, 4), Tile(64, 2, 4), Tile(64, 3, 4), Tile(128, 1, 3), Tile(128, 2, 4))
 
 
-@dataclass(frozen=True, slots=True)
-class Tf32x3PresplitConfig:
-    """A tile, the blocks of a cluster that share it, and the grids of both kernels."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tf32x3PresplitConfig(SplitConfig):
+    """SplitConfig, and the blocks of the kernel that splits the weights into the workspace."""
 
-    tile: Tile
-    split: int
-    pointwise: bool
-    blocks: int
     split_blocks: int
-    shared_bytes: int
-    workspace_bytes: int
-    products: int
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return self.tile.threads
-
-    def __str__(self) -> str:
-        grid = f"split={self.split} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={self.tile} {grid}{in_products(self.products)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:

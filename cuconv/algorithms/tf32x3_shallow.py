@@ -16,7 +16,7 @@ from cuconv.algorithms.tf32x3 import (
     check_indices,
     check_sizes,
     depth_of,
-    in_products,
+    grid_text,
     is_pointwise,
     memory_us,
 )
@@ -78,7 +78,7 @@ class Tf32x3ShallowConfig:
 
     def __str__(self) -> str:
         block = f"filters={self.block_filters} warps={self.warps} resident={self.resident}"
-        return f"{block} grid={self.blocks} shared={self.shared_bytes}{in_products(self.products)}"
+        return f"{block} {grid_text(self)}"
 
 
 def slots_of(problem: ConvProblem) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from cuconv.algorithms.tf32x3 import (
     PRECISION_OF,
     PRODUCTS,
     arguments_of,
+    grid_text,
     has_aligned_rows,
-    in_products,
     is_pointwise,
     memory_us,
     stages_of,
@@ -102,8 +102,7 @@ class Tf32x3StationaryConfig:
         return self.tile.threads
 
     def __str__(self) -> str:
-        grid = f"resident={self.resident} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={self.tile} {grid}{in_products(self.products)}"
+        return f"tile={self.tile} resident={self.resident} {grid_text(self)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:

@@ -12,13 +12,13 @@ from cuconv.algorithms.tf32x3 import (
     PRODUCTS,
     Block,
     OverlapCosts,
+    SplitConfig,
     arguments_of,
     blocks_of_an_sm,
     check_indices,
     depth_of,
     end_us,
     has_aligned_rows,
-    in_products,
     is_linear,
     is_pointwise,
     overlapped_us,
@@ -112,28 +112,6 @@ TILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tf32x3WgmmaConfig:
-    """A tile, the blocks of a cluster that share it, and the grid; pointwise leaves out what padding needs."""
-
-    tile: Tile
-    split: int
-    pointwise: bool
-    blocks: int
-    shared_bytes: int
-    products: int
-    workspace_bytes: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return self.tile.threads
-
-    def __str__(self) -> str:
-        grid = f"split={self.split} grid={self.blocks} shared={self.shared_bytes}"
-        return f"tile={self.tile} {grid}{in_products(self.products)}"
-
-
 def variants(arch: str) -> list[dict[str, int]]:
     """Each tile once, and each other macro in each of its settings."""
     if arch != ARCH:
@@ -184,7 +162,7 @@ def inbox_bytes(bf: int, pixels: int, split: int) -> int:
     return FLOAT_BYTES * shared_filters(bf, split) * pixels + 8 * pixels + 16 if split > 1 else 0
 
 
-def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConfig]:
+def candidates(problem: ConvProblem, device: DeviceSpec) -> list[SplitConfig]:
     """The configurations that can run; raises UnsupportedProblem where there is none."""
     check_device_and_indices(problem, device)
     pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
@@ -200,7 +178,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3WgmmaConf
                 continue
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
             shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
-            config = Tf32x3WgmmaConfig(tile, split, pointwise, tiles * split, shared_bytes, products)
+            config = SplitConfig(tile, split, pointwise, tiles * split, shared_bytes, products)
             resident = device.resident_blocks(tile.threads, tile.registers(split, products), shared_bytes)
             # Room for two launches is better left alone.
             if blocks_of_an_sm(config, device) < resident < 2 * blocks_of_an_sm(config, device):
@@ -221,14 +199,12 @@ def check_device(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(f"{problem.label}: needs the instructions of {ARCH}, {device.name} is {device.arch}")
 
 
-def configure(problem: ConvProblem, device: DeviceSpec) -> Tf32x3WgmmaConfig:
+def configure(problem: ConvProblem, device: DeviceSpec) -> SplitConfig:
     """The candidate of least predicted time."""
     return min(candidates(problem, device), key=lambda config: predicted_us(problem, device, config))
 
 
-def predicted_us(
-    problem: ConvProblem, device: DeviceSpec, config: Tf32x3WgmmaConfig, costs: Costs | None = None
-) -> float:
+def predicted_us(problem: ConvProblem, device: DeviceSpec, config: SplitConfig, costs: Costs | None = None) -> float:
     """Estimated device time in microseconds."""
     costs = costs or COSTS[PRECISION_OF[config.products]]
     tile, split = config.tile, config.split
@@ -251,7 +227,7 @@ def predicted_us(
     return overlapped_us(problem, device, config, costs, block)
 
 
-def launches(problem: ConvProblem, config: Tf32x3WgmmaConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+def launches(problem: ConvProblem, config: SplitConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
     """The kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
     macros = _macros(problem, config.tile, config.split, aligned, config.products)
     grid = (config.blocks, config.threads)
