@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, hypot
 from typing import Any
 
@@ -185,12 +185,18 @@ def end_us(costs: GridCosts, outputs: int, split: int) -> float:
     return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
 
 
-def spread_bytes(config: Any, device: DeviceSpec) -> int:
-    """Shared memory of a block, more than it needs where an SM could hold more blocks than an even share.
+def spread(config: SplitConfig, device: DeviceSpec, registers: int, follows: bool = False) -> SplitConfig:
+    """The configuration, taking shared memory in vain where an SM could hold more of its blocks than an even share.
 
-    Kernels overlap: what an SM has room for beyond its share comes while the one ahead ends, and crowds there.
+    Kernels overlap: what an SM has room for beyond its share comes while the one ahead ends, and crowds there. Room for
+    two launches is better left alone, but not where the launch follows another kernel of its own call. registers: of a
+    thread.
     """
-    return max(config.shared_bytes, device.shared_bytes_that_hold(blocks_of_an_sm(config, device)))
+    share = blocks_of_an_sm(config, device)
+    resident = device.resident_blocks(config.threads, registers, config.shared_bytes)
+    if follows or share < resident < 2 * share:
+        return replace(config, shared_bytes=max(config.shared_bytes, device.shared_bytes_that_hold(share)))
+    return config
 
 
 def busiest_blocks(evenly: int, resident: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cuconv.algorithms.tf32x3 import (
     end_us,
     is_pointwise,
     overlapped_us,
-    spread_bytes,
+    spread,
     stages_of,
     those_that_fit,
 )
@@ -132,7 +132,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitC
                 workspace_bytes=filter_tiles * stages * tile.stage_bytes(products),
                 products=products,
             )
-            found.append(replace(config, shared_bytes=spread_bytes(config, device)))
+            found.append(spread(config, device, tile.registers(products), follows=True))
     return those_that_fit(found, problem, device)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from cuconv.algorithms.tf32x3 import (
     OverlapCosts,
     SplitConfig,
     arguments_of,
-    blocks_of_an_sm,
     check_indices,
     depth_of,
     end_us,
@@ -22,7 +21,7 @@ from cuconv.algorithms.tf32x3 import (
     is_linear,
     is_pointwise,
     overlapped_us,
-    spread_bytes,
+    spread,
     stages_of,
     those_that_fit,
 )
@@ -179,11 +178,7 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[SplitConfig]:
             taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
             shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
             config = SplitConfig(tile, split, pointwise, tiles * split, shared_bytes, products)
-            resident = device.resident_blocks(tile.threads, tile.registers(split, products), shared_bytes)
-            # Room for two launches is better left alone.
-            if blocks_of_an_sm(config, device) < resident < 2 * blocks_of_an_sm(config, device):
-                config = replace(config, shared_bytes=spread_bytes(config, device))
-            found.append(config)
+            found.append(spread(config, device, tile.registers(split, products)))
     return those_that_fit(found, problem, device)
 
 
