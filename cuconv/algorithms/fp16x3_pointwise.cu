@@ -23,8 +23,8 @@
 // OWN       weights that a thread reads at once, 1 or 4, where the block splits its own; 0 where a kernel ahead does
 // STAGED    filters of a team in shared memory on their way to the output
 // VECTOR    1 where four pixels of a plane, or of all planes of an image, may be copied and written at once
-// SHIFTED   where they may not, but teams take their pixels from one image each, so that all but the ends of rows may: 8
-//           or 4, the floats of the output at whose multiples what a team writes begins and ends; else 0
+// SHIFTED   where they may not, but teams take their pixels from one image each, so that all but the ends of rows may:
+//           8 or 4, the floats of the output at whose multiples what a team writes begins and ends; else 0
 // PLANE     pixels of an image where a team has a whole one, 33 to 64; else 0
 // PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
 //

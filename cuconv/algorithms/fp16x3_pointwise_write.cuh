@@ -104,8 +104,8 @@ struct Writer {
         return bad;
     }
 
-    // A team's row of a filter where SHIFTED. In shared memory it lies as far off sixteen bytes as in the output, and of
-    // its pixels the team writes those between multiples of GRAIN there, or that nobody else has: at the ends of an
+    // A team's row of a filter where SHIFTED. In shared memory it lies as far off sixteen bytes as in the output, and
+    // of its pixels the team writes those between multiples of GRAIN there, or that nobody else has: at the ends of an
     // image. So no two teams write to a sector, or to sixteen bytes of it, but there.
     struct Row {
         int offset;      // off sixteen bytes

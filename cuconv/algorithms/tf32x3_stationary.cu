@@ -1,9 +1,9 @@
-// 1x1 convolution on Hopper's warpgroup tensor cores with the accuracy of FP32, or of TF32: many pixels, and weights that
-// fit into an SM.
+// 1x1 convolution on Hopper's warpgroup tensor cores with the accuracy of FP32, or of TF32: many pixels, and weights
+// that fit into an SM.
 //
-// As tf32x3_wgmma, but weight-stationary: a block splits all weights of its filters once, into shared memory, where they
-// stay. Its warpgroups then go from tile to tile of pixels, each at its own pace, since nothing is left that they would
-// have to wait for each other for. Pixels are loaded two stages ahead, also from one tile into the next.
+// As tf32x3_wgmma, but weight-stationary: a block splits all weights of its filters once, into shared memory, where
+// they stay. Its warpgroups then go from tile to tile of pixels, each at its own pace, since nothing is left that they
+// would have to wait for each other for. Pixels are loaded two stages ahead, also from one tile into the next.
 //
 // PRODUCTS 3, or 1 for TF32
 // BF     filters of a block's tile: 16, 32, 48 or 64
