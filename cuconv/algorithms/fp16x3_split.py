@@ -66,7 +66,7 @@ class Split:
         return self.parts(problem) * ceil(self.filters / FILTERS)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
-        """Of the split weights, filters' exponents and channels' scales."""
+        """Of the split weights, filters' and channels' scales."""
         weight_bytes = factor_bytes(self.products) * self.filters * self.channels * self.taps(problem)
         return self.parts(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
 
