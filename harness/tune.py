@@ -95,6 +95,8 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
 
 def _measured_folder(options: argparse.Namespace) -> Path:
     """The folder to fit to: the one asked for, or the only one of the precision under results/."""
+    if options.add:
+        raise UsageError("--add --fit-only: the first adds measurements, the second makes none, leave one of them out")
     if options.out is not None:
         return options.out
     found = sorted(Path("results").glob(f"*/{FOLDERS[options.precision]}/{CSV}"))

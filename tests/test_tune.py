@@ -132,7 +132,11 @@ def test_what_was_measured_in_one_precision_is_not_fitted_to_in_the_other(measur
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [(["--fit-only", "--out", "nowhere"], "measure"), (["--config", "tuninq"], "no GPU|not found")],
+    [
+        (["--fit-only", "--out", "nowhere"], "measure"),
+        (["--config", "tuninq"], "no GPU|not found"),
+        (["--fit-only", "--add"], "leave one of them out"),
+    ],
 )
 def test_mistakes_are_told_in_a_sentence(arguments, why, capsys, monkeypatch):
     monkeypatch.setattr(tune.torch.cuda, "is_available", lambda: False)
