@@ -1,7 +1,8 @@
 """python -m harness.counters: Nsight Compute's counters of what auto launches, on the cases furthest from their floor.
 
-Which those are is in results/DEVICE/paper. Prints a table and writes results/DEVICE/profile/counters.csv. Kernels run
-one at a time, without the overlap that a sweep has. Needs a GPU, `ncu` on the PATH, and the right to read counters.
+Which those are is in results/DEVICE/paper. Prints a table and writes results/DEVICE/profile/counters.csv, and a report
+into environment.json beside it. Kernels run one at a time, without the overlap that a sweep has. Needs a GPU, `ncu` on
+the PATH, and the right to read counters.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _fail(f"ncu counted nothing to use: {error}")
     print(render(rows))
-    write_csv(environment.ROOT / "results" / device / "profile" / "counters.csv", rows)
+    folder = environment.ROOT / "results" / device / "profile"
+    write_csv(folder / "counters.csv", rows)
+    environment.report_gpu(folder, environment.command_line("harness.counters", arguments), alone=False)
     return 0
 
 

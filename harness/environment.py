@@ -1,7 +1,7 @@
 """What a measurement depends on: machine, libraries, code. Never raises; what cannot be read is null.
 
-environment.json maps an identifier, which every CSV row carries, to such a report, so that rows measured
-on different days, versions or commits can share a results folder.
+environment.json maps an identifier to such a report. Rows of measurements.csv carry it, so that those measured on
+different days, versions or commits can share a results folder; of other files the reports' commands tell.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # What may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands")
+CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
 
 
 def device_slug(device: torch.device | None = None) -> str:
@@ -42,11 +45,17 @@ def fingerprint(*folders: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def command_line(module: str, arguments: Sequence[str] | None) -> str:
+    """What the user typed to run a module of the harness; arguments: None for those of this process."""
+    return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
+
+
 def report(device: torch.device, command: str) -> dict[str, Any]:
     """Everything known about the device, the libraries and the code, ready for JSON; command is what the user typed."""
     facts = _gpu_facts(device) if device.type == "cuda" else _cpu_facts()
     return {
         **facts,
+        "cpu": _try(_cpu_name) or platform.processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
@@ -78,7 +87,8 @@ def identifier(facts: dict[str, Any]) -> str:
 
 def comparable(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Would both have measured the same thing: equal machine, versions and code, whatever the commit?"""
-    return all(one.get(k) == other.get(k) for k in {*one, *other} - set(CHANGEABLE))
+    changeable = CHANGEABLE_BESIDE_A_GPU if one.get("gpu") else CHANGEABLE
+    return all(one.get(k) == other.get(k) for k in {*one, *other} - set(changeable))
 
 
 class EnvironmentFile:
@@ -106,6 +116,17 @@ class EnvironmentFile:
         fresh = self._path.with_suffix(".json.new")
         fresh.write_text(json.dumps({"environments": self.environments}, indent=2) + "\n")
         os.replace(fresh, self._path)
+
+
+def report_gpu(folder: Path, command: str, alone: bool) -> None:
+    """Enter a report of the current GPU into environment.json of a folder that exists.
+
+    alone: the command replaces all that was measured there, so other reports are dropped.
+    """
+    environments = EnvironmentFile(folder)
+    new = environments.enter(report(torch.device("cuda", torch.cuda.current_device()), command))
+    if alone:
+        environments.keep({new})
 
 
 def _gpu_facts(device: torch.device) -> dict[str, Any]:
@@ -159,7 +180,6 @@ def _nvrtc_version() -> tuple[int, int]:
 def _cpu_facts() -> dict[str, Any]:
     return {
         "gpu": None,
-        "cpu": _try(_cpu_name) or platform.processor(),
         "threads": torch.get_num_threads(),
     }
 

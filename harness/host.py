@@ -2,7 +2,7 @@
 
 Python and driver, from the call to its return, in a process that made the same call before. All calls of all layers
 take turns, round after round, so that when something else keeps the processor busy they all share it. Prints a table
-and writes results/DEVICE/host.csv. Needs a GPU.
+and writes results/DEVICE/host/host.csv, and environment.json beside it. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     rows = measure(LAYERS, "cuda", torch.cuda.synchronize)
     print(render(rows))
-    write_csv(environment.ROOT / "results" / environment.device_slug() / "host.csv", rows)
+    folder = environment.ROOT / "results" / environment.device_slug() / "host"
+    write_csv(folder / "host.csv", rows)
+    environment.report_gpu(folder, environment.command_line("harness.host", arguments), alone=True)
     return 0
 
 

@@ -1,6 +1,7 @@
 """python -m harness.profile: where the time goes, kernel by kernel, on the configurations of the paper's tables 3 to 5.
 
-Prints the tables in the paper's shape and writes results/DEVICE/profile/table_N.csv. Needs a GPU.
+Prints the tables in the paper's shape and writes results/DEVICE/profile/table_N.csv, and a report into environment.json
+beside them. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -197,12 +198,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("no contender is left to measure")
 
     folder = environment.ROOT / "results" / environment.device_slug() / "profile"
-    for table in chosen:
-        rows = measure(table, takers)
-        if not rows:
-            return _fail("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+    measured = {table: measure(table, takers) for table in chosen}
+    if not all(measured.values()):
+        return _fail("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+    for table, rows in measured.items():
         print(render(table, rows) + "\n")
         write_csv(folder / f"table_{table}.csv", rows)
+    environment.report_gpu(folder, environment.command_line("harness.profile", arguments), alone=False)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -28,9 +27,8 @@ class UsageError(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
-    options.command = shlex.join(["python", "-m", "harness.run", *arguments])
+    options.command = environment.command_line("harness.run", arguments)
     precision.set_for_process(options.precision)
     try:
         device = _device(options.device)

@@ -6,7 +6,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import UTC, datetime
@@ -34,9 +33,8 @@ MINUTES = 4.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "harness.tune", *arguments])
+    command = environment.command_line("harness.tune", arguments)
     try:
         folder = _measured_folder(options) if options.fit_only else _measure(options, command)
         _fit(folder, options.seed, options.precision)
@@ -79,9 +77,7 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write to {folder} ({error.strerror}): choose another folder with --out") from None
     before = candidates.read(folder / CSV) if options.add and (folder / CSV).exists() else None
-    environments = environment.EnvironmentFile(folder)
-    new = environments.enter(environment.report(device, command))
-    environments.keep({new} if before is None else set(environments.environments))
+    environment.report_gpu(folder, command, alone=before is None)
     spec = device_spec(device.index)
     limits = (options.minutes, options.seed, options.precision)
     try:

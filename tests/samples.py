@@ -1,5 +1,6 @@
 """Small made-up measurements for the tests of what reads them: written as the sweep writes, by records."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +42,12 @@ def write(results: Path, rows: list[Measurement], device: str = "nvidia-test", s
         for measurement in rows:
             folder.append(measurement)
     return folder.csv_path
+
+
+def commands(folder: Path) -> list[str]:
+    """What was typed to measure what is in a folder, by its environment.json."""
+    stored = json.loads((folder / "environment.json").read_text())["environments"]
+    return [entry["command"] for facts in stored.values() for entry in facts["commands"]]
 
 
 def frame(results: Path, rows: list[Measurement]) -> pd.DataFrame:

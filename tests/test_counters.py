@@ -12,6 +12,7 @@ from cuconv.select import plan
 from harness import counters
 from harness.counters import METRICS, furthest, render, rows_of
 from harness.profile import problem_of
+from tests.samples import commands
 
 LABELS = ["7-1-1-32-832", "28-64-3-512-512"]
 
@@ -76,6 +77,16 @@ def test_a_batch_size_that_was_not_measured_is_named(monkeypatch, capsys):
     monkeypatch.setattr(counters.environment, "device_slug", lambda: "nvidia-h200")
     assert counters.main(["--batch", "3"]) == 2
     assert "--batch 3: the sweep has no time of auto there" in capsys.readouterr().err
+
+
+def test_counters_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
+    rows = rows_of(log(launched(LABELS[0])), LABELS[:1], H200)
+    monkeypatch.setattr(counters.shutil, "which", lambda name: "/usr/bin/ncu")
+    monkeypatch.setattr(counters, "furthest", lambda device, batches, cases: LABELS[:1])
+    monkeypatch.setattr(counters, "count", lambda labels: rows)
+    assert counters.main(["--batch", "1"]) == 0
+    assert {path.name for path in (made_up_gpu / "profile").iterdir()} == {"counters.csv", "environment.json"}
+    assert commands(made_up_gpu / "profile") == ["python -m harness.counters --batch 1"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -8,6 +8,7 @@ import torch
 
 from harness import host
 from harness.host import HostTime, render, times_us, write_csv
+from tests.samples import commands
 
 ROWS = [
     HostTime("7-1-1-256-832", "cuconv", "auto", "new", 2000, 8.25),
@@ -86,7 +87,7 @@ def test_table_has_a_line_for_each_layer():
 
 
 def test_csv_keeps_full_precision(tmp_path):
-    path = tmp_path / "device" / "host.csv"
+    path = tmp_path / "device" / "host" / "host.csv"
     write_csv(path, ROWS)
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
@@ -99,6 +100,14 @@ def test_csv_keeps_full_precision(tmp_path):
         "calls": "2000",
         "median_us": "13.3333333",
     }
+
+
+def test_times_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
+    monkeypatch.setattr(host.contenders, "load", lambda provider: None)
+    monkeypatch.setattr(host, "measure", lambda *arguments: ROWS)
+    assert host.main([]) == 0
+    assert {path.name for path in (made_up_gpu / "host").iterdir()} == {"host.csv", "environment.json"}
+    assert commands(made_up_gpu / "host") == ["python -m harness.host"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

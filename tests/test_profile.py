@@ -8,6 +8,7 @@ import torch
 from cuconv import ConvProblem
 from harness import profile
 from harness.profile import KernelTime, mean_times, problem_of, render, short_name, write_csv
+from tests.samples import commands
 
 
 def time(algorithm: str, kernel: str, us: float, configuration: str = "A", provider: str = "cudnn") -> KernelTime:
@@ -97,6 +98,15 @@ def test_csv_keeps_full_precision(tmp_path):
         "calls": "20",
         "mean_us": "3.33333333",
     }
+
+
+def test_tables_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
+    monkeypatch.setattr(profile.contenders, "load", lambda provider: None)
+    monkeypatch.setattr(profile, "measure", lambda table, takers: [time("gemm", "sgemm", 4.0)])
+    assert profile.main(["--table", "4", "5"]) == 0
+    folder = made_up_gpu / "profile"
+    assert {path.name for path in folder.iterdir()} == {"table_4.csv", "table_5.csv", "environment.json"}
+    assert commands(folder) == ["python -m harness.profile --table 4 5"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

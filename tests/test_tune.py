@@ -17,6 +17,7 @@ from cuconv.device import H200
 from harness import candidates, fitting, refining, tune
 from harness.catalogue import load_sweep
 from harness.records import ResultsError
+from tests.samples import commands
 
 MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
 TRUTH = {
@@ -284,6 +285,20 @@ def test_other_cases_are_kept_where_more_is_added(measured, tmp_path):
     assert len(after) == len(before) and (after[after.batch == 1].best_us == 0.5).all()
     others = [frame[frame.batch != 1].reset_index(drop=True) for frame in (before, after)]
     assert len(others[0]) and others[0].equals(others[1])
+
+
+def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, measured, tmp_path, monkeypatch):
+    def measure(cases, device, spec, path, *limits):
+        path.write_bytes((measured / "candidates.csv").read_bytes())
+        return 0
+
+    monkeypatch.setattr(tune, "device_spec", lambda index: H200)
+    monkeypatch.setattr(candidates, "measure", measure)
+    monkeypatch.setattr(tune, "_fit", lambda *arguments: None)
+    arguments = ["--out", str(tmp_path / "new")]
+    assert tune.main(arguments) == tune.main([*arguments, "--add"]) == 0
+    typed = f"python -m harness.tune --out {tmp_path}/new"
+    assert commands(tmp_path / "new") == [typed, f"{typed} --add"]
 
 
 def test_several_runs_are_fitted_to_together_if_they_were_on_one_kind_of_gpu(measured, tmp_path):
