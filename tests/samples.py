@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import records
+from harness import bandwidth, records
 from harness.records import Measurement, ResultsFolder
 
 
@@ -53,6 +53,11 @@ def commands(folder: Path) -> list[str]:
 def frame(results: Path, rows: list[Measurement]) -> pd.DataFrame:
     """The rows as `records.read` gives them, by way of the file."""
     return records.read(write(results, rows))
+
+
+def copies(mean_us: dict[int, float]) -> pd.DataFrame:
+    """Copies of so many bytes that take so many microseconds, as harness.bandwidth measures them."""
+    return pd.DataFrame([[size, *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
 
 
 # A sweep whose every figure can be worked out by hand. Speedups of auto over the best of cuDNN:

@@ -1,0 +1,116 @@
+"""python -m harness.bandwidth: how long plain copies on the device take, the measure of memory-bound layers.
+
+One contiguous float32 array is copied to another by torch, timed as every algorithm is. Bytes count both ways, read
+and written. Bandwidth depends on them (a launch, the ramp and the tail count, and what is still in the caches): a
+layer is to be compared with a copy of as many bytes. Prints a table and writes results/DEVICE/bandwidth/bandwidth.csv
+and the environment.json beside it. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from cuconv.problem import FLOAT_BYTES
+from harness import environment, timing
+from harness.markdown import markdown
+from harness.records import MAX_RUNS, RUN_COLUMNS, ResultsError
+
+FOLDER, CSV = "bandwidth", "bandwidth.csv"  # in results/DEVICE
+COLUMNS = ("bytes", *RUN_COLUMNS, "mean_us")
+MIB, PAGE = 1 << 20, 1 << 12
+# Bytes read and written, 1 MiB to 4 GiB by factors of sqrt(2): the paper's largest case, 224-256-3-64-3, moves 3.2 GiB.
+SIZES = tuple(PAGE * round(MIB / PAGE * 2 ** (step / 2)) for step in range(25))
+
+
+def measure(device: torch.device, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
+    """Microseconds of copies that read and write so many bytes together: a row of COLUMNS for each size."""
+    source = torch.randn(max(sizes) // (2 * FLOAT_BYTES), device=device)
+    target = torch.empty_like(source)
+    rows = []
+    bar_format = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} left"
+    for size in tqdm(sizes, desc="copies", bar_format=bar_format):
+        count = size // (2 * FLOAT_BYTES)
+        copy = partial(target[:count].copy_, source[:count])
+        copy()
+        runs_us = timing.measure(copy, MAX_RUNS, device).runs_us
+        rows.append([size, *runs_us, fmean(runs_us)])
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def write(folder: Path, copies: pd.DataFrame, device: torch.device) -> Path:
+    """Replace bandwidth.csv of a folder, and environment.json, where it was measured; returns the CSV's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copies.to_csv(folder / CSV, index=False, float_format="%.9g")
+    environments = environment.EnvironmentFile(folder)
+    environments.keep({environments.enter(environment.report(device, "python -m harness.bandwidth"))})
+    return folder / CSV
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The rows of a bandwidth.csv by size; raises ResultsError where it is missing or something else."""
+    if not path.exists():
+        raise ResultsError(f"{path} does not exist: measure first with 'python -m harness.bandwidth' on a GPU")
+    try:
+        copies = pd.read_csv(path, dtype=dict.fromkeys(COLUMNS, float))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} is not readable as CSV ({error}): restore or delete it") from None
+    missing = [column for column in COLUMNS if column not in copies.columns]
+    if missing:
+        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no bandwidth.csv of this project")
+    if not len(copies) or not (copies[["bytes", "mean_us"]] > 0).all(axis=None):
+        raise ResultsError(f"{path} must have rows, with bytes and mean_us above 0: restore it or measure again")
+    return copies.sort_values("bytes", ignore_index=True)
+
+
+def copy_us(copies: pd.DataFrame, moved: Sequence[int]) -> np.ndarray:
+    """Microseconds of copies that move so many bytes, on straight lines between the sizes measured, log over log.
+
+    NaN below the smallest size and above the largest.
+    """
+    sizes, times = np.log(copies.bytes), np.log(copies.mean_us)
+    return np.exp(np.interp(np.log(np.asarray(moved, dtype=float)), sizes, times, left=np.nan, right=np.nan))
+
+
+def render(copies: pd.DataFrame) -> str:
+    """Markdown: MiB moved, microseconds, TB/s."""
+    rows = [
+        [f"{row.bytes / MIB:.1f}", f"{row.mean_us:.2f}", f"{1e-6 * row.bytes / row.mean_us:.2f}"]
+        for row in copies.itertuples()
+    ]
+    return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status: 2 where nothing can be measured."""
+    parser = argparse.ArgumentParser(prog="python -m harness.bandwidth", description="How long plain copies take.")
+    parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        return _fail("copies are measured on an NVIDIA GPU, and torch sees none")
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        copies = measure(device)
+    except torch.OutOfMemoryError:
+        return _fail(f"copies need {max(SIZES) / 2**30:.0f} GiB of the GPU's memory: end what else uses it")
+    print(render(copies))
+    path = write(environment.ROOT / "results" / environment.device_slug(device) / FOLDER, copies, device)
+    print(f"written: {path}")
+    return 0
+
+
+def _fail(reason: str) -> int:
+    print(f"harness.bandwidth: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
