@@ -157,6 +157,11 @@ def _floor_us(case, device: str) -> float:
     return max(1e6 * problem.flop / FLOOR_FLOP_PER_S, 1e6 * problem.min_bytes / FLOOR_BYTES_PER_S, FLOOR_KERNEL_US)
 
 
+def is_memory_bound(problem: ConvProblem) -> bool:
+    """Whether the floor by bytes is above that by FLOP."""
+    return problem.min_bytes / FLOOR_BYTES_PER_S > problem.flop / FLOOR_FLOP_PER_S
+
+
 def choice(frame: pd.DataFrame, device: str, precision: str = FP32) -> pd.DataFrame:
     """auto beside the best of the library's own algorithms: one row per case where both have a time.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import catalogue, records, roster
+from harness import bandwidth, catalogue, records, roster
 from harness.analysis import (
     CASE,
     Results,
@@ -31,6 +31,7 @@ from harness.analysis import (
 )
 from harness.headline import with_tf32
 from harness.markdown import NONE, markdown, times
+from harness.memory_bound import memory_bound_table
 from harness.precision import FP32, PRECISIONS
 from harness.readme import readme_section, rewrite_readme
 
@@ -277,6 +278,9 @@ def report(result: Results) -> str:
     if device != "cpu" and not compare(frame, device).empty:
         if compare(frame, device).rival_us.notna().any():
             parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
+        copies = result.csv_path.parent.parent / bandwidth.FOLDER / bandwidth.CSV
+        if shares := memory_bound_table(frame, device, copies):
+            parts.insert(2, "### Memory-bound layers beside copies\n\n" + shares)
         parts.insert(2, "### Beside the floor\n\n" + floor_table(frame, device))
     return "\n\n".join(parts)
 

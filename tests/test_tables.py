@@ -1,10 +1,15 @@
 """The tables of samples.SWEEP, whose figures are worked out by hand."""
 
 import pytest
+import torch
 
-from harness import tables
+from cuconv.problem import ConvProblem
+from harness import bandwidth, tables
+from harness.analysis import is_memory_bound
+from harness.catalogue import load_sweep
 from harness.markdown import markdown
-from tests.samples import SWEEP, frame, row, write
+from harness.memory_bound import LEAST_BATCH, memory_bound_table
+from tests.samples import SWEEP, copies, frame, row, write
 
 GPU = "nvidia-test"
 
@@ -147,7 +152,8 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     assert titles == [
         "## Layers",
         "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
-        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Beside the paper",
+        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Memory-bound layers beside copies",
+        "### Beside the paper",
         "### Against cuDNN with TF32 allowed", "### Algorithms",
         "### auto over the best of cuConv's own algorithms, fp32, time", accuracy,
     ]  # fmt: skip
@@ -197,3 +203,59 @@ def test_without_rivals_the_report_has_the_choice_and_no_paper(tmp_path, capsys)
 
 def test_without_auto_there_is_no_choice_table(tmp_path):
     assert tables.choice_table(frame(tmp_path, [row("two_stage", 10.0)]), GPU) == ""
+
+
+def test_memory_bounds_few_channels_and_pointwise_layers_with_few_filters():
+    bound = {case.problem.label for case in load_sweep("paper", batches=[16]).cases if is_memory_bound(case.problem)}
+    assert {"224-16-3-64-3", "56-16-1-64-64", "55-16-1-16-96"} <= bound
+    assert len(bound) == 26 and not any("-5-" in label for label in bound)
+
+
+def test_copies_are_measured_of_as_many_bytes_as_every_memory_bound_case_of_the_paper_moves():
+    cases = [case for case in load_sweep("paper").cases if case.batch >= LEAST_BATCH and is_memory_bound(case.problem)]
+    moved = [case.problem.min_bytes for case in cases]
+    assert bandwidth.SIZES[0] <= min(moved) and max(moved) <= bandwidth.SIZES[-1]
+
+
+def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
+    plane = {"h": 56, "w": 56, "c": 64}
+    rows = [
+        row("auto", 50.0, batch=16, m=64, **plane), row("auto", 125.0, batch=32, m=64, **plane),
+        row("auto", 400.0, batch=16, m=256, **plane), row("auto", status="error", batch=32, m=256, **plane),
+        row("auto", 9.0, batch=64, m=64, **plane), row("auto", 9.0, batch=64, m=256, **plane),  # m=256: beyond
+        row("auto", 9.0, batch=8, m=64, **plane),  # a small batch
+        row("auto", 9.0, batch=16, m=64, k=3, **plane), row("two_stage", 1.0, batch=16, m=64, **plane),
+    ]  # fmt: skip
+    copied = [(16, 64, 50.0), (32, 64, 100.0), (16, 256, 200.0), (64, 64, 6.0), (32, 256, 300.0)]
+    times = {ConvProblem(batch, 64, 56, 56, m, 1, 1).min_bytes: us for batch, m, us in copied}
+    path = bandwidth.write(tmp_path / GPU / bandwidth.FOLDER, copies(times), torch.device("cpu"))
+    table = memory_bound_table(frame(tmp_path, rows), GPU, path)
+    assert table.startswith("Time of a copy of as many bytes over time of cuConv auto: 80% or more on 2 of 5 cases.\n")
+    found = cells(table)
+    assert found["filter"] == ["HW-M-C", "16", "32", "64"]
+    assert found["1x1 56-64-64"] == ["56-64-64", "100.0%", "80.0%", "66.7%"]
+    assert found["1x1 56-256-64"] == ["56-256-64", "50.0%", "-", "-"]
+    assert found["all"] == ["80% or more", "1 of 2", "1 of 2", "0 of 1"]
+    assert len(found) == 5  # with header and rule: neither the small batch nor the 3x3 layer is there
+
+
+def test_without_copies_a_sentence_says_what_to_run(tmp_path):
+    narrow = frame(tmp_path, [row("auto", 10.0, batch=16)])
+    assert memory_bound_table(narrow, GPU, tmp_path / "bandwidth.csv") == (
+        "No copies were measured on nvidia-test: run 'python -m harness.bandwidth' there."
+    )
+
+
+def test_no_memory_bound_case_no_table(tmp_path):
+    for rows in ([row("auto", 10.0, batch=8)], [row("gemm", 10.0, provider="cudnn", batch=16)]):
+        assert memory_bound_table(frame(tmp_path / rows[0].algorithm, rows), GPU, tmp_path / "bandwidth.csv") == ""
+
+
+def test_copies_that_are_something_else_end_the_command(tmp_path, capsys):
+    write(tmp_path, [row("auto", 10.0, batch=16)])
+    path = tmp_path / GPU / bandwidth.FOLDER / bandwidth.CSV
+    path.parent.mkdir()
+    path.write_text("bytes\n1\n")
+    assert tables.main(["--results", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"{path} lacks the column 'run_1_us'") and captured.err.count("\n") == 1
