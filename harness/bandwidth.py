@@ -47,12 +47,10 @@ def measure(device: torch.device, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def write(folder: Path, copies: pd.DataFrame, device: torch.device) -> Path:
-    """Replace bandwidth.csv of a folder, and environment.json, where it was measured; returns the CSV's path."""
+def write(folder: Path, copies: pd.DataFrame) -> Path:
+    """Replace bandwidth.csv of a folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     copies.to_csv(folder / CSV, index=False, float_format="%.9g")
-    environments = environment.EnvironmentFile(folder)
-    environments.keep({environments.enter(environment.report(device, "python -m harness.bandwidth"))})
     return folder / CSV
 
 
@@ -102,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except torch.OutOfMemoryError:
         return _fail(f"copies need {max(SIZES) / 2**30:.0f} GiB of the GPU's memory: end what else uses it")
     print(render(copies))
-    path = write(environment.ROOT / "results" / environment.device_slug(device) / FOLDER, copies, device)
+    path = write(environment.ROOT / "results" / environment.device_slug() / FOLDER, copies)
+    environment.report_gpu(path.parent, environment.command_line("harness.bandwidth", arguments), alone=True)
     print(f"written: {path}")
     return 0
 

@@ -41,15 +41,21 @@ def test_half_of_the_bytes_are_read_and_half_written(monkeypatch):
     assert list(found.iloc[1]) == [4096, *range(1, 10), 5.0]
 
 
-def test_what_is_written_is_read_by_size_and_says_where_it_is_from(tmp_path):
+def test_what_is_written_is_read_by_size(tmp_path):
     rows = pd.DataFrame([[4096, *[7.0] * 9, 7.0], [1024, *[4 / 3] * 9, 4 / 3]], columns=list(COLUMNS))
-    path = write(tmp_path / "bandwidth", rows, CPU)
-    assert write(tmp_path / "bandwidth", rows, CPU) == path  # once more: replaces what was there
+    path = write(tmp_path / "bandwidth", rows)
+    assert write(tmp_path / "bandwidth", rows) == path  # once more: replaces what was there
     assert path.read_text().splitlines()[1] == "4096,7," + ",".join(["7"] * 9)
     back = read(path)
     assert list(back.bytes) == [1024, 4096] and list(back.mean_us) == [1.33333333, 7.0]
-    (facts,) = json.loads((path.parent / "environment.json").read_text())["environments"].values()
-    assert [one["command"] for one in facts["commands"]] == ["python -m harness.bandwidth"] * 2
+
+
+def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
+    monkeypatch.setattr(bandwidth, "measure", lambda device: copies({1 << 20: 2.0}))
+    assert bandwidth.main([]) == 0
+    assert list(read(made_up_gpu / "bandwidth" / "bandwidth.csv").mean_us) == [2.0]
+    (facts,) = json.loads((made_up_gpu / "bandwidth" / "environment.json").read_text())["environments"].values()
+    assert facts["commands"][0]["command"] == "python -m harness.bandwidth"
 
 
 def test_between_the_sizes_a_power_law_is_met_exactly():

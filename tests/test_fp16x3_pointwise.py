@@ -87,6 +87,33 @@ def test_teams_share_tiles_where_these_are_few():
     assert not any(config.joint for config in fp16x3_pointwise.candidates(HEAVY, H200) if config.filters > 64)
 
 
+def of_144_filters(images):
+    """Configurations of tiles of 128 pixels with all filters, with whole tiles alone and with a split last round."""
+    problem = ConvProblem(images, 512, 14, 14, 144, 1, 1)
+    found = [
+        c for c in fp16x3_pointwise.candidates(problem, H200) if (c.filters, c.pixels, c.channels) == (144, 128, 64)
+    ]
+    whole, split = ([c for c in found if (c.split_last > 1) is is_split] for is_split in (False, True))
+    return problem, whole, split
+
+
+def test_the_last_round_is_split_among_the_blocks_that_it_leaves_idle():
+    problem, (whole,), (split,) = of_144_filters(128)  # 196 tiles: after a round of 132 there are 64
+    assert (split.split_last, split.blocks) == (2, H200.sm_count)
+    left_bytes = split.blocks * split.teams * (4 * 64 * split.filters + 4)  # sums, and a flag that says they are there
+    assert split == replace(whole, split_last=2, workspace_bytes=whole.workspace_bytes + left_bytes)
+    first, main = fp16x3_pointwise.launches(problem, split, aligned=True, relu=False)
+    assert first.arguments[-1] == split.blocks and main.macros["SPLIT_LAST"] == 2
+    split_us, whole_us = (fp16x3_pointwise.predicted_us(problem, H200, config) for config in (split, whole))
+    assert split_us < whole_us
+
+
+@pytest.mark.parametrize(("images", "parts"), [(64, []), (86, []), (87, [4]), (120, [2]), (150, []), (173, [4])])
+def test_a_round_is_split_if_one_comes_before_and_half_of_the_sms_are_idle(images, parts):
+    """98, 132, 134, 184, 230 and 265 tiles."""
+    assert [config.split_last for config in of_144_filters(images)[2]] == parts
+
+
 def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     staged = set()
     for problem in FIT:

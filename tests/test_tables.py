@@ -1,7 +1,6 @@
 """The tables of samples.SWEEP, whose figures are worked out by hand."""
 
 import pytest
-import torch
 
 from cuconv.problem import ConvProblem
 from harness import bandwidth, tables
@@ -228,7 +227,7 @@ def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
     ]  # fmt: skip
     copied = [(16, 64, 50.0), (32, 64, 100.0), (16, 256, 200.0), (64, 64, 6.0), (32, 256, 300.0)]
     times = {ConvProblem(batch, 64, 56, 56, m, 1, 1).min_bytes: us for batch, m, us in copied}
-    path = bandwidth.write(tmp_path / GPU / bandwidth.FOLDER, copies(times), torch.device("cpu"))
+    path = bandwidth.write(tmp_path / GPU / bandwidth.FOLDER, copies(times))
     table = memory_bound_table(frame(tmp_path, rows), GPU, path)
     assert table.startswith("Time of a copy of as many bytes over time of cuConv auto: 80% or more on 2 of 5 cases.\n")
     found = cells(table)

@@ -66,6 +66,7 @@ class Costs(SplitCosts):
     copy_shifted: float = constant("the same, in addition, where rows begin anywhere")
     copy_one: float = constant("an SM's time for 64 channels of a team's pixels that are copied one by one")
     weights: float = constant("a block's time to copy 2**13 weights that do not stay")
+    weights_arrive: float = constant("a team's wait for a chunk's weights that do not stay, shared by those under way")
     write: float = constant("a team's wait to write 2**12 outputs")
     write_all: float = constant("an SM's time for 2**14 outputs, four at a time")
     write_shifted: float = constant("the same, in addition, where rows begin anywhere")
@@ -175,14 +176,15 @@ def predicted_us(
     c = config
     shifted, images = c.form.grain > 0, c.form is Form.IMAGES
     one_by_one = problem.out_pixels % VECTOR > 0 and c.form is Form.PLAIN
+    sharers = c.teams if c.joint else 1
     turn_us = costs.turn + (costs.convert + costs.convert_shifted * shifted) * c.channels / 64
     turn_us += costs.add * c.filters / 64
+    turn_us += 0 if c.resident else costs.weights_arrive * sharers / (c.stages - 1)
     all_us = costs.busy * turn_us + costs.multiply * c.filters * c.channels * TEAM_PIXELS / 2**18
     all_us = (all_us + costs.copy_one * one_by_one * c.channels / 64) * c.teams
     copy_us = costs.arrive / (c.stages - 1)
     copy_64_us = costs.copy + costs.copy_shifted * shifted
     copy_us += 0 if images else copy_64_us * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
-    sharers = c.teams if c.joint else 1
     copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
     outputs = c.filters * (problem.out_pixels if images else TEAM_PIXELS)  # of a team
     write_us = (costs.write / sharers + costs.gather * c.joint) * outputs / 2**12
@@ -347,15 +349,17 @@ def _own(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
 def _with_last_round_split(
     problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig
 ) -> list[Fp16x3PointwiseConfig]:
-    """The same with the last round's tiles split, where it leaves half of the SMs idle, or more."""
+    """The same with the last round's tiles split, where it leaves half of the SMs idle, or more.
+
+    Not the only round: all parts of a tile would come together then, and wait for each other.
+    """
     c = config
     rounds, last = divmod(_tiles(problem, c), device.sm_count)
     parts = min(device.sm_count // last, _turns(problem, c), MOST_PARTS) if last else 1
-    if c.resident or c.joint or parts == 1 or rounds > SPLIT_ROUNDS:
+    if c.resident or c.joint or parts == 1 or not 1 <= rounds <= SPLIT_ROUNDS:
         return []
-    blocks = device.sm_count if rounds else last * parts
-    left_bytes = blocks * c.teams * (FLOAT_BYTES * TEAM_PIXELS * c.filters + FLAG_BYTES)
-    return [replace(c, split_last=parts, blocks=blocks, workspace_bytes=c.workspace_bytes + left_bytes)]
+    left_bytes = c.blocks * c.teams * (FLOAT_BYTES * TEAM_PIXELS * c.filters + FLAG_BYTES)
+    return [replace(c, split_last=parts, workspace_bytes=c.workspace_bytes + left_bytes)]
 
 
 def _turns(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:

@@ -44,8 +44,14 @@ IMAGES = ConvProblem(70, 832, 7, 7, 200, 1, 1)  # teams have whole images; the l
 PARTLY = ConvProblem(5, 36, 7, 7, 48, 1, 1)  # the same, but for the last chunk, and for teams without an image
 OBLONG = ConvProblem(3, 300, 5, 9, 96, 1, 1)
 MANY_IMAGES = ConvProblem(400, 64, 5, 10, 320, 1, 1)  # of an even number of pixels, in a chunk; tiles of other filters
+UNEVEN = ConvProblem(56, 300, 13, 13, 304, 1, 1)  # a last round of few tiles, which several blocks share
 WHOLE = [IMAGES, PARTLY, OBLONG, MANY_IMAGES]
-PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG, *WHOLE]
+PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG, UNEVEN, *WHOLE]
+
+
+def test_last_rounds_are_split_in_every_form():
+    split = [config for problem in PROBLEMS for config in configurations(fp16x3_pointwise, problem)]
+    assert {config.form for config in split if config.split_last > 1} == set(Form)
 
 
 @each_precision
@@ -63,7 +69,7 @@ def test_weights_are_split_to_the_same_bits_by_blocks_themselves(problem):
     weight[:, 5] = 0
     outputs = {}
     for config in configs:
-        what = config.filters, config.channels, config.joint and config.teams
+        what = config.filters, config.channels, config.joint and config.teams, config.split_last
         out = run(fp16x3_pointwise, problem, config, x, weight)
         assert torch.equal(outputs.setdefault(what, out), out), config
 
