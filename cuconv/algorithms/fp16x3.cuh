@@ -11,9 +11,11 @@
 #define FILTER_ROWS KH
 #define FILTER_COLUMNS KW
 #endif
-// What a block leaves to another one: sums of a tile, and who has left theirs.
+// What a block may leave to another one: the sums of a tile, and as many flags as warpgroups say that theirs are there.
 #ifndef BLOCK_SUMS
 #define BLOCK_SUMS (128 * 128)
+#endif
+#ifndef BLOCK_FLAGS
 #define BLOCK_FLAGS 2
 #endif
 #ifndef CLUSTER
