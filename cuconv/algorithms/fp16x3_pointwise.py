@@ -306,8 +306,8 @@ def _candidates_of(
     found = []
     for stay in (True, False):
         stages = most_stages(stay, min(STAGED))
-        # Of two chunks, with weights that come along, three teams make less than any other form.
-        least = 3 if teams == 3 and not stay and not joint else 2
+        # Two chunks under way, with weights that come along, make less than any other form.
+        least = 2 if stay or joint else 3
         most = most_filters(teams, channels, products, stay and chunks == 1, form)
         if stages < least or filters > most:
             continue
