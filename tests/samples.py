@@ -57,7 +57,7 @@ def frame(results: Path, rows: list[Measurement]) -> pd.DataFrame:
 
 def copies(mean_us: dict[int, float]) -> pd.DataFrame:
     """Copies of so many bytes that take so many microseconds, as harness.bandwidth measures them."""
-    return pd.DataFrame([[size, *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
+    return pd.DataFrame([[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
 
 
 # A sweep whose every figure can be worked out by hand. Speedups of auto over the best of cuDNN:

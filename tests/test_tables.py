@@ -257,4 +257,4 @@ def test_copies_that_are_something_else_end_the_command(tmp_path, capsys):
     path.write_text("bytes\n1\n")
     assert tables.main(["--results", str(tmp_path)]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"{path} lacks the column 'run_1_us'") and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"{path} lacks the column 'way'") and captured.err.count("\n") == 1
