@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import bandwidth, catalogue, records, roster
+from harness import accuracy, bandwidth, catalogue, records, roster
 from harness.analysis import (
     CASE,
     Results,
@@ -278,11 +278,19 @@ def report(result: Results) -> str:
     if device != "cpu" and not compare(frame, device).empty:
         if compare(frame, device).rival_us.notna().any():
             parts.insert(2, "### Beside the paper\n\n" + paper_table(frame, device))
+            parts.append("### Accuracy where magnitudes are far from ordinary\n\n" + _magnitudes(result))
         copies = result.csv_path.parent.parent / bandwidth.FOLDER / bandwidth.CSV
         if shares := memory_bound_table(frame, device, copies):
             parts.insert(2, "### Memory-bound layers beside copies\n\n" + shares)
         parts.insert(2, "### Beside the floor\n\n" + floor_table(frame, device))
     return "\n\n".join(parts)
+
+
+def _magnitudes(result: Results) -> str:
+    path = result.csv_path.parent.parent / accuracy.FOLDER / accuracy.CSV
+    if not path.exists():
+        return f"Not measured on {result.device}: run 'python -m harness.accuracy' there."
+    return accuracy.magnitudes_table(accuracy.read(path))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,7 +3,8 @@
 import pytest
 
 from cuconv.problem import ConvProblem
-from harness import bandwidth, tables
+from harness import accuracy, bandwidth, tables
+from harness.accuracy import Row
 from harness.analysis import is_memory_bound
 from harness.catalogue import load_sweep
 from harness.markdown import markdown
@@ -147,17 +148,29 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     assert tables.main(["--results", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     titles = [line for line in text.splitlines() if line.startswith("#")]
-    accuracy = "### Accuracy: relative L2 error against float64"
+    errors = "### Accuracy: relative L2 error against float64"
     assert titles == [
         "## Layers",
-        "## cpu, sweep smoke", "### Speedup", "### Algorithms", accuracy,
+        "## cpu, sweep smoke", "### Speedup", "### Algorithms", errors,
         "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Memory-bound layers beside copies",
         "### Beside the paper",
         "### Against cuDNN with TF32 allowed", "### Algorithms",
-        "### auto over the best of cuConv's own algorithms, fp32, time", accuracy,
+        "### auto over the best of cuConv's own algorithms, fp32, time", errors,
+        "### Accuracy where magnitudes are far from ordinary",
     ]  # fmt: skip
     assert tables.main(["--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == text
+
+
+def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
+    write(tmp_path, SWEEP)
+    assert tables.main(["--results", str(tmp_path)]) == 0
+    assert "Not measured on nvidia-test: run 'python -m harness.accuracy' there." in capsys.readouterr().out
+    (case, *_) = load_sweep("smoke", batches=[1]).cases
+    errors = [Row(case, "cuconv", "auto", "images", "ok", rel_l2_error=1.5e-7)]
+    accuracy.write(tmp_path / "nvidia-test" / accuracy.FOLDER, errors)
+    assert tables.main(["--results", str(tmp_path)]) == 0
+    assert "1.5e-07, 1.5e-07" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--readme", "README.md"]])
