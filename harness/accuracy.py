@@ -50,7 +50,9 @@ def _powers(exponent: float, count: int, shape: tuple[int, ...]) -> torch.Tensor
     return torch.logspace(-exponent, exponent, count).view(shape)
 
 
-def _factors(input: float | torch.Tensor = 1.0, weight: float | torch.Tensor = 1.0, output=1.0) -> Factors:
+def _factors(
+    input: float | torch.Tensor = 1.0, weight: float | torch.Tensor = 1.0, output: float | torch.Tensor = 1.0
+) -> Factors:
     return Factors(*(torch.as_tensor(factor) for factor in (input, weight, output)))
 
 
