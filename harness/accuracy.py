@@ -31,7 +31,7 @@ from harness.records import CASE_COLUMNS, ResultsError
 
 FOLDER, CSV = "accuracy", "accuracy.csv"  # in results/DEVICE
 COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "magnitudes", "status", "detail", "rel_l2_error")
-PROVIDERS = ("cuconv", "cudnn")
+ENTRANTS = ("cuconv", "cudnn")
 PLAIN = ("cudnn", "implicit_gemm")  # a plain FP32 sum, twice whose error ours may have
 BATCH = 4  # of the paper's layers: enough images to differ, and a batch of no sweep
 
@@ -182,7 +182,7 @@ def magnitudes_table(frame: pd.DataFrame) -> str:
     same = [*CASE_COLUMNS, "magnitudes"]
     plain = ran[(ran.provider == PLAIN[0]) & (ran.algorithm == PLAIN[1])].set_index(same).rel_l2_error.rename("plain")
     body = []
-    for provider in PROVIDERS:
+    for provider in ENTRANTS:
         for name in roster.PROVIDERS[provider].algorithms:
             mine = ran[(ran.provider == provider) & (ran.algorithm == name)].join(plain, on=same)
             if mine.empty:
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     precision.set_for_process(FP32)
     try:
-        entered = {provider: contenders.load(provider) for provider in PROVIDERS}
+        entered = {provider: contenders.load(provider) for provider in ENTRANTS}
     except contenders.Unavailable as reason:
         print(f"harness.accuracy: {reason}", file=sys.stderr)
         return 2

@@ -198,13 +198,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("no contender is left to measure")
 
     folder = environment.ROOT / "results" / environment.device_slug() / "profile"
-    measured = {table: measure(table, takers) for table in chosen}
-    if not all(measured.values()):
-        return _fail("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
-    for table, rows in measured.items():
+    for table in chosen:
+        rows = measure(table, takers)
+        if not rows:
+            return _fail("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
         print(render(table, rows) + "\n")
         write_csv(folder / f"table_{table}.csv", rows)
-    environment.report_gpu(folder, environment.command_line("harness.profile", arguments), alone=False)
+        if table == chosen[0]:  # once, and at once: a later table may fail
+            environment.report_gpu(folder, environment.command_line("harness.profile", arguments), alone=False)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The tables, in markdown, from measurements.csv alone: python -m harness.tables [--readme README.md]"""
+"""The tables, in markdown, from the CSV files under results/ alone: python -m harness.tables [--readme README.md]"""
 
 from __future__ import annotations
 

@@ -36,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command = environment.command_line("harness.tune", arguments)
     try:
+        if options.add and options.fit_only:
+            raise UsageError(
+                "--add --fit-only: the first adds measurements, the second makes none, leave one of them out"
+            )
         folder = _measured_folder(options) if options.fit_only else _measure(options, command)
         _fit(folder, options.seed, options.precision)
     except (UsageError, CatalogueError, ResultsError, costs.CostsError) as error:
@@ -91,8 +95,6 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
 
 def _measured_folder(options: argparse.Namespace) -> Path:
     """The folder to fit to: the one asked for, or the only one of the precision under results/."""
-    if options.add:
-        raise UsageError("--add --fit-only: the first adds measurements, the second makes none, leave one of them out")
     if options.out is not None:
         return options.out
     found = sorted(Path("results").glob(f"*/{FOLDERS[options.precision]}/{CSV}"))
