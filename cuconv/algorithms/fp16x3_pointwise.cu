@@ -15,7 +15,9 @@
 // TEAMS     warpgroups that multiply, 64 pixels each
 // JOINT     1 where they have the same 64 pixels instead, and each every TEAMS-th chunk, of which there are so many
 // STAGES    chunks of pixels in shared memory
-// WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT
+// PASSES    tiles of filters that a block takes one after the other, all there are, of the same pixels, which it copies
+//           and splits once: where there is one chunk, whose weights of all of them stay; else 1
+// WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT; with passes one of each
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
 // STRIDED   1 for every gridDim.x-th tile a block, where tiles of the same pixels follow each other: always where
 //           weights do not stay; where they do, gridDim.x is then a multiple of the tiles of the same pixels
@@ -114,25 +116,47 @@ struct Fragments {
     }
 };
 
+// The lower half of a descriptor: K-major core matrices of 8 filters x 16 bytes, one after the other; BF of these rows
+// to the next 8 channels.
+__device__ __forceinline__ unsigned descriptor(unsigned weights) {
+    weights = __shfl_sync(~0u, weights, 0);  // the compiler is to see that it is uniform
+    return weights >> 4 & 0x3fff | BF << 16;
+}
+// chain (+)= the products of a depth but for the large ones, where these are not all.
+__device__ __forceinline__ void start_step(float (&chain)[SUMS], int step, const unsigned (&high)[4],
+                                           const unsigned (&low)[4], unsigned b) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    wgmma(chain, FACTOR_PARTS == 2 ? low : high, b + step * 2 * BF, step > 0);
+    if (FACTOR_PARTS == 2) wgmma(chain, high, b + WEIGHT_PART / 16 + step * 2 * BF, 1);
+}
+// chain += the large ones of all depths.
+__device__ __forceinline__ void start_rest(float (&chain)[SUMS], const unsigned (&high)[STEPS][4], unsigned b) {
+#pragma unroll
+    for (int step = 0; FACTOR_PARTS == 2 && step < STEPS; ++step) wgmma(chain, high[step], b + step * 2 * BF, 1);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
 // chain = the products of a chunk, small ones first where there are any: the tensor cores begin with the first depth
 // that is split.
 __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragments& pixels,
                                                const PixelScale (&scales)[2], unsigned (&high)[STEPS][4],
                                                unsigned (&low)[STEPS][4], unsigned weights) {
-    // K-major core matrices of 8 filters x 16 bytes, one after the other; BF of these rows to the next 8 channels.
-    weights = __shfl_sync(~0u, weights, 0);  // the compiler is to see that it is uniform
-    const unsigned b_high = weights >> 4 & 0x3fff | BF << 16, b_low = b_high + WEIGHT_PART / 16;
+    const unsigned b = descriptor(weights);
     const float x = power_of_two(scales[0].exponent), y = power_of_two(scales[1].exponent);  // 1 where all is zero
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         pixels.split_step(step, x, y, high[step], low[step]);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        wgmma(chain, FACTOR_PARTS == 2 ? low[step] : high[step], b_high + step * 2 * BF, step > 0);
-        if (FACTOR_PARTS == 2) wgmma(chain, high[step], b_low + step * 2 * BF, 1);
+        start_step(chain, step, high[step], low[step], b);
     }
+    start_rest(chain, high, b);
+}
+// The same of a chunk that is split already, in the same order.
+__device__ __forceinline__ void start_again(float (&chain)[SUMS], const unsigned (&high)[STEPS][4],
+                                            const unsigned (&low)[STEPS][4], unsigned weights) {
+    const unsigned b = descriptor(weights);
 #pragma unroll
-    for (int step = 0; FACTOR_PARTS == 2 && step < STEPS; ++step) wgmma(chain, high[step], b_high + step * 2 * BF, 1);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    for (int step = 0; step < STEPS; ++step) start_step(chain, step, high[step], low[step], b);
+    start_rest(chain, high, b);
 }
 
 // One of the warpgroups that multiply.
@@ -231,14 +255,19 @@ struct Multiplier {
         unsigned high[STEPS][4], low[STEPS][4];
         scales[0].suit(largest.x), scales[1].suit(largest.y);
         start_products(chain, next, scales, high, low, shared_address(weight_stage(weights)));
-        if (more) {
-            if (SHIFTED && next_chunk == first_chunk(team)) {
-                Tile following = tile;
-                of.advance(following);
-                find(following);
-            }
-            fetch(next_chunk, tile);
+        if (more) fetch_next(next_chunk, tile);
+        wait_for_products(chain);
+    }
+    // A chunk of the tile, or the first one of the tile that follows.
+    __device__ __forceinline__ void fetch_next(int next_chunk, const Tile& tile) {
+        if (SHIFTED && next_chunk == first_chunk(team)) {
+            Tile following = tile;
+            of.advance(following);
+            find(following);
         }
+        fetch(next_chunk, tile);
+    }
+    __device__ __forceinline__ void wait_for_products(float (&chain)[SUMS]) const {
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
@@ -266,6 +295,36 @@ struct Multiplier {
         if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
     }
 
+    // All passes of a tile. The pixels of the next one are fetched during the last pass: until then those at hand, which
+    // are split, have their registers.
+    __device__ __forceinline__ void run_passes(const Writer& writer, bool more, const Tile& tile) {
+        float sum[SUMS];
+        unsigned high[STEPS][4], low[STEPS][4];
+        scales[0].suit(largest.x), scales[1].suit(largest.y);
+        start_products(sum, next, scales, high, low, shared_address(weight_stage(0)));
+#pragma unroll 1
+        for (int pass = 1; pass < PASSES; ++pass) {
+            asm volatile("" : "+r"(pass));  // nothing that follows from it takes a register meanwhile
+            end_pass(sum, writer, tile, pass - 1);
+            if (!OWN) barrier_wait(of.shared.full_weights + pass, 0);
+            start_again(sum, high, low, shared_address(weight_stage(pass)));
+        }
+        if (more) fetch_next(0, tile);
+        end_pass(sum, writer, tile, PASSES - 1);
+    }
+    __device__ __forceinline__ void end_pass(float (&sum)[SUMS], const Writer& writer, const Tile& tile, int pass) {
+        wait_for_products(sum);
+        scale_back(sum, factors(pass));
+        unscale(sum);
+        writer.write(sum, tile.of_pass(pass));
+    }
+
+    // sum /= its pixels' scales.
+    __device__ __forceinline__ void unscale(float (&sum)[SUMS]) const {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
+    }
+
     // memory: the workspace, where blocks leave sums to each other.
     __device__ __forceinline__ void run(const Writer& writer, void* memory) {
         const Sizes& s = of.s;
@@ -281,12 +340,15 @@ struct Multiplier {
             }
             // Not from a tile with other weights, which wait until this one's have been used.
             const bool more = tile.count + 1 < of.shared.tiles && !(RESIDENT && tile.is_last(s));
-            float sum[SUMS];
             scales[0] = scales[1] = PixelScale();
+            if (PASSES > 1) {
+                run_passes(writer, more, tile);
+                continue;
+            }
+            float sum[SUMS];
             if (SINGLE) add_chunk(sum, more, tile);
             else add_chunks(sum, more, tile);
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
+            unscale(sum);
 #if SPLIT_LAST > 1
             const Exchange exchange = {s, memory, team};
             if (of.begin_chunk(tile, team) > 0) {
@@ -314,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
                                      : (images * pixels + TEAM_TILE - 1) / TEAM_TILE;
     const Sizes s = {(int)channels, (int)height, (int)width, (int)filters, 0, 0, (int)width, pixels, (unsigned)images,
                      (int)(channels + CHANNELS - 1) / CHANNELS, (int)(all_rows + TILE_TEAMS - 1) / TILE_TEAMS,
-                     (int)(filters + BF - 1) / BF, (unsigned)rows};
+                     (int)(filters + PASSES * BF - 1) / (PASSES * BF), (unsigned)rows};
     const int tiles = s.stretches * s.filter_tiles;
     const Share share(tiles, blockIdx.x, gridDim.x);  // where not STRIDED
     const LastRound last(s);
