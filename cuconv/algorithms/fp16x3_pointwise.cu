@@ -295,8 +295,8 @@ struct Multiplier {
         if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
     }
 
-    // All passes of a tile. The pixels of the next one are fetched during the last pass: until then those at hand, which
-    // are split, have their registers.
+    // All passes of a tile. The pixels of the next one are fetched during the last pass: until then those at hand,
+    // which are split, have their registers.
     __device__ __forceinline__ void run_passes(const Writer& writer, bool more, const Tile& tile) {
         float sum[SUMS];
         unsigned high[STEPS][4], low[STEPS][4];
