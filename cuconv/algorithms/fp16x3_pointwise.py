@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil, hypot
 from pathlib import Path
 
+from cuconv.algorithms import eviction
 from cuconv.algorithms.fp16x3_pointwise_forms import (
     CHANNELS,
     SHIFTED,
@@ -199,6 +200,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         vector=int(vector),
         shifted=c.form.grain,
         plane=p.out_pixels if images else 0,
+        evict_first=eviction.evict_first(p),
         products=c.products,
     )
     arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
