@@ -9,7 +9,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem, jit
 from cuconv.algorithms import fp16x3_pointwise
 from cuconv.algorithms.fp16x3_pointwise_forms import SHIFTED, TEAMS, Form, most_filters, own_weights
-from cuconv.algorithms.fp16x3_pointwise_tiles import loads_of, pitch, rows_of, stretches_of, tiles_of
+from cuconv.algorithms.fp16x3_pointwise_tiles import loads_of, pitch, rows_of, tiles_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
@@ -20,13 +20,7 @@ SMALL = ConvProblem(70, 832, 7, 7, 200, 1, 1)
 DEEP = ConvProblem(1, 4200, 7, 7, 16, 1, 1, precision="tf32")  # so many chunks that barriers count
 USUAL = [HEAVY, ODD, SMALL]
 IN_TF32 = [DEEP, *(replace(problem, precision="tf32") for problem in USUAL)]
-FEW_CHANNELS = ConvProblem(32, 48, 27, 27, 192, 1, 1)  # a chunk
-FIT = [
-    *USUAL,
-    FEW_CHANNELS,
-    *IN_TF32,
-    *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h),
-]
+FIT = [*USUAL, *IN_TF32, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
 
 
 def test_candidates_fit_the_device_and_cover_the_problem():
@@ -41,8 +35,8 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             assert config.stages >= (2 if config.resident or config.joint else 3)
             assert config.weight_stages >= (1 if config.resident else 2)
             assert 1 <= config.blocks <= min(H200.sm_count, tiles_of(problem, config))
-            single = config.resident and config.weight_stages == config.passes
-            most = most_filters(config.teams, config.channels, config.products, single, config.form, config.passes)
+            single = config.resident and config.weight_stages == 1
+            most = most_filters(config.teams, config.channels, config.products, single, config.form)
             assert config.filters <= most
             assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
 
@@ -51,7 +45,7 @@ def test_weights_stay_where_all_chunks_have_a_place():
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             if config.resident:
-                assert config.weight_stages == ceil(problem.c / config.channels) * config.passes
+                assert config.weight_stages == ceil(problem.c / config.channels)
 
 
 def test_blocks_split_weights_themselves_where_these_stay_and_registers_hold_them():
@@ -82,63 +76,6 @@ def test_other_filters_under_way_cost_another_split():
     assert loads_of(many, config) == 2
     assert loads_of(many, replace(config, blocks=1)) == 5
     assert loads_of(many, replace(config, blocks=130)) == 1  # side by side, each with one of five tiles
-
-
-def in_passes(problem):
-    """Configurations that take all filters of their pixels one tile after the other, and those that do not."""
-    found = fp16x3_pointwise.candidates(problem, H200)
-    return [c for c in found if c.passes > 1], [c for c in found if c.passes == 1]
-
-
-@pytest.mark.parametrize(
-    ("problem", "passes"),
-    [
-        (FEW_CHANNELS, {2, 3, 4}),
-        (ConvProblem(32, 64, 27, 27, 256, 1, 1), {2, 4}),
-        (ConvProblem(32, 33, 13, 13, 250, 1, 1), {2, 4}),
-        (ConvProblem(32, 64, 13, 13, 80, 1, 1), {2, 3}),
-        (ConvProblem(32, 64, 7, 7, 32, 1, 1), set()),  # a tile
-        (ConvProblem(32, 64, 7, 7, 272, 1, 1), set()),  # more than a cluster splits
-        (ConvProblem(32, 65, 27, 27, 192, 1, 1), set()),  # two chunks
-    ],
-    ids=str,
-)
-def test_filters_are_taken_in_passes_where_all_channels_are_a_chunk(problem, passes):
-    found, others = in_passes(problem)
-    assert {config.passes for config in found} == passes and others
-    for config in found:
-        assert config.channels >= problem.c and config.resident and not config.joint and config.split_last == 1
-        assert config.passes == config.weight_stages == ceil(problem.m / config.filters)
-        assert tiles_of(problem, config) == stretches_of(problem, config.teams, config.form)
-        assert loads_of(problem, config) == 1
-        assert config.own or config.filters % 32 == 0
-
-
-def test_weights_of_all_passes_are_split_together():
-    found, _ = in_passes(FEW_CHANNELS)
-    assert {config.own for config in found} == {True, False}
-    for config in found:
-        *ahead, main = fp16x3_pointwise.launches(FEW_CHANNELS, config, aligned=True, relu=False)
-        macros = main.macros
-        assert (macros["PASSES"], macros["WEIGHT_STAGES"], macros["STRIDED"]) == (config.passes, config.passes, 1)
-        assert config.workspace_bytes == (0 if config.own else 4 * (192 * 48 + 192 + 48))
-        assert [launch.blocks for launch in ahead] == ([] if config.own else [192 // 32])
-
-
-def test_only_passes_say_how_many_they_are():
-    found, others = in_passes(FEW_CHANNELS)
-    assert all(f" passes={config.passes} staged=" in str(config) for config in found)
-    assert not any("passes" in str(config) for config in others)
-
-
-def test_passes_are_predicted_to_take_less_than_as_many_tiles():
-    busy = replace(FEW_CHANNELS, n=256)
-    us = {True: {}, False: {}}
-    for config in fp16x3_pointwise.candidates(busy, H200):
-        if config.own and config.teams == 3 and config.channels == 48:
-            predicted = fp16x3_pointwise.predicted_us(busy, H200, config)
-            us[config.passes > 1][config.filters, config.form] = predicted
-    assert us[True] and all(of_passes < us[False][key] for key, of_passes in us[True].items())
 
 
 def test_teams_share_tiles_where_these_are_few():

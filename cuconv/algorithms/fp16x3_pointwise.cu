@@ -15,9 +15,7 @@
 // TEAMS     warpgroups that multiply, 64 pixels each
 // JOINT     1 where they have the same 64 pixels instead, and each every TEAMS-th chunk, of which there are so many
 // STAGES    chunks of pixels in shared memory
-// PASSES    tiles of filters that a block takes one after the other, all there are, of the same pixels, which it copies
-//           and splits once: where there is one chunk, whose weights of all of them stay; else 1
-// WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT; with passes one of each
+// WEIGHT_STAGES  chunks of weights there, a multiple of TEAMS where JOINT and not RESIDENT
 // RESIDENT  1 where these are all chunks of a tile's filters: they stay for all the tiles of a block with these filters
 // STRIDED   1 for every gridDim.x-th tile a block, where tiles of the same pixels follow each other: always where
 //           weights do not stay; where they do, gridDim.x is then a multiple of the tiles of the same pixels
@@ -40,51 +38,102 @@
 #if SPLIT_LAST > 1
 #include "fp16x3_pointwise_exchange.cuh"
 #endif
-#include "fp16x3_pointwise_pixels.cuh"
 #include "fp16x3_pointwise_wgmma.cuh"
 #include "fp16x3_pointwise_write.cuh"
 
-// The lower half of a descriptor: K-major core matrices of 8 filters x 16 bytes, one after the other; BF of these rows
-// to the next 8 channels.
-__device__ __forceinline__ unsigned descriptor(unsigned weights) {
-    weights = __shfl_sync(~0u, weights, 0);  // the compiler is to see that it is uniform
-    return weights >> 4 & 0x3fff | BF << 16;
-}
-// chain (+)= the products of a depth but for the large ones, where these are not all.
-__device__ __forceinline__ void start_step(float (&chain)[SUMS], int step, const unsigned (&high)[4],
-                                           const unsigned (&low)[4], unsigned b) {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    wgmma(chain, FACTOR_PARTS == 2 ? low : high, b + step * 2 * BF, step > 0);
-    if (FACTOR_PARTS == 2) wgmma(chain, high, b + WEIGHT_PART / 16 + step * 2 * BF, 1);
-}
-// chain += the large ones of all depths.
-__device__ __forceinline__ void start_rest(float (&chain)[SUMS], const unsigned (&high)[STEPS][4], unsigned b) {
+// A pixel's scale: a power of two that stays while it brings a chunk's maximum to 2^LEAST_EXPONENT to 2^15.
+struct PixelScale {
+    int exponent = EMPTY, first = EMPTY;  // in use; of the tile's first chunk that is not zero, which the sums keep
+
+    __device__ __forceinline__ void suit(float most) {
+        const int found = (int)(__float_as_uint(most) >> 23) - 127;
+        if (most == 0.0f || found + exponent >= LEAST_EXPONENT && found + exponent <= 14) return;
+        exponent = clamp(10 - found, -113, 126);
+        if (first == EMPTY) first = exponent;
+    }
+};
+
+// Fragments of A. Row lane / 4 is a thread's first pixel, the row eight further on its other one; of each depth of 16 a
+// thread has channels 2 * (lane % 4) + {0, 1, 8, 9}.
+struct Fragments {
+    float2 values[STEPS][4];  // of both pixels
+
+    // rows: where a thread's two pixels are of its first channel. further: of every second channel, where SHIFTED.
+    // other: from one pixel to the other, where they are not side by side.
+    __device__ __forceinline__ void load(const float* rows, int further, int other) {
 #pragma unroll
-    for (int step = 0; FACTOR_PARTS == 2 && step < STEPS; ++step) wgmma(chain, high[step], b + step * 2 * BF, 1);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* const from = rows + channel(step, i) * PITCH + (i % 2 ? further : 0);
+                values[step][i] = SHIFTED || PLANE ? make_float2(from[0], from[other])
+                                                   : *reinterpret_cast<const float2*>(from);
+            }
+    }
+    // left: channels from the chunk's first one on. Those beyond have a scale of zero, so this is where what lies there
+    // from earlier chunks, since a bulk copy leaves it, is taken out.
+    __device__ __forceinline__ void scale(const float* scales, int lane, int left) {
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float by = scales[channel(step, i) + lane % 4 * 2];
+                values[step][i].x *= by, values[step][i].y *= by;
+                if (PLANE && channel(step, i) + lane % 4 * 2 >= left) values[step][i] = {0.0f, 0.0f};
+            }
+    }
+    __device__ static __forceinline__ constexpr int channel(int step, int i) { return step * 16 + i / 2 * 8 + i % 2; }
+
+    // The largest magnitude of each pixel's values; a NaN does not count: the output shows it.
+    __device__ __forceinline__ float2 largest() const {
+        float2 most = {0.0f, 0.0f}, other = most;  // two of each pixel: a maximum waits for the one before it
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                most.x = fmaxf(most.x, fabsf(values[step][i].x));
+                most.y = fmaxf(most.y, fabsf(values[step][i].y));
+                other.x = fmaxf(other.x, fabsf(values[step][i + 1].x));
+                other.y = fmaxf(other.y, fabsf(values[step][i + 1].y));
+            }
+        most = {fmaxf(most.x, other.x), fmaxf(most.y, other.y)};
+#pragma unroll
+        for (int by = 1; by < 4; by *= 2) {
+            most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, by));
+            most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, by));
+        }
+        return most;
+    }
+    __device__ __forceinline__ void split_step(int step, float x, float y, unsigned (&high)[4],
+                                               unsigned (&low)[4]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // registers of A: rows change fastest
+            const float2 a = values[step][half * 2], b = values[step][half * 2 + 1];
+            split(a.x * x, b.x * x, high[half * 2], low[half * 2]);
+            split(a.y * y, b.y * y, high[half * 2 + 1], low[half * 2 + 1]);
+        }
+    }
+};
 
 // chain = the products of a chunk, small ones first where there are any: the tensor cores begin with the first depth
 // that is split.
 __device__ __forceinline__ void start_products(float (&chain)[SUMS], const Fragments& pixels,
                                                const PixelScale (&scales)[2], unsigned (&high)[STEPS][4],
                                                unsigned (&low)[STEPS][4], unsigned weights) {
-    const unsigned b = descriptor(weights);
+    // K-major core matrices of 8 filters x 16 bytes, one after the other; BF of these rows to the next 8 channels.
+    weights = __shfl_sync(~0u, weights, 0);  // the compiler is to see that it is uniform
+    const unsigned b_high = weights >> 4 & 0x3fff | BF << 16, b_low = b_high + WEIGHT_PART / 16;
     const float x = power_of_two(scales[0].exponent), y = power_of_two(scales[1].exponent);  // 1 where all is zero
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         pixels.split_step(step, x, y, high[step], low[step]);
-        start_step(chain, step, high[step], low[step], b);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        wgmma(chain, FACTOR_PARTS == 2 ? low[step] : high[step], b_high + step * 2 * BF, step > 0);
+        if (FACTOR_PARTS == 2) wgmma(chain, high[step], b_low + step * 2 * BF, 1);
     }
-    start_rest(chain, high, b);
-}
-// The same of a chunk that is split already, in the same order.
-__device__ __forceinline__ void start_again(float (&chain)[SUMS], const unsigned (&high)[STEPS][4],
-                                            const unsigned (&low)[STEPS][4], unsigned weights) {
-    const unsigned b = descriptor(weights);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) start_step(chain, step, high[step], low[step], b);
-    start_rest(chain, high, b);
+    for (int step = 0; FACTOR_PARTS == 2 && step < STEPS; ++step) wgmma(chain, high[step], b_high + step * 2 * BF, 1);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 // One of the warpgroups that multiply.
@@ -183,19 +232,14 @@ struct Multiplier {
         unsigned high[STEPS][4], low[STEPS][4];
         scales[0].suit(largest.x), scales[1].suit(largest.y);
         start_products(chain, next, scales, high, low, shared_address(weight_stage(weights)));
-        if (more) fetch_next(next_chunk, tile);
-        wait_for_products(chain);
-    }
-    // A chunk of the tile, or the first one of the tile that follows.
-    __device__ __forceinline__ void fetch_next(int next_chunk, const Tile& tile) {
-        if (SHIFTED && next_chunk == first_chunk(team)) {
-            Tile following = tile;
-            of.advance(following);
-            find(following);
+        if (more) {
+            if (SHIFTED && next_chunk == first_chunk(team)) {
+                Tile following = tile;
+                of.advance(following);
+                find(following);
+            }
+            fetch(next_chunk, tile);
         }
-        fetch(next_chunk, tile);
-    }
-    __device__ __forceinline__ void wait_for_products(float (&chain)[SUMS]) const {
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(chain[i])::"memory");
@@ -223,36 +267,6 @@ struct Multiplier {
         if (!OWN && tile.is_last(of.s)) leave(of.shared.empty_weights, loaded);
     }
 
-    // All passes of a tile. The pixels of the next one are fetched during the last pass: until then those at hand,
-    // which are split, have their registers.
-    __device__ __forceinline__ void run_passes(const Writer& writer, bool more, const Tile& tile) {
-        float sum[SUMS];
-        unsigned high[STEPS][4], low[STEPS][4];
-        scales[0].suit(largest.x), scales[1].suit(largest.y);
-        start_products(sum, next, scales, high, low, shared_address(weight_stage(0)));
-#pragma unroll 1
-        for (int pass = 1; pass < PASSES; ++pass) {
-            asm volatile("" : "+r"(pass));  // nothing that follows from it takes a register meanwhile
-            end_pass(sum, writer, tile, pass - 1);
-            if (!OWN) barrier_wait(of.shared.full_weights + pass, 0);
-            start_again(sum, high, low, shared_address(weight_stage(pass)));
-        }
-        if (more) fetch_next(0, tile);
-        end_pass(sum, writer, tile, PASSES - 1);
-    }
-    __device__ __forceinline__ void end_pass(float (&sum)[SUMS], const Writer& writer, const Tile& tile, int pass) {
-        wait_for_products(sum);
-        scale_back(sum, factors(pass));
-        unscale(sum);
-        writer.write(sum, tile.of_pass(pass));
-    }
-
-    // sum /= its pixels' scales.
-    __device__ __forceinline__ void unscale(float (&sum)[SUMS]) const {
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
-    }
-
     // memory: the workspace, where blocks leave sums to each other.
     __device__ __forceinline__ void run(const Writer& writer, void* memory) {
         const Sizes& s = of.s;
@@ -268,15 +282,12 @@ struct Multiplier {
             }
             // Not from a tile with other weights, which wait until this one's have been used.
             const bool more = tile.count + 1 < of.shared.tiles && !(RESIDENT && tile.is_last(s));
-            scales[0] = scales[1] = PixelScale();
-            if (PASSES > 1) {
-                run_passes(writer, more, tile);
-                continue;
-            }
             float sum[SUMS];
+            scales[0] = scales[1] = PixelScale();
             if (SINGLE) add_chunk(sum, more, tile);
             else add_chunks(sum, more, tile);
-            unscale(sum);
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].first);
 #if SPLIT_LAST > 1
             const Exchange exchange = {s, memory, team};
             if (of.begin_chunk(tile, team) > 0) {
@@ -304,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
                                      : (images * pixels + TEAM_TILE - 1) / TEAM_TILE;
     const Sizes s = {(int)channels, (int)height, (int)width, (int)filters, 0, 0, (int)width, pixels, (unsigned)images,
                      (int)(channels + CHANNELS - 1) / CHANNELS, (int)(all_rows + TILE_TEAMS - 1) / TILE_TEAMS,
-                     (int)(filters + PASSES * BF - 1) / (PASSES * BF), (unsigned)rows};
+                     (int)(filters + BF - 1) / BF, (unsigned)rows};
     const int tiles = s.stretches * s.filter_tiles;
     const Share share(tiles, blockIdx.x, gridDim.x);  // where not STRIDED
     const LastRound last(s);

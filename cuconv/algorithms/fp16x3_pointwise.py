@@ -28,7 +28,6 @@ from cuconv.algorithms.fp16x3_pointwise_tiles import (
     tiles_of,
     turns_of,
 )
-from cuconv.algorithms.fp16x3_split import FILTERS as SPLIT_FILTERS
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
 from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
@@ -56,8 +55,6 @@ JOINT_TILES = 3  # for each SM, at most, where teams share tiles
 MOST_PARTS = 4  # of a tile of the last round, where it is split
 SPLIT_ROUNDS = 4  # before it, at most: after more it does not count
 FLAG_BYTES = 4
-MOST_PASSES = 4
-PASSES_FILTERS = 8 * SPLIT_FILTERS  # of all passes, at most: a cluster of the kernel ahead splits them together
 OWN_FILTERS = (48, 32)  # of a tile whose weights the block splits itself, beside the usual ones
 
 
@@ -107,10 +104,10 @@ def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Pointwise
     for filters in dict.fromkeys((*usual, *_filters(problem.m, OWN_FILTERS))):
         for channels in _channels(problem.c):
             for teams in TEAMS:
-                for joint, passes in ((False, 1), (True, 1), *_passes(problem, filters, channels)):
+                for joint in (False, True):
                     for form in pixel_forms(problem):
-                        some = _candidates_of(problem, device, filters, channels, teams, joint, passes, form)
-                        found += [config for config in some if filters in usual and _can_be_split_ahead(config)]
+                        some = _candidates_of(problem, device, filters, channels, teams, joint, form)
+                        found += [config for config in some if filters in usual]
                         found += [_own(config) for config in some if _can_own(config)]
                         found += [split for config in some for split in _with_last_round_split(problem, device, config)]
     return found
@@ -148,15 +145,15 @@ def predicted_us(
     one_by_one = problem.out_pixels % VECTOR > 0 and c.form is Form.PLAIN
     sharers = c.teams if c.joint else 1
     turn_us = costs.turn + (costs.convert + costs.convert_shifted * shifted) * c.channels / 64
-    turn_us += costs.add * c.all_filters / 64
+    turn_us += costs.add * c.filters / 64
     turn_us += 0 if c.resident else costs.weights_arrive * sharers / (c.stages - 1)
-    all_us = costs.busy * turn_us + costs.multiply * c.all_filters * c.channels * TEAM_PIXELS / 2**18
+    all_us = costs.busy * turn_us + costs.multiply * c.filters * c.channels * TEAM_PIXELS / 2**18
     all_us = (all_us + costs.copy_one * one_by_one * c.channels / 64) * c.teams
     copy_us = costs.arrive / (c.stages - 1)
     copy_64_us = costs.copy + costs.copy_shifted * shifted
     copy_us += 0 if images else copy_64_us * TEAM_PIXELS * c.channels / COPIERS[c.teams] / 64
     copy_us += 0 if c.resident else costs.weights * sharers * c.filters * c.channels / 2**13
-    outputs = c.all_filters * (problem.out_pixels if images else TEAM_PIXELS)  # of a team
+    outputs = c.filters * (problem.out_pixels if images else TEAM_PIXELS)  # of a team
     write_us = (costs.write / sharers + costs.gather * c.joint) * outputs / 2**12
     # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
     places = 1 + one_by_one * (VECTOR * c.teams / 2 - 1)
@@ -170,7 +167,7 @@ def predicted_us(
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * loads_of(problem, c) * weights / 2**13
     else:
-        start_us = costs.block + Split(c.all_filters, c.channels, c.products).predicted_us(problem, costs)
+        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
     written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
     moved_us = costs.memory * problem.min_bytes / 2**20 + costs.memory_crowded * (c.teams - min(TEAMS)) * written
     if one_by_one or c.form.grain == VECTOR:  # two halves of a sector meet in the cache, as far as it reaches
@@ -189,7 +186,6 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         c.channels,
         c.teams,
         joint=int(c.joint),
-        passes=c.passes,
         stages=c.stages,
         weight_stages=c.weight_stages,
         resident=int(c.resident),
@@ -208,7 +204,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     if c.own:
         return (main,)
     sharing = c.blocks if c.split_last > 1 else 0
-    return (Split(c.all_filters, c.channels, c.products).launch(p, SOURCE, macros, sharing), main)
+    return (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, sharing), main)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -242,27 +238,8 @@ def _channels(channels: int) -> list[int]:
     return [size for size in CHANNELS if padded[size] <= 1.1 * least][-2:]
 
 
-def _passes(problem: ConvProblem, filters: int, channels: int) -> list[tuple[bool, int]]:
-    """Tiles of filters that one block can take with pixels split once, as (joint, passes), where there are any."""
-    tiles = ceil(problem.m / filters)
-    fits = problem.c <= channels and 2 <= tiles <= MOST_PASSES and filters * tiles <= PASSES_FILTERS
-    return [(False, tiles)] if fits else []
-
-
-def _can_be_split_ahead(config: Fp16x3PointwiseConfig) -> bool:
-    """Whether the kernel ahead can split the weights: no block of it has filters of two passes."""
-    return config.passes == 1 or config.filters % SPLIT_FILTERS == 0
-
-
 def _candidates_of(
-    problem: ConvProblem,
-    device: DeviceSpec,
-    filters: int,
-    channels: int,
-    teams: int,
-    joint: bool,
-    passes: int,
-    form: Form,
+    problem: ConvProblem, device: DeviceSpec, filters: int, channels: int, teams: int, joint: bool, form: Form
 ) -> list[Fp16x3PointwiseConfig]:
     """With weights that stay, where they leave room for two chunks of pixels, and with weights that do not.
 
@@ -271,8 +248,10 @@ def _candidates_of(
     products = PRODUCTS[problem.precision]
     stage_bytes = teams * channels * pitch(problem, form) * FLOAT_BYTES
     weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
-    chunks = ceil(problem.c / channels)
-    tiles = stretches_of(problem, 1 if joint else teams, form) * ceil(problem.m / (filters * passes))
+    chunks, tiles = (
+        ceil(problem.c / channels),
+        stretches_of(problem, 1 if joint else teams, form) * ceil(problem.m / filters),
+    )
     if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
         return []
     weight_users = teams if joint else 1  # with stages of their own
@@ -284,27 +263,26 @@ def _candidates_of(
     def most_stages(stay: bool, staged: int) -> int:
         room = device.shared_bytes_per_block - STATIC_BYTES - staging_bytes(staged)
         if stay:
-            return min(MAX_STAGES, (room - barriers - chunks * passes * weight_bytes) // stage_bytes)
+            return min(MAX_STAGES, (room - barriers - chunks * weight_bytes) // stage_bytes)
         return min(MAX_STAGES, room // (stage_bytes + weight_users * weight_bytes))
 
     found = []
-    for stay in (True, False) if passes == 1 else (True,):
+    for stay in (True, False):
         stages = most_stages(stay, min(STAGED))
         # Two chunks under way, with weights that come along, make less than any other form.
         least = 2 if stay or joint else 3
-        most = most_filters(teams, channels, products, stay and chunks == 1, form, passes)
+        most = most_filters(teams, channels, products, stay and chunks == 1, form)
         if stages < least or filters > most:
             continue
         if not stay and most_stages(True, min(STAGED)) >= 3:
             continue
         staged = max(staged for staged in STAGED if most_stages(stay, staged) == stages)
-        weight_stages = chunks * passes if stay else weight_users * stages
+        weight_stages = chunks if stay else weight_users * stages
         found.append(
             Fp16x3PointwiseConfig(
                 filters,
                 channels,
                 teams,
-                passes,
                 joint,
                 stages,
                 weight_stages,
@@ -315,7 +293,7 @@ def _candidates_of(
                 form=form,
                 blocks=min(device.sm_count, tiles),
                 shared_bytes=stages * stage_bytes + weight_stages * weight_bytes + staging_bytes(staged),
-                workspace_bytes=Split(filters * passes, channels, products).workspace_bytes(problem),
+                workspace_bytes=Split(filters, channels, products).workspace_bytes(problem),
                 products=products,
             )
         )

@@ -62,16 +62,12 @@ struct Copier {
         if (unit == 0) wait_for_weights();
         if (before > 0) barrier_wait(of.shared.empty_weights + slot, before - 1 & 1);
         const int64 part = (int64)tile.filter_tile * of.s.chunks + chunk;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; ++pass) {
-            const int64 of_pass = part * PASSES + pass;
-            uint64* const full = of.shared.full_weights + slot + pass;
-            const unsigned to = shared_address(of.weights) + (slot + pass) * WEIGHT_STAGE;
-            barrier_expect(full, WEIGHT_STAGE);
-            copy_bulk(to, workspace.rows + of_pass * ROW_BYTES, ROW_BYTES, full);
-            copy_bulk(to + ROW_BYTES, workspace.channel_scales + part * CHANNELS, CHANNELS * 4, full);
-            copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.filter_scales + of_pass * BF, BF * 4, full);
-        }
+        uint64* const full = of.shared.full_weights + slot;
+        const unsigned to = shared_address(of.weights) + slot * WEIGHT_STAGE;
+        barrier_expect(full, WEIGHT_STAGE);
+        copy_bulk(to, workspace.rows + part * ROW_BYTES, ROW_BYTES, full);
+        copy_bulk(to + ROW_BYTES, workspace.channel_scales + part * CHANNELS, CHANNELS * 4, full);
+        copy_bulk(to + ROW_BYTES + CHANNELS * 4, workspace.filter_scales + part * BF, BF * 4, full);
     }
 
     // Chunks of one tile. Called with where the first one is, and with how to copy a chunk: copy(slot, chunk), which

@@ -39,15 +39,11 @@ LESS_IMAGES = {(2, 48): 144, (2, 64): 128}
 SINGLE_HOLD = {2: {16: 160, 32: 160, 48: 160, 64: 160}, 3: {16: 160, 32: 160, 48: 160, 64: 128}}
 LESS_SINGLE_SHIFTED = {(3, 48): 144}
 LESS_SINGLE_IMAGES = {(3, 32): 144, (3, 48): 144}
-# The same of each pass, where there are several; fewer in other forms than the plain one.
-PASSES_HOLD, LESS_PASSES = 128, {(3, 64): 96}
 OWN_HOLD = {2: 64, 3: 48}  # the most weights of a thread, by teams of a block, where it splits them itself
 
 
-def most_filters(teams: int, channels: int, products: int, single: bool, form: Form, passes: int = 1) -> int:
+def most_filters(teams: int, channels: int, products: int, single: bool, form: Form) -> int:
     """Of a tile, what the registers hold. single: all channels are one chunk, with weights that stay."""
-    if passes > 1:
-        return PASSES_HOLD if form is Form.PLAIN else LESS_PASSES.get((teams, channels), PASSES_HOLD)
     most = SINGLE_HOLD[teams][channels] if single else REGISTERS_HOLD[teams][channels]
     if form.grain:
         return (LESS_SINGLE_SHIFTED if single else LESS_SHIFTED).get((teams, channels), most)
@@ -109,7 +105,6 @@ def sample() -> list[dict[str, int]]:
     for form, kind in ((Form.SHIFTED_8, shifted), (Form.SHIFTED_4, finer), (Form.IMAGES, images)):
         for size, strided in product(sizes(fp32, True, form), (0, 1)):
             found.append(macros_of(*size, **single, strided=strided, own=4, staged=32, **kind))
-    found += passes_sample()
     found += [macros_of(16, 64, 3, stages=4, weight_stages=3, **reloaded, staged=32, **elements)]
     found += [macros_of(128, 64, 2, stages=3, weight_stages=3, **shifted), macros_of(160, 48, 2, staged=32)]
     found += [macros_of(64, 64, 2, joint=1, stages=3, weight_stages=8, **reloaded, **elements)]
@@ -128,39 +123,12 @@ def sample() -> list[dict[str, int]]:
     return found + [macros | {"EVICT_FIRST": 5} for macros in widest]
 
 
-def passes_sample() -> list[dict[str, int]]:
-    """Passes of as many filters as registers hold, and of few, in each form; weights split ahead, and by the block."""
-    kinds = {
-        Form.PLAIN: ({}, {"vector": 0}),
-        Form.SHIFTED_8: ({"vector": 0, "shifted": 8},),
-        Form.SHIFTED_4: ({"vector": 0, "shifted": 4},),
-        Form.IMAGES: ({"plane": 49}, {"plane": 35, "vector": 0}),
-    }
-    found = []
-    for (form, some), channels, teams in product(kinds.items(), CHANNELS, TEAMS):
-        most = most_filters(teams, channels, PRODUCTS[FP32], True, form, passes=2)
-        sizes = [(filters, passes) for filters in (most, 80, 64, 32) for passes in (2, 3, 4)]
-        sizes = [(filters, passes) for filters, passes in sizes if filters * passes <= 256]
-        own = [size for size in sizes if holds_own(size[0], channels, size[1], teams)]
-        for kind in some:
-            usual = {"resident": 1, "staged": 32} | kind
-            found.append(macros_of(most, channels, teams, passes=2, weight_stages=2, **usual))
-            found.append(macros_of(64, channels, teams, passes=4, weight_stages=4, **usual))
-            filters, passes = max(own, key=lambda size: size[0] * size[1])
-            for at_once in (1, 4):
-                found.append(
-                    macros_of(filters, channels, teams, passes=passes, weight_stages=passes, own=at_once, **usual)
-                )
-    return found
-
-
 def macros_of(
     filters: int,
     channels: int,
     teams: int,
     *,
     joint: int = 0,
-    passes: int = 1,
     stages: int = 2,
     weight_stages: int = 2,
     resident: int = 0,
@@ -179,7 +147,6 @@ def macros_of(
         "CHANNELS": channels,
         "TEAMS": teams,
         "JOINT": joint,
-        "PASSES": passes,
         "STAGES": stages,
         "WEIGHT_STAGES": weight_stages,
         "RESIDENT": resident,

@@ -19,24 +19,23 @@ __device__ __forceinline__ void load_weights(float* values, const float* from, b
 #endif
 }
 
-// Who splits what: stages, each a chunk of a tile's filters, or where there are passes the only chunk of a pass's. A
-// warp's job: a chunk of eight or sixteen filters. Lanes side by side have filters side by side, so
+// Who splits what. A warp's job: a chunk of eight or sixteen filters. Lanes side by side have filters side by side, so
 // that a store of eight channels meets no bank twice; a lane has every second or fourth eight channels of the chunk.
-// A stage's jobs are dealt out in parts; a warp has every WARPS-th part.
+// A chunk's jobs are dealt out in parts; a warp has every WARPS-th part.
 struct Jobs {
     static constexpr int MULTIPLIERS = TEAMS * GROUP, WARPS = MULTIPLIERS / 32;
     static constexpr int CHANNEL_LANES = CHANNELS % 32 ? 2 : 4, FILTER_LANES = 32 / CHANNEL_LANES;
     static constexpr int EIGHTS = CHANNELS / 8 / CHANNEL_LANES;  // of a lane in a job
-    static constexpr int OF_STAGE = BF / FILTER_LANES;
+    static constexpr int OF_CHUNK = BF / FILTER_LANES;
 
     __device__ static constexpr int of_warp(int parts) {
-        return (WEIGHT_STAGES * parts + WARPS - 1) / WARPS * (OF_STAGE / parts);
+        return (WEIGHT_STAGES * parts + WARPS - 1) / WARPS * (OF_CHUNK / parts);
     }
-    // Of a stage, so that a warp has least to do; where it has parts of several stages, they are to be the same ones.
+    // Of a chunk, so that a warp has least to do; where it has parts of several chunks, they are to be the same ones.
     __device__ static constexpr int best_parts() {
         int best = 1;
-        for (int parts = 2; parts <= OF_STAGE; ++parts)
-            if (OF_STAGE % parts == 0 && (WARPS % parts == 0 || WEIGHT_STAGES * parts <= WARPS) &&
+        for (int parts = 2; parts <= OF_CHUNK; ++parts)
+            if (OF_CHUNK % parts == 0 && (WARPS % parts == 0 || WEIGHT_STAGES * parts <= WARPS) &&
                 of_warp(parts) < of_warp(best))
                 best = parts;
         return best;
@@ -45,11 +44,10 @@ struct Jobs {
 
 // A thread of those that multiply.
 struct Splitter : Jobs {
-    static constexpr int PARTS_OF_STAGE = best_parts(), ALL_PARTS = WEIGHT_STAGES * PARTS_OF_STAGE;
-    static constexpr int RUN = OF_STAGE / PARTS_OF_STAGE, JOBS = of_warp(PARTS_OF_STAGE);  // of a part, of a warp
-    static constexpr int STAGE_STEP = WARPS / PARTS_OF_STAGE;                              // from a part to the next
-    static constexpr int ROW_JOBS = PASSES > 1 ? JOBS : RUN;  // of other filters than jobs before
-    static_assert(WEIGHT_CHUNKS * CHANNELS <= TEAMS * STAGED * PITCH, "the maxima have no place");
+    static constexpr int PARTS_OF_CHUNK = best_parts(), ALL_PARTS = WEIGHT_STAGES * PARTS_OF_CHUNK;
+    static constexpr int RUN = OF_CHUNK / PARTS_OF_CHUNK, JOBS = of_warp(PARTS_OF_CHUNK);  // of a part, of a warp
+    static constexpr int CHUNK_STEP = WARPS / PARTS_OF_CHUNK;                              // from a part to the next
+    static_assert(WEIGHT_STAGES * CHANNELS <= TEAMS * STAGED * PITCH, "the maxima have no place");
 
     const Sizes& s;
     char* const stages;
@@ -64,13 +62,12 @@ struct Splitter : Jobs {
     __device__ __forceinline__ bool exists(int job) const {
         return (job / RUN + 1) * WARPS <= ALL_PARTS || job / RUN * WARPS + warp < ALL_PARTS;
     }
-    __device__ __forceinline__ int stage(int job) const { return warp / PARTS_OF_STAGE + job / RUN * STAGE_STEP; }
-    __device__ __forceinline__ int chunk(int job) const { return PASSES > 1 ? 0 : stage(job); }
-    __device__ __forceinline__ int filter(int job) const {  // in the stage
-        return (warp % PARTS_OF_STAGE * RUN + job % RUN) * FILTER_LANES + lane_filter;
+    __device__ __forceinline__ int chunk(int job) const { return warp / PARTS_OF_CHUNK + job / RUN * CHUNK_STEP; }
+    __device__ __forceinline__ int filter(int job) const {  // in the tile
+        return (warp % PARTS_OF_CHUNK * RUN + job % RUN) * FILTER_LANES + lane_filter;
     }
     __device__ static __forceinline__ constexpr int channel(int eight) { return eight * CHANNEL_LANES * 8; }
-    __device__ __forceinline__ char* scales(int stage) const { return stages + stage * WEIGHT_STAGE + ROW_BYTES; }
+    __device__ __forceinline__ char* scales(int chunk) const { return stages + chunk * WEIGHT_STAGE + ROW_BYTES; }
     __device__ static __forceinline__ void barrier() {
         asm volatile("bar.sync %0, %1;" ::"n"(TEAMS + 2), "n"(MULTIPLIERS) : "memory");
     }
@@ -78,13 +75,13 @@ struct Splitter : Jobs {
     template <class Action>
     __device__ __forceinline__ void each_channel(Action action) const {
 #pragma unroll
-        for (int i = 0; i < WEIGHT_CHUNKS * CHANNELS; i += MULTIPLIERS)
-            if (i + thread < WEIGHT_CHUNKS * CHANNELS) action(i + thread);
+        for (int i = 0; i < WEIGHT_STAGES * CHANNELS; i += MULTIPLIERS)
+            if (i + thread < WEIGHT_STAGES * CHANNELS) action(i + thread);
     }
 
     // Called by all that multiply, when they have done with the weights before.
     __device__ __forceinline__ void run(const float* weight, int filter_tile, bool first) {
-        load(weight, filter_tile * (PASSES * BF), first);
+        load(weight, filter_tile * BF, first);
         barrier();  // all have done with what is written from here on
         each_channel([&](int channel) { maxima[channel] = 0; });
         barrier();
@@ -103,23 +100,23 @@ struct Splitter : Jobs {
     // Asks for all at once.
     __device__ __forceinline__ void load(const float* weight, int filter_0, bool first) {
         const int channel_0 = chunk(0) * CHANNELS + lane_channel;
-        const float* from[ROW_JOBS];
-        int left[ROW_JOBS];
+        const float* from[RUN];
+        int left[RUN];
         uint64 known = 0;
 #pragma unroll
-        for (int job = 0; job < ROW_JOBS; ++job) {
-            const int row = filter_0 + (PASSES > 1 ? stage(job) * BF : 0) + filter(job);
-            left[job] = row < s.filters ? s.channels - channel_0 : 0;
-            from[job] = weight + row * (int64)s.channels + channel_0;
-            known |= (uint64)from[job];
+        for (int in_run = 0; in_run < RUN; ++in_run) {
+            const int row = filter_0 + filter(in_run);
+            left[in_run] = row < s.filters ? s.channels - channel_0 : 0;
+            from[in_run] = weight + row * (int64)s.channels + channel_0;
+            known |= (uint64)from[in_run];
         }
         if (first) wait_and_let_next_follow(known);
 #pragma unroll
         for (int job = 0; job < JOBS; ++job)
 #pragma unroll
             for (int i = 0; i < EIGHTS * 8; i += OWN) {
-                const int row = job % ROW_JOBS, next = (chunk(job) - chunk(row)) * CHANNELS + channel(i / 8) + i % 8;
-                load_weights(values[job][i / 8] + i % 8, from[row] + next, exists(job) && next < left[row]);
+                const int next = job / RUN * CHUNK_STEP * CHANNELS + channel(i / 8) + i % 8;
+                load_weights(values[job][i / 8] + i % 8, from[job % RUN] + next, exists(job) && next < left[job % RUN]);
             }
     }
 
@@ -138,7 +135,7 @@ struct Splitter : Jobs {
             for (int by = FILTER_LANES; by < 32; by *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, by));
             const unsigned bits = __float_as_uint(most);
             const int exponent = filter_exponent(bits);
-            float* const factors = reinterpret_cast<float*>(scales(stage(job)) + CHANNELS * 4);
+            float* const factors = reinterpret_cast<float*>(scales(chunk(job)) + CHANNELS * 4);
             if (lane < FILTER_LANES && exists(job)) factors[filter(job)] = noted(bits ? exponent : EMPTY);
 #pragma unroll
             for (int i = 0; i < EIGHTS * 8; ++i) values[job][i / 8][i % 8] *= power_of_two(-exponent);
@@ -180,7 +177,7 @@ struct Splitter : Jobs {
                 for (int job = run; job < run + RUN; ++job) {
                     uint4 high, low;
                     split(values[job][eight], high, low);
-                    char* const to = stages + stage(job) * WEIGHT_STAGE +
+                    char* const to = stages + chunk(job) * WEIGHT_STAGE +
                                      ((channel(eight) + lane_channel) / 8 * BF + filter(job)) * 16;
                     *reinterpret_cast<uint4*>(to) = high;
                     if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(to + WEIGHT_PART) = low;

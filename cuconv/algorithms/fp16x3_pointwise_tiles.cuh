@@ -4,18 +4,13 @@
 #define KH 1
 #define KW 1
 #define FACTORS  // of filters, not their exponents
-#if !OWN
-#define CLUSTER PASSES  // since the pixels of all passes are scaled once
-#endif
 #define BLOCK_SUMS (TEAMS * 64 * FILTERS)
 #define BLOCK_FLAGS TEAMS
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-// Whether few registers do for those who copy.
-constexpr bool FEW_COPY = TEAMS == 3 ? PLANE && PASSES == 1 : !SHIFTED && !(SPLIT_LAST > 1 && PLANE);
-constexpr int COPIER_REGISTERS = !FEW_COPY ? 56 : TEAMS == 3 ? 32 : 40;
-constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? FEW_COPY ? 160 : 152 : FEW_COPY ? 232 : 224;
+constexpr int COPIER_REGISTERS = TEAMS == 3 ? PLANE ? 32 : 56 : SHIFTED || SPLIT_LAST > 1 && PLANE ? 56 : 40;
+constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? PLANE ? 160 : 152 : SHIFTED || SPLIT_LAST > 1 && PLANE ? 224 : 232;
 constexpr int TEAM_TILE = 64;                   // pixels of a team
 constexpr int TILE_TEAMS = JOINT ? 1 : TEAMS;  // with pixels of their own
 constexpr int GRAIN = SHIFTED ? SHIFTED : 1;
@@ -27,8 +22,7 @@ constexpr int PITCH = PLANE ? PLANE : 68;
 constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
 constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' factors
 constexpr int SUMS = BF / 2;
-constexpr int WEIGHT_CHUNKS = WEIGHT_STAGES / PASSES;
-constexpr bool SINGLE = RESIDENT && WEIGHT_CHUNKS == 1;  // all channels in a chunk, whose products are the sums
+constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
 constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
 constexpr int TEAM_WEIGHT_STAGES = WEIGHT_STAGES / STRIDE;        // where weights do not stay: for each team its own
 constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
@@ -69,13 +63,12 @@ __device__ __forceinline__ unsigned offset_of(const float* element) { return (un
 struct Sizes {
     const int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     unsigned images;
-    int chunks, stretches, filter_tiles;  // a stretch: the pixels of a tile; filters of all its passes
+    int chunks, stretches, filter_tiles;  // a stretch: the pixels of a tile
     unsigned rows;                        // of an image, each a team's pixels, where SHIFTED
 };
 
 static_assert(RESIDENT || STRIDED, "tiles of the same pixels follow each other where weights do not stay");
 static_assert(SPLIT_LAST == 1 || !RESIDENT && !JOINT, "teams go through all of a part's chunks, with weights for each");
-static_assert(PASSES == 1 || SINGLE && STRIDED && !JOINT && WEIGHT_STAGES == PASSES, "pixels are split once");
 static_assert(RESIDENT || TEAM_WEIGHT_STAGES == STAGES, "a chunk's pixels and weights have the same turn");
 
 // The turn of a team's chunk among the places in shared memory, counted on: a remainder would take ten instructions.
@@ -124,12 +117,6 @@ struct Tile {
         } else if (++stretch == s.stretches) {
             stretch = 0, ++filter_tile, ++loads;
         }
-    }
-    // A pass, as a tile of its own.
-    __device__ __forceinline__ Tile of_pass(int pass) const {
-        Tile part = *this;
-        part.filter_tile = filter_tile * PASSES + pass, part.count = count * PASSES + pass;
-        return part;
     }
     // Which of all teams' pixels a team's are.
     __device__ __forceinline__ unsigned row(int team) const { return stretch * TILE_TEAMS + (JOINT ? 0 : team); }

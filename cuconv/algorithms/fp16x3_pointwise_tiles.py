@@ -18,7 +18,6 @@ TEAM_PIXELS = 64  # of a warpgroup that multiplies
 class Fp16x3PointwiseConfig:
     """A block's tile and chunk, its pipeline, and its grid.
 
-    passes: tiles of so many filters, all there are, that a block takes one after the other, with pixels split once.
     joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
     resident: the weights of a tile's filters stay. own: the block splits them itself. split_last: blocks that share
     each tile of the last round, or 1. staged: filters of a team that are on their way out at once. form: which pixels a
@@ -28,7 +27,6 @@ class Fp16x3PointwiseConfig:
     filters: int
     channels: int
     teams: int
-    passes: int
     joint: bool
     stages: int
     weight_stages: int
@@ -48,11 +46,6 @@ class Fp16x3PointwiseConfig:
         return TEAM_PIXELS * (1 if self.joint else self.teams)
 
     @property
-    def all_filters(self) -> int:
-        """Of a tile, in all its passes."""
-        return self.filters * self.passes
-
-    @property
     def threads(self) -> int:
         """Of a block: its teams, and a warpgroup that copies."""
         return WARPGROUP * (self.teams + 1)
@@ -60,7 +53,6 @@ class Fp16x3PointwiseConfig:
     def __str__(self) -> str:
         stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
-        stages += f" passes={self.passes}" if self.passes > 1 else ""
         stages += f" split={self.split_last}" if self.split_last > 1 else ""
         return f"tile={tile}{self.form.value} stages={stages} staged={self.staged} {grid_text(self)}"
 
@@ -77,7 +69,7 @@ def turns_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
 
 def is_strided(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:
     """Whether a block takes every so many tiles, so that all work side by side: where its weights can be the same."""
-    return not config.resident or config.blocks % ceil(problem.m / config.all_filters) == 0
+    return not config.resident or config.blocks % ceil(problem.m / config.filters) == 0
 
 
 def loads_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
@@ -85,7 +77,7 @@ def loads_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
     if is_strided(problem, config):
         return 1
     stretches = stretches_of(problem, 1 if config.joint else config.teams, config.form)
-    tiles = stretches * ceil(problem.m / config.all_filters)
+    tiles = stretches * ceil(problem.m / config.filters)
     of_block = ceil(tiles / config.blocks)
     begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
     return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
@@ -108,4 +100,4 @@ def stretches_of(problem: ConvProblem, teams: int, form: Form) -> int:
 
 def tiles_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
     stretches = stretches_of(problem, 1 if config.joint else config.teams, config.form)
-    return stretches * ceil(problem.m / config.all_filters)
+    return stretches * ceil(problem.m / config.filters)

@@ -50,11 +50,10 @@ def run(
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     aligned: bool = True,
-    relu: bool = False,
 ) -> torch.Tensor:
     """The output of a configuration, which was poisoned before, as its workspace was."""
     device = torch.cuda.current_device()
-    launches = algorithm.launches(problem, config, aligned, relu)
+    launches = algorithm.launches(problem, config, aligned, relu=False)
     sequence = LaunchSequence(launches, device_spec(device).arch, device)
     out = poisoned_output(problem) if out is None else out
     workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")

@@ -45,17 +45,8 @@ PARTLY = ConvProblem(5, 36, 7, 7, 48, 1, 1)  # the same, but for the last chunk,
 OBLONG = ConvProblem(3, 300, 5, 9, 96, 1, 1)
 MANY_IMAGES = ConvProblem(400, 64, 5, 10, 320, 1, 1)  # of an even number of pixels, in a chunk; tiles of other filters
 UNEVEN = ConvProblem(56, 300, 13, 13, 304, 1, 1)  # a last round of few tiles, which several blocks share
-# A chunk of all channels, of whose pixels a block takes all filters, in passes.
-PASSES = [
-    ConvProblem(9, 48, 27, 27, 192, 1, 1),
-    ConvProblem(24, 64, 27, 27, 256, 1, 1),  # more tiles than blocks
-    ConvProblem(11, 33, 13, 13, 250, 1, 1),  # the last pass, the chunk and the last pixels are partly there
-    ConvProblem(3, 64, 56, 56, 256, 1, 1),
-    ConvProblem(70, 64, 7, 9, 200, 1, 1),
-    ConvProblem(5, 20, 7, 7, 100, 1, 1),
-]
 WHOLE = [IMAGES, PARTLY, OBLONG, MANY_IMAGES]
-PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG, UNEVEN, *PASSES, *WHOLE]
+PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG, UNEVEN, *WHOLE]
 
 
 def test_last_rounds_are_split_in_every_form():
@@ -78,70 +69,9 @@ def test_weights_are_split_to_the_same_bits_by_blocks_themselves(problem):
     weight[:, 5] = 0
     outputs = {}
     for config in configs:
-        what = config.filters, config.channels, config.passes, config.joint and config.teams, config.split_last
+        what = config.filters, config.channels, config.joint and config.teams, config.split_last
         out = run(fp16x3_pointwise, problem, config, x, weight)
         assert torch.equal(outputs.setdefault(what, out), out), config
-
-
-def passes_of(problem):
-    found = [config for config in configurations(fp16x3_pointwise, problem) if config.passes > 1]
-    assert found
-    return found
-
-
-@pytest.mark.parametrize("problem", PASSES, ids=str)
-def test_a_pass_has_the_bits_of_a_tile(problem):
-    """Of ordinary weights, which leave the input as it is; nothing beside the output is written."""
-    x, weight = operands(problem)
-    bias = bias_for(problem)
-    truth = reference.conv2d(x, weight, bias=bias)
-    alone = {}
-    for config in configurations(fp16x3_pointwise, problem):
-        if config.passes == 1:
-            what = config.filters, config.channels
-            alone[what] = run(fp16x3_pointwise, problem, config, x, weight, bias=bias)
-    for config in passes_of(problem):
-        memory = torch.full((truth.numel() + 8,), torch.nan, device="cuda")
-        out = memory[4:-4].view_as(truth)
-        run(fp16x3_pointwise, problem, config, x, weight, out, bias=bias)
-        assert rel_l2_error(out, truth) < TOLERANCE, config
-        assert memory.isnan().sum() == 8, config
-        assert torch.equal(out, alone.get((config.filters, config.channels), out)), config
-
-
-@each_precision
-@pytest.mark.parametrize("problem", PASSES, ids=str)
-def test_passes_make_up_for_channels_that_the_input_balances(problem, precision):
-    """The same for filters of all passes, though some have small weights, and some in other channels than others."""
-    problem = replace(problem, precision=precision)
-    x, weight = operands(problem)
-    factors = 10.0 ** torch.linspace(-18, 18, problem.c, device="cuda")
-    x /= factors[None, :, None, None]
-    weight *= factors[None, :, None, None]
-    half = problem.m // 2
-    weight[:half] *= 2.0**-30
-    weight[:half, ::2] *= 2.0**-12
-    truth = reference.conv2d(x, weight)
-    for config in passes_of(problem):
-        out = run(fp16x3_pointwise, problem, config, x, weight)
-        for filters in slice(half), slice(half, None):
-            assert rel_l2_error(out[:, filters], truth[:, filters]) < TOLERANCES[precision], config
-
-
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("problem", PASSES, ids=str)
-def test_passes_find_what_is_not_finite(problem, relu):
-    """In the input and in the first and last filters, wherever the input begins."""
-    x, weight = operands(problem)
-    x[0, 1, 2, 3], x[-1, -1, -1, -1] = torch.nan, torch.inf
-    weight[-1].view(-1)[3], weight[0].view(-1)[-1] = -torch.inf, torch.nan
-    bias = bias_for(problem)
-    truth = reference.conv2d(x, weight, bias=bias, relu=relu)
-    moved = torch.empty(x.numel() + 1, device="cuda")[1:].view_as(x).copy_(x)
-    for config in passes_of(problem):
-        for data, aligned in (x, True), (moved, False):
-            out = run(fp16x3_pointwise, problem, config, data, weight, bias=bias, aligned=aligned, relu=relu)
-            assert_same_with_non_finite(out, truth)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
