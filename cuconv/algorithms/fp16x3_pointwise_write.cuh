@@ -6,11 +6,11 @@
 
 #include "fp16x3_pointwise_tiles.cuh"
 
-constexpr int SLICE = STAGED / 2, SLICES = (BF + SLICE - 1) / SLICE;  // filters of a buffer
-constexpr int SHARERS = JOINT ? TEAMS : 1;                            // teams of a tile's pixels
-constexpr int STAGING = STAGED * PITCH;                               // floats of a team's buffers
-constexpr int WRITERS = SHARERS * GROUP;                              // threads that write together
-constexpr int WRITTEN = VECTOR ? 4 : 1;                               // floats at once, where rows are not shifted
+constexpr int PASS = STAGED / 2, PASSES = (BF + PASS - 1) / PASS;  // filters of a buffer
+constexpr int SHARERS = JOINT ? TEAMS : 1;                          // teams of a tile's pixels
+constexpr int STAGING = STAGED * PITCH;                             // floats of a team's buffers
+constexpr int WRITERS = SHARERS * GROUP;                            // threads that write together
+constexpr int WRITTEN = VECTOR ? 4 : 1;                             // floats at once, where rows are not shifted
 
 // What is read and written at once: one or four.
 template <int FLOATS>
@@ -30,15 +30,15 @@ struct alignas(FLOATS * 4) Pixels {
 };
 
 struct Writer {
-    // What a thread writes of a tile: a place in each AT_ONCE-th filter of a slice, from its first one on.
+    // What a thread writes of a tile: a place in each AT_ONCE-th filter of a pass, from its first one on.
     struct Part {
         static constexpr int COLUMNS = TEAM_TILE / WRITTEN, AT_ONCE = WRITERS / COLUMNS;  // filters
 
         float* const to;
         const int filter, left;  // the first, and how many there are from it on
-        const int first, place;  // in a slice, and where it is in a buffer
+        const int first, place;  // in a pass, and where it is in a buffer
 
-        // Whether its filter of turn i is one of a slice.
+        // Whether its filter of turn i is one of a pass.
         __device__ __forceinline__ bool is_there(int i, int filters) const {
             return (i + 1) * AT_ONCE <= filters || i * AT_ONCE + first < filters;
         }
@@ -53,7 +53,7 @@ struct Writer {
 
     __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile) const {
         const int filter_0 = tile.filter_tile * BF;
-        const unsigned turn = tile.count * SLICES;
+        const unsigned turn = tile.count * PASSES;
         bool bad = !JOINT && find_bad(sum);
         if (!JOINT) finish(sum, filter_0, bad);
         bad = PLANE     ? write_image(sum, tile, turn, bad)
@@ -77,18 +77,18 @@ struct Writer {
                            lane_filter * PITCH + lane_pixel};
         // Of single elements there are so many that it pays to test for nothing where all of them exist.
         const bool all = WRITTEN == 1 && __all_sync(~0u, part.left == BF - lane_filter);
-        return all ? write_slices<true>(sum, part, turn, bad) : write_slices<false>(sum, part, turn, bad);
+        return all ? write_passes<true>(sum, part, turn, bad) : write_passes<false>(sum, part, turn, bad);
     }
 
     template <bool ALL>
-    __device__ __forceinline__ bool write_slices(const float (&sum)[SUMS], const Part& part, unsigned turn,
+    __device__ __forceinline__ bool write_passes(const float (&sum)[SUMS], const Part& part, unsigned turn,
                                                  bool bad) const {
-        constexpr int AT_ONCE = Part::AT_ONCE, MOST = (SLICE + AT_ONCE - 1) / AT_ONCE;
+        constexpr int AT_ONCE = Part::AT_ONCE, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;
         const Source source = source_of(0, 0);
 #pragma unroll
-        for (int slice = 0; slice < BF; slice += SLICE, ++turn) {
-            const int filters = min(SLICE, BF - slice);
-            const float* const from = stage(sum, slice, turn, source, bad) + part.place;
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            const int filters = min(PASS, BF - pass);
+            const float* const from = stage(sum, pass, turn, source, bad) + part.place;
             Pixels<WRITTEN> v[MOST];  // all are asked for before the first is written
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
@@ -96,7 +96,7 @@ struct Writer {
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 if (!part.is_there(i, filters)) continue;
-                const int at = slice + i * AT_ONCE;
+                const int at = pass + i * AT_ONCE;
                 if (JOINT) bad |= finish(v[i], part.filter + at);
                 v[i].store(part.to + at * (int64)of.s.out_pixels, ALL || at < part.left);
             }
@@ -131,7 +131,7 @@ struct Writer {
         const Pointwise::Place place = of.locate_row(tile, team);
         if (place.image >= of.s.images) return false;
         const int filter_0 = tile.filter_tile * BF;
-        constexpr int AT_ONCE = WRITERS / 16, MOST = (SLICE + AT_ONCE - 1) / AT_ONCE;  // rows, and turns of a slice
+        constexpr int AT_ONCE = WRITERS / 16, MOST = (PASS + AT_ONCE - 1) / AT_ONCE;  // rows, and turns of a pass
         static_assert(AT_ONCE % 8 == 0, "a thread's rows are equally far off what is written at once");
         const int lane = writer() / 16;
         const Row row(*this, place, filter_0 + lane);
@@ -142,9 +142,9 @@ struct Writer {
         const bool ends = place.pixel == 0 || place.pixel + TEAM_TILE == of.s.out_pixels;
         float* const to = output + row_of(place, filter_0 + lane) + (vector - row.offset);
 #pragma unroll
-        for (int slice = 0; slice < BF; slice += SLICE, ++turn) {
-            const int filters = min(SLICE, BF - slice);
-            const float* const buffer = stage(sum, slice, turn, source, bad);
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            const int filters = min(PASS, BF - pass);
+            const float* const buffer = stage(sum, pass, turn, source, bad);
             Pixels<4> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
@@ -152,12 +152,12 @@ struct Writer {
                     v[i] = add_teams<4>(buffer + (i * AT_ONCE + lane) * PITCH + vector);
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
-                const int at = slice + i * AT_ONCE;
+                const int at = pass + i * AT_ONCE;
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
                     bad |= pass_on(v[i], to + at * (int64)of.s.out_pixels, filter_0 + at + lane,
                                    at < left);
             }
-            if (ends) bad |= write_ends(buffer, place, filter_0 + slice, min(filters, of.s.filters - filter_0 - slice));
+            if (ends) bad |= write_ends(buffer, place, filter_0 + pass, min(filters, of.s.filters - filter_0 - pass));
         }
         return bad;
     }
@@ -167,14 +167,14 @@ struct Writer {
                                                 bool bad) const {
         const Pointwise::Place place = of.locate(tile, team, writer() * WRITTEN);
         if (place.image >= of.s.images) return false;
-        constexpr int MOST = (SLICE * PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a slice
+        constexpr int MOST = (PASS * PITCH / WRITTEN + WRITERS - 1) / WRITERS;  // turns of a pass
         const int filter_0 = tile.filter_tile * BF, filters = min(BF, of.s.filters - filter_0);
         float* const to = output + (place.offset(of.s, of.s.filters) + filter_0 * (int64)PITCH);
         const Source source = source_of(0, 0);
 #pragma unroll
-        for (int slice = 0; slice < BF; slice += SLICE, ++turn) {
-            const int end = min(SLICE, filters - slice) * PITCH;
-            const float* const buffer = stage(sum, slice, turn, source, bad);
+        for (int pass = 0; pass < BF; pass += PASS, ++turn) {
+            const int end = min(PASS, filters - pass) * PITCH;
+            const float* const buffer = stage(sum, pass, turn, source, bad);
             Pixels<WRITTEN> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
@@ -184,7 +184,7 @@ struct Writer {
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITTEN, element = at + place.pixel;
-                bad |= pass_on(v[i], to + (slice * PITCH + at), filter_0 + slice, element < end, element);
+                bad |= pass_on(v[i], to + (pass * PITCH + at), filter_0 + pass, element < end, element);
             }
         }
         return bad;
@@ -296,22 +296,22 @@ struct Writer {
     }
 
     // A team's sums of some filters, into a buffer. Returns it when all is there; the other one has been read then.
-    // `bad`: where the tile is not joint, after the last slice, whether it was of any who write together.
-    __device__ __forceinline__ const float* stage(const float (&sum)[SUMS], int slice, unsigned turn,
+    // `bad`: where the tile is not joint, after the last pass, whether it was of any who write together.
+    __device__ __forceinline__ const float* stage(const float (&sum)[SUMS], int pass, unsigned turn,
                                                   const Source& source, bool& bad) const {
-        float* const buffer = staging + turn % 2 * SLICE * PITCH;
+        float* const buffer = staging + turn % 2 * PASS * PITCH;
 #pragma unroll
-        for (int i = 0; i < SLICE / 2 && slice / 2 + i < SUMS; ++i) {
+        for (int i = 0; i < PASS / 2 && pass / 2 + i < SUMS; ++i) {
             if (i % 4 >= 2) continue;
             float* const row = buffer + source.places[i % 2] + i / 4 * 8 * PITCH;
-            const float x = sum[slice / 2 + i], y = sum[slice / 2 + i + 2];
+            const float x = sum[pass / 2 + i], y = sum[pass / 2 + i + 2];
             if (SHIFTED || PLANE) {
                 row[0] = x;
                 if (source.other) row[OTHER_PIXEL] = y;
             } else
                 *reinterpret_cast<float2*>(row) = make_float2(x, y);
         }
-        if (!JOINT && slice + SLICE >= BF) bad = any(bad);
+        if (!JOINT && pass + PASS >= BF) bad = any(bad);
         else asm volatile("bar.sync %0, %1;" ::"r"(JOINT ? TEAMS + 1 : 1 + team), "n"(WRITERS) : "memory");
         return JOINT ? buffer : buffer + team * STAGING;
     }
