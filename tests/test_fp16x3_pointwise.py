@@ -9,6 +9,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem, jit
 from cuconv.algorithms import fp16x3_pointwise
 from cuconv.algorithms.fp16x3_pointwise_forms import SHIFTED, TEAMS, Form, most_filters, own_weights
+from cuconv.algorithms.fp16x3_pointwise_tiles import loads_of, pitch, rows_of, tiles_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
@@ -33,7 +34,7 @@ def test_candidates_fit_the_device_and_cover_the_problem():
             assert config.shared_bytes + static_bytes <= H200.shared_bytes_per_block
             assert config.stages >= (2 if config.resident or config.joint else 3)
             assert config.weight_stages >= (1 if config.resident else 2)
-            assert 1 <= config.blocks <= min(H200.sm_count, fp16x3_pointwise._tiles(problem, config))
+            assert 1 <= config.blocks <= min(H200.sm_count, tiles_of(problem, config))
             single = config.resident and config.weight_stages == 1
             most = most_filters(config.teams, config.channels, config.products, single, config.form)
             assert config.filters <= most
@@ -69,12 +70,12 @@ def test_a_block_that_splits_weights_itself_is_one_launch():
 def test_other_filters_under_way_cost_another_split():
     few = ConvProblem(8, 256, 14, 14, 256, 1, 1)
     config = next(c for c in fp16x3_pointwise.candidates(few, H200) if c.own and (c.filters, c.pixels) == (64, 128))
-    assert fp16x3_pointwise._loads(few, config) == 1  # a tile each
+    assert loads_of(few, config) == 1  # a tile each
     many = ConvProblem(16, 48, 55, 55, 800, 1, 1)
     config = next(c for c in fp16x3_pointwise.candidates(many, H200) if c.own and c.filters == 160)
-    assert fp16x3_pointwise._loads(many, config) == 2
-    assert fp16x3_pointwise._loads(many, replace(config, blocks=1)) == 5
-    assert fp16x3_pointwise._loads(many, replace(config, blocks=130)) == 1  # side by side, each with one of five tiles
+    assert loads_of(many, config) == 2
+    assert loads_of(many, replace(config, blocks=1)) == 5
+    assert loads_of(many, replace(config, blocks=130)) == 1  # side by side, each with one of five tiles
 
 
 def test_teams_share_tiles_where_these_are_few():
@@ -118,8 +119,7 @@ def test_more_filters_are_staged_only_where_that_costs_no_chunk():
     for problem in FIT:
         for config in fp16x3_pointwise.candidates(problem, H200):
             staged.add(config.staged)
-            pitch = fp16x3_pointwise.pitch(problem, config.form)
-            more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch
+            more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch(problem, config.form)
             if more:
                 assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
     assert staged == set(fp16x3_pointwise.STAGED)
@@ -140,7 +140,7 @@ def test_shifted_rows_cover_an_image_wherever_it_begins(form):
     own = 65 - form.grain
     for plane in (129, 169, 176, 177, 178, 247, 248, 729, 3025):
         problem = ConvProblem(5, 64, 1, plane, 64, 1, 1)
-        rows, rest = divmod(fp16x3_pointwise._rows(problem, form), 5)
+        rows, rest = divmod(rows_of(problem, form), 5)
         assert rest == 0
         for start in range(form.grain):  # of the plane, off a multiple of the grain
             begins = [0, *(row * own + -(start + row * own) % form.grain for row in range(1, rows)), plane]
@@ -151,7 +151,7 @@ def test_shifted_rows_cover_an_image_wherever_it_begins(form):
 
 def test_a_finer_grain_takes_fewer_rows():
     problem = ConvProblem(1, 64, 27, 27, 64, 1, 1)
-    assert [fp16x3_pointwise._rows(problem, form) for form in SHIFTED] == [13, 12]
+    assert [rows_of(problem, form) for form in SHIFTED] == [13, 12]
 
 
 def test_shifted_rows_need_no_alignment():
@@ -183,7 +183,7 @@ def test_a_team_has_a_whole_image():
     for config in images(SMALL):
         teams.add((config.teams, config.joint))
         tiles = ceil(70 / (1 if config.joint else config.teams)) * ceil(200 / config.filters)
-        assert fp16x3_pointwise._tiles(SMALL, config) == tiles
+        assert tiles_of(SMALL, config) == tiles
         pixels, staged = config.teams * config.stages * config.channels, config.teams * config.staged
         weights = config.weight_stages * (config.filters * config.channels + config.filters + config.channels)
         assert config.shared_bytes == 4 * (49 * (pixels + staged) + weights)

@@ -20,7 +20,7 @@ An algorithm is a module with
 
 The tf32x3 algorithms share tf32x3.py, and tf32x3.cuh or tf32x3_mma.cuh; fp16x3.cu is in parts, of which
 fp16x3_split.cuh, with fp16x3_split.py, is fp16x3_pointwise's too, and some more fp16x3_winograd's.
-fp16x3_pointwise_forms.py has the forms of fp16x3_pointwise.
+fp16x3_pointwise_forms.py has the forms of fp16x3_pointwise, fp16x3_pointwise_tiles.py its tiles.
 """
 
 from types import ModuleType

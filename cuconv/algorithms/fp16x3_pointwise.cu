@@ -26,6 +26,7 @@
 // SHIFTED   where they may not, but teams take their pixels from one image each, so that all but the ends of rows may:
 //           8 or 4, the floats of the output at whose multiples what a team writes begins and ends; else 0
 // PLANE     pixels of an image where a team has a whole one, 33 to 64; else 0
+// EVICT_FIRST  the share of the input that leaves the L2 cache first (eviction.cuh)
 // PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.

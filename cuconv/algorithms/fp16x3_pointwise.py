@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil, hypot
 from pathlib import Path
 
+from cuconv.algorithms import eviction
 from cuconv.algorithms.fp16x3_pointwise_forms import (
     CHANNELS,
     SHIFTED,
@@ -16,8 +17,19 @@ from cuconv.algorithms.fp16x3_pointwise_forms import (
     most_filters,
     sample,
 )
+from cuconv.algorithms.fp16x3_pointwise_tiles import (
+    TEAM_PIXELS,
+    Fp16x3PointwiseConfig,
+    is_strided,
+    loads_of,
+    pitch,
+    rows_of,
+    stretches_of,
+    tiles_of,
+    turns_of,
+)
 from cuconv.algorithms.fp16x3_split import Split, SplitCosts, factor_bytes
-from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, grid_text, is_pointwise
+from cuconv.algorithms.tf32x3 import MAX_INDEX, PRECISION_OF, PRODUCTS, check_sizes, is_pointwise
 from cuconv.algorithms.tf32x3_wgmma import ARCH, check_device
 from cuconv.costs import constant, load
 from cuconv.device import DeviceSpec
@@ -28,8 +40,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 PRECISIONS = tuple(PRODUCTS)
 
 # As in the .cu file.
-WARPGROUP = 128  # threads
-TEAM_PIXELS = 64  # of a warpgroup that multiplies
 STATIC_BYTES = 1536  # more than the barriers of 78 chunks of weights take
 BARRIER_BYTES = 2 * 8  # of a chunk in shared memory
 STAGED = (64, 32)  # filters of a team there at once
@@ -79,49 +89,6 @@ class Costs(SplitCosts):
 
 
 COSTS = {precision: load(Costs, SOURCE.stem, precision) for precision in PRECISIONS}
-
-
-@dataclass(frozen=True, slots=True)
-class Fp16x3PointwiseConfig:
-    """A block's tile and chunk, its pipeline, and its grid.
-
-    joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
-    resident: the weights of a tile's filters stay. own: the block splits them itself. split_last: blocks that share
-    each tile of the last round, or 1. staged: filters of a team that are on their way out at once. form: which pixels a
-    team has.
-    """
-
-    filters: int
-    channels: int
-    teams: int
-    joint: bool
-    stages: int
-    weight_stages: int
-    resident: bool
-    own: bool
-    split_last: int
-    staged: int
-    form: Form
-    blocks: int
-    shared_bytes: int
-    workspace_bytes: int
-    products: int
-
-    @property
-    def pixels(self) -> int:
-        """Of a tile."""
-        return TEAM_PIXELS * (1 if self.joint else self.teams)
-
-    @property
-    def threads(self) -> int:
-        """Of a block: its teams, and a warpgroup that copies."""
-        return WARPGROUP * (self.teams + 1)
-
-    def __str__(self) -> str:
-        stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
-        tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
-        stages += f" split={self.split_last}" if self.split_last > 1 else ""
-        return f"tile={tile}{self.form.value} stages={stages} staged={self.staged} {grid_text(self)}"
 
 
 def variants(arch: str) -> list[dict[str, int]]:
@@ -191,16 +158,16 @@ def predicted_us(
     # Single elements take a place each of what four would, and the more teams, the more they are in each other's way.
     places = 1 + one_by_one * (VECTOR * c.teams / 2 - 1)
     write_all_us = (costs.write_all * places + costs.write_shifted * shifted) * outputs * c.teams / sharers / 2**14
-    turns, tiles = _turns(problem, c), ceil(_tiles(problem, c) / c.blocks)
+    turns, tiles = turns_of(problem, c), ceil(tiles_of(problem, c) / c.blocks)
     turns = turns * (tiles - 1) + ceil(turns / c.split_last)  # of the block that has most of them
     tiles_us = hypot(turns * turn_us + tiles * write_us, turns * all_us, turns * copy_us, tiles * write_all_us)
     if c.split_last > 1:
         tiles_us += (costs.leave + costs.collect * (c.split_last - 1)) * c.filters * TEAM_PIXELS / 2**12
     if c.own:
         weights = c.filters * c.channels * c.weight_stages
-        start_us = costs.block_own + costs.own * _loads(problem, c) * weights / 2**13
+        start_us = costs.block_own + costs.own * loads_of(problem, c) * weights / 2**13
     else:
-        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
+        start_us = costs.block + _split(c).predicted_us(problem, costs)
     written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
     moved_us = costs.memory * problem.min_bytes / 2**20 + costs.memory_crowded * (c.teams - min(TEAMS)) * written
     if one_by_one or c.form.grain == VECTOR:  # two halves of a sector meet in the cache, as far as it reaches
@@ -222,13 +189,14 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
         stages=c.stages,
         weight_stages=c.weight_stages,
         resident=int(c.resident),
-        strided=int(_is_strided(problem, c)),
+        strided=int(is_strided(problem, c)),
         split_last=c.split_last,
         own=own,
         staged=c.staged,
         vector=int(vector),
         shifted=c.form.grain,
         plane=p.out_pixels if images else 0,
+        evict_first=eviction.evict_first(p),
         products=c.products,
     )
     arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
@@ -236,7 +204,11 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     if c.own:
         return (main,)
     sharing = c.blocks if c.split_last > 1 else 0
-    return (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, sharing), main)
+    return (_split(c).launch(p, SOURCE, macros, sharing), main)
+
+
+def _split(config: Fp16x3PointwiseConfig) -> Split:
+    return Split(config.filters, config.channels, config.products, together=True)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -248,15 +220,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
-        ("tiles", max(_rows(p, form) for form in pixel_forms(p)) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
+        ("tiles", max(rows_of(p, form) for form in pixel_forms(p)) * ceil(p.m / FILTERS_STEP), MAX_INDEX),
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
-
-
-def pitch(problem: ConvProblem, form: Form) -> int:
-    """Floats in shared memory of a channel's pixels, and of a filter's on the way to the output, as in the .cu file."""
-    return problem.out_pixels if form is Form.IMAGES else 68
 
 
 def _filters(filters: int, limits: tuple[int, ...]) -> list[int]:
@@ -287,7 +254,7 @@ def _candidates_of(
     weight_bytes = filters * channels * factor_bytes(products) + (filters + channels) * FLOAT_BYTES
     chunks, tiles = (
         ceil(problem.c / channels),
-        _stretches(problem, 1 if joint else teams, form) * ceil(problem.m / filters),
+        stretches_of(problem, 1 if joint else teams, form) * ceil(problem.m / filters),
     )
     if joint and (chunks < 2 * teams or tiles > JOINT_TILES * device.sm_count):
         return []
@@ -354,50 +321,9 @@ def _with_last_round_split(
     Not the only round: all parts of a tile would come together then, and wait for each other.
     """
     c = config
-    rounds, last = divmod(_tiles(problem, c), device.sm_count)
-    parts = min(device.sm_count // last, _turns(problem, c), MOST_PARTS) if last else 1
+    rounds, last = divmod(tiles_of(problem, c), device.sm_count)
+    parts = min(device.sm_count // last, turns_of(problem, c), MOST_PARTS) if last else 1
     if c.resident or c.joint or parts == 1 or not 1 <= rounds <= SPLIT_ROUNDS:
         return []
     left_bytes = c.blocks * c.teams * (FLOAT_BYTES * TEAM_PIXELS * c.filters + FLAG_BYTES)
     return [replace(c, split_last=parts, workspace_bytes=c.workspace_bytes + left_bytes)]
-
-
-def _turns(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    """Chunks of a tile, one after the other: a team's, where each has some of them."""
-    return ceil(ceil(problem.c / config.channels) / (config.teams if config.joint else 1))
-
-
-def _is_strided(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:
-    """Whether a block takes every so many tiles, so that all work side by side: where its weights can be the same."""
-    return not config.resident or config.blocks % ceil(problem.m / config.filters) == 0
-
-
-def _loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    """Of other filters' weights, by a block that has most of them."""
-    if _is_strided(problem, config):
-        return 1
-    stretches = _stretches(problem, 1 if config.joint else config.teams, config.form)
-    tiles = stretches * ceil(problem.m / config.filters)
-    of_block = ceil(tiles / config.blocks)
-    begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
-    return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
-
-
-def _rows(problem: ConvProblem, form: Form) -> int:
-    """Teams' pixels, all together."""
-    if form is Form.PLAIN:
-        return ceil(problem.n * problem.out_pixels / TEAM_PIXELS)
-    if form is Form.IMAGES:
-        return problem.n
-    slack = form.grain - 1
-    return problem.n * ceil((problem.out_pixels - slack) / (TEAM_PIXELS - slack))
-
-
-def _stretches(problem: ConvProblem, teams: int, form: Form) -> int:
-    """Tiles of the same filters; teams: with pixels of their own."""
-    return ceil(_rows(problem, form) / teams)
-
-
-def _tiles(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    stretches = _stretches(problem, 1 if config.joint else config.teams, config.form)
-    return stretches * ceil(problem.m / config.filters)

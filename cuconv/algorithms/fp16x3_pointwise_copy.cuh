@@ -1,22 +1,40 @@
 // The part of fp16x3_pointwise that copies pixels and weights into shared memory.
 #pragma once
 
+#include "eviction.cuh"
 #include "fp16x3_pointwise_tiles.cuh"
 
 // The first `bytes` of FLOATS elements, and zeros.
 template <int FLOATS>
 __device__ __forceinline__ void copy_async(unsigned target, const char* source, int bytes) {
     if (FLOATS == 4)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global" INPUT_LEVEL " [%0], [%1], 16, %2" INPUT_POLICY(3) ";" ::"r"(target),
+                     "l"(source), "r"(bytes) INPUT_HINT
+                     : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+        asm volatile("cp.async.ca.shared.global" INPUT_LEVEL " [%0], [%1], 4, %2" INPUT_POLICY(3) ";" ::"r"(target),
+                     "l"(source), "r"(bytes) INPUT_HINT
+                     : "memory");
 }
 template <int FLOATS>
 __device__ __forceinline__ void copy_async(unsigned target, const char* source) {
     if (FLOATS == 4)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+        asm volatile("cp.async.cg.shared.global" INPUT_LEVEL " [%0], [%1], 16" INPUT_POLICY(2) ";" ::"r"(target),
+                     "l"(source) INPUT_HINT
+                     : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+        asm volatile("cp.async.ca.shared.global" INPUT_LEVEL " [%0], [%1], 4" INPUT_POLICY(2) ";" ::"r"(target),
+                     "l"(source) INPUT_HINT
+                     : "memory");
+}
+
+// By one bulk copy, which is all that the barrier expects.
+__device__ __forceinline__ void copy_piece(unsigned target, const float* source, int bytes, uint64* barrier) {
+    barrier_expect(barrier, bytes);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" INPUT_CACHE_HINT
+                 " [%0], [%1], %2, [%3]" INPUT_POLICY(4) ";" ::"r"(target),
+                 "l"(source), "r"(bytes), "r"(shared_address(barrier)) INPUT_HINT
+                 : "memory");
 }
 
 constexpr int COPIERS = TEAMS == 2 ? 64 : 32;  // threads that copy the pixels of a team
@@ -172,7 +190,7 @@ struct Copier {
             const float* const from = first + chunk * (int64)STAGE_FLOATS;
             const unsigned target = to + slot * STAGE_FLOATS * 4;
             uint64* const full = of.shared.full_pixels[team] + slot;
-            if (BULK && there) fetch(target, from, floats * 4, full);
+            if (BULK && there) copy_piece(target, from, floats * 4, full);
             else if (BULK) barrier_arrive(full);
             else
 #pragma unroll 1

@@ -118,7 +118,9 @@ def sample() -> list[dict[str, int]]:
     in_one += [macros_of(*size, **images) for size in sizes(in_tf32, False, Form.IMAGES)]
     in_one += [macros_of(*size, **single, own=4, staged=32, **shifted) for size in sizes(in_tf32, True, Form.SHIFTED_8)]
     in_one += [macros_of(*size, **single, own=4, staged=32, **images) for size in sizes(in_tf32, True, Form.IMAGES)]
-    return found + [macros | {"PRODUCTS": in_tf32} for macros in in_one]
+    found += [macros | {"PRODUCTS": in_tf32} for macros in in_one]
+    widest = [macros_of(128, 64, 2, **kind) for kind in ({}, elements, shifted, finer, images)]
+    return found + [macros | {"EVICT_FIRST": 5} for macros in widest]
 
 
 def macros_of(
@@ -137,6 +139,7 @@ def macros_of(
     vector: int = 1,
     shifted: int = 0,
     plane: int = 0,
+    evict_first: int = 0,
     products: int = PRODUCTS[FP32],
 ) -> dict[str, int]:
     return {
@@ -154,5 +157,6 @@ def macros_of(
         "VECTOR": vector,
         "SHIFTED": shifted,
         "PLANE": plane,
+        "EVICT_FIRST": evict_first,
         "PRODUCTS": products,
     }

@@ -6,6 +6,7 @@
 #define FACTORS  // of filters, not their exponents
 #define BLOCK_SUMS (TEAMS * 64 * FILTERS)
 #define BLOCK_FLAGS TEAMS
+#define SPLIT_FILTERS FILTERS  // so that nobody waits for a cluster
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;
@@ -130,8 +131,8 @@ __device__ __forceinline__ int weight_round(int unit, const Tile& tile) {
     return RESIDENT ? tile.loads : unit / TEAM_WEIGHT_STAGES;
 }
 
-// Tiles of the last round, which leaves blocks idle, are split by chunks: SPLIT_LAST blocks have a part each of one. Who
-// has its first chunks computes them after all else, and adds what the others have computed before all else.
+// Tiles of the last round, which leaves blocks idle, are split by chunks: SPLIT_LAST blocks have a part each of one.
+// Who has its first chunks computes them after all else, and adds what the others have computed before all else.
 struct LastRound {
     const int rounds, part;  // whole tiles of a block before; the block's part
     const bool takes_part;

@@ -1,9 +1,10 @@
 // Shared by the tf32x3 kernels for Hopper: FP32 factors as two TF32 numbers, wgmma on them, and the im2col addressing.
 //
 // Of the including file's macros, BF (filters of a tile), PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
-// LINEAR, WHOLE and PAIRED are used.
+// LINEAR, WHOLE, PAIRED and EVICT_FIRST are used.
 #pragma once
 
+#include "eviction.cuh"
 #include "hopper.cuh"
 
 // A filter position (tap) as a bit: which of them meet the input at a pixel.
@@ -143,16 +144,17 @@ struct Pixel {
 
 // Loads a float where there is one, and else leaves what `value` holds.
 __device__ __forceinline__ void load_where(bool exists, float& value, const float* from) {
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc.f32 %0, [%1];}"
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc" INPUT_LEVEL ".f32 %0, [%1]" INPUT_POLICY(3) ";}"
                  : "+f"(value)
-                 : "l"(from), "r"((int)exists));
+                 : "l"(from), "r"((int)exists) INPUT_HINT);
 }
 
 // The same of two that lie side by side, eight bytes aligned.
 __device__ __forceinline__ void load_pair_where(bool exists, float& a, float& b, const float* from) {
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.nc.v2.f32 {%0, %1}, [%2];}"
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0;\n"
+                 "@p ld.global.nc" INPUT_LEVEL ".v2.f32 {%0, %1}, [%2]" INPUT_POLICY(4) ";}"
                  : "+f"(a), "+f"(b)
-                 : "l"(from), "r"((int)exists));
+                 : "l"(from), "r"((int)exists) INPUT_HINT);
 }
 
 // The columns of a stage as fragments of A: pixels a and b by k of lane and lane + 4 in each step.

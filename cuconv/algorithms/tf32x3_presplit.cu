@@ -17,6 +17,7 @@
 // LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
 // WHOLE     1 for a reduction of whole stages, where it is POINTWISE
 // PAIRED    1 for pixels in pairs that lie side by side in input and output, aligned to eight bytes; only if POINTWISE
+// EVICT_FIRST  the share of the input that leaves the L2 cache first (eviction.cuh); 0 if not POINTWISE
 //
 // Every argument is eight bytes, a pointer or a long long.
 

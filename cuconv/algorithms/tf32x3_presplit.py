@@ -107,7 +107,8 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample.append(_macros(ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3), TILES[0], 2, aligned=True))
     sample += [_macros(many, tile, split, aligned=True, products=1) for tile in TILES for split in splits]
     sample += [_macros(problem, TILES[-1], 1, True, products=1) for problem in (pointwise, paired)]
-    return sample
+    pixels = _macros(paired, TILES[-1], 1, aligned=True)
+    return [*sample, pixels | {"EVICT_FIRST": 5}]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3PresplitConfig]:

@@ -13,6 +13,7 @@
 // LINEAR    1 for one image: pixels lie side by side
 // WHOLE     1 for a reduction of whole stages
 // PAIRED    1 for pixels in pairs that lie side by side in input and output, aligned to eight bytes
+// EVICT_FIRST  the share of the input that leaves the L2 cache first (eviction.cuh)
 //
 // gridDim.x is a multiple of the tiles of the same pixels. Every argument is eight bytes, a pointer or a long long.
 

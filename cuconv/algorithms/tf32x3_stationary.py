@@ -113,7 +113,9 @@ def variants(arch: str) -> list[dict[str, int]]:
     uneven, linear = ConvProblem(2, 33, 9, 9, 8, 1, 1), ConvProblem(1, 33, 9, 8, 8, 1, 1)
     sample = [_macros(problem, tile, True, 3) for problem in (single, paired, uneven) for tile in TILES]
     sample += [_macros(linear, tile, aligned, 3) for tile in (TILES[0], TILES[-1]) for aligned in (True, False)]
-    return sample + [_macros(problem, tile, True, 1) for problem in (single, paired) for tile in TILES]
+    sample += [_macros(problem, tile, True, 1) for problem in (single, paired) for tile in TILES]
+    pixels = [_macros(problem, TILES[-1], True, 3) for problem in (uneven, paired)]
+    return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels]
 
 
 def candidates(problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3StationaryConfig]:
@@ -182,5 +184,5 @@ def _macros(problem: ConvProblem, tile: Tile, aligned: bool, products: int) -> d
         "RESIDENT": tile.resident,
         "VECTOR": int(has_aligned_rows(problem, aligned)),
         "PRODUCTS": products,
-        **{name: pixels[name] for name in ("LINEAR", "WHOLE", "PAIRED")},
+        **{name: pixels[name] for name in ("LINEAR", "WHOLE", "PAIRED", "EVICT_FIRST")},
     }

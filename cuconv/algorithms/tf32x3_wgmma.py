@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from cuconv.algorithms import eviction
 from cuconv.algorithms.tf32x3 import (
     PARTS,
     PRECISION_OF,
@@ -130,7 +131,8 @@ def variants(arch: str) -> list[dict[str, int]]:
     sample += [_macros(many, tile, split, aligned=True, products=1) for tile in TILES for split in (1, SPLITS[-2])]
     for problem, aligned in ((pointwise, False), (paired, True)):
         sample += [_macros(problem, tile, 1, aligned, products=1) for tile in (small, large)]
-    return sample
+    pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
+    return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels]
 
 
 def has_pairs(problem: ConvProblem, aligned: bool) -> bool:
@@ -140,14 +142,16 @@ def has_pairs(problem: ConvProblem, aligned: bool) -> bool:
 
 def layer_macros(problem: ConvProblem, aligned: bool) -> dict[str, int]:
     """What the kernels are compiled for of a layer: it decides how they find the columns."""
+    pointwise = is_pointwise(problem)
     return {
         "KERNEL_H": problem.kh,
         "KERNEL_W": problem.kw,
-        "POINTWISE": int(is_pointwise(problem)),
+        "POINTWISE": int(pointwise),
         "LARGE_FILTER": int(problem.filter_area > SMALL_FILTER_AREA),
         "LINEAR": int(is_linear(problem)),
-        "WHOLE": int(is_pointwise(problem) and depth_of(problem) % STAGE_DEPTH == 0),
+        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
         "PAIRED": int(has_pairs(problem, aligned)),
+        "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
     }
 
 

@@ -1,0 +1,34 @@
+"""What leaves the L2 cache first changes no bit of the output."""
+
+import pytest
+import torch
+
+from cuconv import ConvProblem
+from cuconv.algorithms import eviction, fp16x3_pointwise, tf32x3_presplit, tf32x3_stationary, tf32x3_wgmma
+from tests.gpu.configurations import configurations, run
+from tests.gpu.problems import operands
+
+# Rows of whole planes, of planes that begin anywhere, and whole images; pixels in pairs and one by one.
+PROBLEMS = [
+    ConvProblem(9, 70, 28, 28, 40, 1, 1),
+    ConvProblem(5, 33, 27, 27, 130, 1, 1),
+    ConvProblem(40, 100, 7, 7, 48, 1, 1),
+    ConvProblem(3, 64, 13, 26, 24, 1, 1),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize(
+    "algorithm",
+    [fp16x3_pointwise, tf32x3_wgmma, tf32x3_presplit, tf32x3_stationary],
+    ids=lambda algorithm: algorithm.SOURCE.stem,
+)
+def test_configurations_give_the_same_whatever_leaves_first(algorithm, problem, monkeypatch):
+    x, weight = operands(problem)
+    outputs = {}
+    for eighths in (0, 3, 8):
+        monkeypatch.setattr(eviction, "evict_first", lambda problem, eighths=eighths: eighths)
+        found = configurations(algorithm, problem)[::5]
+        outputs[eighths] = [run(algorithm, problem, config, x, weight) for config in found]
+    for eighths in (3, 8):
+        assert all(map(torch.equal, outputs[eighths], outputs[0])), eighths
