@@ -167,7 +167,7 @@ def predicted_us(
         weights = c.filters * c.channels * c.weight_stages
         start_us = costs.block_own + costs.own * loads_of(problem, c) * weights / 2**13
     else:
-        start_us = costs.block + _split(c).predicted_us(problem, costs)
+        start_us = costs.block + Split(c.filters, c.channels, c.products).predicted_us(problem, costs)
     written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
     moved_us = costs.memory * problem.min_bytes / 2**20 + costs.memory_crowded * (c.teams - min(TEAMS)) * written
     if one_by_one or c.form.grain == VECTOR:  # two halves of a sector meet in the cache, as far as it reaches
@@ -204,11 +204,7 @@ def launches(problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool,
     if c.own:
         return (main,)
     sharing = c.blocks if c.split_last > 1 else 0
-    return (_split(c).launch(p, SOURCE, macros, sharing), main)
-
-
-def _split(config: Fp16x3PointwiseConfig) -> Split:
-    return Split(config.filters, config.channels, config.products, together=True)
+    return (Split(c.filters, c.channels, c.products).launch(p, SOURCE, macros, sharing), main)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:

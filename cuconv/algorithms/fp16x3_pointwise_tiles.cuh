@@ -6,7 +6,6 @@
 #define FACTORS  // of filters, not their exponents
 #define BLOCK_SUMS (TEAMS * 64 * FILTERS)
 #define BLOCK_FLAGS TEAMS
-#define SPLIT_FILTERS FILTERS  // so that nobody waits for a cluster
 #include "fp16x3_split.cuh"
 
 constexpr int ALL_THREADS = (TEAMS + 1) * 128;

@@ -1,20 +1,14 @@
 // The part of fp16x3 that splits the weights: a kernel of its own, ahead of the main one.
 //
-// A block, or a cluster of blocks, for a tile of filters and a chunk of channels: each filter is scaled to a maximum of
-// 2^14 to 2^15, then each channel likewise, over all filters of the tile, which the input makes up for. Only channels
-// far below the others, though: ordinary weights leave the input as it is.
-//
-// SPLIT_FILTERS  of a block: 32, if the including header does not say that it is all of them that are scaled alike
+// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to
+// 2^15, then each channel likewise, over all filters of the tile, which the input makes up for. Only channels far below
+// the others, though: ordinary weights leave the input as it is.
 #pragma once
 
 #include "fp16x3.cuh"
 
-#ifndef SPLIT_FILTERS
-#define SPLIT_FILTERS 32
-#endif
-
-// As in fp16x3_split.py.
-constexpr int LANES = 32, MOST_WARPS = 32;
+// As in fp16x3.py.
+constexpr int SPLIT_FILTERS = 32;                // of a block: the lanes of a warp
 constexpr int SPLIT_TAPS = FILTER_ROWS * FILTER_COLUMNS;
 #ifdef TRANSFORMED  // a warp has a row of the weights in all its forms
 constexpr int GROUP_WARPS = FILTER_COLUMNS;
@@ -24,10 +18,7 @@ constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
 
 constexpr int SPLIT_CLUSTER = (ALIKE + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
 static_assert(CLUSTER == 1 || BF % SPLIT_FILTERS == 0);
-// Jobs, for a warp each: a group of filters, one for each lane, and eight channels and some filter positions.
-constexpr int SPLIT_GROUPS = (SPLIT_FILTERS + LANES - 1) / LANES, GROUP_JOBS = GROUP_WARPS * (CHANNELS / 8);
-constexpr int SPLIT_JOBS = SPLIT_GROUPS * GROUP_JOBS, SPLIT_ROUNDS = (SPLIT_JOBS + MOST_WARPS - 1) / MOST_WARPS;
-constexpr int SPLIT_WARPS = (SPLIT_JOBS + SPLIT_ROUNDS - 1) / SPLIT_ROUNDS, SPLIT_THREADS = SPLIT_WARPS * 32;
+constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
 constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
 constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
 // Of a channel's maximum, down to which it is not scaled: the input loses as much of its range to channels that make up
@@ -47,8 +38,8 @@ __device__ __forceinline__ int channel_exponent(unsigned most) {
     return found < LEAST_UNSCALED ? max(found - TARGET_EXPONENT, -126) : 0;
 }
 
-// Largest magnitudes of channels. Blocks of a cluster send each other theirs; the stores count themselves as arrived
-// and leave from registers, so that nobody waits for anything else, nor stays for others.
+// Largest magnitudes of channels. Blocks send each other theirs; the stores count themselves as arrived and leave from
+// registers, so that nobody waits for anything else, nor stays for others.
 struct ChannelMaxima {
     __align__(16) unsigned of_block[CHANNELS];
     __align__(16) unsigned received[SPLIT_CLUSTER][CHANNELS];
@@ -57,7 +48,6 @@ struct ChannelMaxima {
     // Called by all threads.
     __device__ __forceinline__ void open() {
         if (threadIdx.x < CHANNELS) of_block[threadIdx.x] = 0;
-        if (SPLIT_CLUSTER == 1) return;
         if (threadIdx.x == 0) {
             barrier_init(&arrived, 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -68,7 +58,6 @@ struct ChannelMaxima {
     }
     // To every block, itself too; called by all threads.
     __device__ __forceinline__ void send(int rank) {
-        if (SPLIT_CLUSTER == 1) return;
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all have opened theirs
         for (int i = threadIdx.x; i < SPLIT_CLUSTER * CHANNELS; i += SPLIT_THREADS)
             asm volatile("{.reg .b32 to, barrier; mapa.shared::cluster.u32 to, %0, %3;\n"
@@ -80,7 +69,6 @@ struct ChannelMaxima {
     }
     // Of a channel, over the tile.
     __device__ __forceinline__ unsigned receive(int channel) {
-        if (SPLIT_CLUSTER == 1) return of_block[channel];
         barrier_wait_cluster(&arrived, 0);
         unsigned most = 0;
 #pragma unroll
@@ -102,8 +90,7 @@ __device__ __forceinline__ FilterScale noted(int exponent) {
 // filters that exist, `length`: floats of each, `of_tile`: filters of the tile from the block's first on.
 __device__ __forceinline__ void scale_filters(const float* weight, float* tile, FilterScale* scales, int64 pitch,
                                               int count, int length, int of_tile) {
-    constexpr int ALL = SPLIT_GROUPS * LANES, AT_ONCE = (ALL + SPLIT_WARPS - 1) / SPLIT_WARPS;
-    constexpr int LOADS = (FILTER_FLOATS + 31) / 32;
+    constexpr int AT_ONCE = (SPLIT_FILTERS + SPLIT_WARPS - 1) / SPLIT_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float values[AT_ONCE][LOADS];
 #pragma unroll
@@ -125,15 +112,15 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
         const int filter = j * SPLIT_WARPS + warp, exponent = filter_exponent(most[j]);
-        if (lane == 0 && filter < min(ALL, of_tile)) scales[filter] = noted(most[j] ? exponent : EMPTY);
+        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) scales[filter] = noted(most[j] ? exponent : EMPTY);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i)
-            if (filter < ALL && lane + i * 32 < FILTER_FLOATS)
+            if (filter < SPLIT_FILTERS && lane + i * 32 < FILTER_FLOATS)
                 tile[filter * FILTER_PITCH + lane + i * 32] = values[j][i] * power_of_two(-exponent);
     }
 }
 
-// From there on a lane has a filter, and a warp's job is eight channels and a few filter positions, `tap` and so on.
+// From there on a lane has a filter, and a warp eight channels and a few filter positions, `tap` and so on.
 constexpr int TURNS = (SPLIT_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
 
 #ifdef TRANSFORMED
@@ -141,19 +128,7 @@ constexpr int TURNS = (SPLIT_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
 __device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap);
 #endif
 
-// What a warp has to do in a round.
-struct SplitJob {
-    const int filter, channel, tap;  // the first ones
-    const bool exists;
-
-    __device__ __forceinline__ explicit SplitJob(int job)
-        : filter(job / GROUP_JOBS * LANES),
-          channel(job % GROUP_JOBS / GROUP_WARPS * 8),
-          tap(job % GROUP_WARPS),
-          exists(SPLIT_JOBS % SPLIT_WARPS == 0 || job < SPLIT_JOBS) {}
-};
-
-// Its values, and their largest magnitudes in each channel. tile: from its filters on.
+// The warp's values, and their largest magnitudes in each channel.
 __device__ __forceinline__ void gather(float (&values)[TURNS][8], const float* tile, unsigned* maxima, int channel,
                                        int tap) {
     const int lane = threadIdx.x % 32;
@@ -205,7 +180,7 @@ __device__ __forceinline__ void write(const float (&values)[TURNS][8], float fac
 // No __restrict__: the compiler moves reads of what is never written ahead of griddepcontrol.wait.
 extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds__(SPLIT_THREADS, 1)
     split_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
-    extern __shared__ float tile[];  // [SPLIT_GROUPS * LANES][FILTER_PITCH]
+    extern __shared__ float tile[];  // [SPLIT_FILTERS][FILTER_PITCH]
     __shared__ ChannelMaxima maxima;
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / SPLIT_CLUSTER, rank = blockIdx.x % SPLIT_CLUSTER;
@@ -225,29 +200,20 @@ extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float values[SPLIT_ROUNDS][TURNS][8];
-#pragma unroll
-    for (int round = 0; round < SPLIT_ROUNDS; ++round) {
-        const SplitJob job(round * SPLIT_WARPS + warp);
-        if (job.exists)
-            gather(values[round], tile + job.filter * FILTER_PITCH, maxima.of_block, job.channel, job.tap);
-    }
+    const int channel = warp / GROUP_WARPS * 8, tap = warp % GROUP_WARPS;
+    float values[TURNS][8];
+    gather(values, tile, maxima.of_block, channel, tap);
     __syncthreads();
     maxima.send(rank);
     if (blockIdx.x == 0)
         for (int i = threadIdx.x; i < BLOCK_FLAGS * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
+    const unsigned most = maxima.receive(channel + lane % 8);
+    const int exponent = channel_exponent(most);
+    if (rank == 0 && tap == 0 && lane < 8)
+        const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
+            most ? power_of_two(exponent) : 0.0f;
     const int turn = CLUSTER > 1 ? in_tile / BF : 0;  // of those that are scaled alike
     char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + turn) * ROWS * ROW_BYTES;
-#pragma unroll
-    for (int round = 0; round < SPLIT_ROUNDS; ++round) {
-        const SplitJob job(round * SPLIT_WARPS + warp);
-        if (!job.exists) break;
-        const unsigned most = maxima.receive(job.channel + lane % 8);
-        const int exponent = channel_exponent(most), filter = in_tile + job.filter + lane;
-        if (rank == 0 && job.filter == 0 && job.tap == 0 && lane < 8)
-            const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + job.channel + lane] =
-                most ? power_of_two(exponent) : 0.0f;
-        char* const target = BF % LANES == 0 || filter < BF ? rows + (filter - turn * BF) * 16 : nullptr;
-        write(values[round], power_of_two(-exponent), target, job.channel, job.tap);
-    }
+    const bool exists = BF % SPLIT_FILTERS == 0 || in_tile + lane < BF;
+    write(values, power_of_two(-exponent), exists ? rows + (in_tile - turn * BF + lane) * 16 : nullptr, channel, tap);
 }

@@ -13,8 +13,7 @@ from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 # As in the .cuh file.
-LANES = 32  # of a warp: filters of a job
-MOST_WARPS = 32  # of a block
+FILTERS = 32  # of a block
 GROUP_WARPS = 5  # at most, of a block for eight channels
 PART_BYTES = 2  # of a factor, which is one FP16 number, or two where there are three products
 
@@ -44,15 +43,11 @@ def some_fit(found: list, problem: ConvProblem, device: DeviceSpec, algorithm: s
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the weights are split: for tiles of so many filters, in chunks of so many channels.
-
-    together: a tile's filters by one block, instead of a cluster of blocks of 32.
-    """
+    """How the weights are split: for tiles of so many filters, in chunks of so many channels."""
 
     filters: int
     channels: int
     products: int
-    together: bool = False
 
     def taps(self, problem: ConvProblem) -> int:
         """Of a filter and channel, as they are split."""
@@ -67,18 +62,8 @@ class Split:
         return ceil(problem.m / self.filters) * ceil(problem.c / self.channels)
 
     def blocks(self, problem: ConvProblem) -> int:
-        """Of the grid: a block or a cluster for each pair."""
-        return self.parts(problem) * (1 if self.together else ceil(self.filters / LANES))
-
-    def _groups(self) -> int:
-        """Of filters, one for each lane, in a block."""
-        return ceil(self.filters / LANES) if self.together else 1
-
-    def _rounds(self, problem: ConvProblem) -> tuple[int, int]:
-        """How often a block's warps have a job, and how many warps there are."""
-        jobs = self._groups() * self.group_warps(problem) * self.channels // 8
-        rounds = ceil(jobs / MOST_WARPS)
-        return rounds, ceil(jobs / rounds)
+        """Of the grid: a cluster for each pair."""
+        return self.parts(problem) * ceil(self.filters / FILTERS)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Of the split weights, filters' and channels' scales."""
@@ -87,15 +72,15 @@ class Split:
 
     def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int) -> Launch:
         """blocks: of the main kernel that leave sums to each other, whose flags are cleared."""
-        p = problem
-        threads = LANES * self._rounds(p)[1]
-        shared_bytes = FLOAT_BYTES * self._groups() * LANES * (self.channels * p.filter_area | 1)
+        p, groups = problem, self.channels // 8
+        threads = 32 * self.group_warps(p) * groups
+        shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * p.filter_area | 1)
         arguments = (WEIGHT, WORKSPACE, p.m, p.c, blocks)
         return Launch(source, macros, "split_weights", self.blocks(p), threads, arguments, shared_bytes, overlap=True)
 
     def predicted_us(self, problem: ConvProblem, costs: SplitCosts) -> float:
         """Estimated time: a block's from start to end, and where there are many that of their bytes."""
-        of_block = self._rounds(problem)[0] * LANES * self.channels * problem.filter_area  # one after the other
+        of_block = FILTERS * self.channels * problem.filter_area
         bytes_of_each = FLOAT_BYTES * problem.filter_area + factor_bytes(self.products) * self.taps(problem)
         moved_bytes = bytes_of_each * problem.m * problem.c
         return costs.split * of_block / 2**14 + costs.split_bytes * moved_bytes / 2**20
