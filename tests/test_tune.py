@@ -20,10 +20,29 @@ from harness.records import ResultsError
 from tests.samples import commands
 
 MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
+# Not those in use, so that no refit changes what is tested here.
+START = {
+    "tf32x3_gemm": tf32x3_gemm.Costs(
+        start=1.5, block=1.5, cluster=0.099, write=0.52, exchange=0.48, memory=0.35, taps=0.48, fetch=0.041,
+        pointwise_fetch=0.00022, warp_group=0.038, multiply=0.27, columns=0.12, weights=0.14,
+    ),
+    "tf32x3_wgmma": tf32x3_wgmma.Costs(
+        start=0.09, block=0.32, cluster=0.22, write=0.53, exchange=0.89, memory=0.088, traffic=0.018, turn=0.17,
+        turn_filters=0.29, turn_warpgroup=0.096, pointwise_turn=0.0096, work=0.14, work_filters=0.13,
+        work_single=0.04, unaligned=0.053, gather=0.52,
+    ),
+}  # fmt: skip
 TRUTH = {
-    "tf32x3_gemm": replace(tf32x3_gemm.COSTS["fp32"], multiply=0.5, fetch=0.15, exchange=4.0, cluster=1.0),
-    "tf32x3_wgmma": replace(tf32x3_wgmma.COSTS["fp32"], turn_filters=0.6, write=1.4, cluster=1.5, traffic=0.03),
+    "tf32x3_gemm": replace(START["tf32x3_gemm"], multiply=0.5, fetch=0.15, exchange=4.0, cluster=1.0),
+    "tf32x3_wgmma": replace(START["tf32x3_wgmma"], turn_filters=0.6, write=1.4, cluster=1.5, traffic=0.03),
 }
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """The constants that a fit in this process starts from."""
+    for name, constants in START.items():
+        monkeypatch.setitem(MODULES[name].COSTS, "fp32", constants)
 
 
 def made_up(folder, precision="fp32"):
@@ -57,9 +76,9 @@ def rows_of(folder, algorithm):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_fit_predicts_the_times_that_it_was_given(measured, name):
+def test_a_fit_predicts_the_times_that_it_was_given(measured, start, name):
     rows = rows_of(measured, name)
-    before = fitting.regret(rows, H200, {name: MODULES[name].COSTS["fp32"]})
+    before = fitting.regret(rows, H200, {name: START[name]})
     fitted = fitting.fit(rows, H200)
     after = fitting.regret(rows, H200, {name: fitted})
     assert 1 <= after.geometric <= max(1.001, (1 + before.geometric) / 2)
@@ -89,7 +108,8 @@ def test_refined_constants_choose_faster_and_the_right_ones_stay(measured):
     before = fitting.regret(rows, H200, wrong)
     after = fitting.regret(rows, H200, refining.refine(rows, H200, wrong))
     assert log(after.geometric) < 0.7 * log(before.geometric)
-    assert fitting.regret(rows, H200, refining.refine(rows, H200, TRUTH)).geometric < 1.001
+    kept = refining.refine(rows, H200, TRUTH)
+    assert fitting.regret(rows, H200, kept).geometric < 1.002, "a soft choice moves them a little"
 
 
 def test_layers_are_held_out_at_every_batch_size(measured):
