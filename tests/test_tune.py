@@ -23,13 +23,13 @@ MODULES = {"tf32x3_gemm": tf32x3_gemm, "tf32x3_wgmma": tf32x3_wgmma}
 # Not those in use, so that no refit changes what is tested here.
 START = {
     "tf32x3_gemm": tf32x3_gemm.Costs(
-        start=1.5, block=1.5, cluster=0.099, write=0.52, exchange=0.48, memory=0.35, taps=0.48, fetch=0.041,
-        pointwise_fetch=0.00022, warp_group=0.038, multiply=0.27, columns=0.12, weights=0.14,
+        start=1.41, block=1.47, cluster=0.107, write=0.519, exchange=0.499, memory=0.35, taps=0.5, fetch=0.0404,
+        pointwise_fetch=0.00023, warp_group=0.0351, multiply=0.268, columns=0.125, weights=0.137,
     ),
     "tf32x3_wgmma": tf32x3_wgmma.Costs(
-        start=0.09, block=0.32, cluster=0.22, write=0.53, exchange=0.89, memory=0.088, traffic=0.018, turn=0.17,
-        turn_filters=0.29, turn_warpgroup=0.096, pointwise_turn=0.0096, work=0.14, work_filters=0.13,
-        work_single=0.04, unaligned=0.053, gather=0.52,
+        start=0.0997, block=0.32, cluster=0.205, write=0.517, exchange=0.906, memory=0.104, traffic=0.0178,
+        turn=0.17, turn_filters=0.293, turn_warpgroup=0.091, pointwise_turn=0.0102, work=0.135,
+        work_filters=0.128, work_single=0.0415, unaligned=0.053, gather=0.518,
     ),
 }  # fmt: skip
 TRUTH = {
@@ -108,8 +108,7 @@ def test_refined_constants_choose_faster_and_the_right_ones_stay(measured):
     before = fitting.regret(rows, H200, wrong)
     after = fitting.regret(rows, H200, refining.refine(rows, H200, wrong))
     assert log(after.geometric) < 0.7 * log(before.geometric)
-    kept = refining.refine(rows, H200, TRUTH)
-    assert fitting.regret(rows, H200, kept).geometric < 1.002, "a soft choice moves them a little"
+    assert fitting.regret(rows, H200, refining.refine(rows, H200, TRUTH)).geometric < 1.001
 
 
 def test_layers_are_held_out_at_every_batch_size(measured):
