@@ -11,6 +11,13 @@ KIB = 1024
 SHARED_BYTES_OF_SYSTEM = KIB  # that every resident block takes besides its own
 SHARED_UNIT = 128  # bytes, in which it is given
 REGISTERS_PER_SM = 64 * KIB
+L2_BYTES = 50 * 1024 * KIB  # of an H100 and an H200
+PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16  # blocks
+
+# Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs
+# are left over in each part of the chip, and one cluster more waits for a whole round.
+H200_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 14: 7, 16: 7}
+H200_SMS = 132
 
 
 class UnsupportedDevice(RuntimeError):
@@ -29,7 +36,28 @@ class DeviceSpec:
     def arch(self) -> str:
         """The compiler's name of the target; Hopper's own instructions need its "a" form."""
         major, minor = self.compute_capability
-        return f"sm_{major}{minor}" + ("a" if self.compute_capability == (9, 0) else "")
+        return f"sm_{major}{minor}" + ("a" if self.is_hopper else "")
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether the GPU has Hopper's own instructions: wgmma and bulk copies."""
+        return self.compute_capability == (9, 0)
+
+    @property
+    def l2_bytes(self) -> int:
+        """The L2 cache that the kernels' eviction policy counts on."""
+        return L2_BYTES
+
+    @property
+    def max_cluster_blocks(self) -> int:
+        """The most blocks of a cluster: 8 on every GPU that has clusters, 16 on a whole H100 or H200."""
+        if not self.has_clusters:
+            return 1
+        return MAX_CLUSTER if self.is_hopper and self.sm_count >= H200_SMS else PORTABLE_CLUSTER
+
+    def clusters_at_a_time(self, blocks: int) -> int:
+        """Clusters of so many blocks that the GPU runs at a time where an SM holds one block."""
+        return self.sm_count * H200_CLUSTERS[blocks] // H200_SMS
 
     @property
     def has_clusters(self) -> bool:

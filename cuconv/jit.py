@@ -23,6 +23,7 @@ class LaunchError(RuntimeError):
     """The driver refused a launch."""
 
 
+INCLUDES = Path(__file__).parent / "algorithms"  # the folder that #include "..." starts from
 SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel must ask for more
 PORTABLE_CLUSTER = 8  # blocks; a kernel in larger clusters must ask for them
 # Of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
@@ -61,6 +62,20 @@ def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Path:
         _write_atomically(binary.with_suffix(".log"), log.encode())
         _write_atomically(binary, code)  # last: its presence says that the others are there
     return binary
+
+
+def included_files(source: Path) -> list[Path]:
+    """A CUDA source and every header that it includes, directly or not, in order of their first inclusion.
+
+    Conditional includes count whether or not they are taken: a change of any of them recompiles the source.
+    """
+    found = [source]
+    for path in found:  # grows while it is walked
+        for name in re.findall(r'^\s*#\s*include "([^"]+)"', path.read_text(), re.MULTILINE):
+            header = INCLUDES / name
+            if header not in found:
+                found.append(header)
+    return found
 
 
 def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resources]:
@@ -249,14 +264,15 @@ def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:
         "--std=c++17",
         "--generate-line-info",
         "--ptxas-options=-v",
-        f"--include-path={source.parent}",
+        f"--include-path={INCLUDES}",
         *defines,
     ]
 
 
 def _key(source: Path, options: list[str]) -> str:
-    digest = hashlib.sha256(repr((options, _compiler_version())).encode())
-    for path in (source, *sorted(source.parent.glob("*.cuh"))):
+    named = [option for option in options if not option.startswith("--include-path")]  # wherever the package lies
+    digest = hashlib.sha256(repr((named, _compiler_version())).encode())
+    for path in included_files(source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
 

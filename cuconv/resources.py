@@ -19,7 +19,7 @@ def main() -> None:
         for arch in architectures:
             for macros in algorithm.variants(arch):
                 variant = " ".join(f"{macro}={value}" for macro, value in macros.items())
-                for r in jit.resources(algorithm.SOURCE, arch, macros):
+                for r in jit.resources(algorithm.source, arch, macros):
                     place = f"{name:12} {variant:20} {arch:7} {r.kernel:14}"
                     print(f"{place} {r.registers:9}  {r.shared_bytes:12}  {r.spill_bytes:11}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.algorithms.base import Configuration
 from cuconv.device import DeviceSpec
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
@@ -16,7 +16,8 @@ class LaunchPlan:
     """What a call will do: the algorithm by name, and its launch configuration. Prints as one line."""
 
     algorithm: str
-    config: Any
+    config: Configuration
+    precision: str = FP32  # that the algorithm computes in
 
     @property
     def workspace_bytes(self) -> int:
@@ -44,12 +45,13 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> L
             f"algorithm={algorithm!r} does not compute in precision={problem.precision!r}: "
             f"must be one of {', '.join(['auto', *possible])}"
         )
-    return LaunchPlan(algorithm, ALGORITHMS[algorithm].configure(problem, device))
+    return LaunchPlan(algorithm, ALGORITHMS[algorithm].configure(problem, device), problem.precision)
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan) -> float:
     """Estimated device time of a plan in microseconds, by the constants of an H200 scaled to the device's SMs."""
-    return ALGORITHMS[launch_plan.algorithm].predicted_us(problem, device, launch_plan.config)
+    planned = replace(problem, precision=launch_plan.precision)
+    return ALGORITHMS[launch_plan.algorithm].predicted_us(planned, device, launch_plan.config)
 
 
 def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:

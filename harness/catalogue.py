@@ -16,7 +16,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cuconv.problem import ConvProblem
-from harness.records import MAX_RUNS
+from harness.results.records import MAX_RUNS
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NETWORKS = CONFIGS / "networks"

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import torch
 
-from harness import environment, precision, sweep
-from harness.against import fastest_rivals
+from harness import precision
+from harness.results import environment
+from harness.measure import sweep
+from harness.results.rivals import fastest_rivals
 from harness.catalogue import CatalogueError, Sweep, known_networks, load_sweep
-from harness.headline import with_tf32
+from harness.report.headline import with_tf32
 from harness.precision import FP32, PRECISIONS
-from harness.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsError, ResultsFolder, read
-from harness.roster import PROVIDERS
-from harness.tables import summary_table
+from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsError, ResultsFolder, read
+from harness.registry import PROVIDERS
+from harness.report.tables import summary_table
 
 USER_ERROR = 2
 INTERRUPTED = 130

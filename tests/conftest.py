@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import environment
+from harness.results import environment
 
 
 @pytest.fixture

@@ -1,61 +1,33 @@
-"""The algorithms: one pair of files with the same stem each, NAME.py and NAME.cu, registered here.
+"""The algorithms, by name: each is an instance of a class that derives from `cuconv.algorithms.base.Algorithm`.
 
-An algorithm is a module with
-
-    SOURCE      the path of its .cu file
-    PRECISIONS  of a problem that it computes; an algorithm that has none computes in FP32
-    variants(arch) -> the macro settings that it may compile for an architecture such as "sm_90a"; a sample
-                of them where they are many, with every code path; none where the architecture lacks something
-    candidates(problem, device) -> the configurations that can run: frozen, with `workspace_bytes`, and no two
-                that print alike; a pure function that raises UnsupportedProblem
-    configure(problem, device) -> the one to take, likewise
-    launches(problem, configuration, aligned, relu) -> a tuple of cuconv.jit.Launch, in order; a pure function.
-                Arguments that are operands are the addresses that cuconv.jit names: INPUT, WEIGHT, BIAS (0 for
-                none), OUTPUT, WORKSPACE, or one of them plus bytes. aligned: input, weights and output,
-                whose addresses are not known yet, start at multiples of 16 bytes
-    Costs       the constants of its cost model (cuconv.costs)
-    COSTS       by precision those in use, read from its section of costs.toml, or of costs_tf32.toml
-    predicted_us(problem, device, configuration, costs) -> estimated device time in microseconds, by which auto
-                chooses; costs are by default those in use for the configuration's precision
-
-The tf32x3 algorithms share tf32x3.py, and tf32x3.cuh or tf32x3_mma.cuh; fp16x3.cu is in parts, of which
-fp16x3_split.cuh, with fp16x3_split.py, is fp16x3_pointwise's too, and some more fp16x3_winograd's.
-fp16x3_pointwise_forms.py has the forms of fp16x3_pointwise, fp16x3_pointwise_tiles.py its tiles.
+A family of algorithms has a folder: the module and the CUDA source of each, with the same stem, and the headers that
+only this family includes. `common` has what several families share. Add an algorithm by adding its class here.
 """
 
-from types import ModuleType
+from cuconv.algorithms.base import registry
+from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
+from cuconv.algorithms.pointwise.fp16x3_pointwise import Fp16x3Pointwise
+from cuconv.algorithms.tf32x3.tf32x3_gemm import Tf32x3Gemm
+from cuconv.algorithms.tf32x3.tf32x3_shallow import Tf32x3Shallow
+from cuconv.algorithms.tf32x3.tf32x3_stationary import Tf32x3Stationary
+from cuconv.algorithms.tf32x3.tf32x3_wgmma import Tf32x3Wgmma
+from cuconv.algorithms.two_stage.two_stage import TwoStage
+from cuconv.algorithms.winograd.fp16x3_winograd import Fp16x3Winograd
 
-from cuconv.algorithms import (
-    fp16x3,
-    fp16x3_pointwise,
-    fp16x3_winograd,
-    tf32x3_gemm,
-    tf32x3_presplit,
-    tf32x3_shallow,
-    tf32x3_stationary,
-    tf32x3_wgmma,
-    two_stage,
+ALGORITHMS = registry(
+    [
+        TwoStage(),
+        Tf32x3Gemm(),
+        Tf32x3Wgmma(),
+        Tf32x3Shallow(),
+        Tf32x3Stationary(),
+        Fp16x3(),
+        Fp16x3Pointwise(),
+        Fp16x3Winograd(),
+    ]
 )
-from cuconv.problem import FP32
-
-ALGORITHMS = {
-    "two_stage": two_stage,
-    "tf32x3_gemm": tf32x3_gemm,
-    "tf32x3_wgmma": tf32x3_wgmma,
-    "tf32x3_presplit": tf32x3_presplit,
-    "tf32x3_shallow": tf32x3_shallow,
-    "tf32x3_stationary": tf32x3_stationary,
-    "fp16x3": fp16x3,
-    "fp16x3_pointwise": fp16x3_pointwise,
-    "fp16x3_winograd": fp16x3_winograd,
-}
-
-
-def precisions_of(algorithm: ModuleType) -> tuple[str, ...]:
-    """The precisions of a problem that an algorithm computes."""
-    return getattr(algorithm, "PRECISIONS", (FP32,))
 
 
 def offering(precision: str) -> tuple[str, ...]:
-    """The names of the algorithms that compute problems of a precision."""
-    return tuple(name for name, algorithm in ALGORITHMS.items() if precision in precisions_of(algorithm))
+    """The names of the algorithms that compute problems of a precision, "fp32" or "tf32"."""
+    return tuple(name for name, algorithm in ALGORITHMS.items() if precision in algorithm.precisions)

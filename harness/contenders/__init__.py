@@ -14,7 +14,7 @@ import torch
 
 from cuconv.problem import ConvProblem
 from harness.precision import FP32, of_process
-from harness.roster import PROVIDERS
+from harness.registry import PROVIDERS
 
 
 class Unavailable(Exception):

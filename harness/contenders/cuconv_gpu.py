@@ -13,7 +13,7 @@ from cuconv.algorithms import offering
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from harness import contenders
-from harness.compiling import compile_for
+from harness.measure.compiling import compile_for
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
 from harness.precision import FP32
 

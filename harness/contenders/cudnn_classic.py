@@ -20,7 +20,7 @@ from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
 from harness.precision import FP32, TF32
-from harness.roster import CLASSIC_ALGORITHMS
+from harness.registry import CLASSIC_ALGORITHMS
 
 # Values of cuDNN's enumerations; the position of a name in CLASSIC_ALGORITHMS is its cudnnConvolutionFwdAlgo_t.
 TENSOR_NCHW = 0

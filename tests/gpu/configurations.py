@@ -8,7 +8,7 @@ import torch
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
-from harness.compiling import Compiler, forms_of
+from harness.measure.compiling import Compiler, forms_of
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,

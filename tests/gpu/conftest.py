@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import proof
+from harness.results import proof
 
 HERE = Path(__file__).parent
 

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem, algorithms, reference
-from cuconv.algorithms import fp16x3_winograd, tf32x3_shallow
-from harness import contenders, profile
+from cuconv.algorithms.winograd import fp16x3_winograd
+from cuconv.algorithms.common.implicit_gemm import tf32x3_shallow
+from harness import contenders
+from harness.measure import kernel_times as profile
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, cudnn_classic, cudnn_engines, torch_cudnn
-from harness.records import read
-from harness.roster import CLASSIC_ALGORITHMS, PROVIDERS
+from harness.results.records import read
+from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS
 from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
 
 LIMIT = 1 << 30

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from cuconv import ConvProblem
-from cuconv.algorithms import eviction, fp16x3_pointwise, tf32x3_presplit, tf32x3_stationary, tf32x3_wgmma
+from cuconv.algorithms import tf32x3_presplit
+from cuconv.algorithms.common import eviction
+from cuconv.algorithms.pointwise import fp16x3_pointwise
+from cuconv.algorithms.common.implicit_gemm import tf32x3_stationary
+from cuconv.algorithms.common.implicit_gemm import tf32x3_wgmma
 from tests.gpu.configurations import configurations, run
 from tests.gpu.problems import operands
 

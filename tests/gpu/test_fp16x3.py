@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cuconv import ConvProblem, conv2d, reference
-from cuconv.algorithms import fp16x3
+from cuconv.algorithms.fp16x3.fp16x3 import fp16x3
 from tests.gpu.configurations import (
     assert_right_and_the_same_every_time,
     assert_scale_follows_chunks,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, conv2d, reference
-from cuconv.algorithms import fp16x3_pointwise
-from cuconv.algorithms.fp16x3_pointwise_forms import SHIFTED, Form
+from cuconv.algorithms.pointwise import fp16x3_pointwise
+from cuconv.algorithms.pointwise.variants import SHIFTED, Form
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, conv2d, reference
-from cuconv.algorithms import fp16x3_winograd
+from cuconv.algorithms.winograd import fp16x3_winograd
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,

@@ -9,7 +9,7 @@ from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
-from harness.compiling import Compiler, compile_for, forms_of
+from harness.measure.compiling import Compiler, compile_for, forms_of
 from tests.gpu.problems import (
     LAYERS,
     ODD,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cuconv import ConvProblem
-from cuconv.algorithms import tf32x3_shallow
+from cuconv.algorithms.common.implicit_gemm import tf32x3_shallow
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,

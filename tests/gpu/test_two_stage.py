@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, conv2d, reference
-from cuconv.algorithms import two_stage
+from cuconv.algorithms.two_stage.two_stage import two_stage
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from tests.gpu.problems import TOLERANCE, bias_for, operands, pads, poisoned_output, rel_l2_error

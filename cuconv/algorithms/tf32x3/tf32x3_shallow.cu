@@ -1,0 +1,357 @@
+// Convolution of a short reduction (few channels, a small filter) on the tensor cores with the accuracy of FP32, or of
+// TF32: warps on their own, as many bytes under way as they can have.
+//
+// A warp takes 32 pixels and all filters of its block. The elements of the input that a lane needs go straight into its
+// registers, are split once into TF32 numbers, big + small, and serve every filter: rows of the input, (c, ky), are
+// dealt out to the four lanes of a fragment's row, and of each a lane has the window that its four pixels see, so that
+// the positions of the filter in X share registers. Weights, split, stay in shared memory as fragments, laid out by
+// lane. Three products are added, small*big + big*small + big*big, in one chain over the whole reduction, small terms
+// first. Of one product, that of the rounded factors, is the accuracy of TF32. Warps wait for each other only until the
+// weights are there.
+//
+// PRODUCTS 3, or 1 for TF32
+// ROWS     of the input that a lane has, with all positions of the filter in X
+// SINGLES  positions, of the rows that are left, that it has
+// KERNEL_H, KERNEL_W the filter's size
+// FILTERS  that a warp multiplies at a time: a multiple of 8
+// WARPS    of a block
+// REGISTERS that a thread may take
+// POINTWISE 1 for a 1x1 filter without padding
+// ADJACENT 1 where a lane's four pixels lie side by side: in an image where it is POINTWISE, else in a row
+// VECTOR   1 where it is ADJACENT and rows of the output lie over those of the input, 16-byte aligned
+//
+// Every argument is eight bytes, a pointer or a long long.
+
+#include "tf32x3/mma.cuh"
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int PIXELS = 32;                    // of a warp: four a lane, where four lanes have the same ones
+constexpr int WINDOW = 3 + KERNEL_W;          // elements of a row that four pixels see
+constexpr int WINDOWS = ROWS * WINDOW;
+constexpr int COUNT = WINDOWS + SINGLES * 4;  // elements of a lane
+constexpr int ROW_SLOTS = ROWS * KERNEL_W;
+constexpr int SLOTS = ROW_SLOTS + SINGLES;    // of a lane in the reduction
+constexpr int STEPS = (SLOTS + 1) / 2;        // mma depths, of which a lane has two slots
+constexpr int TILES = FILTERS / 8;            // of mma, at a time
+constexpr int LEFT = KERNEL_W / 2;            // columns of padding, where it is VECTOR
+#if PRODUCTS == 3
+typedef uint4 Fragment;  // of B, a lane's: big of two slots, and small
+#else
+typedef uint2 Fragment;
+#endif
+static_assert(ADJACENT || POINTWISE, "pixels of other filters lie side by side");
+
+// A row of the input, (c, ky), and a position in X: those of a lane's slot.
+struct Slot {
+    int row, kx;
+
+    __device__ __forceinline__ Slot(int slot, int lane) {
+        const int single = (slot - ROW_SLOTS) * 4 + lane;
+        row = slot < ROW_SLOTS ? slot / KERNEL_W * 4 + lane : ROWS * 4 + single / KERNEL_W;
+        kx = slot < ROW_SLOTS ? slot % KERNEL_W : single % KERNEL_W;
+    }
+};
+
+// Where a slot's element under a pixel lies among a lane's.
+__device__ __forceinline__ constexpr int element(int slot, int pixel) {
+    const int in_rows = slot / KERNEL_W * WINDOW + slot % KERNEL_W;
+    return pixel + (slot < ROW_SLOTS ? in_rows : WINDOWS + (slot - ROW_SLOTS) * 4);
+}
+
+struct Problem {
+    int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
+};
+
+// A lane's part of a tile of pixels.
+struct Pixels {
+    const float* source[ADJACENT ? 1 : 4];  // of a row's window, or of each pixel; null where there is none
+    int y, x;                               // of the window's first element in the first row: in the padding, perhaps
+    int64 place;                            // of the first output that the lane writes; -1 where there is none
+
+    __device__ __forceinline__ Pixels(unsigned tile, unsigned pixels, const float* input, const Problem& p) {
+        const unsigned lane = threadIdx.x % 32, first = tile * PIXELS;
+        const int plane = p.height * p.width;
+#if ADJACENT
+        const unsigned pixel = first + lane / 4 * 4, image = pixel / p.out_pixels;
+        const unsigned within = pixel - image * p.out_pixels;
+        const unsigned row = POINTWISE ? 0 : within / p.out_w;
+        y = (int)row - p.pad_h, x = (int)(within - row * p.out_w) - p.pad_w;
+        place = pixel < pixels ? (int64)image * p.filters * p.out_pixels + within : -1;
+        source[0] = place < 0 ? nullptr : input + (int64)image * p.channels * plane + (int64)y * p.width + x;
+#else
+        const unsigned image = first / p.out_pixels, within = first - image * p.out_pixels;
+        const auto where = [&](int offset, int planes) -> int64 {  // a tile meets two images at most
+            const unsigned pixel = within + offset;
+            const bool next = pixel >= p.out_pixels;
+            return first + offset < pixels ? (int64)(image + next) * planes * plane + pixel - (next ? plane : 0) : -1;
+        };
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int64 from = where(i * 8 + lane / 4, p.channels);
+            source[i] = from < 0 ? nullptr : input + from;
+        }
+        place = where(lane % 4 * 8 + lane / 4, p.filters);
+#endif
+    }
+
+    // Whether a row exists and meets the input, and how far it is.
+    __device__ __forceinline__ bool reaches(int row, const Problem& p, int64& distance) const {
+        const int ky = row % KERNEL_H;
+        distance = row / KERNEL_H * ((int64)p.height * p.width) + ky * p.width;
+        const bool exists = row < p.channels * KERNEL_H;
+        return exists && (POINTWISE || (unsigned)(y + ky) < p.height);
+    }
+
+    __device__ __forceinline__ void load(float (&values)[COUNT], const Problem& p) const {
+        int64 distance;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const bool exists = reaches(r * 4 + threadIdx.x % 4, p, distance);
+#if ADJACENT
+            const bool inside = exists && source[0];
+            const float* const from = source[0] + distance;
+            float* const window = values + r * WINDOW;
+#if VECTOR
+            const float4 middle = inside ? __ldg(reinterpret_cast<const float4*>(from + LEFT)) : float4{};
+            window[LEFT] = middle.x, window[LEFT + 1] = middle.y;
+            window[LEFT + 2] = middle.z, window[LEFT + 3] = middle.w;
+#endif
+#pragma unroll
+            for (int i = 0; i < WINDOW; ++i)
+                if (!VECTOR || i < LEFT || i >= LEFT + 4)
+                    window[i] = inside && (unsigned)(x + i) < p.width ? __ldg(from + i) : 0.0f;
+#else
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values[r * 4 + i] = exists && source[i] ? __ldg(source[i] + distance) : 0.0f;
+#endif
+        }
+#pragma unroll
+        for (int single = 0; single < SINGLES; ++single) {
+            const Slot slot(ROW_SLOTS + single, threadIdx.x % 4);
+            const bool inside = reaches(slot.row, p, distance) && source[0];
+            const float* const from = source[0] + distance + slot.kx;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const bool meets = inside && (unsigned)(x + slot.kx + i) < p.width;
+                values[WINDOWS + single * 4 + i] = meets ? __ldg(from + i) : 0.0f;
+            }
+        }
+    }
+};
+
+// Splits the weights of `tiles` times eight filters into `fragments`: [tile][step][lane].
+__device__ __forceinline__ void split_weights(Fragment* fragments, const float* weight, int tiles, int filter_0,
+                                              const Problem& p) {
+    const int rows = p.channels * KERNEL_H;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < tiles * STEPS * 32; i += THREADS) {
+        const int lane = i % 32, step = i / 32 % STEPS, filter = filter_0 + i / (32 * STEPS) * 8 + lane / 4;
+        unsigned big[2], small[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Slot slot(step * 2 + half, lane % 4);
+            const bool exists = step * 2 + half < SLOTS && slot.row < rows && filter < p.filters;
+            const int64 place = ((int64)filter * rows + slot.row) * KERNEL_W + slot.kx;
+            split(exists ? weight[place] : 0.0f, big[half], small[half]);
+        }
+#if PRODUCTS == 3
+        fragments[i] = {big[0], big[1], small[0], small[1]};
+#else
+        fragments[i] = {big[0], big[1]};
+#endif
+    }
+}
+
+// The columns of a warp's pixels, split.
+struct Columns {
+    unsigned big[COUNT], small[COUNT];
+
+    __device__ __forceinline__ explicit Columns(const float (&values)[COUNT]) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) split(values[i], big[i], small[i]);
+    }
+
+    // A fragment of A: pixels 2 * half and 2 * half + 1 of each lane, by two slots.
+    __device__ __forceinline__ static void fragment(unsigned (&a)[4], const unsigned (&part)[COUNT], int half,
+                                                    int step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int slot = step * 2 + i / 2;
+            a[i] = slot < SLOTS ? part[element(slot, half * 2 + i % 2)] : 0u;
+        }
+    }
+
+    // sum = columns * weights of FILTERS filters
+    __device__ __forceinline__ void multiply(float (&sum)[2][TILES][4], const Fragment* fragments) const {
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) {
+            Fragment b[STEPS];
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step) b[step] = fragments[(j * STEPS + step) * 32];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum[half][j][i] = 0.0f;
+#if PRODUCTS == 3
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    unsigned a_big[4], a_small[4];
+                    fragment(a_big, big, half, step), fragment(a_small, small, half, step);
+                    mma(sum[half][j], a_small, {b[step].x, b[step].y});
+                    mma(sum[half][j], a_big, {b[step].z, b[step].w});
+                }
+#endif
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    unsigned a_big[4];
+                    fragment(a_big, big, half, step);
+                    mma(sum[half][j], a_big, {b[step].x, b[step].y});
+                }
+        }
+    }
+};
+
+// Stores as predicated instructions: the compiler would branch around each, its address with it.
+__device__ __forceinline__ void store(char* to, float value, bool exists) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(value),
+                 "r"((int)exists)
+                 : "memory");
+}
+__device__ __forceinline__ void store(char* to, const float (&v)[4], bool exists) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
+                 "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"((int)exists)
+                 : "memory");
+}
+
+// Four lanes' four values each, transposed: value i of lane j becomes value j of lane i.
+__device__ __forceinline__ void transpose(float (&v)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool upper = threadIdx.x & bit;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (!(i & bit)) {
+                const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i | bit], bit);
+                (upper ? v[i] : v[i | bit]) = other;
+            }
+    }
+}
+
+struct Output {
+    const float *input, *weight, *bias;
+    float* output;
+    bool relu;
+
+    __device__ __forceinline__ float finish(float value, int filter, const Problem& p) const {
+        if (bias && filter < p.filters) value += bias[filter];
+        return relu && value < 0.0f ? 0.0f : value;  // a NaN stays
+    }
+
+    // Writes FILTERS filters from `filter_0` on; whether all sums are finite.
+    __device__ __forceinline__ bool write(float (&sum)[2][TILES][4], int64 place, int filter_0,
+                                          const Problem& p) const {
+        const int lane = threadIdx.x % 4;
+        float check = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8 * TILES; ++i) check = fmaf(sum[i % 2][i / 8][i / 2 % 4], 0.0f, check);
+        if (bias || relu)  // one branch for all
+#pragma unroll
+            for (int i = 0; i < 8 * TILES; ++i) {
+                float& value = sum[i % 2][i / 8][i / 2 % 4];
+                value = finish(value, filter_0 + i / 8 * 8 + lane * 2 + i / 2 % 2, p);
+            }
+        const unsigned plane = p.out_pixels * 4u;  // bytes
+        char* const first = reinterpret_cast<char*>(output + place) + filter_0 * (uint64)plane;
+        char* const mine = first + lane * 2 * (uint64)plane;
+        const int left = place < 0 ? 0 : p.filters - filter_0;
+#pragma unroll
+        for (int j = 0; j < TILES; ++j)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {  // a lane's pixels of filter 2 * lane + side
+                float v[4] = {sum[0][j][side], sum[0][j][side + 2], sum[1][j][side], sum[1][j][side + 2]};
+#if ADJACENT
+                char* const to = mine + (j * 8 + side) * (uint64)plane;
+                const bool exists = j * 8 + lane * 2 + side < left;
+#if VECTOR
+                store(to, v, exists);
+#else
+#pragma unroll
+                for (int i = 0; i < 4; ++i) store(to + i * 4, v[i], exists);
+#endif
+#else
+                transpose(v);  // a lane's pixel of filters 2 * i + side
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int filter = j * 8 + i * 2 + side;
+                    store(first + filter * (uint64)plane, v[i], filter < left);
+                }
+#endif
+            }
+        return check == 0.0f;
+    }
+
+    // The plain FP32 sums of a warp's pixels in their place, in all of a block's filters.
+    __device__ __forceinline__ void write_plain(unsigned first, unsigned pixels, int filter_0, int filters,
+                                                const Problem& p) const {
+        const unsigned index = first + threadIdx.x % 32, image = index / p.out_pixels;
+        const int pixel = index - image * p.out_pixels;
+        __syncwarp();
+        if (index >= pixels) return;
+#pragma unroll 1
+        for (int filter = filter_0; filter < min(filter_0 + filters, p.filters); ++filter) {
+            const int y = pixel / p.out_w, x = pixel % p.out_w;
+            const float sum = plain_sum(input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
+            output[((int64)image * p.filters + filter) * p.out_pixels + pixel] = finish(sum, filter, p);
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 64 * 1024 / (REGISTERS * THREADS))
+    tf32x3_shallow(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
+                   float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
+                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu,
+                   int64 blocks_of_a_tile, int64 block_filters) {
+    extern __shared__ Fragment fragments[];
+    const Problem p = {(int)channels, (int)height, (int)width, (int)filters,
+                       (int)pad_h,    (int)pad_w,  (int)out_w, (int)(out_h * out_w)};
+    const unsigned pixels = images * p.out_pixels, tiles = (pixels + PIXELS - 1) / PIXELS;
+    const int filter_0 = blockIdx.x % (unsigned)blocks_of_a_tile * (int)block_filters;
+    const unsigned step = gridDim.x / (unsigned)blocks_of_a_tile * WARPS;
+    unsigned tile = blockIdx.x / (unsigned)blocks_of_a_tile * WARPS + threadIdx.x / 32;
+    float values[COUNT];
+    int64 place = -1;  // of the pixels whose elements are on their way
+    const auto load = [&](const Pixels& here) {
+        here.load(values, p);
+        place = here.place;
+    };
+    const Pixels first_pixels(tile, pixels, input, p);
+#if __CUDA_ARCH__ >= 900
+    uint64 known = (uint64)input;  // before the first access to global memory
+    for (const float* source : first_pixels.source) known |= (uint64)source;
+    wait_for_kernel_ahead(known);
+    launch_dependents();
+#endif
+    if (tile < tiles) load(first_pixels);
+    split_weights(fragments, weight, block_filters / 8, filter_0, p);
+    __syncthreads();
+    const Output out = {input, weight, bias, output, relu != 0};
+    while (tile < tiles) {
+        const Columns columns(values);
+        const int64 columns_place = place;
+        const unsigned first = tile * PIXELS;
+        tile += step;
+        if (tile < tiles) load(Pixels(tile, pixels, input, p));  // the next ones, meanwhile
+        bool finite = true;
+#pragma unroll 1
+        for (int f = 0; f < block_filters; f += FILTERS) {
+            float sum[2][TILES][4];
+            columns.multiply(sum, fragments + f / 8 * STEPS * 32 + threadIdx.x % 32);
+            finite &= out.write(sum, columns_place, filter_0 + f, p);
+        }
+        if (!__all_sync(~0u, finite)) out.write_plain(first, pixels, filter_0, block_filters, p);
+    }
+}

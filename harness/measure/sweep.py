@@ -1,0 +1,266 @@
+"""The loop: case x contender -> prepare -> verify -> time -> verify again -> record."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import nvtx
+import torch
+from tqdm import tqdm
+
+from cuconv.problem import UnsupportedProblem
+from harness import contenders
+from harness.measure import timing
+from harness.results.rivals import Entrants, takes_part
+from harness.catalogue import Case, Sweep
+from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
+from harness.precision import FP32
+from harness.results.records import Measurement, ResultsFolder
+from harness.registry import PROVIDERS, comparison
+from harness.measure.verify import TOLERANCE, Errors, Verifier
+
+# Expected cost of a case, for the progress bar: so much whatever its size, and so much arithmetic a millisecond.
+CASE_MS = 300
+CASE_FLOP_PER_MS = 5e7
+
+
+class GpuLost(RuntimeError):
+    """A kernel broke the CUDA context: nothing more can run in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure, where: chosen providers and algorithms (None: all), runs of each, seed of the data.
+
+    entrants, where given, has for each case the rivals that take part beside ours, on the device of that name.
+    """
+
+    device: torch.device
+    providers: tuple[str, ...]
+    algorithms: frozenset[str] | None
+    runs: int
+    seed: int
+    workspace_limit: int
+    environment: str
+    # Keys of rows that are there already and stay.
+    done: frozenset[tuple[str, ...]] = field(default=frozenset())
+    entrants: Entrants | None = None
+    device_name: str = ""
+    precision: str = FP32  # of the whole sweep
+
+
+def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
+    """Measure every case of the sweep, appending rows to the open folder as they are measured."""
+    torch.set_grad_enabled(False)
+    entered = load_contenders(options.providers, options.precision)
+    for contender in entered.values():
+        contender.begin([case.problem for case in sweep.cases], options.algorithms)
+    weights = [_expected_ms(case) for case in sweep.cases]
+    bar = tqdm(
+        total=sum(weights),
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left",
+        mininterval=1,
+    )
+    with closing(bar):
+        for number, (case, weight) in enumerate(zip(sweep.cases, weights, strict=True), 1):
+            bar.set_description_str(f"case {number}/{len(sweep.cases)} {case.label}")
+            for row in measure_case(case, entered, options):
+                folder.append(row)
+            bar.update(weight)
+
+
+def load_contenders(providers: Iterable[str], precision: str) -> dict[str, Contender]:
+    """The contenders that this machine can field; says once which it cannot, and why."""
+    entered = {}
+    for provider in providers:
+        try:
+            entered[provider] = contenders.load(provider, precision)
+        except contenders.Unavailable as reason:
+            tqdm.write(f"{provider} does not take part: {reason}")
+    return entered
+
+
+def measure_case(case: Case, entered: dict[str, Contender], options: Options) -> Iterable[Measurement]:
+    """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed."""
+    seed = zlib.crc32(f"{options.seed} {case.label}".encode())
+    try:
+        generator = torch.Generator(options.device).manual_seed(seed)
+        operands = _make_operands(case, generator)
+        verifier = Verifier(case.problem, operands, generator)
+    except Exception as error:
+        if not _out_of_memory(error):
+            raise
+        detail = f"the case's tensors do not fit in memory: {_first_line(error)}"
+        for provider in entered:
+            yield from _rows_without_offers(case, provider, options, detail)
+        _release_memory()
+        return
+
+    offers: list[Offer] = []
+    for provider, contender in entered.items():
+        if not _may_offer(case, provider, options):
+            continue
+        try:
+            offers += contender.offers(case.problem, operands, options.workspace_limit)
+        except Exception as error:
+            _after_error(f"{provider} on {case.label}", error, options.device)
+            yield from _rows_without_offers(case, provider, options, f"{type(error).__name__}: {_first_line(error)}")
+    offers = [offer for offer in offers if _wanted(case, offer.provider, offer.algorithm, options)]
+    random.Random(seed).shuffle(offers)
+    with nvtx.annotate(case.label):
+        for offer in offers:
+            with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
+                yield _measure_offer(case, offer, operands, verifier, options)
+    if options.device.type == "cuda" and _reserved_share(options.device) > 0.5:
+        torch.cuda.empty_cache()
+
+
+def _measure_offer(case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options) -> Measurement:
+    def row(status: str, detail: str, **measured) -> Measurement:
+        return _row(case, offer.provider, offer.algorithm, offer.precision, status, detail, options, **measured)
+
+    try:
+        prepared = offer.prepare()
+        return _verify_and_time(prepared, operands, verifier, options, row)
+    except NotRunnable as reason:
+        return row(reason.status, str(reason))
+    except UnsupportedProblem as reason:
+        return row("unsupported", str(reason))
+    except timing.TooSlow as reason:
+        return row("timeout", str(reason))
+    except Exception as error:
+        _after_error(f"{offer.provider} {offer.algorithm} on {case.label}", error, options.device)
+        return row("error", f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _verify_and_time(
+    prepared: Prepared,
+    operands: Operands,
+    verifier: Verifier,
+    options: Options,
+    row: Callable[..., Measurement],
+) -> Measurement:
+    operands.output.fill_(torch.nan)
+    before = verifier.errors(prepared.call())
+    facts = {
+        "workspace_bytes": prepared.workspace_bytes,
+        "rel_l2_error": before.rel_l2,
+        "max_abs_error": before.max_abs,
+    }
+    if not before.acceptable:
+        return row("incorrect", _why_incorrect(before), **facts)
+
+    timed = timing.measure(prepared.call, options.runs, options.device)
+    timed.output.fill_(torch.nan)
+    after = verifier.errors(timed.again())
+    if not after.acceptable:
+        return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
+    return row(
+        "ok", prepared.detail, runs_us=timed.runs_us, timing=timed.mode, calls_per_run=timed.calls_per_run, **facts
+    )
+
+
+def _why_incorrect(errors: Errors) -> str:
+    return f"relative L2 error {errors.rel_l2:.3g}, more than {TOLERANCE:g}"
+
+
+def _row(
+    case: Case, provider: str, algorithm: str, precision: str, status: str, detail: str, options: Options, **measured
+) -> Measurement:
+    layer = case.layer
+    return Measurement(
+        networks=case.networks_cell,
+        layers=case.layers_cell,
+        batch=case.batch,
+        h=layer.h,
+        w=layer.w,
+        c=layer.c,
+        m=layer.m,
+        k=layer.k,
+        pad=layer.pad,
+        provider=provider,
+        algorithm=algorithm,
+        precision=precision,
+        status=status,
+        detail=detail,
+        timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=options.environment,
+        **measured,
+    )
+
+
+def _make_operands(case: Case, generator: torch.Generator) -> Operands:
+    """Fresh normal data; the output is poisoned before each use."""
+    p = case.problem
+    device = generator.device
+    return Operands(
+        torch.randn(p.input_shape, generator=generator, device=device),
+        torch.randn(p.weight_shape, generator=generator, device=device),
+        torch.empty(p.output_shape, device=device),
+    )
+
+
+def row_key(case: Case, provider: str, algorithm: str, precision: str) -> tuple[str, ...]:
+    """The key under which ResultsFolder keeps a case, algorithm and precision."""
+    return (*map(str, case.key), provider, algorithm, precision)
+
+
+def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool:
+    if options.algorithms is not None and algorithm not in options.algorithms:
+        return False
+    if row_key(case, provider, algorithm, options.precision) in options.done:
+        return False
+    entrants = options.entrants
+    return entrants is None or takes_part(entrants, case.key, provider, algorithm, options.device_name)
+
+
+def _may_offer(case: Case, provider: str, options: Options) -> bool:
+    """False where no algorithm of a provider takes part: asking one for its engines costs a tenth of a second."""
+    if options.entrants is None or provider == comparison(options.device_name).provider:
+        return True
+    return any(chosen == provider for chosen, _ in options.entrants.get(case.key, ()))
+
+
+def _rows_without_offers(case: Case, provider: str, options: Options, detail: str) -> Iterable[Measurement]:
+    """What is known of a provider that could not say what it offers: one row for each algorithm of the roster."""
+    for algorithm in PROVIDERS[provider].algorithms or ("any",):
+        if _wanted(case, provider, algorithm, options):
+            yield _row(case, provider, algorithm, options.precision, "error", detail, options)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def _release_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _reserved_share(device: torch.device) -> float:
+    return torch.cuda.memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
+
+
+def _after_error(what: str, error: Exception, device: torch.device) -> None:
+    """Make room, and raise GpuLost where the error took the CUDA context with it."""
+    if device.type != "cuda":
+        return
+    if _out_of_memory(error):
+        _release_memory()
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        raise GpuLost(f"{what} broke the CUDA context ({_first_line(error)}): the rows so far are kept") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def _expected_ms(case: Case) -> int:
+    return CASE_MS + round(case.problem.flop / CASE_FLOP_PER_MS)

@@ -1,0 +1,201 @@
+"""What a measurement depends on: machine, libraries, code. Never raises; what cannot be read is null.
+
+environment.json maps an identifier to such a report. Rows of measurements.csv carry it, so that those measured on
+different days, versions or commits can share a results folder; of other files the reports' commands tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+# What may differ between two commands whose rows are still of one measurement.
+CHANGEABLE = ("commit", "clocks", "commands")
+CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
+
+
+def device_slug(device: torch.device | None = None) -> str:
+    """The name of a device under results/ and plots/: "nvidia-h200", or "cpu"."""
+    if (device is not None and device.type == "cpu") or not torch.cuda.is_available():
+        return "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
+
+
+def fingerprint(*folders: str) -> str:
+    """A hash of the code under folders of the project: Python, CUDA, constants of the cost models; names, contents."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".cu", ".cuh", ".toml"):
+                digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def command_line(module: str, arguments: Sequence[str] | None) -> str:
+    """What the user typed to run a module of the harness; arguments: None for those of this process."""
+    return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def report(device: torch.device, command: str) -> dict[str, Any]:
+    """Everything known about the device, the libraries and the code, ready for JSON; command is what the user typed."""
+    facts = _gpu_facts(device) if device.type == "cuda" else _cpu_facts()
+    return {
+        **facts,
+        "cpu": _try(_cpu_name) or platform.processor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": _version("numpy"),
+        "code": fingerprint("cuconv", "harness"),
+        "commit": commit(),
+        "commands": [{"command": command, "date": datetime.now(UTC).isoformat(timespec="seconds")}],
+    }
+
+
+def commit() -> str | None:
+    """The git commit, with "-dirty" where the code differs from it; $CUCONV_COMMIT where git cannot tell."""
+    head = _try(lambda: _git("rev-parse", "--verify", "HEAD")) if (ROOT / ".git").exists() else None
+    if head is None:
+        return os.environ.get("CUCONV_COMMIT")
+    changed = _try(lambda: _git("status", "--porcelain", "--", "cuconv", "harness", "configs"))
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def identifier(facts: dict[str, Any]) -> str:
+    """A short name for a report: equal for equal machine, versions, code and commit."""
+    stable = {k: v for k, v in facts.items() if k not in ("clocks", "commands")}
+    return hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def comparable(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Would both have measured the same thing: equal machine, versions and code, whatever the commit?"""
+    changeable = CHANGEABLE_BESIDE_A_GPU if one.get("gpu") else CHANGEABLE
+    return all(one.get(k) == other.get(k) for k in {*one, *other} - set(changeable))
+
+
+class EnvironmentFile:
+    """environment.json of a results folder: {"environments": {identifier: report}}."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / "environment.json"
+        stored = _try(lambda: json.loads(self._path.read_text()))
+        self.environments: dict[str, dict[str, Any]] = (stored or {}).get("environments", {})
+
+    def enter(self, facts: dict[str, Any]) -> str:
+        """Add a report, or its command to the report that is there already; returns the identifier."""
+        name = identifier(facts)
+        commands = self.environments.get(name, {}).get("commands", [])
+        self.environments[name] = {**facts, "commands": commands + facts["commands"]}
+        self._write()
+        return name
+
+    def keep(self, used: set[str]) -> None:
+        """Drop the reports that no row refers to any more."""
+        self.environments = {name: facts for name, facts in self.environments.items() if name in used}
+        self._write()
+
+    def _write(self) -> None:
+        fresh = self._path.with_suffix(".json.new")
+        fresh.write_text(json.dumps({"environments": self.environments}, indent=2) + "\n")
+        os.replace(fresh, self._path)
+
+
+def report_gpu(folder: Path, command: str, alone: bool) -> None:
+    """Enter a report of the current GPU into environment.json of a folder that exists.
+
+    alone: the command replaces all that was measured there, so other reports are dropped.
+    """
+    environments = EnvironmentFile(folder)
+    new = environments.enter(report(torch.device("cuda", torch.cuda.current_device()), command))
+    if alone:
+        environments.keep({new})
+
+
+def _gpu_facts(device: torch.device) -> dict[str, Any]:
+    from harness.contenders import cudnn_classic
+
+    properties = torch.cuda.get_device_properties(device)
+    library = _try(cudnn_classic.loaded_library) or (None, None)
+    nvml = _try(lambda: _nvml_facts(device)) or {}
+    return {
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "driver": nvml.get("driver"),
+        "power_limit_w": nvml.get("power_limit_w"),
+        "clocks": nvml.get("clocks"),
+        "cuda_runtime": torch.version.cuda,
+        "cudnn": library[1],
+        "cudnn_library": Path(library[0]).name if library[0] else None,
+        "cupy": _version("cupy-cuda13x"),
+        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
+        "nvrtc": _try(lambda: ".".join(map(str, _nvrtc_version()))),
+    }
+
+
+def _nvml_facts(device: torch.device) -> dict[str, Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return {
+            "driver": pynvml.nvmlSystemGetDriverVersion(),
+            "power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+            "clocks": {
+                "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                "sm_max_mhz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+            },
+        }
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvrtc_version() -> tuple[int, int]:
+    from cuda.bindings import nvrtc
+
+    return nvrtc.nvrtcVersion()[1:]
+
+
+def _cpu_facts() -> dict[str, Any]:
+    return {
+        "gpu": None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu_name() -> str:
+    line = next(x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name"))
+    return line.split(":", 1)[1].strip()
+
+
+def _version(package: str) -> str | None:
+    return _try(lambda: metadata.version(package))
+
+
+def _try(read: Callable[[], Any]) -> Any:
+    """The value, or None: a report must not stop a measurement."""
+    try:
+        return read()
+    except Exception:
+        return None

@@ -1,0 +1,45 @@
+"""The GPU proof: which kernels, with which launch code, passed every GPU test on which device.
+
+results/DEVICE/verified.json holds a hash of each file of cuconv/. A machine without a GPU can so tell
+whether the kernels in the tree are those that were tested on one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from harness.results import environment
+
+
+def current_files() -> dict[str, str]:
+    """SHA-256 of every kernel source and of the code that launches it, by path in the project."""
+    paths = sorted(p for p in (environment.ROOT / "cuconv").rglob("*") if p.suffix in (".cu", ".cuh", ".py"))
+    return {str(p.relative_to(environment.ROOT)): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
+
+
+def write(tests_passed: int) -> Path:
+    """Record that all GPU tests passed on the current device; returns the file's path."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    facts = environment.report(device, "make test-gpu")
+    proof = {
+        "gpu": facts["gpu"],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tests_passed": tests_passed,
+        "versions": {name: facts[name] for name in ("driver", "cuda_runtime", "cudnn", "torch", "cupy", "nvrtc")},
+        "files": current_files(),
+    }
+    path = environment.ROOT / "results" / environment.device_slug(device) / "verified.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(proof, indent=2) + "\n")
+    return path
+
+
+def outdated(path: Path) -> list[str]:
+    """The files that differ from those a proof was made for, added and removed ones included."""
+    proved, current = json.loads(path.read_text())["files"], current_files()
+    return sorted(name for name in {*proved, *current} if proved.get(name) != current.get(name))

@@ -1,0 +1,250 @@
+"""conv2d refuses what it cannot compute before it looks for a GPU, in one sentence; plans need no GPU."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import cuconv
+from cuconv import ConvProblem, UnsupportedProblem, conv
+from cuconv.algorithms.two_stage.two_stage import two_stage
+from cuconv.arrays import TorchArrays
+from cuconv.device import H200
+
+
+def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
+    with pytest.raises(UnsupportedProblem, match=r"input is on cpu: .*cuconv\.reference"):
+        cuconv.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("value", [np.ones((1, 1, 3, 3), np.float32), [[1.0]], None])
+def test_other_kinds_of_array(value):
+    with pytest.raises(TypeError, match="torch CUDA tensors or CuPy arrays"):
+        cuconv.conv2d(value, value)
+
+
+def test_wrong_rank_names_the_layout():
+    with pytest.raises(UnsupportedProblem, match=r"input has 3 dimensions \(1, 3, 3\): 4 are needed, NCHW"):
+        cuconv.conv2d(torch.ones(1, 3, 3), torch.ones(1, 1, 1, 1))
+
+
+def test_a_plan_prints_itself_and_its_workspace():
+    problem = ConvProblem(n=1, c=192, h=7, w=7, m=384, kh=3, kw=3, pad_h=1, pad_w=1)
+    plan = cuconv.plan(problem, H200)
+    assert plan.algorithm in cuconv.algorithms()
+    assert str(plan).startswith(plan.algorithm) and "grid=" in str(plan)
+    assert cuconv.plan(problem, H200, "two_stage").workspace_bytes == 9 * 384 * 49 * 4
+
+
+def test_auto_is_one_of_the_algorithms_for_any_shape():
+    for shape in [(1, 1, 1, 1, 1, 1, 1), (3, 17, 65, 31, 5, 7, 7), (256, 64, 224, 224, 64, 3, 3)]:
+        assert cuconv.plan(ConvProblem(*shape), H200).algorithm in cuconv.algorithms()
+
+
+def test_unknown_algorithm_names_the_known_ones():
+    with pytest.raises(ValueError, match="algorithm='magic': must be one of auto, two_stage"):
+        cuconv.plan(ConvProblem(1, 1, 3, 3, 1, 1, 1), H200, "magic")
+
+
+class TensorsOfGpu3(TorchArrays):
+    """CPU tensors that pass for those of a GPU; one that requires a gradient passes for one of GPU 4."""
+
+    def __init__(self):
+        super().__init__(torch)
+        self.stream = 77
+
+    def check(self, name, tensor):
+        pass
+
+    def device(self, tensor):
+        return 3 + tensor.requires_grad
+
+    def current_stream(self, device):
+        return lambda: (self.stream, device)
+
+    def allocator(self, shape, device):
+        return lambda: torch.empty(shape)
+
+
+class FakeCuda:
+    """cupy.cuda of a machine with several GPUs, GPU 0 the current one; a context is a number."""
+
+    def __init__(self):
+        self.devices = [0]  # that were made current, in order
+        self.runtime = SimpleNamespace(
+            getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)
+        )
+        self.driver = SimpleNamespace(ctxGetCurrent=lambda: 1000 + self.devices[-1])
+
+
+class Recorder:
+    """In place of a sequence of launches: what was made ready, and every time that it was enqueued."""
+
+    made, enqueued = [], []
+
+    def __init__(self, launches, arch, device):
+        self.launches = launches
+        Recorder.made.append((launches, arch, device))
+
+    def enqueue(self, stream, *addresses):
+        Recorder.enqueued.append((self.launches, stream, addresses))
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """conv2d without a GPU: launches go to Recorder."""
+    cuda, library = FakeCuda(), TensorsOfGpu3()
+    cuda.tensors = library
+    Recorder.made, Recorder.enqueued = [], []
+    monkeypatch.setattr(conv, "LaunchSequence", Recorder)
+    monkeypatch.setattr(conv, "_cuda", lambda: cuda)
+    monkeypatch.setattr(conv, "_thread", conv._Thread())
+    monkeypatch.setattr(conv, "library_of", lambda array: library)
+    monkeypatch.setattr(conv, "device_spec", lambda device: H200)
+    return cuda
+
+
+X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(9)
+
+
+@pytest.mark.parametrize("bias", [None, BIAS])
+@pytest.mark.parametrize("relu", [False, True])
+def test_operands_reach_the_launch(cuda, bias, relu):
+    problem = ConvProblem(2, 4, 5, 7, 9, 1, 1)
+    launches = two_stage.launches(problem, two_stage.configure(problem, H200), aligned=True, relu=relu)
+    bias_address = 0 if bias is None else bias.data_ptr()
+    for _ in range(2):
+        out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")
+        assert out.shape == (2, 9, 5, 7) and out.dtype == torch.float32
+        addresses = (X.data_ptr(), WEIGHT.data_ptr(), bias_address, out.data_ptr(), 0)
+        assert Recorder.enqueued.pop() == (launches, (77, 3), addresses)
+    assert Recorder.made == [(launches, "sm_90a", 3)]
+
+
+def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monkeypatch):
+    workspaces = []
+    monkeypatch.setattr(
+        cuda.tensors,
+        "allocator",
+        lambda shape, device: lambda: workspaces.append(torch.empty(shape)) or workspaces[-1],
+    )
+    out = torch.zeros(2, 9, 5, 7)
+    for stream in (77, 78):
+        cuda.tensors.stream = stream
+        cuconv.conv2d(X, torch.zeros(9, 4, 3, 3), padding=1, algorithm="two_stage", out=out)
+    assert [workspace.shape for workspace in workspaces] == [(9 * 2 * 9 * 5 * 7,)] * 2
+    assert [(stream, addresses[-1]) for _, stream, addresses in Recorder.enqueued] == [
+        ((77, 3), workspaces[0].data_ptr()),
+        ((78, 3), workspaces[1].data_ptr()),
+    ]
+
+
+def test_every_launch_is_in_the_context_of_the_operands_gpu(cuda):
+    """Made current where it is not, and the one before it afterwards."""
+    for current, switches in ((0, [3, 0, 3, 0]), (0, [3, 0]), (3, [])):
+        cuda.devices = [current]
+        cuconv.conv2d(X, WEIGHT)
+        assert cuda.devices[1:] == switches
+
+
+def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_each(cuda):
+    def unaligned(operand):
+        return torch.zeros(operand.numel() + 1)[1:].view(operand.shape)
+
+    out = torch.zeros(2, 9, 5, 7)
+    calls = [
+        (X, WEIGHT, {}),
+        (X[:1], WEIGHT, {}),
+        (X, unaligned(WEIGHT), {}),
+        (X, WEIGHT, {"out": out}),
+        (X, WEIGHT, {"out": unaligned(out)}),
+        (X, WEIGHT, {"padding": 1}),
+        (X, WEIGHT, {"padding": (0, 1)}),
+        (X, WEIGHT, {"relu": True}),
+        (X, WEIGHT, {"bias": BIAS}),
+        (X, WEIGHT, {"algorithm": "tf32x3_gemm"}),
+        (X, WEIGHT, {"algorithm": "tf32x3_gemm", "precision": "tf32"}),
+    ]
+    for _ in range(2):
+        for x, weight, options in calls:
+            cuconv.conv2d(x, weight, **({"algorithm": "two_stage"} | options))
+    cuconv.conv2d(X, WEIGHT, padding=[0, 1], algorithm="two_stage")
+    assert len(Recorder.made) == len(calls)
+    launches = [launches for launches, _, _ in Recorder.enqueued]
+    assert launches[len(calls) : -1] == launches[: len(calls)] and launches[-1] == launches[6]
+
+
+@pytest.mark.parametrize("precision", ["half", None, torch.float32])
+def test_an_unknown_precision_is_refused_before_any_launch(cuda, precision):
+    with pytest.raises(UnsupportedProblem, match=r"precision=.*: must be one of fp32, tf32"):
+        cuconv.conv2d(X, WEIGHT, precision=precision)
+    assert not Recorder.enqueued
+
+
+def test_unaligned_weights_are_not_copied_as_vectors(cuda):
+    memory = torch.zeros(9 * 4 + 1)
+    for weight in (memory[:-1].view(9, 4, 1, 1), memory[1:].view(9, 4, 1, 1)):
+        cuconv.conv2d(X, weight, algorithm="tf32x3_gemm")
+    assert [launches[0].macros["VECTOR"] for launches, _, _ in Recorder.enqueued] == [1, 0]
+
+
+def test_threads_share_nothing_that_a_call_writes_to(cuda):
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(cuconv.conv2d, X, WEIGHT).result()
+    assert len(Recorder.made) == 2
+
+
+def test_calls_made_ready_are_limited_in_number(cuda, monkeypatch):
+    monkeypatch.setattr(conv, "MAX_READY_CALLS", 2)
+    for padding in (0, 1, 2, 1, 2, 0):
+        cuconv.conv2d(X, WEIGHT, padding=padding)
+    assert len(Recorder.made) == 4
+
+
+def test_what_was_accepted_once_is_refused_as_soon_as_it_differs(cuda):
+    """A weight of another shape, and a gradient, are no calls like the one before."""
+    cuconv.conv2d(X, WEIGHT)
+    with pytest.raises(UnsupportedProblem, match="weight has 5 channels, input 4"):
+        cuconv.conv2d(X, torch.zeros(9, 5, 1, 1))
+    with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="weight is on GPU 4"):
+        cuconv.conv2d(X, WEIGHT.clone().requires_grad_())
+    with pytest.raises(TypeError, match=r"weight is a numpy\.ndarray, input a torch\.Tensor: use one library"):
+        cuconv.conv2d(X, WEIGHT.numpy())
+
+
+@pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1,), "full"])
+def test_padding_that_equals_a_known_one_is_still_refused(cuda, padding):
+    cuconv.conv2d(X, WEIGHT, padding=1, algorithm="two_stage")
+    with pytest.raises(UnsupportedProblem, match="must be a whole number"):
+        cuconv.conv2d(X, WEIGHT, padding=padding, algorithm="two_stage")
+
+
+MEMORY = torch.zeros(2 * 9 * 5 * 7 + 8)
+OUT = MEMORY[: 2 * 9 * 5 * 7].view(2, 9, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("bias", "error", "message"),
+    [
+        (torch.zeros(1, 9), UnsupportedProblem, r"bias has 2 dimensions \(1, 9\): 1 is needed, \(M,\)"),
+        (torch.zeros(()), UnsupportedProblem, r"bias has 0 dimensions \(\): 1 is needed"),
+        (torch.zeros(4), UnsupportedProblem, r"bias has shape \(4,\): it must be \(9,\), a value for each filter"),
+        (torch.zeros(9, requires_grad=True), UnsupportedProblem, "bias is on GPU 4, input on GPU 3: use one device"),
+        (MEMORY[-9:], UnsupportedProblem, "out overlaps bias in memory"),
+        (np.zeros(9, np.float32), TypeError, r"bias is a numpy\.ndarray, input a torch\.Tensor: use one library"),
+        (0.5, TypeError, r"bias is a builtins\.float"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bias_that_does_not_fit_is_refused_before_any_launch(cuda, bias, error, message):
+    with pytest.raises(error, match=message) as caught:
+        cuconv.conv2d(X, WEIGHT, bias, out=OUT)
+    assert "\n" not in str(caught.value) and not Recorder.enqueued
+
+
+def test_a_bias_on_the_cpu_is_refused():
+    with pytest.raises(UnsupportedProblem, match="bias is on cpu"):
+        conv._check_operand(TorchArrays(torch), "bias", BIAS)

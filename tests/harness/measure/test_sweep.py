@@ -1,0 +1,162 @@
+"""The sweep end to end on the CPU: a row for everything, errors as rows, verification that catches wrong results."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from harness.measure import sweep
+from harness.measure import timing
+from harness.catalogue import load_sweep
+from harness.contenders import NotRunnable, Offer, Operands, Prepared
+from harness.results.records import MAX_RUNS, ResultsFolder, read
+from harness.measure.verify import TOLERANCE, Verifier
+
+CPU = torch.device("cpu")
+OPTIONS = sweep.Options(
+    device=CPU, providers=("cpu",), algorithms=None, runs=2, seed=0, workspace_limit=2**30, environment="test"
+)
+
+
+@pytest.fixture
+def tiny():
+    """Two cases of one small layer."""
+    chosen = load_sweep("smoke", layers=["5a_5x5red"], batches=[1, 3])
+    return dataclasses.replace(chosen, runs=2)
+
+
+class Faulty:
+    """A contender with an algorithm for each way to go wrong, and one that is right."""
+
+    def offers(self, problem, operands, workspace_limit):
+        right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
+
+        def one_wrong_image():
+            out = right.clone()
+            out[-2 if len(out) > 1 else -1] *= 1.1
+            return out
+
+        def wrong_once_timed():
+            calls.append(1)
+            return right if len(calls) < 2 else right * 1.1
+
+        def raises(error):
+            def call():
+                raise error
+
+            return call
+
+        calls = []
+        results = {
+            "right": lambda: right.clone(),
+            "wrong_image": one_wrong_image,
+            "never_written": lambda: operands.output,
+            "exchanged": lambda: right.flip(0) if len(right) > 1 else right * 2,
+            "wrong_once_timed": wrong_once_timed,
+            "refuses": raises(NotRunnable("workspace_exceeded", "needs 5 bytes")),
+            "breaks": raises(ZeroDivisionError("division by\nzero")),
+            "no_memory": raises(MemoryError("no memory left")),
+        }
+        return [Offer("cpu", name, lambda call=call: Prepared(call, 0)) for name, call in results.items()]
+
+
+def test_everything_that_goes_wrong_is_a_row(tiny):
+    case = tiny.cases[1]
+    rows = {row.algorithm: row for row in sweep.measure_case(case, {"cpu": Faulty()}, OPTIONS)}
+    statuses = {name: row.status for name, row in rows.items()}
+    assert statuses == {
+        "right": "ok",
+        "wrong_image": "incorrect",
+        "never_written": "incorrect",
+        "exchanged": "incorrect",
+        "wrong_once_timed": "incorrect",
+        "refuses": "workspace_exceeded",
+        "breaks": "error",
+        "no_memory": "error",
+    }
+    assert rows["breaks"].detail == "ZeroDivisionError: division by"
+    assert "after timing" in rows["wrong_once_timed"].detail
+    assert len(rows["right"].runs_us) == 2 and rows["right"].rel_l2_error < 1e-6
+
+
+def test_a_contender_that_cannot_even_offer_is_a_row(tiny):
+    class Broken:
+        def offers(self, problem, operands, workspace_limit):
+            raise RuntimeError("no graph")
+
+    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": Broken()}, OPTIONS))
+    assert {row.algorithm for row in rows} == {"two_stage", "onednn", "native", "fft"}
+    assert all(row.status == "error" and "no graph" in row.detail for row in rows)
+
+
+def test_a_slow_algorithm_times_out(tiny, monkeypatch):
+    monkeypatch.setattr(timing, "LIMIT_S", 0.0)
+    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": Faulty()}, OPTIONS))
+    right = next(row for row in rows if row.algorithm == "right")
+    assert right.status == "timeout" and "exceed the limit" in right.detail
+
+
+def test_every_case_and_algorithm_has_a_row_and_the_file_keeps_the_contract(tiny, tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        sweep.run(tiny, OPTIONS, folder)
+    frame = read(tmp_path / "measurements.csv")
+    assert len(frame) == 2 * 4
+    assert set(frame["status"]) == {"ok"}
+    assert set(frame["provider"]) == {"cpu"} and set(frame["precision"]) == {"fp32"}
+    assert (frame["layers"] == "5a_5x5red").all() and (frame["networks"] == "googlenet").all()
+    assert frame[["run_1_us", "run_2_us"]].notna().all(axis=None)
+    assert frame[[f"run_{i}_us" for i in range(3, MAX_RUNS + 1)]].isna().all(axis=None)
+    assert (abs(frame["mean_us"] - (frame["run_1_us"] + frame["run_2_us"]) / 2) < 1e-3).all()
+    assert (frame["rel_l2_error"] < 1e-5).all()
+
+
+def test_rows_that_are_done_are_not_measured_again(tiny):
+    case = tiny.cases[0]
+    done = frozenset({sweep.row_key(case, "cpu", "right", "fp32")})
+    options = dataclasses.replace(OPTIONS, done=done)
+    measured = {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
+    assert "right" not in measured and "wrong_image" in measured
+
+
+def test_rows_done_in_another_precision_do_not_count(tiny):
+    case = tiny.cases[0]
+    options = dataclasses.replace(OPTIONS, done=frozenset({sweep.row_key(case, "cpu", "right", "tf32")}))
+    assert "right" in {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_rows_carry_the_precision_of_the_sweep(tiny, offers):
+    class InTf32(Faulty):
+        def offers(self, *arguments):
+            if not offers:
+                raise RuntimeError("no graph")
+            return [dataclasses.replace(offer, precision="tf32") for offer in super().offers(*arguments)]
+
+    options = dataclasses.replace(OPTIONS, precision="tf32")
+    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": InTf32()}, options))
+    assert rows and {row.precision for row in rows} == {"tf32"}
+
+
+def test_the_order_of_algorithms_is_the_seeds(tiny):
+    def order(seed):
+        options = dataclasses.replace(OPTIONS, seed=seed)
+        return [row.algorithm for row in sweep.measure_case(tiny.cases[0], {"cpu": Faulty()}, options)]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
+def test_verifier_sees_one_wrong_element_in_any_image():
+    case = load_sweep("smoke", layers=["5a_5x5red"], batches=[8]).cases[0]
+    problem = case.problem
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(problem.input_shape, generator=generator), torch.randn(problem.weight_shape, generator=generator)
+    verifier = Verifier(problem, Operands(x, w, torch.empty(problem.output_shape)), generator)
+    right = torch.nn.functional.conv2d(x, w, padding=problem.pad_h)
+    assert verifier.errors(right).rel_l2 < 1e-6
+    for image in range(8):
+        wrong = right.clone()
+        wrong[image, 3, 2, 1] += 100 * right.std()
+        assert verifier.errors(wrong).rel_l2 > TOLERANCE, image
+        wrong[image, 3, 2, 1] = torch.nan
+        assert not verifier.errors(wrong).acceptable, image

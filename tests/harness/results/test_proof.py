@@ -1,0 +1,30 @@
+"""There is no GPU here: the kernels in the tree must be those that the last GPU run tested."""
+
+import json
+
+import pytest
+
+from harness.results import environment
+from harness.results import proof
+
+PROOFS = sorted((environment.ROOT / "results").glob("*/verified.json"))
+
+
+def test_there_is_a_proof():
+    assert PROOFS, "no results/DEVICE/verified.json: run 'make test-gpu' on a GPU"
+
+
+@pytest.mark.parametrize("path", PROOFS, ids=lambda path: path.parent.name)
+def test_the_proof_is_current(path):
+    changed = proof.outdated(path)
+    assert not changed, f"changed since the GPU tests passed: {', '.join(changed)}: run 'make test-gpu' on a GPU"
+
+
+def test_a_changed_kernel_is_noticed(tmp_path):
+    files = proof.current_files()
+    edited = files | {"cuconv/algorithms/two_stage.cu": "0" * 64, "cuconv/gone.py": "1" * 64}
+    path = tmp_path / "verified.json"
+    path.write_text(json.dumps({"files": edited}))
+    assert proof.outdated(path) == ["cuconv/algorithms/two_stage.cu", "cuconv/gone.py"]
+    path.write_text(json.dumps({"files": files}))
+    assert proof.outdated(path) == []

@@ -1,0 +1,157 @@
+"""measurements.csv: what a row may hold, and a folder that loses nothing."""
+
+import csv
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+
+from harness.results.records import COLUMNS, Measurement, ResultsError, ResultsFolder, read
+
+ROW = Measurement(
+    networks="googlenet;resnet50",
+    layers="conv2_red;c2_1x1a",
+    batch=8,
+    h=56,
+    w=56,
+    c=64,
+    m=64,
+    k=1,
+    pad=0,
+    provider="cuconv",
+    algorithm="two_stage",
+    precision="fp32",
+    status="ok",
+    detail="rows=8, grid=12",
+    workspace_bytes=0,
+    rel_l2_error=3.0000001e-7,
+    max_abs_error=1e-5,
+    runs_us=tuple(10.0 + i for i in range(9)),
+    timing="graph",
+    calls_per_run=30,
+    timestamp="2026-01-01T00:00:00+00:00",
+    environment="abcd1234",
+)
+FAILED = replace(ROW, algorithm="auto", status="error", detail="out of memory", runs_us=(), rel_l2_error=None)
+
+
+def lines_of(folder):
+    with open(folder / "measurements.csv", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_columns_are_the_contract():
+    assert COLUMNS[:17] == (
+        *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad"),
+        *("provider", "algorithm", "precision", "status", "detail", "workspace_bytes", "rel_l2_error", "max_abs_error"),
+    )
+    assert COLUMNS[17:27] == (*(f"run_{i}_us" for i in range(1, 10)), "mean_us")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "fine"},
+        {"runs_us": ()},
+        {"rel_l2_error": None},
+        {"runs_us": (1.0,) * 10},
+        {"status": "incorrect", "detail": "error 2"},
+        {"status": "error", "detail": "", "runs_us": ()},
+    ],
+    ids=str,
+)
+def test_a_row_cannot_contradict_itself(change):
+    with pytest.raises(ValueError):
+        replace(ROW, **change)
+
+
+def test_a_row_comes_back_as_written(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(FAILED)
+    frame = read(tmp_path / "measurements.csv")
+    ok, failed = frame.iloc[0], frame.iloc[1]
+    assert ok["networks"] == "googlenet;resnet50" and ok["detail"] == "rows=8, grid=12"
+    assert ok["run_9_us"] == 18.0 and ok["mean_us"] == 14.0 and ok["rel_l2_error"] == 3.0000001e-7
+    assert failed["status"] == "error" and failed[["run_1_us", "mean_us", "rel_l2_error"]].isna().all()
+
+
+@pytest.mark.parametrize("name", ["12345678", "01234567", "1234e567", "nan"])
+def test_text_that_looks_like_a_number_stays_text(tmp_path, name):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(replace(ROW, environment=name))
+    assert read(tmp_path / "measurements.csv")["environment"].tolist() == [name]
+
+
+def test_rows_are_in_the_file_while_the_folder_is_open(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        assert len(lines_of(tmp_path)) == 2
+
+
+def test_a_newer_row_replaces_the_older_one(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(FAILED)
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(replace(ROW, runs_us=(5.0,), timestamp="later"))
+        assert len(read(tmp_path / "measurements.csv")) == 2, "even before the file is rewritten"
+    assert len(lines_of(tmp_path)) == 3
+    assert read(tmp_path / "measurements.csv")["mean_us"].min() == 5.0
+
+
+def test_a_row_of_another_precision_stands_beside(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(replace(ROW, precision="tf32", runs_us=(5.0,)))
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(replace(ROW, precision="tf32", runs_us=(6.0,)))
+    assert read(tmp_path / "measurements.csv").set_index("precision")["mean_us"].to_dict() == {
+        "fp32": 14.0,
+        "tf32": 6.0,
+    }
+
+
+def test_half_a_row_of_a_killed_run_is_dropped(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+    path = tmp_path / "measurements.csv"
+    path.write_text(path.read_text() + "googlenet,3a_1x1,1,28,28,19")
+    with ResultsFolder(tmp_path) as folder:
+        assert list(folder.rows) == [ROW.key]
+        folder.append(FAILED)
+    assert len(read(path)) == 2
+
+
+def hold(folder, held, release):
+    with ResultsFolder(folder):
+        held.set()
+        release.wait(30)
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path, held, release))
+    other.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(ResultsError, match=r"in use by another run.*--out"), ResultsFolder(tmp_path):
+            pass
+    finally:
+        release.set()
+        other.join()
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+
+
+def test_files_that_are_no_measurements(tmp_path):
+    path = tmp_path / "measurements.csv"
+    with pytest.raises(ResultsError, match="does not exist"):
+        read(path)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ResultsError, match="lacks the column 'networks'"):
+        read(path)
+    with pytest.raises(ResultsError, match="other columns"), ResultsFolder(tmp_path):
+        pass
+    assert path.read_text() == "a,b\n1,2\n", "a foreign file is left as it was"

@@ -1,0 +1,53 @@
+"""A quick side by side measures ours and, of each case, the rivals that the results know as its fastest."""
+
+import pytest
+
+from harness import run
+from harness.results.rivals import fastest_rivals, takes_part
+from harness.results.records import ResultsError, read
+from tests.helpers import row, write
+
+GPU = "nvidia-test"
+CASE = (1, 7, 7, 832, 32, 1, 0)
+ROWS = [
+    row("auto", 9.0),
+    row("implicit_gemm", 30.0, provider="cudnn"),
+    row("gemm", 12.0, provider="cudnn"),
+    row("bmm", 8.0, provider="cublas"),
+    row("eng3", 11.0, provider="cudnn_engine"),
+    row("winograd", 1.0, provider="cudnn", precision="tf32"),
+    row("fft", status="incorrect", provider="cudnn"),
+    row("default", 50.0, provider="torch", m=48),
+]
+
+
+def test_the_three_fastest_fp32_rivals_of_each_case(tmp_path):
+    entrants = fastest_rivals(write(tmp_path, ROWS, GPU), GPU)
+    assert entrants[CASE] == {("cublas", "bmm"), ("cudnn_engine", "eng3"), ("cudnn", "gemm")}
+    assert entrants[1, 7, 7, 832, 48, 1, 0] == {("torch", "default")}
+    assert takes_part(entrants, CASE, "cuconv", "two_stage", GPU)
+    assert takes_part(entrants, CASE, "cudnn", "gemm", GPU)
+    assert not takes_part(entrants, CASE, "cudnn", "implicit_gemm", GPU)
+    assert not takes_part(entrants, (2, *CASE[1:]), "cudnn", "gemm", GPU)
+
+
+def test_rivals_of_a_precision_are_chosen_by_its_rows(tmp_path):
+    entrants = fastest_rivals(write(tmp_path, ROWS, GPU), GPU, "tf32")
+    assert entrants == {CASE: {("cudnn", "winograd")}}
+
+
+def test_there_must_be_results_to_choose_from(tmp_path):
+    with pytest.raises(ResultsError, match="does not exist: measure first"):
+        fastest_rivals(tmp_path / "measurements.csv", GPU)
+
+
+def test_the_command_measures_only_them_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slow = [row(name, us, provider="cpu", c=832, m=32) for name, us in
+            (("two_stage", 1.0), ("onednn", 2.0), ("native", 3.0))]  # fmt: skip
+    write(tmp_path / "results", slow, "cpu", "smoke")
+    arguments = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--batch", "1", "--runs", "1"]
+    assert run.main([*arguments, "--against", "best"]) == 0
+    frame = read(tmp_path / "results/cpu/smoke-against-best/measurements.csv")
+    assert set(frame.algorithm) == {"two_stage", "onednn", "native"}, "fft was never measured before"
+    assert len(read(tmp_path / "results/cpu/smoke/measurements.csv")) == 3

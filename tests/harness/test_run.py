@@ -1,0 +1,162 @@
+"""The command line: what a user types, mistypes, interrupts and resumes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness import run
+from harness.results.records import ResultsFolder, read
+
+SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--runs", "2"]
+
+
+def harness(*arguments):
+    return run.main([str(argument) for argument in arguments])
+
+
+def test_a_slice_is_measured_and_summarised(tmp_path, capsys):
+    assert harness(*SLICE, "--batch", 1, "--out", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "geometric mean" in printed and "4 rows: 4 ok" in printed
+    assert str(tmp_path / "measurements.csv") in printed
+    frame = read(tmp_path / "measurements.csv")
+    environments = json.loads((tmp_path / "environment.json").read_text())["environments"]
+    assert set(frame["environment"]) == set(environments)
+    (facts,) = environments.values()
+    assert facts["torch"] and facts["python"] and facts["code"] and facts["commands"][0]["date"]
+
+
+def test_slices_fill_one_folder(tmp_path):
+    assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
+    assert harness(*SLICE, "--batch", 2, "--algorithm", "native", "fft", "--out", tmp_path) == 0
+    frame = read(tmp_path / "measurements.csv")
+    assert sorted(zip(frame["batch"], frame["algorithm"], strict=True)) == [(1, "native"), (2, "fft"), (2, "native")]
+    (facts,) = json.loads((tmp_path / "environment.json").read_text())["environments"].values()
+    assert len(facts["commands"]) == 2
+
+
+def test_resume_measures_only_what_is_missing(tmp_path):
+    assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
+    before = read(tmp_path / "measurements.csv").iloc[0]
+    assert harness(*SLICE, "--batch", 1, "--out", tmp_path, "--resume") == 0
+    frame = read(tmp_path / "measurements.csv").set_index("algorithm")
+    assert len(frame) == 4
+    assert frame.loc["native", "run_1_us"] == before["run_1_us"]
+    assert harness(*SLICE, "--batch", 1, "--out", tmp_path) == 0
+    assert read(tmp_path / "measurements.csv").set_index("algorithm").loc["native", "run_1_us"] != before["run_1_us"]
+
+
+def test_resume_does_not_trust_rows_of_other_code(tmp_path):
+    assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
+    before = read(tmp_path / "measurements.csv").iloc[0]
+    path = tmp_path / "environment.json"
+    path.write_text(path.read_text().replace('"code": "', '"code": "other'))
+    assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path, "--resume") == 0
+    assert read(tmp_path / "measurements.csv").iloc[0]["run_1_us"] != before["run_1_us"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, how):
+    command = [sys.executable, "-m", "harness.run", "--device", "cpu", "--config", "smoke", "--out", str(tmp_path)]
+    path = tmp_path / "measurements.csv"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.read_text().count("\n") > 3):
+        assert process.poll() is None and time.monotonic() < deadline, "the run must be under way"
+        time.sleep(0.05)
+    os.kill(process.pid, how)
+    _, said = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "--resume" in said and "Traceback" not in said
+
+    kept = read(path).set_index(["batch", "layers", "algorithm"])["run_1_us"]
+    assert 3 <= len(kept) < 48
+    assert harness("--device", "cpu", "--config", "smoke", "--runs", 9, "--out", tmp_path, "--resume") == 0
+    after = read(path).set_index(["batch", "layers", "algorithm"])["run_1_us"]
+    assert len(after) == 48
+    assert (after[kept.index] == kept).all(), "rows of the killed run stand as they were"
+
+
+def test_dry_run_and_list_measure_nothing(tmp_path, capsys):
+    assert (
+        harness("--device", "cpu", "--config", "paper", "--net", "resnet50", "--dry-run", "--out", tmp_path / "x") == 0
+    )
+    assert "84 cases" in capsys.readouterr().out
+    assert harness("--device", "cpu", "--list", "--out", tmp_path / "x") == 0
+    printed = capsys.readouterr().out
+    assert "provider cpu: two_stage, onednn, native, fft" in printed and "14-1-3-208-96" in printed
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--net", "lenet"], ["lenet", "googlenet", "squeezenet"]),
+        (["--config", "nowhere"], ["nowhere", "paper"]),
+        (["--provider", "cudnn"], ["cudnn", "cpu"]),
+        (["--algorithm", "winograd"], ["winograd", "two_stage", "onednn", "native", "fft"]),
+        (["--layer", "nolayer"], ["nolayer", "5a_5x5red"]),
+        (["--filter-size", "11"], ["11", "3, 5, 1"]),
+        (["--batch", "0"], ["0"]),
+        (["--runs", "10"], ["10", "1 to 9"]),
+        (["--device", "cuda:99"], ["cuda:99", "cpu"]),
+        (["--precision", "tf32"], ["--precision tf32", "cpu", "fp32", "use a GPU"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_wrong_value_is_one_sentence_with_the_allowed_ones(arguments, parts, capsys, tmp_path):
+    common = [] if "--config" in arguments else ["--config", "smoke"]
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert harness(*common, *device, *arguments, "--out", tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize("arguments", [["--batch", "one"], ["--bogus"], ["--runs"], ["--precision", "fp16"]], ids=str)
+def test_what_the_parser_itself_refuses_exits_with_2(arguments):
+    with pytest.raises(SystemExit) as stop:
+        harness(*arguments)
+    assert stop.value.code == 2
+
+
+def test_a_sweep_with_tf32_allowed_is_of_those_who_offer_it():
+    everybody = SimpleNamespace(precision="tf32", provider=None)
+    there = run._providers(everybody, torch.device("cuda"))
+    assert {"cudnn", "cudnn_engine", "torch", "cublas"} <= set(there) and "cpu" not in there
+    with pytest.raises(run.UsageError, match="--provider cpu: on cuda in tf32 there are"):
+        run._providers(SimpleNamespace(precision="tf32", provider=["cpu"]), torch.device("cuda"))
+
+
+def test_a_slice_by_name_needs_no_config_without_a_gpu(capsys):
+    assert harness("--device", "cpu", "--net", "resnet50", "--batch", 1, "--dry-run") == 0
+    assert "12 cases" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert harness(*SLICE, "--out", tmp_path / "file") == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_folder_in_use(tmp_path, capsys):
+    with ResultsFolder(tmp_path):
+        assert harness(*SLICE, "--out", tmp_path) == 2
+    assert "in use by another run" in capsys.readouterr().err
+
+
+def test_a_users_own_layers(tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text("layers:\n  - {name: wide, h: 5, w: 9, c: 3, m: 4, k: 7, pad: 3}\nbatch_sizes: [2]\n")
+    out = tmp_path / "out"
+    assert harness("--device", "cpu", "--config", own, "--runs", 1, "--out", out) == 0
+    frame = read(out / "measurements.csv")
+    assert set(frame["status"]) == {"ok"} and set(frame["w"]) == {9} and set(frame["k"]) == {7}

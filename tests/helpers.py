@@ -1,0 +1,83 @@
+"""Small made-up measurements for the tests of what reads them: written as the sweep writes, by records."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from harness.measure import bandwidth
+from harness.results import records
+from harness.results.records import Measurement, ResultsFolder
+
+
+def row(
+    algorithm: str = "auto",
+    us: float | None = 10.0,
+    *,
+    provider: str = "cuconv",
+    status: str = "ok",
+    precision: str = "fp32",
+    error: float = 1e-7,
+    batch: int = 1,
+    h: int = 7,
+    w: int = 7,
+    c: int = 832,
+    m: int = 32,
+    k: int = 1,
+    pad: int | None = None,
+    environment: str = "",
+) -> Measurement:
+    """One row, by default cuConv's auto on the paper's 7-1-1-32-832; a status other than "ok" takes the time away."""
+    ok = status == "ok"
+    return Measurement(
+        networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
+        pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
+        status=status, detail="" if ok else "told why", rel_l2_error=error if ok else None,
+        runs_us=(us, us, us) if ok else (), environment=environment,
+    )  # fmt: skip
+
+
+def write(results: Path, rows: list[Measurement], device: str = "nvidia-test", sweep: str = "paper") -> Path:
+    """results/DEVICE/SWEEP/measurements.csv with these rows; its path."""
+    with ResultsFolder(results / device / sweep) as folder:
+        for measurement in rows:
+            folder.append(measurement)
+    return folder.csv_path
+
+
+def commands(folder: Path) -> list[str]:
+    """What was typed to measure what is in a folder, by its environment.json."""
+    stored = json.loads((folder / "environment.json").read_text())["environments"]
+    return [entry["command"] for facts in stored.values() for entry in facts["commands"]]
+
+
+def frame(results: Path, rows: list[Measurement]) -> pd.DataFrame:
+    """The rows as `records.read` gives them, by way of the file."""
+    return records.read(write(results, rows))
+
+
+def copies(mean_us: dict[int, float]) -> pd.DataFrame:
+    """Copies of so many bytes that take so many microseconds, as harness.bandwidth measures them."""
+    return pd.DataFrame([[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
+
+
+# A sweep whose every figure can be worked out by hand. Speedups of auto over the best of cuDNN:
+#   1x1, batch 1:  30/10 = 3 (7-32-832),  20/10 = 2 (7-48-832),  10/20 = 0.5 (14-16-480);  wins 2 of 3
+#   1x1, batch 8:  a tie, 1;  auto could not run;                                            wins 0 of 2
+#   1x1, batch 128 (beyond the figures of the paper):  40/10 = 4;                            wins 1 of 1
+#   3x3, batch 1:  10/40 = 0.25;                                                             wins 0 of 1
+#   5x5, batch 1:  no rival ran, so it is compared with nothing
+SWEEP = [
+    row("auto", 10.0), row("two_stage", 60.0), row("implicit_gemm", 30.0, provider="cudnn", error=4e-8),
+    row("winograd", 1.0, provider="cudnn", precision="tf32"), row("bmm", 5.0, provider="cublas"),
+    row("auto", 10.0, m=48), row("implicit_gemm", 25.0, provider="cudnn", m=48),
+    row("eng3_k11=2", 20.0, provider="cudnn_engine", m=48),
+    row("eng3_k11=1", status="error", provider="cudnn_engine", m=48),
+    row("auto", 20.0, h=14, w=14, m=16, c=480), row("implicit_gemm", 10.0, provider="cudnn", h=14, w=14, m=16, c=480),
+    row("bmm", 40.0, provider="cublas", h=14, w=14, m=16, c=480),
+    row("auto", 15.0, batch=8), row("default", 15.0, provider="torch", batch=8),
+    row("auto", status="incorrect", batch=8, m=48), row("default", 15.0, provider="torch", batch=8, m=48),
+    row("auto", 10.0, batch=128), row("eng3_k11=1", 40.0, provider="cudnn_engine", batch=128),
+    row("auto", 40.0, k=3), row("winograd", 10.0, provider="cudnn", k=3),
+    row("auto", 10.0, k=5), row("fft", status="unsupported", provider="cudnn", k=5),
+]  # fmt: skip
