@@ -9,7 +9,7 @@ from cuconv import costs
 from cuconv.algorithms import ALGORITHMS, offering, precisions_of
 from cuconv.costs import CostsError, constant
 from cuconv.device import H200
-from tests.test_tf32 import PROBLEM, SPECIAL
+from tests.cuconv.algorithms.test_tf32 import PROBLEM, SPECIAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms.fp16x3.fp16x3 import fp16x3
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
+from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
 FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]

@@ -12,7 +12,7 @@ from cuconv.algorithms.pointwise.variants import SHIFTED, TEAMS, Form, most_filt
 from cuconv.algorithms.pointwise.tiles import loads_of, pitch, rows_of, tiles_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
+from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(128, 256, 14, 14, 1024, 1, 1)
 ODD = ConvProblem(3, 70, 13, 7, 37, 1, 1)

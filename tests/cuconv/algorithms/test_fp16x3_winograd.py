@@ -12,7 +12,7 @@ from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from harness.tune.candidates import PER_ALGORITHM
 from harness.catalogue import load_sweep
-from tests.test_tf32x3_gemm import PROBLEMS, one_by_one
+from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
 FIVE = ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2)

@@ -8,7 +8,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms.common.implicit_gemm import tf32x3_shallow
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
-from tests.test_tf32x3_gemm import PROBLEMS, each_device, each_precision, in_precision, launched, one_by_one
+from tests.cuconv.algorithms.problems import PROBLEMS, each_device, each_precision, in_precision, launched, one_by_one
 
 STEM = ConvProblem(8, 3, 224, 224, 64, 3, 3, 1, 1)
 

@@ -9,7 +9,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms.common.implicit_gemm import tf32x3_stationary
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
-from tests.test_tf32x3_gemm import one_by_one
+from tests.cuconv.algorithms.problems import one_by_one
 
 MANY = ConvProblem(128, 96, 55, 55, 16, 1, 1)
 WIDE = ConvProblem(64, 384, 27, 27, 200, 1, 1)

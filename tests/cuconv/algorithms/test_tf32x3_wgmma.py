@@ -11,7 +11,7 @@ from cuconv.algorithms.common.implicit_gemm import tf32x3_wgmma
 from cuconv.algorithms.tf32x3.tf32x3 import blocks_of_an_sm
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
-from tests.test_tf32x3_gemm import PROBLEMS, each_precision, in_precision, launched, one_by_one
+from tests.cuconv.algorithms.problems import PROBLEMS, each_precision, in_precision, launched, one_by_one
 
 B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 
