@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.measure import bandwidth
-from harness.results import records
+from harness.results import bandwidth
+from harness.results.comparisons import Results
 from harness.results.records import Measurement, ResultsFolder
+
+GPU = "nvidia-test"  # the name of a device under results/
 
 
 def row(
@@ -25,20 +27,21 @@ def row(
     m: int = 32,
     k: int = 1,
     pad: int | None = None,
+    detail: str = "",
     environment: str = "",
 ) -> Measurement:
-    """One row, by default cuConv's auto on the paper's 7-1-1-32-832; a status other than "ok" takes the time away."""
+    """One row, by default cuConv's auto on the paper's 7-1-1-32-832. A status other than "ok" takes the time away."""
     ok = status == "ok"
     return Measurement(
         networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
         pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
-        status=status, detail="" if ok else "told why", rel_l2_error=error if ok else None,
+        status=status, detail=detail or ("" if ok else "told why"), rel_l2_error=error if ok else None,
         runs_us=(us, us, us) if ok else (), environment=environment,
     )  # fmt: skip
 
 
-def write(results: Path, rows: list[Measurement], device: str = "nvidia-test", sweep: str = "paper") -> Path:
-    """results/DEVICE/SWEEP/measurements.csv with these rows; its path."""
+def write(results: Path, rows: list[Measurement], device: str = GPU, sweep: str = "paper") -> Path:
+    """Write results/DEVICE/SWEEP/measurements.csv with these rows, and return its path."""
     with ResultsFolder(results / device / sweep) as folder:
         for measurement in rows:
             folder.append(measurement)
@@ -46,18 +49,18 @@ def write(results: Path, rows: list[Measurement], device: str = "nvidia-test", s
 
 
 def commands(folder: Path) -> list[str]:
-    """What was typed to measure what is in a folder, by its environment.json."""
+    """The commands that measured a folder, by its environment.json."""
     stored = json.loads((folder / "environment.json").read_text())["environments"]
     return [entry["command"] for facts in stored.values() for entry in facts["commands"]]
 
 
-def frame(results: Path, rows: list[Measurement]) -> pd.DataFrame:
-    """The rows as `records.read` gives them, by way of the file."""
-    return records.read(write(results, rows))
+def measured(results: Path, rows: list[Measurement], device: str = GPU) -> Results:
+    """The rows as reports read them, by way of the file."""
+    return Results.read(write(results, rows, device).parent)
 
 
 def copies(mean_us: dict[int, float]) -> pd.DataFrame:
-    """Copies of so many bytes that take so many microseconds, as harness.bandwidth measures them."""
+    """Copies of so many bytes that take so many microseconds, as harness.measure.bandwidth measures them."""
     return pd.DataFrame([[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
 
 

@@ -1,15 +1,17 @@
-"""Tables in markdown that read as plain text too, and how a figure is printed in them."""
+"""Tables in markdown that read as plain text too, and how numbers are printed in them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 NONE = "-"
 
 
-def markdown(header: list[str], rows: list[list], left: tuple[int, ...] = (0,)) -> str:
-    """A markdown table, padded so that it reads as plain text too; all columns but those of `left` aligned right."""
-    cells = [header, *([str(cell) for cell in row] for row in rows)]
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[int] = (0,)) -> str:
+    """A markdown table, padded so that it reads as plain text too. The columns in `left` are aligned left."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
 
     def line(row: list[str]) -> str:
@@ -20,6 +22,16 @@ def markdown(header: list[str], rows: list[list], left: tuple[int, ...] = (0,)) 
     return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
 
 
-def times(speedup: float) -> str:
-    """A speedup as it is printed."""
-    return f"{speedup:.2f}x" if math.isfinite(speedup) else NONE
+def times(ratio: float, digits: int = 2) -> str:
+    """A ratio such as a speedup: "2.53x", or "-" where there is none."""
+    return f"{ratio:.{digits}f}x" if math.isfinite(ratio) else NONE
+
+
+def of(count: int, total: int) -> str:
+    """A count of a total: "57 of 86", or "-" of nothing."""
+    return f"{count} of {total}" if total else NONE
+
+
+def share(count: int, total: int) -> str:
+    """A count of a total with its percentage: "50 of 602 (8.31%)", or "-" of nothing."""
+    return f"{of(count, total)} ({count / total:.2%})" if total else NONE

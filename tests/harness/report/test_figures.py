@@ -1,163 +1,200 @@
-"""The figures: which are drawn, that they show the numbers, and that the same data draws the same bytes."""
+"""The figures of helpers.SWEEP: which are drawn, that they show the numbers, and that a redraw is the same bytes."""
 
-import re
-from itertools import pairwise
+import json
+import math
 
 import pytest
 from PIL import Image
 
-from harness.report import figures as plots
-from harness.results.comparisons import compare
-from tests.helpers import SWEEP, frame, row, write
+from harness.report.figures import figures, style
+from harness.report.figures.__main__ import main
+from harness.report.figures.overview import overview_figure
+from harness.report.figures.rivals import rivals_figure
+from harness.report.figures.speedup import speedup_figure
+from tests.harness.report.helpers import svg_texts
+from tests.helpers import GPU, SWEEP, measured, row, write
 
-GPU = "nvidia-test"
+
+def draw(root, rows, device=GPU, sweep="paper"):
+    """Draw the figures of some rows by the command line, and return their folder."""
+    write(root / "results", rows, device, sweep)
+    assert main(["--results", str(root / "results"), "--out", str(root / "plots")]) == 0
+    return root / "plots" / device / sweep
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """The figures of samples.SWEEP, drawn by the command line: their folder."""
-    root = tmp_path_factory.mktemp("sweep")
-    write(root / "results", SWEEP)
-    assert plots.main(["--results", str(root / "results"), "--out", str(root / "plots")]) == 0
-    return root / "plots" / GPU / "paper"
+    """The folder of the figures of SWEEP."""
+    return draw(tmp_path_factory.mktemp("sweep"), SWEEP)
 
 
-def svg_texts(path):
-    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+def cases_of(tmp_path, rows=SWEEP, k=1):
+    table = measured(tmp_path, rows).of_subject()
+    return table[table.k == k]
 
 
-def test_a_figure_per_subject_and_filter_size_and_the_map(drawn):
+def test_a_figure_for_each_subject_and_filter_size_the_map_and_the_overview(drawn):
     # 1x1 has batch 128, beyond the paper's range, so that figure alone has a full version.
-    figures = ("1x1", "1x1_full", "3x3", "5x5")
-    stems = {f"speedup_{subject}_{figure}" for subject in ("auto", "two_stage") for figure in figures}
-    expected = {f"{stem}.{kind}" for stem in {*stems, "winners"} for kind in ("svg", "png")}
+    shown = ("1x1", "1x1_full", "3x3", "5x5")
+    stems = {f"speedup_{subject}_{figure}" for subject in ("auto", "two_stage") for figure in shown}
+    expected = {f"{stem}.{kind}" for stem in {*stems, "rivals", "overview"} for kind in ("svg", "png")}
     assert {path.name for path in drawn.iterdir()} == expected
     for path in drawn.glob("*.png"):
         with Image.open(path) as image:
             assert min(image.size) > 150 and len(image.getcolors(1 << 20)) > 8, f"{path.name} shows nothing"
+            assert image.width == 9 * style.DPI, f"{path.name} is not nine inches wide"
 
 
 def test_a_redraw_is_byte_identical(drawn, tmp_path, capsys):
-    write(tmp_path / "results", SWEEP)
-    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    again = tmp_path / "plots" / GPU / "paper"
-    assert capsys.readouterr().out == f"{again}: 18 files\n"
+    again = draw(tmp_path, SWEEP)
+    assert capsys.readouterr().out == f"{again}: 20 files\n"
     for path in drawn.iterdir():
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
 
 
-def test_the_chart_says_what_is_compared_and_groups_by_batch(drawn):
-    texts = svg_texts(drawn / "speedup_auto_1x1.svg")
+def test_no_text_is_smaller_than_seven_points(tmp_path):
+    for stem, figure in figures(measured(tmp_path, SWEEP)):
+        texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
+        ticks = [label for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+        assert min(text.get_fontsize() for text in (*texts, *ticks)) >= 7, stem
+        assert figure.get_size_inches()[0] == 9, "nine inches are 900 pixels"
+
+
+def test_the_chart_says_what_is_compared_on_which_machine(tmp_path):
+    facts = {"gpu": "NVIDIA Test", "cudnn": 91900, "commands": [{"command": "x", "date": "2025-11-20T10:00:00"}]}
+    folder = write(tmp_path / "results", SWEEP).parent
+    (folder / "environment.json").write_text(json.dumps({"environments": {"e": facts}}))
+    out = draw(tmp_path, SWEEP)
+    for stem in ("speedup_auto_1x1", "rivals"):
+        assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in svg_texts(out / f"{stem}.svg")
+    assert any(text.endswith("NVIDIA Test, cuDNN 9.19.0, 2025-11-20") for text in svg_texts(out / "overview.svg"))
+    texts = svg_texts(out / "speedup_auto_1x1.svg")
     assert "Speedup of cuConv auto over the best cuDNN, 1x1 filters" in texts
-    assert f"Measured on {GPU}, sweep paper" in texts
-    assert {"batch 1", "mean 1.44x, 2/3 won", "batch 8", "mean 1.00x, 0/2 won"} <= set(texts)
-    assert "batch 128" not in texts and "batch 128" in svg_texts(drawn / "speedup_auto_1x1_full.svg")
-    assert [t for t in texts if re.fullmatch(r"\d+-\d+-\d+", t)] == [
-        "7-32-832", "7-48-832", "14-16-480", "7-32-832", "7-48-832"]  # fmt: skip
+    assert {"batch 1", "1.44x, 2/3 won", "batch 8", "1.00x, 0/2 won"} <= set(texts)
+    assert "batch 128" not in texts and "batch 128" in svg_texts(out / "speedup_auto_1x1_full.svg")
 
 
-def test_an_empty_slot_is_marked(drawn):
+def test_layers_are_named_once(drawn):
+    texts = svg_texts(drawn / "speedup_auto_1x1_full.svg")
+    assert [texts.count(layer) for layer in ("7-32-832", "7-48-832", "14-16-480")] == [1, 1, 1]
+
+
+def test_an_empty_place_is_marked(drawn):
     assert svg_texts(drawn / "speedup_auto_1x1.svg").count("\u00d7") == 1  # batch 8, 7-48-832: incorrect
     assert svg_texts(drawn / "speedup_auto_5x5.svg").count("\u25cb") == 1  # no rival
     assert "\u00d7" not in svg_texts(drawn / "speedup_auto_3x3.svg")
 
 
-def test_bars_are_as_tall_as_the_speedups(tmp_path):
-    table = compare(frame(tmp_path, SWEEP), GPU)
-    cases = table[(table.subject == "auto") & (table.k == 1) & (table.batch == 1)]
-    (axes,) = plots.speedup_figure(cases, "", "").axes
-    (bars,) = axes.collections
-    assert [path.vertices[:, 1].max() for path in bars.get_paths()] == [3, 2, 0.5]
-    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] >= 3
-    heights = [line.get_ydata()[0] for line in axes.lines]
-    assert heights == [1, pytest.approx(3 ** (1 / 3))]
+def test_bars_are_as_long_as_the_speedups_on_a_logarithmic_axis(tmp_path):
+    first, second, _ = speedup_figure(cases_of(tmp_path), "", "").axes
+    bars, runs = first.collections
+    assert [path.vertices[2, 0] for path in bars.get_paths()] == [3, 2, 0.5]
+    assert all(path.vertices[0, 0] == 1 for path in bars.get_paths())
+    assert [tuple(segment[:, 0]) for segment in runs.get_segments()] == [(3, 3), (2, 2), (0.5, 0.5)]
+    assert [line.get_xdata()[0] for line in first.lines] == [pytest.approx(3 ** (1 / 3)), 1]
+    assert first.get_xscale() == "log" and first.get_xlim() == second.get_xlim()
+    assert first.get_xlim()[0] < 0.5 and first.get_xlim()[1] > 4, "batch 128 reaches 4"
 
 
-def test_an_outlier_is_cut_and_written_out(tmp_path):
-    rows = [
-        r
-        for m in range(1, 12)
-        for r in (row("auto", 1.0 if m == 3 else 10.0, m=m), row("gemm", 12.0, provider="cudnn", m=m))
-    ]
-    (axes,) = plots.speedup_figure(compare(frame(tmp_path, rows), GPU), "", "").axes
-    assert axes.get_ylim() == (0, 3.0)
-    assert [text.get_text() for text in axes.texts if re.fullmatch(r"[\d.]+", text.get_text())] == ["12.0"]
+def test_a_line_shows_the_slowest_and_the_fastest_run(tmp_path):
+    table = cases_of(tmp_path, [row("auto", 10.0), row("gemm", 30.0, provider="cudnn")])
+    (axes,) = speedup_figure(table.assign(least_us=6.0, most_us=15.0), "", "").axes
+    (segment,) = axes.collections[1].get_segments()
+    assert tuple(segment[:, 0]) == (2, 5)
+    assert axes.get_xlim()[1] > 5
 
 
-def test_a_large_sweep_is_laid_out_in_rows_without_overlap(tmp_path):
-    rows = [
-        r
-        for batch, layers in ((1, 100), (8, 3), (16, 60), (32, 20))
-        for m in range(1, layers + 1)
-        for r in (row("auto", 10.0, m=m, batch=batch), row("gemm", 12.0, provider="cudnn", m=m, batch=batch))
-    ]
-    laid_out = plots.group_rows(compare(frame(tmp_path, rows), GPU))
-    assert [[len(group.cases) for group in line] for line in laid_out] == [[74], [26, 3], [60], [20]]
-    for line in laid_out:
-        assert line[0].start == 0 and line[-1].end <= plots.ROW_SLOTS
-        assert all(after.start > before.end for before, after in pairwise(line))
+def test_the_paper_s_range_and_the_full_one_have_the_same_axis(tmp_path):
+    drawings = dict(figures(measured(tmp_path, SWEEP)))
+    part, full = (drawings[f"speedup_auto_1x1{suffix}"].axes for suffix in ("", "_full"))
+    assert len(part) == 2 and len(full) == 3
+    assert {axes.get_xlim() for axes in part} == {axes.get_xlim() for axes in full}
+
+
+def test_many_batch_sizes_go_below_each_other(tmp_path):
+    rows = [r for n in range(1, 10) for r in (row("auto", 10.0, batch=n), row("gemm", 12.0, provider="cudnn", batch=n))]
+    panels = speedup_figure(cases_of(tmp_path, rows), "", "").axes
+    boxes = [axes.get_position() for axes in panels]
+    assert len(panels) == 9 and len({round(box.y0, 6) for box in boxes}) == 2
+    assert all(0 <= box.x0 < box.x1 <= 1 and 0 <= box.y0 < box.y1 <= 1 for box in boxes)
+    assert boxes[7].y1 < boxes[0].y0
+
+
+def test_the_overview_has_a_dot_for_each_case_and_the_means(tmp_path):
+    results = measured(tmp_path, SWEEP)
+    figure = overview_figure(results.of_subject(), "cuConv auto", "the best cuDNN", "")
+    (axes,) = figure.axes
+    dots = [y for line in axes.lines if line.get_marker() == "o" for y in line.get_ydata()]
+    assert sorted(dots) == [0.25, 0.5, 1, 2, 3, 4] and axes.get_yscale() == "log"
+    assert figure.texts[0].get_text() == (
+        "cuConv auto: faster than the best cuDNN on 3 of 7 cases, geometric mean 1.20x"
+    )
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["batch 1\nmean 0.93x", "batch 8\nmean 1.00x", "batch 128\nmean 4.00x"]
+    assert figure.get_facecolor() == (1, 1, 1, 1), "opaque, to be read on dark pages too"
+
+
+def test_the_map_shows_the_fastest_rival_and_the_speedup_over_it(tmp_path):
+    figure = rivals_figure(measured(tmp_path, SWEEP).of_subject(), "", "")
+    cells = [len(axes.collections[0].get_paths()) for axes in figure.axes]
+    assert sum(cells) == 8, "a cell for each case"
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3.00", "2.00", "0.50", "1.00", "4.00"]
+    framed = sum(len(axes.collections[1].get_paths()) for axes in figure.axes)
+    assert framed == 2, "the cases of speedup 0.5 and 0.25"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "cuDNN implicit_gemm (2)", "cuDNN winograd (1)", "cuDNN engine (2)", "torch cuDNN (2)",
+        "nothing to compare with",
+    ]  # fmt: skip
 
 
 def test_ours_in_tf32_has_figures_of_its_own(drawn, tmp_path):
     tf32 = [row("auto", 2.0, precision="tf32"), row("auto", 5.0, precision="tf32", batch=128)]
     tf32.append(row("gemm", 5.0, provider="cudnn", precision="tf32", batch=128))
-    write(tmp_path / "results", [*SWEEP, *tf32])
-    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    out = tmp_path / "plots" / GPU / "paper"
-    assert {path.name for path in out.iterdir()} - {path.name for path in drawn.iterdir()} == {
-        "speedup_tf32_1x1.png",
-        "speedup_tf32_1x1.svg",
-    }
+    out = draw(tmp_path, [*SWEEP, *tf32])
+    added = {path.name for path in out.iterdir()} - {path.name for path in drawn.iterdir()}
+    assert added == {"speedup_tf32_1x1.png", "speedup_tf32_1x1.svg"}
     texts = svg_texts(out / "speedup_tf32_1x1.svg")
     assert "Speedup: cuConv auto in TF32 against the best cuDNN with TF32 allowed, 1x1 filters" in texts
-    assert {"batch 1", "mean 0.50x, 0/1 won", "batch 128", "mean 1.00x, 0/1 won"} <= set(texts)
+    assert {"batch 1", "0.50x, 0/1 won", "batch 128", "1.00x, 0/1 won"} <= set(texts)
     for path in drawn.iterdir():
-        assert path.read_bytes() == (out / path.name).read_bytes(), "figures in FP32 are what they were"
+        assert path.read_bytes() == (out / path.name).read_bytes(), "figures in FP32 do not change"
 
 
-def test_the_map_shows_each_winner(drawn, tmp_path):
-    texts = svg_texts(drawn / "winners.svg")
-    wins = {"cuConv (4)", "cuDNN implicit_gemm (1)", "cuDNN winograd (1)", "torch cuDNN (1)", "cuBLAS (1)"}
-    assert wins <= set(texts)
-    assert {"1x1 filters", "3x3 filters", "5x5 filters"} <= set(texts)
-    figure = plots.winners_figure(frame(tmp_path, SWEEP), "")
-    cells = sum(len(axes.collections[0].get_paths()) for axes in figure.axes)
-    assert cells == 8  # of 8 cases
-
-
-def test_where_only_rivals_were_measured_there_is_only_the_map(tmp_path):
-    rows = [row("gemm", 5.0, provider="cudnn"), row("gemm", status="error", provider="cudnn", k=3)]
-    write(tmp_path / "results", rows)
-    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    out = tmp_path / "plots" / GPU / "paper"
-    assert sorted(path.name for path in out.iterdir()) == ["winners.png", "winners.svg"]
-    assert "nothing ran" in svg_texts(out / "winners.svg")
-
-
-def test_where_only_ours_were_measured_there_is_nothing_to_draw(tmp_path, capsys):
-    write(tmp_path / "results", [row("auto", 5.0), row("two_stage", 6.0)])
-    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    assert "0 files" in capsys.readouterr().out
-    assert not (tmp_path / "plots").exists()
-
-
-def test_where_nothing_ran_there_is_no_figure(tmp_path, capsys):
-    csv_path = write(tmp_path / "results", [row("gemm", status="error", provider="cudnn")])
-    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    assert capsys.readouterr().out.endswith(f"0 files, for no row of {csv_path} has a time of a rival\n")
+@pytest.mark.parametrize("rows", [
+    [row("gemm", 5.0, provider="cudnn")],
+    [row("auto", 5.0), row("two_stage", 6.0)],
+    [row("auto", status="error"), row("gemm", status="error", provider="cudnn")],
+], ids=["only rivals", "only ours", "nothing ran"])  # fmt: skip
+def test_where_nothing_compares_there_is_no_figure(tmp_path, capsys, rows):
+    csv_path = write(tmp_path / "results", rows)
+    out = draw(tmp_path, rows)
+    expected = f"{out}: 0 files, for no case of {csv_path} has a time of cuConv's and of a rival's\n"
+    assert capsys.readouterr().out == expected and not out.exists()
 
 
 def test_a_cpu_and_other_filter_sizes(tmp_path):
     rows = [row(name, us, provider="cpu", k=7, h=20, w=30) for name, us in (("two_stage", 2.0), ("fft", 3.0))]
-    write(tmp_path / "results", rows, device="cpu", sweep="mine")
-    assert plots.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots")]) == 0
-    texts = svg_texts(tmp_path / "plots/cpu/mine/speedup_two_stage_7x7.svg")
+    out = draw(tmp_path, rows, device="cpu", sweep="mine")
+    texts = svg_texts(out / "speedup_two_stage_7x7.svg")
     assert "Speedup of CPU two_stage over the best torch CPU convolution, 7x7 filters" in texts
-    assert {"20x30-32-832", "mean 1.50x, 1/1 won"} <= set(texts)
+    assert {"20x30-32-832", "1.50x, 1/1 won"} <= set(texts)
+    assert "CPU fft (1)" in svg_texts(out / "rivals.svg")
 
 
-def test_nothing_to_draw(tmp_path, capsys):
-    assert plots.main(["--results", str(tmp_path), "--out", str(tmp_path / "plots")]) == 2
+def test_ticks_are_round_and_few():
+    assert style.ticks_between((0.5, 1.3), most=10) == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2])
+    assert style.ticks_between((0.9, 10), most=4) == pytest.approx([1, 2, 5, 10])
+    assert style.ticks_between((0.001, 1000), most=4) == pytest.approx([10.0**n for n in range(-3, 4)])
+
+
+def test_the_axis_has_room_for_every_ratio_and_for_one():
+    assert style.ratio_range([]) == (0.8, 1.25)
+    low, high = style.ratio_range([2.0, math.nan, 9.0])
+    assert low == 0.8 and high > 9
+
+
+def test_no_results(tmp_path, capsys):
+    assert main(["--results", str(tmp_path), "--out", str(tmp_path / "plots")]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
     assert f"no DEVICE/SWEEP/measurements.csv under {tmp_path}" in captured.err

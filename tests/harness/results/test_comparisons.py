@@ -1,12 +1,12 @@
 """Who is compared with whom, and what never counts; expected numbers are worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from harness.results.comparisons import (
     COMPARISON_COLUMNS,
-    compare,
     fastest,
     find_results,
     full_precision,
@@ -15,14 +15,12 @@ from harness.results.comparisons import (
     summarise,
 )
 from harness.results.records import ResultsError
-from tests.helpers import SWEEP, frame, row, write
-
-GPU = "nvidia-test"
+from tests.helpers import GPU, SWEEP, measured, row, write
 
 
 def only(tmp_path, rows, subject="auto", device=GPU):
     """The one row that the comparison has for the subject, where the rows are of a single case."""
-    table = compare(frame(tmp_path, rows), device)
+    table = measured(tmp_path, rows, device).compared
     table = table[table.subject == subject]
     assert len(table) == 1
     return table.iloc[0]
@@ -55,9 +53,9 @@ def test_what_never_counts_as_a_rival(tmp_path, other):
 
 def test_an_incorrect_row_does_not_count_even_with_a_time(tmp_path):
     theirs = [row("gemm", 30.0, provider="cudnn"), row("fft", 1.0, provider="cudnn")]
-    measured = frame(tmp_path, [row("auto", 10.0), *theirs])
-    measured.loc[measured.algorithm == "fft", "status"] = "incorrect"
-    assert compare(measured, GPU).speedup.tolist() == [3.0]
+    results = measured(tmp_path, [row("auto", 10.0), *theirs])
+    results.frame.loc[results.frame.algorithm == "fft", "status"] = "incorrect"
+    assert results.compared.speedup.tolist() == [3.0]
 
 
 def test_a_tf32_subject_has_no_time(tmp_path):
@@ -73,11 +71,11 @@ def test_equal_times_go_to_the_first_of_the_roster(tmp_path):
     ]  # fmt: skip
     best = only(tmp_path, rows)
     assert (best.rival_algorithm, best.speedup) == ("gemm", 1.0)
-    assert fastest(full_precision(frame(tmp_path, rows))).algorithm.tolist() == ["auto"]
+    assert fastest(full_precision(measured(tmp_path, rows).frame)).algorithm.tolist() == ["auto"]
 
 
 def test_without_a_rival_there_is_no_speedup(tmp_path):
-    table = compare(frame(tmp_path, [row("auto", 10.0), row("two_stage", 20.0)]), GPU)
+    table = measured(tmp_path, [row("auto", 10.0), row("two_stage", 20.0)]).compared
     assert table.subject.tolist() == ["auto", "two_stage"]
     assert table.mean_us.tolist() == [10.0, 20.0]
     assert table[["rival_us", "speedup", "cublas_us", "cublas_speedup"]].isna().all(axis=None)
@@ -86,12 +84,12 @@ def test_without_a_rival_there_is_no_speedup(tmp_path):
 
 
 def test_without_a_subject_there_is_nothing(tmp_path):
-    table = compare(frame(tmp_path, [row("gemm", 30.0, provider="cudnn")]), GPU)
+    table = measured(tmp_path, [row("gemm", 30.0, provider="cudnn")]).compared
     assert table.empty and tuple(table.columns) == COMPARISON_COLUMNS
 
 
 def test_every_case_has_a_row_for_each_subject(tmp_path):
-    table = compare(frame(tmp_path, SWEEP), GPU)
+    table = measured(tmp_path, SWEEP).compared
     assert tuple(table.columns) == COMPARISON_COLUMNS
     assert table.groupby("subject").size().to_dict() == {"auto": 8, "two_stage": 8}
     auto = table[table.subject == "auto"]
@@ -100,8 +98,14 @@ def test_every_case_has_a_row_for_each_subject(tmp_path):
     assert auto.speedup.fillna(0).tolist() == [3, 2, 0.5, 1, 0, 4, 0.25, 0]
 
 
+def test_the_spread_of_the_runs_is_there(tmp_path):
+    rows = [replace(row("auto"), runs_us=(9.0, 12.0, 9.0)), row("gemm", 30.0, provider="cudnn")]
+    best = only(tmp_path, rows)
+    assert (best.least_us, best.mean_us, best.most_us) == (9.0, 10.0, 12.0)
+
+
 def test_summary_of_one_batch(tmp_path):
-    table = compare(frame(tmp_path, SWEEP), GPU)
+    table = measured(tmp_path, SWEEP).compared
     s = summarise(table[(table.subject == "auto") & (table.k == 1) & (table.batch == 1)])
     assert (s.wins, s.of, s.maximum, s.at) == (2, 3, 3.0, "7-32-832")
     assert s.geometric == pytest.approx(3 ** (1 / 3))  # 3 * 2 * 0.5 = 3
@@ -109,13 +113,13 @@ def test_summary_of_one_batch(tmp_path):
 
 
 def test_a_tie_and_a_case_that_could_not_run_are_not_won(tmp_path):
-    table = compare(frame(tmp_path, SWEEP), GPU)
+    table = measured(tmp_path, SWEEP).compared
     s = summarise(table[(table.subject == "auto") & (table.batch == 8)])
     assert (s.wins, s.of, s.geometric) == (0, 2, 1.0)
 
 
 def test_summary_of_everything_names_the_full_case(tmp_path):
-    table = compare(frame(tmp_path, SWEEP), GPU)
+    table = measured(tmp_path, SWEEP).compared
     s = summarise(table[table.subject == "auto"])
     assert (s.wins, s.of, s.maximum, s.at) == (3, 7, 4.0, "7-128-1-32-832")
     assert s.geometric == pytest.approx(3 ** (1 / 6))  # 3 * 2 * 0.5 * 1 * 4 * 0.25 = 3
@@ -160,6 +164,7 @@ def test_find_results(tmp_path):
         write(tmp_path, [row()], device=device, sweep=sweep)
     found = find_results(tmp_path)
     assert [(r.device, r.sweep) for r in found] == [("a", "paper"), ("a", "smoke"), ("b", "paper")]
+    assert [r.on_gpu for r in found] == [True] * 3 and len(found[0].frame) == 1
     assert found[0].csv_path == tmp_path / "a/paper/measurements.csv"
     assert [(r.device, r.sweep) for r in find_results(tmp_path, sweep="paper")] == [("a", "paper"), ("b", "paper")]
     assert [(r.device, r.sweep) for r in find_results(tmp_path, device="a", sweep="smoke")] == [("a", "smoke")]

@@ -1,0 +1,155 @@
+"""The choice of auto: beside the best of cuConv's own algorithms, and without each of them.
+
+Every algorithm has rows by name beside those of auto, so the choice can be judged from measurements.csv alone. The row
+of auto says in its detail which algorithm it chose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pandas as pd
+
+from harness import registry
+from harness.precision import FP32, PRECISIONS, TF32
+from harness.report.markdown import NONE, markdown, of, times
+from harness.report.speedups import by_batch
+from harness.results.comparisons import AUTO, CASE, Results, each, fastest, geometric_mean, problem_of, timed
+
+CUCONV = "cuconv"
+NEAR = 1.15  # time of auto over that of the best of its own algorithms
+
+
+def named() -> tuple[str, ...]:
+    """The names of the library's algorithms, in order of display."""
+    return tuple(name for name in registry.PROVIDERS[CUCONV].algorithms if name != AUTO)
+
+
+def choice(results: Results, precision: str = FP32) -> pd.DataFrame:
+    """auto beside the best of the library's algorithms: one row per case where both have a time.
+
+    Columns: the case; mean_us of auto and `chosen`, the algorithm that it took; best_us and best_algorithm; behind =
+    mean_us / best_us. Both were timed apart, so auto may be slightly faster than the very algorithm that it chose:
+    behind is then below 1.
+    """
+    ours = _ours(results, precision)
+    best = fastest(ours[ours.algorithm.isin(named())])[[*CASE, "algorithm", "mean_us"]]
+    best = best.rename(columns={"algorithm": "best_algorithm", "mean_us": "best_us"})
+    table = _autos(results, precision).merge(best, on=CASE)
+    return table.assign(behind=table.mean_us / table.best_us)
+
+
+def _ours(results: Results, *precisions: str) -> pd.DataFrame:
+    """The timed rows of the library."""
+    rows = timed(results.frame, *precisions)
+    return rows[rows.provider == CUCONV]
+
+
+def _autos(results: Results, precision: str) -> pd.DataFrame:
+    """The rows of auto: the case, mean_us, and `chosen`, the algorithm that it took."""
+    ours = _ours(results, precision)
+    autos = ours[ours.algorithm == AUTO]
+    return autos.assign(chosen=autos.detail.str.split().str[0])[[*CASE, "mean_us", "chosen"]]
+
+
+def choice_table(results: Results, precision: str = FP32) -> str:
+    """The time of auto over that of the best of cuConv's own algorithms, by batch size. Empty without both."""
+    table = choice(results, precision)
+    if table.empty:
+        return ""
+    body = []
+    for batch, rows in by_batch(table):
+        (worst,) = each(rows.nlargest(1, "behind"))
+        at = f"{times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
+        near = of(int((rows.behind <= NEAR).sum()), len(rows))
+        body.append([batch, times(rows.behind.median()), times(geometric_mean(rows.behind), 3), near, at])
+    return markdown(["batch", "median", "geometric mean", f"within {NEAR - 1:.0%}", "worst"], body)
+
+
+def without(results: Results, name: str, precision: str = FP32) -> pd.DataFrame:
+    """The cases of auto as they would be without one algorithm: one row per case, in a precision.
+
+    Columns: the case, mean_us of auto, `chosen`, other_us of the fastest other algorithm, and loss. Where auto chose
+    the algorithm, loss is other_us / mean_us; elsewhere it is 1, because auto keeps its choice. A case on which auto
+    chose it and no other algorithm has a time has no loss (NaN).
+
+    The others are in FP32; in TF32 they are of both precisions, for auto may take any of these where TF32 is allowed.
+
+    What it cannot tell: auto without the algorithm would choose by prediction, and may miss the fastest of the others,
+    so other_us is optimistic. The rows were timed apart, so a loss of less than about 1% is noise, and may be below 1.
+    """
+    allowed = _ours(results, *(PRECISIONS if precision == TF32 else (FP32,)))
+    others = fastest(allowed[allowed.algorithm.isin(set(named()) - {name})])
+    others = others[[*CASE, "mean_us"]].rename(columns={"mean_us": "other_us"})
+    table = _autos(results, precision).merge(others, on=CASE, how="left")
+    return table.assign(loss=(table.other_us / table.mean_us).where(table.chosen == name, 1.0))
+
+
+def losses_table(results: Results) -> str:
+    """What auto loses without each algorithm, in each precision: by `without`, which says what that can tell.
+
+    The number of cases on which auto chooses it, the geometric mean of the loss over all cases, and the worst case.
+    Empty where auto was not measured.
+    """
+    body = []
+    for name in named():
+        for precision in PRECISIONS:
+            table = without(results, name, precision)
+            if _is_possible(results, name, precision, table):
+                body.append([name, precision, *_loss_cells(table, name)])
+    return markdown(["without", "precision", "chosen", "geometric mean", "worst"], body, left=(0, 1)) if body else ""
+
+
+def _is_possible(results: Results, name: str, precision: str, table: pd.DataFrame) -> bool:
+    """Whether auto was measured in a precision, and the algorithm computes in it or was chosen."""
+    return bool(len(table) and ((_ours(results, precision).algorithm == name).any() or (table.chosen == name).any()))
+
+
+def _loss_cells(table: pd.DataFrame, name: str) -> list[str]:
+    """Cases chosen, geometric mean of the loss over all cases, and its worst."""
+    chosen = of(int((table.chosen == name).sum()), len(table))
+    lost = table[(table.chosen == name) & table.loss.notna()]
+    return [chosen, times(geometric_mean(table.loss), 4), _worst(lost)]
+
+
+def _worst(lost: pd.DataFrame) -> str:
+    if lost.empty:
+        return NONE
+    (case,) = each(lost.nlargest(1, "loss"))
+    return f"{times(case.loss)} ({problem_of(case).label})"
+
+
+def algorithm_table(results: Results, name: str) -> str:
+    """When auto takes one algorithm, and what it gains there: a column for each precision that it computes in.
+
+    Its gain is the time of auto over that of the next best algorithm, by name, on the cases that auto gives it.
+    """
+    columns = {precision: without(results, name, precision) for precision in PRECISIONS}
+    facts = {p: _facts(table, name) for p, table in columns.items() if _is_possible(results, name, p, table)}
+    if not facts:
+        return f"auto and {name} were not measured on {results.device}."
+    if not any((columns[precision].chosen == name).any() for precision in facts):
+        precisions = " and ".join(precision.upper() for precision in facts)
+        return f"auto takes {name} on none of the {len(columns[FP32])} cases, in {precisions}."
+    labels = list(next(iter(facts.values())))
+    rows = [[label, *(column[label] for column in facts.values())] for label in labels]
+    return markdown(["", *(precision.upper() for precision in facts)], rows)
+
+
+def _facts(table: pd.DataFrame, name: str) -> dict[str, str]:
+    mine = table[table.chosen == name]
+    chosen, mean, worst = _loss_cells(table, name)
+    return {
+        "auto takes it on": f"{chosen} cases",
+        "filter sizes": _counts(mine.k, "{0}x{0}"),
+        "batch sizes": _counts(mine.batch, "{}"),
+        "its time over that of the next best there, median": times((1 / mine.loss).median()),
+        "time of auto without it, geometric mean of all cases": mean,
+        "time of auto without it, worst case": worst,
+    }
+
+
+def _counts(values: Iterable[int], shape: str) -> str:
+    """Each value with the number of its cases: "3x3 (128), 5x5 (31)"."""
+    return ", ".join(f"{shape.format(value)} ({count})" for value, count in sorted(Counter(values).items())) or NONE

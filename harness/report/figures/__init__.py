@@ -1,0 +1,69 @@
+"""The figures of the results, drawn from measurements.csv and environment.json alone.
+
+plots/DEVICE/SWEEP/overview.{svg,png}              the speedup of auto on every case, for the README
+plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.{svg,png}   the paper's three figures, in the paper's range of batch sizes
+plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.*      all batch sizes, where that is more
+plots/DEVICE/SWEEP/speedup_tf32_KxK.*              auto in TF32 over the best cuDNN with TF32 allowed
+plots/DEVICE/SWEEP/rivals.{svg,png}                the fastest rival of each case, and the speedup over it
+
+The same data draws the same bytes. `python -m harness.report.figures` redraws all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.style
+import pandas as pd
+from matplotlib.figure import Figure
+
+from harness.precision import FP32, TF32
+from harness.report.figures import style
+from harness.report.figures.overview import overview_figure
+from harness.report.figures.rivals import rivals_figure
+from harness.report.figures.speedup import axis_ends, speedup_figure
+from harness.report.provenance import provenance
+from harness.report.speedups import title_with_tf32
+from harness.results.comparisons import Results, compare_with_tf32, grouped
+
+OVERVIEW = "overview"
+PAPER_LARGEST_BATCH = {1: 64, 3: 16}  # the last batch size of the paper's figures; its figure of 5x5 shows all
+
+
+def draw(results: Results, out: Path) -> list[Path]:
+    """Draw every figure of one results folder into `out`, and return the paths of the files.
+
+    Where no case has a speedup there is nothing to draw.
+    """
+    with matplotlib.style.context(["default", style.STYLE]):
+        return [path for stem, figure in figures(results) for path in style.save(figure, out / stem)]
+
+
+def figures(results: Results) -> Iterator[tuple[str, Figure]]:
+    """Each figure of one results folder, with the stem of its files."""
+    if not results.compared.speedup.notna().any():
+        return
+    rivals = results.comparison.rivals_label
+    fp32 = provenance(results, results.frame[results.frame.precision == FP32])
+    for (subject, k), cases in grouped(results.compared, ["subject", "k"]):
+        title = f"Speedup of {results.shown(subject)} over {rivals}, {k}x{k} filters"
+        for suffix, shown in _ranges(cases, k):
+            yield f"speedup_{subject}_{k}x{k}{suffix}", speedup_figure(shown, title, fp32, axis_ends(cases))
+    for k, cases in grouped(compare_with_tf32(results, TF32), "k"):
+        title = f"Speedup: {title_with_tf32(results, TF32)}, {k}x{k} filters"
+        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, provenance(results))
+    mine = results.of_subject()
+    if mine.speedup.notna().any():
+        yield OVERVIEW, overview_figure(mine, results.shown(results.subject), rivals, fp32)
+        title = f"The fastest rival of each case, and the speedup of {results.shown(results.subject)} over it"
+        yield "rivals", rivals_figure(mine, title, fp32)
+
+
+def _ranges(cases: pd.DataFrame, k: int) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The paper's batch sizes, then all batch sizes where that differs: (end of the stem, cases)."""
+    paper = cases[cases.batch <= PAPER_LARGEST_BATCH.get(k, cases.batch.max())]
+    if len(paper):
+        yield "", paper
+    if len(paper) < len(cases):
+        yield "_full", cases

@@ -1,0 +1,36 @@
+"""python -m harness.report.figures: redraw every figure from the CSV files under results/ alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import command
+from harness.report.figures import draw
+from harness.results.comparisons import find_results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 2 where there are no results."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report.figures", description="Redraw the figures from the results."
+    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv")
+    parser.add_argument("--out", type=Path, default=Path("plots"), help="where DEVICE/SWEEP/ with the figures goes")
+    parser.add_argument("--device", help="only this device's results")
+    parser.add_argument("--sweep", help="only this sweep's results")
+    options = parser.parse_args(arguments)
+    return command.exit_code("harness.report.figures", lambda: _draw_all(options))
+
+
+def _draw_all(options: argparse.Namespace) -> None:
+    for results in find_results(options.results, options.device, options.sweep):
+        out = options.out / results.device / results.sweep
+        written = draw(results, out)
+        why = "" if written else f", for no case of {results.csv_path} has a time of cuConv's and of a rival's"
+        print(f"{out}: {len(written)} files{why}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

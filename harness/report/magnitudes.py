@@ -1,0 +1,53 @@
+"""The table of errors where magnitudes are far from ordinary, from accuracy.csv alone."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from harness import registry
+from harness.report.markdown import NONE, markdown, of
+from harness.results import accuracy
+from harness.results.comparisons import Results
+from harness.results.records import CASE_COLUMNS
+
+SHOWN = ("cuconv", "cudnn")  # providers
+PLAIN = ("cudnn", "implicit_gemm")  # a plain FP32 sum: cuConv may have twice its error
+
+
+def magnitudes_of(results: Results) -> str:
+    """The table of the device's accuracy.csv, or a sentence that says how to measure one."""
+    path = results.folder.parent / accuracy.FOLDER / accuracy.CSV
+    if not path.exists():
+        return f"Not measured on {results.device}: run 'python -m harness.measure.accuracy' there."
+    return magnitudes_table(accuracy.read(path))
+
+
+def magnitudes_table(frame: pd.DataFrame) -> str:
+    """Algorithms x magnitudes: median and worst error over the cases that ran, "bad" where an output is not finite.
+
+    frame: as `harness.results.accuracy.read` returns it. The last column counts the cases on which cuConv has more
+    than twice the error of a plain FP32 sum, cuDNN's implicit_gemm, on the same data. It leaves out the cases where
+    either error is not finite.
+    """
+    ran = frame[frame.status == "ok"]
+    same = [*CASE_COLUMNS, "magnitudes"]
+    plain = ran[(ran.provider == PLAIN[0]) & (ran.algorithm == PLAIN[1])].set_index(same).rel_l2_error.rename("plain")
+    kinds, body = list(dict.fromkeys(frame.magnitudes)), []
+    for provider in SHOWN:
+        for name in registry.PROVIDERS[provider].algorithms:
+            mine = ran[(ran.provider == provider) & (ran.algorithm == name)].join(plain, on=same)
+            if mine.empty:
+                continue
+            both = mine.dropna(subset=["rel_l2_error", "plain"])
+            over = of(int((both.rel_l2_error > 2 * both.plain).sum()), len(both)) if provider == "cuconv" else NONE
+            errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
+            body.append([registry.shown(provider, name), *errors, over])
+    return markdown(["algorithm", *kinds, "over 2x implicit_gemm"], body)
+
+
+def _median_and_worst(errors: pd.Series) -> str:
+    if errors.empty:
+        return NONE
+    bad = int(errors.isna().sum())
+    found = f"{errors.median():.1e}, {errors.max():.1e}" if bad < len(errors) else ""
+    return ", ".join(part for part in (found, f"{bad} bad" if bad else "") if part)

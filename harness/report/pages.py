@@ -1,0 +1,163 @@
+"""python -m harness.report.pages: rewrite the tables between the markers of README.md and docs/*.md.
+
+A page has two lines for each table, and what stands between them belongs to this command:
+
+    <!-- table:algorithm fp16x3 -->
+    <!-- table:end -->
+
+A marker stands alone on its line. The tables are of the paper's sweep on each GPU under results/, from CSV files alone.
+Everything else in a page stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness import command
+from harness.errors import ResultsError, UsageError
+from harness.precision import FP32, PRECISIONS
+from harness.report import figures
+from harness.report.algorithms import accuracy_table
+from harness.report.choice import algorithm_table, choice_table, losses_table, named
+from harness.report.magnitudes import magnitudes_of
+from harness.report.memory_bound import memory_bound_table
+from harness.report.paper import paper_table
+from harness.report.provenance import provenance
+from harness.report.speedups import floor_table, grid_table, headline_table, with_tf32, worst_table
+from harness.results.comparisons import Results, find_results, full_precision
+
+SWEEP = "paper"
+END = "<!-- table:end -->"
+BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
+
+
+def rewrite(page: Path, found: Sequence[Results], plots: Path) -> int:
+    """Rewrite the tables of a page from the results of each device, and return their number.
+
+    plots: the folder of the figures. Raises UsageError where the page cannot be read, where a marker has no end or
+    names no table.
+    """
+    try:
+        text = page.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {page} ({error.strerror}): name pages that exist") from None
+    link = os.path.relpath(plots.resolve(), page.resolve().parent)
+    pieces, at, tables = [], 0, 0
+    while begin := BEGIN.search(text, at):
+        end = text.find(f"\n{END}", begin.end()) + 1
+        following = BEGIN.search(text, begin.end())
+        if not end or (following and following.start() < end):
+            raise UsageError(f"{page}: {begin[0]} has no {END} of its own: add that line below it")
+        table = _table(f"{page}: {begin[0]}", begin[1], begin[2].split(), found, link)
+        pieces.append(f"{text[at : begin.end()]}\n{table}\n")
+        at, tables = end, tables + 1
+    written = "".join(pieces) + text[at:]
+    if written != text:
+        page.write_text(written)
+    return tables
+
+
+def _table(where: str, name: str, arguments: list[str], found: Sequence[Results], plots: str) -> str:
+    """One table for each device, with the device as a heading where there are several."""
+    if name not in TABLES:
+        raise UsageError(f"{where}: there is no table {name!r}: must be one of {', '.join(TABLES)}")
+    allowed = ARGUMENTS.get(name, ())
+    if allowed and (len(arguments) != 1 or arguments[0] not in allowed):
+        raise UsageError(f"{where}: the table {name!r} takes one of {', '.join(allowed)}")
+    if arguments and not allowed:
+        raise UsageError(f"{where}: the table {name!r} takes nothing more: remove {' '.join(arguments)!r}")
+    parts = [TABLES[name](results, plots, *arguments) for results in found]
+    if len(found) == 1:
+        return parts[0]
+    return "\n\n".join(f"**{results.device}**\n\n{part}" for results, part in zip(found, parts, strict=True))
+
+
+def _headline(results: Results, plots: str) -> str:
+    who = results.comparison
+    overview = f"{plots}/{results.device}/{results.sweep}/{figures.OVERVIEW}.png"
+    picture = f"![Speedup of {results.shown(results.subject)} over {who.rivals_label}, a dot for each case]({overview})"
+    note = f"Speedup over {who.rivals_label} of each case in FP32: geometric mean, and cases won."
+    return "\n\n".join([picture, note, headline_table(results), _measured(results)])
+
+
+def _measured(results: Results) -> str:
+    return f"Measured on {provenance(results, full_precision(results.frame))}."
+
+
+def _standing(results: Results) -> str:
+    subject, rivals = results.shown(results.subject), results.comparison.rivals_label
+    return "\n\n".join([
+        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(results)}",
+        grid_table(results.of_subject()),
+        "The cases of the smallest speedups, HW-N-K-M-C:",
+        worst_table(results),
+        "Cases lost, and the time over the floor of a kernel without tensor cores: the largest of FLOP / 120 TFLOP/s, "
+        "bytes / 4 TB/s and 2.5 us.",
+        floor_table(results),
+    ])  # fmt: skip
+
+
+def _accuracy(results: Results) -> str:
+    rows = results.frame
+    shown = replace(results, frame=rows[(rows.precision == FP32) | (rows.provider == results.comparison.provider)])
+    return "\n\n".join([
+        "Relative L2 error against float64 over the cases of the sweep, normal data:",
+        accuracy_table(shown, every_engine=False),
+        "The same where magnitudes are far from ordinary: median, worst.",
+        magnitudes_of(results),
+    ])  # fmt: skip
+
+
+def _choice(results: Results) -> str:
+    parts = [
+        f"Time of auto over that of the best of cuConv's own algorithms, in {precision.upper()}:\n\n{table}"
+        for precision in PRECISIONS
+        if (table := choice_table(results, precision))
+    ]
+    losses = "Time of auto without an algorithm over its time with all, had it taken the fastest of the others:"
+    return "\n\n".join([*parts, losses, losses_table(results)])
+
+
+# Each table by its name in a marker: a function of the results, the path of the plots, and what follows the name.
+TABLES: dict[str, Callable[..., str]] = {
+    "headline": _headline,
+    "standing": lambda results, plots: _standing(results),
+    "algorithm": lambda results, plots, name: algorithm_table(results, name),
+    "choice": lambda results, plots: _choice(results),
+    "accuracy": lambda results, plots: _accuracy(results),
+    "memory_bound": lambda results, plots: memory_bound_table(results),
+    "tf32": lambda results, plots: with_tf32(results),
+    "paper": lambda results, plots: paper_table(results),
+}
+ARGUMENTS = {"algorithm": named()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 2 where a page or the results cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report.pages",
+        description="Rewrite the tables between the markers of pages, from the CSV files of the results.",
+    )
+    parser.add_argument("pages", nargs="*", type=Path, help="pages to rewrite (default: README.md and docs/*.md)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv")
+    options = parser.parse_args(arguments)
+    return command.exit_code("harness.report.pages", lambda: _rewrite_all(options))
+
+
+def _rewrite_all(options: argparse.Namespace) -> None:
+    pages = options.pages or [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
+    found = [results for results in find_results(options.results, sweep=SWEEP) if results.on_gpu]
+    if not found:
+        raise ResultsError(f"only a CPU's results under {options.results}: pages show a GPU's")
+    for page in pages:
+        if tables := rewrite(page, found, options.results.parent / "plots"):
+            print(f"{page}: {tables} {'table' if tables == 1 else 'tables'}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,181 @@
+"""Tables of speedups: by batch and filter size, with TF32 allowed, the worst cases, and beside the floor."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from harness import registry
+from harness.precision import FP32, PRECISIONS, TF32
+from harness.report.markdown import NONE, markdown, of, times
+from harness.results.comparisons import (
+    Results,
+    Summary,
+    compare_with_tf32,
+    each,
+    geometric_mean,
+    grouped,
+    layer_label,
+    problem_of,
+    summarise,
+)
+
+WORST = 5  # cases in the table of the smallest speedups
+
+
+def by_batch(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows of each batch size, and at last all rows where there are several: (label, rows)."""
+    groups = [(str(batch), members) for batch, members in grouped(rows, "batch")]
+    return [*groups, ("all", rows)] if len(groups) > 1 else groups
+
+
+def maximum(summary: Summary) -> str:
+    """The largest speedup, and the case that has it."""
+    return f"{times(summary.maximum)} ({summary.at})" if summary.at else NONE
+
+
+def summary_table(results: Results) -> str:
+    """The speedups of each subject: one paragraph, and a table by filter size and batch size.
+
+    A case on which no rival has a time is left out, and the paragraph says so.
+    """
+    if results.compared.empty:
+        return "Nothing of cuConv was measured here, so there is nothing to compare."
+    subjects = grouped(results.compared, "subject")
+    return "\n\n".join(_subject_summary(results, subject, rows) for subject, rows in subjects)
+
+
+def _subject_summary(results: Results, subject: str, rows: pd.DataFrame) -> str:
+    name, total = results.shown(subject), summarise(rows)
+    if not total.of:
+        return f"{name}: no case has a rival's time to compare with."
+    lines = [
+        f"{name} against {results.comparison.rivals_label} on {results.device}: "
+        f"faster on {total.wins} of {total.of} cases ({total.wins / total.of:.2%}).",
+        f"Speedup: geometric mean {times(total.geometric)}, maximum {maximum(total)}.",
+    ]
+    compared = rows[rows.rival_us.notna()]
+    if failed := int(compared.mean_us.isna().sum()):
+        lines.append(f"It has no FP32 time for {failed} of them: not won, and not in the means.")
+    if len(compared) < len(rows):
+        lines.append(f"Left out, as no rival has a time: {len(rows) - len(compared)}.")
+    cublas = rows.assign(rival_us=rows.cublas_us, speedup=rows.cublas_speedup)
+    if cublas.rival_us.notna().any():
+        other = summarise(cublas)
+        mean = times(other.geometric)
+        lines.append(f"Against cuBLAS, where it applies: faster on {other.wins} of {other.of}, geometric mean {mean}.")
+    return "\n".join(lines) + "\n\n" + _by_filter_and_batch(rows)
+
+
+def _by_filter_and_batch(rows: pd.DataFrame) -> str:
+    body = []
+    for k, same_filter in grouped(rows, "k"):
+        for batch, members in by_batch(same_filter):
+            s = summarise(members)
+            means = (times(s.geometric), times(s.arithmetic))
+            body.append([f"{k}x{k}", batch, of(s.wins, s.of), *means, maximum(s)])
+    return markdown(["filter", "batch", "won", "geometric mean", "arithmetic mean", "maximum"], body)
+
+
+def grid_table(rows: pd.DataFrame) -> str:
+    """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of all."""
+    filters = sorted(rows.k.unique())
+
+    def cell(members: pd.DataFrame) -> str:
+        s = summarise(members)
+        return f"{times(s.geometric)}, {s.wins}/{s.of}" if s.of else NONE
+
+    groups = [(str(batch), members) for batch, members in grouped(rows, "batch")] + [("all", rows)]
+    body = [[batch, *(cell(members[members.k == k]) for k in filters), cell(members)] for batch, members in groups]
+    return markdown(["batch", *(f"{k}x{k}" for k in filters), "all"], body)
+
+
+def headline_table(results: Results) -> str:
+    """A line for each batch size: geometric mean of the speedups and cases won, for each subject."""
+    subjects = [(results.shown(name), rows) for name, rows in grouped(results.compared, "subject")]
+    body = []
+    for batch, members in by_batch(results.of_subject()):
+        cells: list[str] = []
+        for _, rows in subjects:
+            s = summarise(rows[rows.batch.isin(members.batch)])
+            cells += [times(s.geometric), of(s.wins, s.of)]
+        body.append([batch, *cells])
+    return markdown(["batch", *(cell for name, _ in subjects for cell in (name, "won"))], body)
+
+
+def with_tf32(results: Results) -> str:
+    """The first subject, in FP32 and in TF32, against rivals that may round to TF32. Empty where none was measured.
+
+    The fastest rival of either precision counts. A last sentence names the rivals that have rows in FP32 alone.
+    """
+    tables = {ours: compare_with_tf32(results, ours) for ours in PRECISIONS}
+    what = "geometric mean of the speedup, cases won/all cases."
+    parts = [
+        f"**{title_with_tf32(results, ours)}**: {what}\n\n{grid_table(rows)}"
+        for ours, rows in tables.items()
+        if len(rows)
+    ]
+    return "\n\n".join(parts + _in_fp32_alone(results.frame) if parts else [])
+
+
+def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
+    """One sentence, or none, on the rivals that were measured in FP32 and not with TF32 allowed."""
+    measured = {precision: set(frame[frame.precision == precision].provider) for precision in PRECISIONS}
+    missing = [name for name in registry.CUDNN_PROVIDERS if name in measured[FP32] - measured[TF32]]
+    labels = " and ".join(registry.PROVIDERS[name].label for name in missing)
+    return [f"Not measured with TF32 allowed: {labels}."] if missing else []
+
+
+def title_with_tf32(results: Results, ours: str) -> str:
+    """The title of a comparison of the first subject, in a precision, with rivals that may round to TF32."""
+    subject = f"{results.shown(results.subject)} in {ours.upper()}"
+    return f"{subject} against {results.comparison.rivals_label} with TF32 allowed"
+
+
+def floor_table(results: Results) -> str:
+    """The first subject by batch size: over cuDNN, over the faster of cuDNN and cuBLAS, and beside the floor.
+
+    The floor of a case is max(FLOP / 120 TFLOP/s, bytes / 4 TB/s, 2.5 us). Its columns are the geometric mean of time
+    over floor, and the case that is furthest from its floor.
+    """
+    body = []
+    for batch, cases in grouped(results.of_subject(), "batch"):
+        both = cases.assign(rival_us=cases[["rival_us", "cublas_us"]].min(axis=1))
+        both["speedup"] = both.rival_us / both.mean_us
+        ran = cases.assign(distance=cases.mean_us / cases.floor_us).dropna(subset="distance")
+        cells: list[str | int] = []
+        for s in (summarise(cases), summarise(both)):
+            cells += [times(s.geometric), s.of - s.wins]
+        body.append([batch, *cells, f"{geometric_mean(ran.distance):.2f}", _furthest(ran)])
+    header = [
+        "batch",
+        "over cuDNN",
+        "lost",
+        "over cuDNN and cuBLAS",
+        "lost",
+        "time / floor",
+        "furthest (HW-M-C)",
+    ]
+    return markdown(header, body)
+
+
+def _furthest(ran: pd.DataFrame) -> str:
+    if ran.empty:
+        return NONE
+    (case,) = each(ran.nlargest(1, "distance"))
+    return f"{case.distance:.1f} ({case.k}x{case.k} {layer_label(case)})"
+
+
+def worst_table(results: Results) -> str:
+    """The cases of the first subject's smallest speedups, with both times in microseconds."""
+    body = [
+        [
+            problem_of(case).label,
+            f"{case.mean_us:.2f}",
+            f"{case.rival_us:.2f}",
+            registry.shown(case.rival_provider, case.rival_algorithm),
+            times(case.speedup),
+        ]
+        for case in each(results.of_subject().nsmallest(WORST, "speedup"))
+    ]
+    header = ["HW-N-K-M-C", f"{results.shown(results.subject)}, us", "best cuDNN, us", "which is", "speedup"]
+    return markdown(header, body, left=(0, 3))

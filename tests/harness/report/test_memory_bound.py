@@ -1,0 +1,57 @@
+"""Memory-bound layers beside copies; expected numbers are worked out by hand."""
+
+from cuconv.problem import ConvProblem
+from harness.catalogue import load_sweep
+from harness.measure.bandwidth import SIZES
+from harness.report.memory_bound import LEAST_BATCH, memory_bound_table
+from harness.results import bandwidth
+from harness.results.comparisons import is_memory_bound
+from tests.harness.report.helpers import cells
+from tests.helpers import GPU, copies, measured, row
+
+
+def test_memory_bounds_few_channels_and_pointwise_layers_with_few_filters():
+    bound = {case.problem.label for case in load_sweep("paper", batches=[16]).cases if is_memory_bound(case.problem)}
+    assert {"224-16-3-64-3", "56-16-1-64-64", "55-16-1-16-96"} <= bound
+    assert len(bound) == 26 and not any("-5-" in label for label in bound)
+
+
+def test_copies_are_measured_of_as_many_bytes_as_every_memory_bound_case_of_the_paper_moves():
+    cases = [case for case in load_sweep("paper").cases if case.batch >= LEAST_BATCH and is_memory_bound(case.problem)]
+    moved = [case.problem.min_bytes for case in cases]
+    assert SIZES[0] <= min(moved) and max(moved) <= SIZES[-1]
+
+
+def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
+    plane = {"h": 56, "w": 56, "c": 64}
+    rows = [
+        row("auto", 50.0, batch=16, m=64, **plane), row("auto", 125.0, batch=32, m=64, **plane),
+        row("auto", 400.0, batch=16, m=256, **plane), row("auto", status="error", batch=32, m=256, **plane),
+        row("auto", 9.0, batch=64, m=64, **plane), row("auto", 9.0, batch=64, m=256, **plane),  # m=256: beyond
+        row("auto", 9.0, batch=8, m=64, **plane),  # a small batch
+        row("auto", 9.0, batch=16, m=64, k=3, **plane), row("two_stage", 1.0, batch=16, m=64, **plane),
+    ]  # fmt: skip
+    copied = [(16, 64, 50.0), (32, 64, 100.0), (16, 256, 200.0), (64, 64, 6.0), (32, 256, 300.0)]
+    times = {ConvProblem(batch, 64, 56, 56, m, 1, 1).min_bytes: us for batch, m, us in copied}
+    path = tmp_path / GPU / bandwidth.FOLDER / bandwidth.CSV
+    path.parent.mkdir(parents=True)
+    copies(times).to_csv(path, index=False)
+    table = memory_bound_table(measured(tmp_path, rows))
+    assert table.startswith("Time of a copy of as many bytes over time of cuConv auto: 80% or more on 2 of 5 cases.\n")
+    found = cells(table)
+    assert found["filter"] == ["HW-M-C", "16", "32", "64"]
+    assert found["1x1 56-64-64"] == ["56-64-64", "100.0%", "80.0%", "66.7%"]
+    assert found["1x1 56-256-64"] == ["56-256-64", "50.0%", "-", "-"]
+    assert found["all"] == ["80% or more", "1 of 2", "1 of 2", "0 of 1"]
+    assert len(found) == 5  # with header and rule: neither the small batch nor the 3x3 layer is there
+
+
+def test_without_copies_a_sentence_says_what_to_run(tmp_path):
+    assert memory_bound_table(measured(tmp_path, [row("auto", 10.0, batch=16)])) == (
+        "No copies were measured on nvidia-test: run 'python -m harness.measure.bandwidth' there."
+    )
+
+
+def test_no_memory_bound_case_no_table(tmp_path):
+    for rows in ([row("auto", 10.0, batch=8)], [row("gemm", 10.0, provider="cudnn", batch=16)]):
+        assert memory_bound_table(measured(tmp_path / rows[0].algorithm, rows)) == ""

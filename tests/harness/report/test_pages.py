@@ -1,0 +1,125 @@
+"""The tables between the markers of pages: what is rewritten, what stays, and what is said about a wrong marker."""
+
+import json
+
+import pytest
+
+from harness.report import pages
+from tests.harness.report.helpers import cells
+from tests.helpers import GPU, SWEEP, row, write
+
+END = "<!-- table:end -->"
+ROWS = [row("auto", 10.0, environment="e1", detail="two_stage rows=8"), *SWEEP[1:]]
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page in docs/ beside a results folder with SWEEP."""
+    write(tmp_path / "results", ROWS)
+    (tmp_path / "docs").mkdir()
+    return tmp_path / "docs" / "page.md"
+
+
+def fill(page):
+    return pages.main([str(page), "--results", str(page.parent.parent / "results")])
+
+
+def filled(page, marker):
+    """The text that a marker gets."""
+    page.write_text(f"<!-- table:{marker} -->\n{END}\n")
+    assert fill(page) == 0
+    return page.read_text().removeprefix(f"<!-- table:{marker} -->\n").removesuffix(f"\n{END}\n")
+
+
+def error(page, capsys, text):
+    """The sentence about a page that is wrong; the page stays as it is."""
+    page.write_text(text)
+    assert fill(page) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and page.read_text() == text
+    return captured.err
+
+
+def test_a_page_is_rewritten_between_its_markers(page, capsys):
+    page.write_text(f"# Before\n<!-- table:paper -->\nold\n{END}\nmiddle\n<!-- table:standing -->\n{END}\nafter")
+    assert fill(page) == 0
+    assert capsys.readouterr().out == f"{page}: 2 tables\n"
+    text = page.read_text()
+    assert text.startswith("# Before\n<!-- table:paper -->\n|") and text.endswith(f"\n{END}\nafter")
+    assert f"\n{END}\nmiddle\n<!-- table:standing -->\nSpeedup of" in text and "old" not in text
+    assert fill(page) == 0
+    assert page.read_text() == text
+
+
+def test_the_headline_is_a_figure_a_table_and_where_it_was_measured(page):
+    dates = ("2025-11-20T10:00:00", "2025-11-22T10:00:00")
+    stored = {
+        "e1": {"gpu": "NVIDIA Test", "cudnn": 92001, "torch": "2.13.0+cu130",
+               "commands": [{"command": "x", "date": date} for date in dates]},
+        "stale": {"gpu": "another", "commands": [{"command": "x", "date": "2001-01-01"}]},
+    }  # fmt: skip
+    path = page.parent.parent / f"results/{GPU}/paper/environment.json"
+    path.write_text(json.dumps({"environments": stored}))
+    text = filled(page, "headline")
+    assert f"(../plots/{GPU}/paper/overview.png)" in text
+    assert cells(text)["1"] == ["0.93x", "2 of 4", "0.50x", "0 of 4"]
+    assert "Measured on NVIDIA Test, cuDNN 9.20.1, torch 2.13.0, 2025-11-20 to 2025-11-22." in text
+    path.write_text("not json")
+    assert f"Measured on {GPU}." in filled(page, "headline")
+
+
+def test_every_table_has_its_numbers(page):
+    standing = filled(page, "standing")
+    assert cells(standing.split("The cases")[0])["1"] == ["1.44x, 2/3", "0.25x, 0/1", "-", "0.93x, 2/4"]
+    assert "| 7-1-3-32-832" in standing and "time / floor" in standing
+    assert cells(filled(page, "paper"))["1x1, batch 1: mean speedup"][1] == "1.83x"
+    algorithm = filled(page, "algorithm two_stage")
+    assert cells(algorithm)["auto takes it on"] == ["1 of 7 cases"]
+    choice = filled(page, "choice")
+    assert "in FP32:" in choice and "two_stage is best" in choice and "1 of 7" in choice
+    accuracy = filled(page, "accuracy")
+    assert cells(accuracy)["cuDNN implicit_gemm"][:3] == ["fp32", "3", "1.0e-07"]
+    assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
+    assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**")
+    assert "No copies were measured" in filled(page, "memory_bound")
+
+
+def test_each_device_has_its_table(page):
+    write(page.parent.parent / "results", ROWS, device="nvidia-other")
+    write(page.parent.parent / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
+    text = filled(page, "paper")
+    assert [line for line in text.splitlines() if line.startswith("**")] == ["**nvidia-other**", "**nvidia-test**"]
+
+
+@pytest.mark.parametrize(("marker", "sentence"), [
+    ("nothing", "there is no table 'nothing': must be one of headline, standing, algorithm, choice, accuracy, "),
+    ("algorithm", "the table 'algorithm' takes one of fp16x3_winograd, "),
+    ("algorithm fp15", "the table 'algorithm' takes one of fp16x3_winograd, "),
+    ("paper 3x3", "the table 'paper' takes nothing more: remove '3x3'"),
+])  # fmt: skip
+def test_a_wrong_marker_is_one_sentence(page, capsys, marker, sentence):
+    said = error(page, capsys, f"<!-- table:{marker} -->\n{END}\n")
+    assert f"{page}: <!-- table:{marker} -->: {sentence}" in said
+
+
+@pytest.mark.parametrize("text", ["<!-- table:paper -->\n", f"<!-- table:paper -->\n<!-- table:tf32 -->\n{END}\n"])
+def test_a_marker_without_an_end_is_one_sentence(page, capsys, text):
+    assert f"{page}: <!-- table:paper --> has no {END} of its own" in error(page, capsys, text)
+
+
+def test_a_page_that_does_not_exist(page, capsys):
+    assert fill(page) == 2
+    assert f"cannot read {page}" in capsys.readouterr().err
+
+
+def test_only_a_cpu_s_results(tmp_path, capsys):
+    write(tmp_path / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
+    assert fill(tmp_path / "docs" / "page.md") == 2
+    assert "only a CPU's results under" in capsys.readouterr().err
+
+
+def test_a_page_without_markers_stays_as_it_is(page, capsys):
+    text = f"no markers, but `<!-- table:paper -->`, explained in a line\n\n    <!-- table:paper -->\n    {END}\n"
+    page.write_text(text)
+    assert fill(page) == 0
+    assert page.read_text() == text and capsys.readouterr().out == ""
