@@ -1,123 +1,131 @@
-"""Fitted constants of the cost models, moved until what is chosen by them is faster.
+"""Cost models refined for the choice that they make: minimal expected regret of a softmax choice.
 
-A fit meets times, whoever is fastest; a choice asks only whose predicted time is least. Here each case chooses softly,
-a candidate the less likely the more its predicted time is above the least, and the constants of all algorithms are
-moved together until what is lost to the best candidate is least in the mean.
+Least squares fits times, but choosing needs only an order. So each case here chooses a candidate at random, with the
+probability of a softmax over the logarithms of the predicted times. L-BFGS moves the constants of all algorithms
+together until the mean of the expected regrets over all cases is least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from tqdm import tqdm
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec
+from harness import progress
 from harness.tune.fit import Row, regret, rounded
 
-SOFTNESS = 0.06  # of the choice, in logarithms of time
-NEAR = 1.5  # times the best: what is slower, and is predicted to be, has no part in the choice
-MISSED = 0.02  # of errors of predictions, squared, by the weight of a fit: they count beside it up to this
-PULL = 30.0  # towards the constants that were fitted, by as much as so many cases
-STEPS = 20  # at most
-DIFFERENCE = 1e-3  # of a constant's logarithm, for its derivative
-MORE_REGRET = 0.01  # that an algorithm may have by itself, as one that is called by name
-BAR = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} left at most"
+TEMPERATURE = 0.06  # of the softmax, in logarithms of time; a lower one generalises worse
+NEAR = 1.5  # candidates both measured and predicted slower than so many times the best take no part in the choice
+MAX_MISS = 0.02  # the squared residual of a least-squares fit counts beside the regret, up to this
+PULL = 30.0  # towards the fitted constants: weighs as much as so many cases
+MAX_STEPS = 20
+DIFFERENCE = 1e-3  # of a constant's logarithm, for its finite difference
+MAX_OWN_REGRET = 0.01  # by which an algorithm's regret among its own candidates may grow: users call it by name too
 
 
 def refine(
-    rows: list[Row], device: DeviceSpec, fitted: Mapping[str, Any], what: str = "rows", line: int = 0
+    rows: list[Row], device: DeviceSpec, fitted: Mapping[str, Any], shows_progress: bool = False
 ) -> dict[str, Any]:
-    """Constants for all algorithms that the rows are of, from those fitted to the same rows.
+    """The refined constants of all algorithms that the rows are of.
 
-    An algorithm that would then choose worse among its own candidates keeps what was fitted. Progress is shown as that
-    of `what`, so many lines below the cursor.
+    fitted: the constants to start from, fitted to the same rows, by algorithm. An algorithm whose choice among its own
+    candidates would become worse by more than MAX_OWN_REGRET keeps its fitted constants.
     """
-    choice = _Choice(rows, device, fitted)
-    with tqdm(total=STEPS, desc=f"refining {what}", bar_format=BAR, position=line) as bar:
+    choice = _SoftmaxChoice(rows, device, fitted)
+    with progress.counted(range(MAX_STEPS), "refining, at most") if shows_progress else nullcontext() as bar:
         found = minimize(
-            choice.value_and_slopes,
+            choice.loss_and_gradient,
             choice.start,
             jac=True,
             method="L-BFGS-B",
-            callback=lambda _: bar.update(),
-            options={"maxiter": STEPS},
+            callback=lambda _: bar.update() if bar is not None else None,
+            options={"maxiter": MAX_STEPS},
         )
-    refined = {name: rounded(type(fitted[name]), choice.of(found.x, name)) for name in choice.names}
+    refined = {name: rounded(type(fitted[name]), choice.constants_of(found.x, name)) for name in choice.names}
     for name, costs in refined.items():
         mine = [row for row in rows if row.algorithm == name]
         before, after = (regret(mine, device, {name: some}).geometric for some in (fitted[name], costs))
-        if after > before + MORE_REGRET:
+        if after > before + MAX_OWN_REGRET:
             refined[name] = fitted[name]
     return refined
 
 
-class _Choice:
-    """Among the candidates of each case, by constants that are a vector of logarithms, algorithm after algorithm."""
+class _SoftmaxChoice:
+    """The loss to be minimised, as a function of the logarithms of all constants, algorithm after algorithm.
+
+    Arrays over rows are in the order of `rows`, which is algorithm after algorithm too. All times are logarithms.
+    """
 
     def __init__(self, rows: list[Row], device: DeviceSpec, fitted: Mapping[str, Any]):
         self.device, self.fitted = device, fitted
         self.names = [name for name in fitted if any(row.algorithm == name for row in rows)]
-        self.places = self._side_by_side(len(astuple(fitted[name])) for name in self.names)
+        self.constants_at = self._slices(len(astuple(fitted[name])) for name in self.names)
         self.start = np.log(np.concatenate([astuple(fitted[name]) for name in self.names]))
         self._take(rows)
-        near = (self.behind < np.log(NEAR)) | (self._above_least(self.predicted(self.start)) < np.log(NEAR))
+        near = (self.regret < np.log(NEAR)) | (self._above_least(self.predict(self.start)) < np.log(NEAR))
         self._take([row for row, is_near in zip(self.rows, near, strict=True) if is_near])
 
     def _take(self, rows: list[Row]) -> None:
-        """These rows, by algorithm, and what is known of them."""
+        """Set the rows, and what is known of each: its case's number, its measured time and its regret."""
         self.by_name = {name: [row for row in rows if row.algorithm == name] for name in self.names}
         self.rows = [row for mine in self.by_name.values() for row in mine]
-        self.rows_of = self._side_by_side(map(len, self.by_name.values()))
+        self.rows_at = self._slices(map(len, self.by_name.values()))
         numbers = {problem: number for number, problem in enumerate(dict.fromkeys(row.problem for row in self.rows))}
         self.case = np.array([numbers[row.problem] for row in self.rows])
-        self.us = np.log([row.us for row in self.rows])
-        self.behind = self._above_least(self.us)
+        self.measured = np.log([row.us for row in self.rows])
+        self.regret = self._above_least(self.measured)
 
-    def _side_by_side(self, lengths: Iterable[int]) -> dict[str, slice]:
-        """Where each algorithm's entries are in a vector of all."""
+    def _slices(self, lengths: Iterable[int]) -> dict[str, slice]:
+        """The place of each algorithm's entries in an array of all."""
         ends = accumulate(lengths, initial=0)
         return {name: slice(*ends_of) for name, ends_of in zip(self.names, pairwise(ends), strict=True)}
 
-    def _above_least(self, logarithms: np.ndarray) -> np.ndarray:
-        """Of each row, above the least of its case."""
+    def _above_least(self, times: np.ndarray) -> np.ndarray:
+        """Each row's time less the least time of its case."""
         least = np.full(self.case.max() + 1, np.inf)
-        np.minimum.at(least, self.case, logarithms)
-        return logarithms - least[self.case]
+        np.minimum.at(least, self.case, times)
+        return times - least[self.case]
 
-    def of(self, constants: np.ndarray, name: str) -> np.ndarray:
-        return np.exp(constants[self.places[name]])
+    def constants_of(self, constants: np.ndarray, name: str) -> np.ndarray:
+        """The constants of one algorithm, not as logarithms."""
+        return np.exp(constants[self.constants_at[name]])
 
-    def predicted_by(self, constants: np.ndarray, name: str) -> np.ndarray:
-        """Logarithms of the microseconds of an algorithm's rows."""
-        module, costs = ALGORITHMS[name], type(self.fitted[name])(*self.of(constants, name).tolist())
-        predicted = [module.predicted_us(row.problem, self.device, row.config, costs) for row in self.by_name[name]]
-        return np.log(np.array(predicted))
+    def predict_one(self, constants: np.ndarray, name: str) -> np.ndarray:
+        """The predicted times of one algorithm's rows."""
+        algorithm, costs = ALGORITHMS[name], type(self.fitted[name])(*self.constants_of(constants, name).tolist())
+        rows = self.by_name[name]
+        return np.log([algorithm.predicted_us(row.problem, self.device, row.config, costs) for row in rows])
 
-    def predicted(self, constants: np.ndarray) -> np.ndarray:
-        return np.concatenate([self.predicted_by(constants, name) for name in self.names])
+    def predict(self, constants: np.ndarray) -> np.ndarray:
+        """The predicted times of all rows."""
+        return np.concatenate([self.predict_one(constants, name) for name in self.names])
 
-    def value(self, predicted: np.ndarray, constants: np.ndarray) -> float:
-        """What is lost to the best, in logarithms, with what keeps predictions and constants where they are."""
-        likely = np.exp(-self._above_least(predicted) / SOFTNESS)
-        lost = np.bincount(self.case, likely * self.behind) / np.bincount(self.case, likely)
-        missed = np.minimum(np.exp(-2 * self.behind) * (predicted - self.us) ** 2, MISSED)
-        pull = PULL / len(lost)
-        return lost.mean() + missed.mean() + pull * np.mean((constants - self.start) ** 2)
+    def loss(self, predicted: np.ndarray, constants: np.ndarray) -> float:
+        """The mean expected regret, and what keeps predictions near the times and constants near the fitted ones."""
+        chance = np.exp(-self._above_least(predicted) / TEMPERATURE)  # not normalised: bincount sums it by case
+        expected = np.bincount(self.case, chance * self.regret) / np.bincount(self.case, chance)
+        missed = np.minimum(np.exp(-2 * self.regret) * (predicted - self.measured) ** 2, MAX_MISS)
+        pull = PULL / len(expected)
+        return expected.mean() + missed.mean() + pull * np.mean((constants - self.start) ** 2)
 
-    def value_and_slopes(self, constants: np.ndarray) -> tuple[float, np.ndarray]:
-        """The value and its derivatives by the constants."""
-        predicted = self.predicted(constants)
-        value, slopes = self.value(predicted, constants), np.zeros_like(constants)
+    def loss_and_gradient(self, constants: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss and its derivatives by the constants, as finite differences.
+
+        A constant changes the predictions of its own algorithm alone, so only these are made again.
+        """
+        predicted = self.predict(constants)
+        loss, gradient = self.loss(predicted, constants), np.zeros_like(constants)
         for name in self.names:
-            for place in range(self.places[name].start, self.places[name].stop):
+            for place in range(self.constants_at[name].start, self.constants_at[name].stop):
                 moved, then = constants.copy(), predicted.copy()
                 moved[place] += DIFFERENCE
-                then[self.rows_of[name]] = self.predicted_by(moved, name)
-                slopes[place] = (self.value(then, moved) - value) / DIFFERENCE
-        return value, slopes
+                then[self.rows_at[name]] = self.predict_one(moved, name)
+                gradient[place] = (self.loss(then, moved) - loss) / DIFFERENCE
+        return loss, gradient

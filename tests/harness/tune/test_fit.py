@@ -1,0 +1,80 @@
+"""Least squares on made-up times: the true constants are found, and the regret of a choice is what it says."""
+
+from dataclasses import replace
+from math import hypot, log
+
+import pytest
+
+from cuconv.device import H200
+from harness.tune import candidates, fit
+from tests.harness.tune.toys import TOYS, TRUE, measured, rows, write
+
+pytestmark = pytest.mark.usefixtures("toys")
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_a_fit_predicts_the_times_that_it_was_given(name):
+    given = rows(name)
+    before = fit.regret(given, H200, {name: TOYS[name].in_use})
+    fitted = fit.fit(given, H200)
+    after = fit.regret(given, H200, {name: fitted})
+    assert 1 <= after.geometric <= max(1.001, (1 + before.geometric) / 2)
+    predicted = [TOYS[name].predicted_us(row.problem, H200, row.config, fitted) for row in given]
+    errors = [abs(log(us / row.us)) for us, row in zip(predicted, given, strict=True)]
+    assert max(errors) < 0.2 and hypot(*errors) / len(errors) ** 0.5 < 0.07, "at most, and root mean square"
+
+
+def test_slow_candidates_count_less_than_the_best_of_their_case():
+    """Times of the slow half that follow no model do not spoil the prediction of the others."""
+    given = rows("toy_large")
+    best = {}
+    for row in given:
+        best[row.problem] = min(row.us, best.get(row.problem, row.us))
+    disturbed = [row if row.us < 1.5 * best[row.problem] else replace(row, us=4 * row.us) for row in given]
+    assert disturbed != given
+    costs = fit.fit(disturbed, H200)
+    kept = [row for row, was in zip(disturbed, given, strict=True) if row == was]
+    errors = [abs(log(TOYS[r.algorithm].predicted_us(r.problem, H200, r.config, costs) / r.us)) for r in kept]
+    assert hypot(*errors) / len(errors) ** 0.5 < 0.15
+
+
+def test_regret_is_the_time_of_the_choice_over_the_best():
+    given = rows()
+    found = fit.regret(given, H200, TRUE)
+    assert (found.geometric, found.worst) == (1, 1)
+    assert found.cases == len({row.problem for row in given})
+    first = given[0].problem
+    chosen = min((row for row in given if row.problem == first), key=lambda row: row.us)
+    second = sorted(row.us for row in given if row.problem == first)[1]
+    slower = [replace(row, us=3 * row.us) if row is chosen else row for row in given]
+    found = fit.regret(slower, H200, TRUE)
+    assert found.at == first.label
+    assert found.worst == pytest.approx(3 * chosen.us / second) and found.worst > 1
+    assert found.geometric == pytest.approx(found.worst ** (1 / found.cases))
+
+
+def test_regret_of_no_rows_is_of_no_cases():
+    assert fit.regret([], H200, TRUE).cases == 0
+
+
+def test_layers_are_held_out_at_every_batch_size():
+    given = rows()
+    training, held_out = fit.hold_out(given, seed=1)
+    of_training, of_held_out = ({replace(row.problem, n=1) for row in some} for some in (training, held_out))
+    assert not of_training & of_held_out
+    assert len(of_held_out) == round(len(of_training | of_held_out) / 4)
+    assert len(training) + len(held_out) == len(given)
+    assert fit.hold_out(given, seed=1) == (training, held_out) != fit.hold_out(given, seed=2)
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv")
+    assert fit.rows_of(frame, H200) == (rows(), 0)
+
+
+def test_rows_of_unknown_configurations_are_counted(tmp_path):
+    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv")
+    frame.loc[0, "config"] = "tile=1x1"
+    frame.loc[1, "algorithm"] = "unknown"
+    found, unknown = fit.rows_of(frame, H200)
+    assert unknown == 2 and len(found) == len(frame) - 2
