@@ -1,37 +1,51 @@
 # make PYTHON=python3 ... uses that interpreter as it is and installs nothing.
 VENV   := .venv
 PYTHON ?= $(VENV)/bin/python
-comma  := ,
-EXTRAS := test$(if $(shell command -v nvidia-smi),$(comma)gpu)
+GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn"))
 
-.PHONY: help bench test test-gpu plots tables profile clean setup
+.PHONY: help bench test test-kernels test-wheel test-gpu sanitize lint plots profile clean setup
 help:            ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 bench: setup     ## measure the paper's sweep on the GPU, or a small one on the CPU; draw the figures
 	@$(PYTHON) -m harness.run
-	@$(PYTHON) -m harness.plots
+	@$(PYTHON) -m harness.report.figures
 
 test: setup      ## the tests that need no GPU
-	@$(PYTHON) -m pytest tests --ignore=tests/gpu
+	@$(PYTHON) -m pytest tests --ignore=tests/gpu --ignore=tests/kernels --ignore=tests/packaging
+
+test-kernels: setup ## compile every kernel variant for every architecture, on all cores
+	@$(PYTHON) -m pytest tests/kernels
+
+test-wheel: setup ## build the wheel and use it in an empty environment
+	@$(PYTHON) -m pytest tests/packaging
 
 test-gpu: setup  ## kernels and contenders against float64 on a GPU; writes results/DEVICE/verified.json
 	@$(PYTHON) -m pytest tests/gpu
 
-plots: setup     ## redraw every figure from the CSV files under results/, and the README's table
-	@$(PYTHON) -m harness.plots
-	@$(PYTHON) -m harness.tables --readme README.md
+sanitize: setup  ## compute-sanitizer's memcheck and racecheck over every algorithm, on a GPU
+	@$(PYTHON) -m tests.gpu.sanitize
+
+lint: setup      ## ruff (lint and format) and mypy
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+
+plots: setup     ## redraw every figure and every table of the pages from the CSV files under results/
+	@$(PYTHON) -m harness.report.figures
+	@$(PYTHON) -m harness.report.pages
 
 profile: setup   ## kernel by kernel, the paper's tables 3 to 5
-	@$(PYTHON) -m harness.profile
+	@$(PYTHON) -m harness.measure.kernel_times
 
 clean:           ## remove the environment, caches and what a CPU measured
-	rm -rf $(VENV) results/cpu plots/cpu *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build results/cpu plots/cpu *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup: $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/installed)
 
 $(VENV)/installed: pyproject.toml
-	python3 -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q -e '.[$(EXTRAS)]'
+	@echo "Setting up $(VENV) (a minute or two; activate it with: source $(VENV)/bin/activate)"
+	@python3 -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install -q -e '.[bench,test,lint$(GPU)]'
 	@touch $@
