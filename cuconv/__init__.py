@@ -1,4 +1,4 @@
-"""cuConv: convolution for CNN inference on NVIDIA GPUs, float32, NCHW, stride 1, no data transformation."""
+"""cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW with stride 1."""
 
 from cuconv.conv import algorithms, conv2d, plan
 from cuconv.problem import ConvProblem, UnsupportedProblem

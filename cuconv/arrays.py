@@ -1,6 +1,7 @@
-"""torch tensors and CuPy arrays behind one face: pointer, shape, stream, allocation, all zero-copy.
+"""One interface to torch tensors and CuPy arrays: pointer, signature, stream and allocation, without copies.
 
-What every call needs is as short as Python can make it; what a first call needs is clear.
+Every call of conv2d uses `signature`, `pointer` and the functions that `current_stream` and `allocator` return, so
+these are as short as Python allows. The other methods serve the first call of each signature.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ class TorchArrays:
         self.pointer: Callable[[Any], int] = torch.Tensor.data_ptr
 
     def signature(self, t: Any) -> Hashable:
-        """All that decides whether a tensor can be used, and how, but its address: the shape, and what check() reads.
+        """Everything but the address that decides whether and how a tensor is used: its shape and what check() reads.
 
-        Raises AttributeError for what is no tensor.
+        Raises AttributeError for anything that is not a tensor.
         """
         gradient = t.requires_grad and self._is_grad_enabled()
         return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), gradient)
 
     def owns(self, array: Any) -> bool:
+        """Whether an array is a tensor."""
         return isinstance(array, self._torch.Tensor)
 
     def check(self, name: str, tensor: Any) -> None:
+        """Raise UnsupportedProblem unless a tensor is float32, contiguous, on a GPU and records no gradient."""
         if not tensor.is_cuda:
             raise UnsupportedProblem(
                 f"{name} is on {tensor.device}: move it to the GPU with .cuda(), or see cuconv.reference for the CPU"
@@ -52,26 +55,32 @@ class TorchArrays:
             raise UnsupportedProblem(f"{name} requires a gradient, which cuConv does not compute: use torch.no_grad()")
 
     def device(self, tensor: Any) -> int:
+        """The ordinal of a tensor's GPU."""
         return tensor.device.index
 
     def current_stream(self, device: int) -> Callable[[], int]:
-        """A function that gives the pointer of the device's current stream."""
-        # torch.cuda.current_stream(device).cuda_stream, ten times as fast; what torch's own generated code calls.
-        return partial(self._torch._C._cuda_getCurrentRawStream, device)
+        """A function that returns the pointer of the GPU's current stream."""
+        torch = self._torch
+        raw_stream = _private(torch, "_C._cuda_getCurrentRawStream")
+        if raw_stream is not None:  # ten times as fast as the public function; torch's generated code calls it
+            return partial(raw_stream, device)
+        return lambda: torch.cuda.current_stream(device).cuda_stream
 
     def allocator(self, shape: tuple[int, ...], device: int) -> Callable[[], Any]:
-        """A function that makes an uninitialised tensor on the device."""
+        """A function that returns a new, uninitialised tensor on the GPU."""
         torch = self._torch
+        on_device = partial(torch.empty, shape, dtype=torch.float32, device=torch.device("cuda", device))
+        empty_strided = _private(torch, "_C._dynamo.guards._empty_strided_cuda")
+        if empty_strided is None:
+            return on_device
+        # A third of the time of torch.empty, but only for torch's current GPU; torch's generated code calls it too.
         strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        # As above: torch.empty for the current device, a third of its time.
-        on_current = partial(torch._C._dynamo.guards._empty_strided_cuda, shape, strides, torch.float32)
-        current_device = torch._C._cuda_getDevice
+        on_current = partial(empty_strided, shape, strides, torch.float32)
+        current_device = _private(torch, "_C._cuda_getDevice") or torch.cuda.current_device
 
         def empty() -> Any:
-            # torch may count another device as current than CUDA does: one that nothing has run on yet.
-            if current_device() == device:
-                return on_current()
-            return torch.empty(shape, dtype=torch.float32, device=torch.device("cuda", device))
+            # torch's current GPU may differ from CUDA's: torch may have chosen one on which nothing has run yet.
+            return on_current() if current_device() == device else on_device()
 
         return empty
 
@@ -86,13 +95,15 @@ class CupyArrays:
         self.pointer: Callable[[Any], int] = attrgetter("data.ptr")
 
     def signature(self, a: Any) -> Hashable:
-        """As of TorchArrays."""
+        """Everything but the address that decides whether and how an array is used, as for torch."""
         return (type(a), a.shape, a.dtype, a.flags.c_contiguous, a.data.device_id)
 
     def owns(self, array: Any) -> bool:
+        """Whether an array is one of CuPy's."""
         return isinstance(array, self._cupy.ndarray)
 
     def check(self, name: str, array: Any) -> None:
+        """Raise UnsupportedProblem unless an array is float32 and contiguous."""
         if array.dtype != self._cupy.float32:
             raise UnsupportedProblem(f"{name} is {array.dtype}: only float32 is computed; convert with .astype('f4')")
         if not array.flags.c_contiguous:
@@ -102,26 +113,35 @@ class CupyArrays:
             )
 
     def device(self, array: Any) -> int:
+        """The ordinal of an array's GPU."""
         return array.data.device_id
 
     def current_stream(self, device: int) -> Callable[[], int]:
-        """As of TorchArrays."""
+        """A function that returns the pointer of the GPU's current stream."""
         get_current_stream = self._cupy.cuda.get_current_stream
         return lambda: get_current_stream(device).ptr
 
     def allocator(self, shape: tuple[int, ...], device: int) -> Callable[[], Any]:
-        """As of TorchArrays; the device must be the current one whenever the function is called."""
+        """A function that returns a new, uninitialised array on the current GPU, which must then be `device`."""
         return partial(self._cupy.empty, shape, self._cupy.float32)
 
 
 def library_of(array: Any) -> TorchArrays | CupyArrays:
-    """The library that an array belongs to; raises TypeError for anything that is no torch or CuPy array."""
-    return _library_of_type(type(array))
+    """The library that an array belongs to; raises TypeError for anything but a torch tensor or a CuPy array."""
+    return _library_of_type(type(array))  # type: ignore[arg-type]  # for mypy a type is no Hashable
+
+
+def _private(module: Any, path: str) -> Any:
+    """The object at a dotted path below a module, or None where this version of the module lacks it."""
+    found = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 @cache
 def _library_of_type(kind: type) -> TorchArrays | CupyArrays:
-    # An array's library has been imported by its owner.
+    # Whoever made the array has imported its library, so this module imports neither.
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and issubclass(kind, torch.Tensor):
         return TorchArrays(torch)

@@ -1,7 +1,8 @@
-"""conv2d: checks, then a plan, then its launches.
+"""conv2d and plan: the library's entry points.
 
-A call like one before costs the host a few microseconds besides the allocation and the launch: everything that
-follows from shapes and options is found once, and kept under a key that has all that it follows from.
+The first call of a signature checks its operands, plans, and loads the kernels. The result is kept under a key that
+holds everything it depends on: shapes, dtypes, devices, alignment and options. Every later call with the same key costs
+the host a few microseconds besides the allocation and the launches.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.device import DeviceSpec, device_spec
+from cuconv.device import DeviceSpec, device_spec, import_cupy
 from cuconv.jit import LaunchSequence
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
-ALIGNMENT = 16  # bytes: what some kernels make use of where the operands have it
-MAX_READY_CALLS = 4096  # of a thread
+ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
+MAX_READY_CALLS = 4096  # prepared calls that a thread keeps
 
-# The rank of each operand, and what to say of another one.
+# The rank of each operand, and what the message says about any other rank.
 RANKS = {
     "input": (4, "4 are needed, NCHW"),
     "weight": (4, "4 are needed, (M, C, KH, KW)"),
@@ -38,9 +39,10 @@ def algorithms() -> tuple[str, ...]:
 
 
 def plan(problem: ConvProblem, device: DeviceSpec | int | None = None, algorithm: str = "auto") -> select.LaunchPlan:
-    """What conv2d would launch for a problem: printable, with its `workspace_bytes`; nothing runs.
+    """The algorithm and launch configuration that conv2d would use for a problem, without running anything.
 
-    device is a DeviceSpec, a GPU's ordinal, or None for the current GPU. Raises as conv2d does.
+    The plan prints as one line and has `workspace_bytes`. device: a DeviceSpec, a GPU's ordinal, or None for the
+    current GPU. Raises UnsupportedProblem and ValueError as conv2d does.
     """
     if device is None:
         device = _cuda().runtime.getDevice()
@@ -58,22 +60,26 @@ def conv2d(
     precision: str = FP32,
     out: Any = None,
 ) -> Any:
-    """Convolution of CNN inference: stride 1, float32, contiguous NCHW, on a GPU.
+    """The convolution of CNN inference on a GPU: stride 1, float32, contiguous NCHW.
 
-    input   (N, C, H, W), weight (M, C, KH, KW): torch CUDA tensors, or CuPy arrays, of one device
-    bias    optional (M,), added to every output of its filter
-    padding rows and columns of zeros on each side: a number, (vertical, horizontal), "valid" (none) or
-            "same" (odd filters: the output has the input's size)
-    relu    whether negative outputs, after the bias, become 0; a NaN stays a NaN
-    precision "fp32": the accuracy of a plain FP32 sum, whatever computes it; "tf32": input and weight may be rounded
-            to TF32 (11 bits, a relative error of about 3e-4), which is faster where there is much work
-    out     optional (N, M, OH, OW) to write to, apart from the other operands in memory
+    input      (N, C, H, W): a torch CUDA tensor or a CuPy array; the other operands are of the same library and GPU
+    weight     (M, C, KH, KW)
+    bias       (M,), added to every output of its filter; None for no bias
+    padding    rows and columns of zeros on each side: a number, (vertical, horizontal), "valid" (none) or "same" (odd
+               filters only: the output has the input's size)
+    relu       whether outputs that are negative after the bias become 0; a NaN stays a NaN
+    algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`
+    precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
+               relative error of about 3e-4), which is faster for large problems
+    out        (N, M, OH, OW) to write to, which shares no memory with the other operands; None for a new array
 
-    Returns (N, M, OH, OW), OH = H + 2*pad - KH + 1, of the same library, enqueued on its current stream;
-    after a first call of the same shape it can be captured in a CUDA graph. Bias and ReLU are part of the last
-    kernel and cost no pass over the output. Nothing is copied; temporary memory comes from the same library
-    (`plan(...)` says how much). Raises before any launch: TypeError for other kinds of array, UnsupportedProblem
-    (a ValueError) for what cannot be computed, ValueError for an unknown algorithm.
+    Returns (N, M, OH, OW), where OH = H + 2*pad - KH + 1 and OW likewise, enqueued on the current stream of the
+    operands' library. Bias and ReLU are part of the last kernel. Operands are never copied; temporary memory, of
+    `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
+    captured in a CUDA graph.
+
+    Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
+    cannot be computed, ValueError for an unknown algorithm, ImportError where CuPy is not installed.
     """
     library = library_of(input)
     if type(padding) is not int and not isinstance(padding, str):
@@ -82,13 +88,13 @@ def conv2d(
     try:
         signature = library.signature
         addresses = library.pointer(input) | library.pointer(weight) | (0 if out is None else library.pointer(out))
-        aligned = addresses % ALIGNMENT == 0  # an output of our own is
+        aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
         bias_signature = None if bias is None else signature(bias)
         out_signature = None if out is None else signature(out)
         operands = (signature(input), signature(weight), bias_signature, out_signature)
         key = (*operands, aligned, padding, relu, algorithm, precision)
     except (AttributeError, TypeError):
-        _check_operands(library, _named(input, weight, bias, out))  # one of them is no array of this library
+        _check_operands(library, _named(input, weight, bias, out))  # raises if one of them is no array of this library
         raise
     call = _thread.ready_calls.get(key)
     if call is None:
@@ -101,7 +107,7 @@ def conv2d(
 
 
 class _Call:
-    """What all calls of one key have in common, checked and made ready, for one thread."""
+    """A prepared call: everything that the calls of one key share, checked and loaded, for one thread."""
 
     def __init__(
         self,
@@ -111,7 +117,7 @@ class _Call:
         launches: LaunchSequence,
         workspace_bytes: int,
     ):
-        """The device must be the current one."""
+        """Prepare a call; `device`, the GPU's ordinal, must be the current GPU."""
         self.device = device
         self.current_context = _cuda().driver.ctxGetCurrent
         self.context = self.current_context()
@@ -127,7 +133,7 @@ class _Call:
         self._read_bytes = [(name, FLOAT_BYTES * prod(shape)) for name, shape in shapes.items()]
 
     def __call__(self, input: Any, weight: Any, bias: Any, out: Any) -> Any:
-        """In the call's context."""
+        """Allocate, launch and return the output; the call's context must be current."""
         pointer, workspace, workspace_at = self._pointer, None, 0
         output = self._new_output() if out is None else out
         input_at, weight_at, output_at = pointer(input), pointer(weight), pointer(output)
@@ -135,13 +141,13 @@ class _Call:
         if out is not None:
             self._check_apart(output_at, input_at, weight_at, bias_at)
         if self._new_workspace is not None:
-            workspace = self._new_workspace()  # held until the launch, then free for what follows on the stream
+            workspace = self._new_workspace()  # once launched it may be freed: the allocator reuses it in stream order
             workspace_at = pointer(workspace)
         self._enqueue(self._current_stream(), input_at, weight_at, bias_at, output_at, workspace_at)
         return output
 
     def _check_apart(self, output_at: int, *read_at: int) -> None:
-        """The output shares no memory with what is read, a bias at 0 being none."""
+        """Raise UnsupportedProblem if the output overlaps an operand; a bias at address 0 does not exist."""
         end = output_at + self._output_bytes
         for (name, size), start in zip(self._read_bytes, read_at, strict=True):
             if start < end and output_at < start + size:
@@ -149,7 +155,7 @@ class _Call:
 
 
 class _Thread(threading.local):
-    """The calls that a thread has made ready; not shared, because a call writes to memory of its own."""
+    """The prepared calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
 
     def __init__(self) -> None:
         self.ready_calls: dict[Hashable, _Call] = {}
@@ -159,7 +165,7 @@ _thread = _Thread()
 
 
 def _keep(key: Hashable, call: _Call) -> None:
-    """Keep a call for the thread; the oldest gives way."""
+    """Keep a prepared call for this thread; beyond MAX_READY_CALLS the oldest is dropped."""
     ready = _thread.ready_calls
     if len(ready) >= MAX_READY_CALLS:
         del ready[next(iter(ready))]
@@ -175,7 +181,7 @@ def _prepare(
     algorithm: str,
     precision: str,
 ) -> _Call:
-    """Check everything that the key of a call stands for, plan, and load the kernels."""
+    """The prepared call for operands and options: checks them, plans, and loads the kernels."""
     _check_operands(library, operands)
     input, weight = operands["input"], operands["weight"]
     device = library.device(input)
@@ -189,13 +195,13 @@ def _prepare(
 
 
 def _named(input: Any, weight: Any, bias: Any, out: Any) -> dict[str, Any]:
-    """The operands that there are, by name."""
+    """The operands by name, without a bias or an output that is None."""
     operands = {"input": input, "weight": weight, "bias": bias, "out": out}
     return {name: array for name, array in operands.items() if array is not None or name in ("input", "weight")}
 
 
 def _check_operands(library: TorchArrays | CupyArrays, operands: dict[str, Any]) -> None:
-    """Each by itself."""
+    """Check each operand by itself: its library, rank, and what the library checks."""
     for name, array in operands.items():
         _check_operand(library, name, array)
 
@@ -224,14 +230,18 @@ def _problem(
 
 
 def _pair(padding: Any) -> tuple[int, int]:
-    """(vertical, horizontal); whole numbers only, so that what they are a key of is what was asked for."""
+    """A padding as (vertical, horizontal).
+
+    Only whole numbers are accepted. 1.0 and True equal 1 as keys of prepared calls, so whether they were accepted would
+    depend on earlier calls.
+    """
     if isinstance(padding, (tuple, list)) and len(padding) == 2 and type(padding[0]) is type(padding[1]) is int:
         return padding[0], padding[1]
     raise _bad_padding(padding)
 
 
 def _pads(padding: int | str | tuple[int, int], weight_shape: tuple[int, ...]) -> tuple[int, int]:
-    """(vertical, horizontal)."""
+    """The padding as (vertical, horizontal) rows and columns of zeros on each side."""
     if isinstance(padding, int):
         return padding, padding
     if isinstance(padding, tuple):
@@ -253,7 +263,7 @@ def _bad_padding(padding: Any) -> UnsupportedProblem:
 
 
 def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem, device: int) -> None:
-    """One device for all, a bias for every filter, and an output of the right shape."""
+    """Check that all operands are on one GPU and that bias and output have the problem's shapes."""
     for name, array in operands.items():
         if library.device(array) != device:
             raise UnsupportedProblem(f"{name} is on GPU {library.device(array)}, input on GPU {device}: use one device")
@@ -266,17 +276,16 @@ def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem
 
 @cache
 def _cuda() -> Any:
-    """cupy.cuda, imported by the first call that needs a GPU."""
-    import cupy
-
-    return cupy.cuda
+    """The module cupy.cuda, imported by the first call that needs a GPU."""
+    return import_cupy().cuda
 
 
 @contextmanager
 def _made_current(device: int) -> Iterator[None]:
-    """A context in which this thread can launch on a GPU.
+    """Make a GPU current for this thread, with a context, until the block ends.
 
-    Not cupy.cuda.Device: a new thread counts GPU 0 as its own but has no context of it, and Device leaves it so.
+    cupy.cuda.Device is not enough: a new thread has GPU 0 as its current GPU but no context of it, and Device(0) does
+    not create one.
     """
     runtime = _cuda().runtime
     before = runtime.getDevice()

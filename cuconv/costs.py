@@ -1,8 +1,8 @@
-"""The constants of the algorithms' cost models: a file for each precision, in it a section for each algorithm.
+"""The constants of the algorithms' cost models: a file for each precision with a section for each algorithm.
 
-They are costs.toml and costs_tf32.toml, written by `python -m harness.tune`. An algorithm declares its constants as a
-frozen dataclass of floats, every field made by `constant`, and reads them by `load(Costs, NAME, precision)` for each
-precision that it computes in. A new algorithm starts with sections of guesses written by hand; the fit starts there.
+The files are costs.toml and costs_tf32.toml; `python -m harness.tune` fits the constants and writes the files. An
+algorithm declares its constants as a frozen dataclass of floats and makes every field by `constant`. A new algorithm
+starts with a section of guesses, written by hand, for each of its precisions; the fit starts from them.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ import tomllib
 from dataclasses import field, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuconv.problem import FP32, TF32
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 PATHS = {FP32: Path(__file__).with_name("costs.toml"), TF32: Path(__file__).with_name("costs_tf32.toml")}
 
-Costs = TypeVar("Costs")
+Costs = TypeVar("Costs", bound="DataclassInstance")
 
 
 class CostsError(RuntimeError):
-    """A file of costs that is not what the algorithms expect; the message is one sentence."""
+    """A file of constants lacks one, has one too many, or has a wrong value; the message says which."""
 
 
 def constant(meaning: str) -> Any:
-    """A field of a class of costs; its meaning, with what it is a time of, is the comment in those files."""
+    """A dataclass field for one constant in microseconds; `meaning` says what takes this time, and is its comment."""
     return field(metadata={"meaning": meaning})
 
 
 def load(kind: type[Costs], algorithm: str, precision: str = FP32) -> Costs:
-    """The constants of an algorithm in a precision; raises CostsError where one is missing, unknown, or not above 0."""
+    """The constants of an algorithm for a precision, read from the precision's file.
+
+    Raises CostsError where the file is not readable or a constant is missing, unknown or not above 0.
+    """
     path = PATHS[precision]
     try:
         section = tomllib.loads(path.read_text()).get(algorithm)
@@ -49,7 +55,7 @@ def load(kind: type[Costs], algorithm: str, precision: str = FP32) -> Costs:
 
 
 def text(sections: dict[str, Any], heading: list[str]) -> str:
-    """A file for the costs of each algorithm by its name, with a comment on every constant."""
+    """The text of a file of constants: the heading as comments, then a section for each algorithm by name."""
     lines = [f"# {line}" for line in heading]
     for algorithm, costs in sections.items():
         lines += ["", f"[{algorithm}]"]

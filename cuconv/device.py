@@ -1,27 +1,29 @@
-"""What a launch configuration needs to know of a GPU, as plain data: selection stays a pure function."""
+"""GPUs as plain data, so that choosing an algorithm is a pure function of problem and device; and access to CuPy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 
 KIB = 1024
-SHARED_BYTES_OF_SYSTEM = KIB  # that every resident block takes besides its own
-SHARED_UNIT = 128  # bytes, in which it is given
+SYSTEM_SHARED_BYTES = KIB  # shared memory that the driver takes for each resident block
+SHARED_BYTES_UNIT = 128  # the granularity of shared memory allocations
 REGISTERS_PER_SM = 64 * KIB
-L2_BYTES = 50 * 1024 * KIB  # of an H100 and an H200
-PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16  # blocks
+L2_BYTES = 50 * 1024 * KIB  # the L2 cache of an H100 and an H200
+PORTABLE_CLUSTER_BLOCKS = 8  # the most blocks of a cluster that every GPU with clusters grants
+MAX_CLUSTER_BLOCKS = 16  # the most that a whole H100 or H200 grants a kernel that asks for it
 
-# Clusters of a size that an H200's 132 SMs run at a time where an SM holds one block, as its driver counts them: SMs
-# are left over in each part of the chip, and one cluster more waits for a whole round.
+# By the blocks of a cluster: the clusters that an H200's 132 SMs run at a time with one block per SM, as its driver
+# counts them. A cluster stays within one part of the chip (GPC), so some SMs of each part are left over.
 H200_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 14: 7, 16: 7}
 H200_SMS = 132
 
 
 class UnsupportedDevice(RuntimeError):
-    """No GPU that the kernels are written for."""
+    """The GPU is older than those that the kernels are written for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class DeviceSpec:
 
     @property
     def arch(self) -> str:
-        """The compiler's name of the target; Hopper's own instructions need its "a" form."""
+        """The compiler's name of the target, such as "sm_90a"; Hopper's own instructions need the "a"."""
         major, minor = self.compute_capability
         return f"sm_{major}{minor}" + ("a" if self.is_hopper else "")
 
@@ -44,59 +46,70 @@ class DeviceSpec:
         return self.compute_capability == (9, 0)
 
     @property
-    def l2_bytes(self) -> int:
-        """The L2 cache that the kernels' eviction policy counts on."""
-        return L2_BYTES
-
-    @property
-    def max_cluster_blocks(self) -> int:
-        """The most blocks of a cluster: 8 on every GPU that has clusters, 16 on a whole H100 or H200."""
-        if not self.has_clusters:
-            return 1
-        return MAX_CLUSTER if self.is_hopper and self.sm_count >= H200_SMS else PORTABLE_CLUSTER
-
-    def clusters_at_a_time(self, blocks: int) -> int:
-        """Clusters of so many blocks that the GPU runs at a time where an SM holds one block."""
-        return self.sm_count * H200_CLUSTERS[blocks] // H200_SMS
-
-    @property
     def has_clusters(self) -> bool:
-        """Whether blocks can be launched as clusters that read each other's shared memory."""
+        """Whether blocks can be launched as clusters, whose blocks read each other's shared memory."""
         return self.compute_capability >= (9, 0)
 
     @property
+    def max_cluster_blocks(self) -> int:
+        """The most blocks of a cluster: 1 without clusters, 16 on a whole H100 or H200, 8 on other GPUs."""
+        if not self.has_clusters:
+            return 1
+        return MAX_CLUSTER_BLOCKS if self.is_hopper and self.sm_count >= H200_SMS else PORTABLE_CLUSTER_BLOCKS
+
+    def clusters_at_a_time(self, blocks: int) -> int:
+        """The clusters of so many blocks that the GPU runs at a time with one block per SM.
+
+        An H200's count is scaled by the number of SMs. blocks: a key of H200_CLUSTERS.
+        """
+        return self.sm_count * H200_CLUSTERS[blocks] // H200_SMS
+
+    @property
     def shared_bytes_per_sm(self) -> int:
-        """Shared memory of a streaming multiprocessor."""
+        """Shared memory of a streaming multiprocessor (SM), in bytes."""
         if self.compute_capability in ((8, 0), (8, 7)):
             return 164 * KIB
         return (228 if self.compute_capability[0] in (9, 10, 11) else 100) * KIB
 
     @property
     def shared_bytes_per_block(self) -> int:
-        """What one block may ask for."""
-        return self.shared_bytes_per_sm - SHARED_BYTES_OF_SYSTEM
+        """The most shared memory that one block may ask for, in bytes."""
+        return self.shared_bytes_per_sm - SYSTEM_SHARED_BYTES
 
     def resident_blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Blocks of these needs (registers: of a thread) that a streaming multiprocessor holds at a time."""
+        """The occupancy: blocks that an SM holds at a time, at least 1.
+
+        threads: threads of a block. registers: registers of a thread. shared_bytes: shared memory of a block.
+        """
         by_registers = REGISTERS_PER_SM // (threads * registers)
-        by_shared = self.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_OF_SYSTEM)
+        by_shared = self.shared_bytes_per_sm // (shared_bytes + SYSTEM_SHARED_BYTES)
         return max(1, min(by_registers, by_shared))
 
     def shared_bytes_that_hold(self, resident: int) -> int:
-        """The least shared memory of a block of which an SM holds no more than `resident`."""
-        return self.shared_bytes_per_sm // (resident + 1) - SHARED_BYTES_OF_SYSTEM + SHARED_UNIT
+        """The least shared memory of a block, in bytes, that limits an SM to `resident` blocks at a time."""
+        return self.shared_bytes_per_sm // (resident + 1) - SYSTEM_SHARED_BYTES + SHARED_BYTES_UNIT
 
 
 H200 = DeviceSpec("NVIDIA H200", (9, 0), 132)
 A100 = DeviceSpec("NVIDIA A100-SXM4-80GB", (8, 0), 108)
 
 
+def import_cupy() -> Any:
+    """The module cupy; where it is not installed, raises ImportError with the package to install for each CUDA."""
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "cuConv launches its kernels through CuPy, which is not installed: "
+            "run 'pip install cupy-cuda12x' for CUDA 12 or 'pip install cupy-cuda13x' for CUDA 13"
+        ) from error
+    return cupy
+
+
 @cache
 def device_spec(index: int) -> DeviceSpec:
-    """The GPU of an ordinal; raises UnsupportedDevice below compute capability 8.0."""
-    import cupy
-
-    properties = cupy.cuda.runtime.getDeviceProperties(index)
+    """The DeviceSpec of a GPU by its ordinal; raises UnsupportedDevice below compute capability 8.0."""
+    properties = import_cupy().cuda.runtime.getDeviceProperties(index)
     spec = DeviceSpec(
         properties["name"].decode(), (properties["major"], properties["minor"]), properties["multiProcessorCount"]
     )

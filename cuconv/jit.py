@@ -1,7 +1,8 @@
-"""CUDA source to launches: compile with NVRTC, keep the cubin on disk, load it through CuPy, enqueue.
+"""From CUDA source to launches: NVRTC compiles, the cubin is kept on disk, CuPy loads it, the driver launches it.
 
-The cache key covers the source, every header beside it, the options and the compiler's version, so an edited
-header never meets a stale kernel. The source and the compiler's report are kept beside the binary.
+The key of the cache on disk covers the source, the headers that it includes, the macros, the architecture and the
+compiler's version. An edited header therefore recompiles what includes it, and nothing else. The source and the
+compiler's report are kept beside the cubin.
 """
 
 from __future__ import annotations
@@ -17,16 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from cuconv.device import PORTABLE_CLUSTER_BLOCKS, import_cupy
 
-class LaunchError(RuntimeError):
-    """The driver refused a launch."""
-
-
-INCLUDES = Path(__file__).parent / "algorithms"  # the folder that #include "..." starts from
-SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel must ask for more
-PORTABLE_CLUSTER = 8  # blocks; a kernel in larger clusters must ask for them
-# Of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
+INCLUDES = Path(__file__).parent / "algorithms"  # #include "common/hopper.cuh" is relative to this folder
+SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel that needs more dynamic shared memory must ask the driver for it
+# Values of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 REQUIRED_CLUSTER_WIDTH = 11
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
@@ -34,12 +32,16 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a kernel; the message is its log."""
+    """NVRTC is missing, or refused a kernel; the message has its log."""
+
+
+class LaunchError(RuntimeError):
+    """The driver refused a launch or an attribute of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the assembler gave a kernel, per thread (registers, spill bytes) and per block (static shared bytes)."""
+    """The assembler's report on a kernel: registers and spill bytes of a thread, static shared bytes of a block."""
 
     kernel: str
     registers: int
@@ -48,46 +50,49 @@ class Resources:
 
 
 def cache_folder() -> Path:
-    """Where cubins are kept: $CUCONV_CACHE_DIR, or ~/.cache/cuconv."""
+    """The folder of the compiled kernels: $CUCONV_CACHE_DIR, or ~/.cache/cuconv."""
     return Path(os.environ.get("CUCONV_CACHE_DIR") or Path.home() / ".cache" / "cuconv")
 
 
 def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Path:
-    """The compiled form of a .cu file for an architecture such as "sm_90a", from the cache or made now."""
+    """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file unless the cache has it."""
     options = _options(source, arch, macros)
     binary = cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
     if not binary.exists():
         code, log = _compile(source, options)
         _write_atomically(binary.with_suffix(".cu"), source.read_bytes())
         _write_atomically(binary.with_suffix(".log"), log.encode())
-        _write_atomically(binary, code)  # last: its presence says that the others are there
+        _write_atomically(binary, code)  # last: readers take its presence to mean that the others exist
     return binary
 
 
 def included_files(source: Path) -> list[Path]:
-    """A CUDA source and every header that it includes, directly or not, in order of their first inclusion.
+    """A CUDA source and every header that it includes by #include "...", directly or indirectly, each once.
 
-    Conditional includes count whether or not they are taken: a change of any of them recompiles the source.
+    A header is looked for beside the file that includes it, beside the source, and in INCLUDES. An include under #if
+    counts whether or not it is taken. A header that does not exist is left out: it may be under such an #if, and if
+    it is needed the compiler says so.
     """
     found = [source]
-    for path in found:  # grows while it is walked
-        for name in re.findall(r'^\s*#\s*include "([^"]+)"', path.read_text(), re.MULTILINE):
-            header = INCLUDES / name
-            if header not in found:
+    for path in found:  # the loop also walks what it appends
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.MULTILINE):
+            places = (folder / name for folder in (path.parent, *_include_folders(source)))
+            header = next((place for place in places if place.is_file()), None)
+            if header is not None and header not in found:
                 found.append(header)
     return found
 
 
 def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resources]:
-    """The assembler's report for each kernel of a .cu file."""
+    """The assembler's report on each kernel of a .cu file."""
     return _parse_report(cubin(source, arch, macros).with_suffix(".log").read_text())
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an operand of a convolution lies, as an argument of a kernel: known only when a call is made.
+    """The address of an operand, as a kernel's argument that is filled in at each call; 0 where there is no operand.
 
-    `INPUT + n` is n bytes further on. The address of an operand that a call does not have is 0.
+    `INPUT + n` is n bytes after the start of the input.
     """
 
     operand: str
@@ -102,10 +107,11 @@ INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE = map(Address, ("input", "weight", "bias"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel of a convolution: a form of its source, its grid and block, and its arguments in the kernel's order.
+    """One kernel launch of a convolution: a kernel variant, its grid and block, and its arguments in order.
 
-    The driver is given eight bytes for each argument. overlap: the kernel may start before the one ahead of it in the
-    stream ends, and waits by itself (griddepcontrol, compute capability 9.0) before it touches global memory.
+    Every argument has eight bytes. overlap: launch with programmatic stream serialization. The kernel may then start
+    before the one ahead in the stream ends, and must execute griddepcontrol.wait (compute capability 9.0) before it
+    touches global memory.
     """
 
     source: Path
@@ -119,21 +125,25 @@ class Launch:
 
 
 class LaunchSequence:
-    """Launches made ready for a GPU: kernels loaded, everything in its place but the addresses and the stream.
+    """Launches prepared for a GPU: the kernels are loaded, and only addresses and stream are still to be filled in.
 
-    The driver reads arguments from memory that the sequence owns, so that a sequence serves one thread at a time.
+    The driver reads the arguments from memory that the sequence owns. A sequence must therefore not be shared by
+    threads.
     """
 
     __slots__ = ("_configs", "_cuLaunchKernelEx", "_kernels", "_moved", "_ready", "_stream", "_values")
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
-        """arch: such as "sm_90a". device: the GPU's ordinal, the current one. Compiles what was never compiled."""
+        """Load the kernels, and compile those that the cache on disk lacks.
+
+        arch: the GPU's architecture, such as "sm_90a". device: the GPU's ordinal; it must be the current GPU.
+        """
         size = len(_OPERANDS) + sum(len(launch.arguments) for launch in launches)
-        self._values = (ctypes.c_int64 * size)()  # the operands first, in common to all launches
+        self._values = (ctypes.c_int64 * size)()  # first the operands, which all launches share
         self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
         self._configs: list[_LaunchConfig] = []
-        self._kernels: list[Kernel] = []  # kept loaded
-        self._ready = []  # (configuration, kernel, pointers to the arguments), as the driver takes them
+        self._kernels: list[Kernel] = []  # a reference to each keeps it loaded
+        self._ready: list[tuple[Any, ctypes.c_void_p, ctypes.Array]] = []  # cuLaunchKernelEx: config, kernel, arguments
         self._stream = 0
         self._cuLaunchKernelEx = _driver().cuLaunchKernelEx
         free = len(_OPERANDS)
@@ -148,7 +158,7 @@ class LaunchSequence:
             free += len(launch.arguments)
 
     def _lay_out(self, arguments: Sequence[Address | int], free: int) -> ctypes.Array:
-        """Put arguments into the places from `free` on; the pointers to them, in order."""
+        """Pointers to the arguments, in order; numbers and offset addresses take the values' places from `free` on."""
         start, pointers = ctypes.addressof(self._values), []
         for place, argument in enumerate(arguments, free):
             if isinstance(argument, int):
@@ -161,7 +171,7 @@ class LaunchSequence:
         return (ctypes.c_void_p * len(pointers))(*pointers)
 
     def enqueue(self, stream: int, input: int, weight: int, bias: int, output: int, workspace: int) -> None:
-        """Launch on a stream, given by its pointer, with the addresses of the operands, 0 for those that are not."""
+        """Launch all kernels on a stream, given by its pointer; the address of an operand that is not used is 0."""
         values = self._values
         _write_operands(values, 0, input, weight, bias, output, workspace)
         for place, operand, offset in self._moved:
@@ -170,8 +180,8 @@ class LaunchSequence:
             for config in self._configs:
                 config.hStream = stream
             self._stream = stream
-        for config, kernel, arguments in self._ready:
-            status = self._cuLaunchKernelEx(config, kernel, arguments, None)
+        for ready_config, kernel, arguments in self._ready:
+            status = self._cuLaunchKernelEx(ready_config, kernel, arguments, None)
             if status:
                 _check(status)
 
@@ -181,21 +191,19 @@ _write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
 
 
 class Kernel:
-    """A loaded kernel; `handle` is the driver's."""
+    """A kernel loaded on the current GPU; `handle` is its CUfunction."""
 
     def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str):
-        import cupy
-
-        module = cupy.RawModule(path=str(cubin(source, arch, macros)))
+        module = import_cupy().RawModule(path=str(cubin(source, arch, macros)))
         self._kernel = module.get_function(name)  # keeps the module alive
         self.handle = ctypes.c_void_p(self._kernel.kernel.ptr)
-        if self._attribute(REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER:
+        if self._attribute(REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER_BLOCKS:
             self._set_attribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
     def allow_shared(self, shared_bytes: int) -> None:
-        """Let blocks ask for this much shared memory; more, once allowed, stays so.
+        """Raise the kernel's limit of dynamic shared memory to this many bytes; never lower it.
 
-        The driver's function may have been given to another Kernel too, so that it is the driver that knows.
+        Two kernels may share a CUfunction, so the current limit is read from the driver.
         """
         if shared_bytes <= SHARED_BYTES_BY_DEFAULT:
             return
@@ -212,12 +220,12 @@ class Kernel:
         _check(_driver().cuFuncSetAttribute(self.handle, attribute, value))
 
 
-_shared_limits = threading.Lock()  # held from reading a function's limit to raising it
+_shared_limits = threading.Lock()  # makes reading and raising a limit one step
 
 
 @cache
 def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, device: int) -> Kernel:
-    """`device` keeps one loaded copy for each GPU, the current one."""
+    """The loaded kernel, one for each GPU; `device` must be the current one."""
     return Kernel(source, arch, dict(macros), name)
 
 
@@ -242,7 +250,7 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
 
-_OVERLAP = _LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))  # the driver only reads it
+_OVERLAP = _LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))  # shared by all launches: it is only read
 
 
 @cache
@@ -257,6 +265,11 @@ def _check(status: int) -> None:
         raise LaunchError(f"the CUDA driver says: {(text.value or b'unknown error').decode()} ({status})")
 
 
+def _include_folders(source: Path) -> tuple[Path, Path]:
+    """The folders that the compiler searches for a header."""
+    return source.parent, INCLUDES
+
+
 def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:
     defines = [f"-D{name}={value}" for name, value in sorted(macros.items())]
     return [
@@ -264,14 +277,15 @@ def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:
         "--std=c++17",
         "--generate-line-info",
         "--ptxas-options=-v",
-        f"--include-path={INCLUDES}",
+        *(f"--include-path={folder}" for folder in _include_folders(source)),
         *defines,
     ]
 
 
 def _key(source: Path, options: list[str]) -> str:
-    named = [option for option in options if not option.startswith("--include-path")]  # wherever the package lies
-    digest = hashlib.sha256(repr((named, _compiler_version())).encode())
+    # Paths stay out of the key: the same package in another folder compiles to the same kernels.
+    without_paths = [option for option in options if not option.startswith("--include-path")]
+    digest = hashlib.sha256(repr((without_paths, _compiler_version())).encode())
     for path in included_files(source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -281,7 +295,13 @@ def _key(source: Path, options: list[str]) -> str:
 def _compiler_version() -> tuple[int, int]:
     from cuda.bindings import nvrtc
 
-    _, major, minor = nvrtc.nvrtcVersion()
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise CompileError(
+            "cuConv compiles its kernels with NVRTC, which is not found: "
+            "run 'pip install nvidia-cuda-nvrtc-cu12' for CUDA 12 or 'pip install nvidia-cuda-nvrtc' for CUDA 13"
+        ) from error
     return (major, minor)
 
 

@@ -1,9 +1,19 @@
-"""What the kernels must compute, in plain torch operations on any device: the float64 truth, and the two stages."""
+"""What the kernels must compute, in plain torch operations on any device: a float64 convolution and the two stages.
+
+This module needs torch (`pip install torch`), which the rest of the library does not.
+"""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
+from collections.abc import Iterator
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "cuconv.reference computes with torch, which is not installed: run 'pip install torch'"
+    ) from error
 
 
 def conv2d(
@@ -13,9 +23,10 @@ def conv2d(
     bias: torch.Tensor | None = None,
     relu: bool = False,
 ) -> torch.Tensor:
-    """The convolution in float64: (N, C, H, W) with (M, C, KH, KW) to (N, M, OH, OW), plus a bias (M,), then ReLU.
+    """The convolution in float64: input (N, C, H, W) and weight (M, C, KH, KW) give (N, M, OH, OW).
 
-    A sum over filter positions of matrix products, so that it shares no code with a library's convolution.
+    A bias (M,) is added, then ReLU is applied if asked for. The sum over filter positions of matrix products shares no
+    code with a library's convolution.
     """
     planes = _scalar_products(input.double(), weight.double(), padding)
     output = next(planes)
@@ -25,24 +36,25 @@ def conv2d(
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """float32 values rounded to nearest as TF32 numbers, 11 bits; of two that are as near the larger magnitude.
+    """float32 values rounded to the nearest TF32 number (11 bits); ties go to the larger magnitude.
 
-    What conv2d multiplies in precision "tf32"; as FP16 numbers, in fp16x3, ties go to even. NaN and infinities stay.
+    conv2d multiplies such values in precision "tf32", except that fp16x3 rounds to FP16 numbers with ties to even. NaN
+    and infinities stay what they are.
     """
     rounded = (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x)
 
 
 def scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int] = (0, 0)) -> torch.Tensor:
-    """Stage one of the paper (section 3): every dot product of a filter row with the input rows that meet it.
+    """Stage one of the paper (section 3): the dot products of every filter row with the input, along the channels.
 
-    Returns the temporary planes, (KH*KW, N, M, OH, OW), in the dtype of the input.
+    Returns the temporary planes (KH*KW, N, M, OH, OW), in the dtype of the input.
     """
     return torch.stack(list(_scalar_products(input, weight, padding)))
 
 
 def sum_planes(planes: torch.Tensor) -> torch.Tensor:
-    """Stage two: (KH*KW, N, M, OH, OW) summed over the filter positions to (N, M, OH, OW)."""
+    """Stage two of the paper: the sum of planes (KH*KW, N, M, OH, OW) over the filter positions, (N, M, OH, OW)."""
     return planes.sum(0)
 
 
@@ -53,23 +65,23 @@ def two_stage(
     bias: torch.Tensor | None = None,
     relu: bool = False,
 ) -> torch.Tensor:
-    """The paper's algorithm as a whole; for a 1x1 filter stage one gives the output itself.
+    """The paper's algorithm, (N, M, OH, OW) in the dtype of the input; a 1x1 filter needs stage one only.
 
-    The last stage adds the bias (M,) and applies ReLU, all in the dtype of the input.
+    The last stage adds the bias (M,) and applies ReLU.
     """
     planes = scalar_products(input, weight, padding)
     return _finished(planes[0] if len(planes) == 1 else sum_planes(planes), bias, relu)
 
 
 def _finished(output: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> torch.Tensor:
-    """What follows the sum: the filter's bias, then 0 for what is negative; a NaN is not, and stays."""
+    """The output after bias and ReLU; a NaN is not negative and stays."""
     if bias is not None:
         output = output + bias.to(output.dtype)[:, None, None]
     return torch.where(output < 0, 0, output) if relu else output
 
 
-def _scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]):
-    """One plane set (N, M, OH, OW) for each filter position: weights at (ky, kx) times the input shifted by it."""
+def _scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]) -> Iterator[torch.Tensor]:
+    """The planes (N, M, OH, OW) of each filter position (ky, kx): its weights times the input shifted by (ky, kx)."""
     pad_h, pad_w = padding
     kh, kw = weight.shape[2:]
     padded = F.pad(input, (pad_w, pad_w, pad_h, pad_h))

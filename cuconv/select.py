@@ -1,4 +1,4 @@
-"""Which algorithm with which launch configuration: a pure function of problem and device."""
+"""The choice of an algorithm and its launch configuration: a pure function of problem and device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What a call will do: the algorithm by name, and its launch configuration. Prints as one line."""
+    """An algorithm, by name, and its launch configuration: all that a call of conv2d launches. Prints as one line."""
 
     algorithm: str
     config: Configuration
-    precision: str = FP32  # that the algorithm computes in
+    precision: str = FP32  # the algorithm computes in it; FP32 may stand in for the TF32 of a problem
 
     @property
     def workspace_bytes(self) -> int:
-        """Temporary device memory of the call."""
+        """Temporary device memory of the call, in bytes."""
         return self.config.workspace_bytes
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class LaunchPlan:
 
 @lru_cache(maxsize=4096)
 def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> LaunchPlan:
-    """The launch plan of an algorithm; "auto" takes the one of least predicted time.
+    """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
     Raises ValueError for an unknown name and UnsupportedProblem where the algorithm cannot compute the problem.
     """
@@ -49,21 +49,24 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> L
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan) -> float:
-    """Estimated device time of a plan in microseconds, by the constants of an H200 scaled to the device's SMs."""
+    """The predicted device time of a plan, in microseconds.
+
+    The constants were fitted on an H200; an algorithm scales them by the number of the device's SMs.
+    """
     planned = replace(problem, precision=launch_plan.precision)
     return ALGORITHMS[launch_plan.algorithm].predicted_us(planned, device, launch_plan.config)
 
 
 def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:
-    """Of those that offer the problem's precision, and of those in FP32, which every precision allows."""
-    plans, refusal = [], None
+    """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
+    plans, refusals = [], []
     for name in offering(problem.precision):
         try:
             plans.append(plan(problem, device, name))
         except UnsupportedProblem as error:
-            refusal = refusal or error
+            refusals.append(error)
     if problem.precision != FP32:
         plans.append(plan(replace(problem, precision=FP32), device))
     if not plans:
-        raise refusal  # of the first algorithm: the others compute less
+        raise refusals[0]  # the first algorithm computes the most, so its reason is the most general
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))

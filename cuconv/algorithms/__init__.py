@@ -1,7 +1,8 @@
-"""The algorithms, by name: each is an instance of a class that derives from `cuconv.algorithms.base.Algorithm`.
+"""The registry of algorithms: one instance of each subclass of `cuconv.algorithms.base.Algorithm`, by name.
 
-A family of algorithms has a folder: the module and the CUDA source of each, with the same stem, and the headers that
-only this family includes. `common` has what several families share. Add an algorithm by adding its class here.
+Each family of algorithms has a folder. It holds a module and a CUDA source of the same stem for every algorithm, and
+the headers that only this family includes. `common` has what several families share. To add an algorithm, add its
+class to the list below.
 """
 
 from cuconv.algorithms.base import registry
@@ -29,5 +30,5 @@ ALGORITHMS = registry(
 
 
 def offering(precision: str) -> tuple[str, ...]:
-    """The names of the algorithms that compute problems of a precision, "fp32" or "tf32"."""
+    """The names of the algorithms that offer a precision, "fp32" or "tf32"."""
     return tuple(name for name, algorithm in ALGORITHMS.items() if precision in algorithm.precisions)

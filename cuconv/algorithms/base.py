@@ -1,15 +1,15 @@
-"""What an algorithm is: the class that every algorithm of the library derives from.
+"""The base class of every algorithm, and what a launch configuration must have.
 
 An algorithm is one class in a module with the stem of its CUDA source: `tf32x3/tf32x3_wgmma.py` and
 `tf32x3/tf32x3_wgmma.cu`. It turns a problem into launch configurations, predicts the time of each, and turns a
 configuration into launches. All of that is pure: it needs no GPU, and equal arguments give equal results.
-`cuconv.algorithms.ALGORITHMS` has an instance of each by its name.
+`cuconv.algorithms.ALGORITHMS` has one instance of each class, by name.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -19,11 +19,12 @@ from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem
 
-Macros = dict[str, int]  # the -D settings that one kernel variant is compiled with
+Macros = dict[str, int]
+"""The preprocessor settings (-D) that one kernel variant is compiled with."""
 
 
 class Configuration(Protocol):
-    """A launch configuration: frozen and hashable. str() gives one line, different for different configurations."""
+    """A launch configuration: a frozen, hashable object whose str() is one line that no other configuration has."""
 
     @property
     def blocks(self) -> int:
@@ -53,7 +54,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """
 
     source: ClassVar[Path]
-    """The .cu file. Its stem is the algorithm's name and that of its main kernel."""
+    """The .cu file. Its stem is the algorithm's name."""
 
     summary: ClassVar[str]
     """What the algorithm does and when it is fast, in one line."""
@@ -62,7 +63,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """The precisions that a problem may ask for."""
 
     costs_type: ClassVar[type]
-    """A frozen dataclass with the constants of the cost model; every field is made by `cuconv.costs.constant`."""
+    """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 
     @property
     def name(self) -> str:
@@ -70,15 +71,15 @@ class Algorithm(ABC, Generic[Config, Costs]):
         return self.source.stem
 
     def costs(self, precision: str = FP32) -> Costs:
-        """The fitted constants for a precision; raises CostsError where their file is not as it must be."""
+        """The fitted constants for a precision; raises CostsError where their file lacks one or has a wrong value."""
         return _load_costs(self.costs_type, self.name, precision)
 
     @abstractmethod
     def variants(self, arch: str) -> list[Macros]:
         """The kernel variants that tests compile for an architecture such as "sm_90a".
 
-        All of them where they are few, else a sample that covers every code path. Empty where the architecture lacks
-        the instructions.
+        These are all variants where they are few, and otherwise a sample that covers every code path. The list is
+        empty where the architecture lacks the instructions.
         """
 
     @abstractmethod
@@ -87,19 +88,20 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
     @abstractmethod
     def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-        """The kernels to launch, in order.
+        """The kernels of a call, in the order of their launches.
 
-        aligned: whether input, weight and output start at multiples of 16 bytes; their addresses come later.
+        aligned: whether input, weight and output all start at a multiple of 16 bytes.
+        relu: whether the last kernel replaces negative outputs by 0.
         """
 
     @abstractmethod
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
-        """The device time in microseconds of all kernels by the cost model with the given constants."""
+        """The device time of all kernels in microseconds, by the cost model with the given constants."""
 
     def predicted_us(
         self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs | None = None
     ) -> float:
-        """The estimate by which "auto" chooses, in microseconds; with the fitted constants unless others are given."""
+        """The estimate by which "auto" chooses, in microseconds; it uses the fitted constants unless given others."""
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))
 
     def configure(self, problem: ConvProblem, device: DeviceSpec) -> Config:
@@ -111,9 +113,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
         )
 
     def static_shared_bytes(self, macros: Macros) -> int:
-        """The static shared memory, in bytes, that configurations leave room for beside their `shared_bytes`.
+        """The most static shared memory, in bytes, that the main kernel of a variant may have.
 
-        A test compares it with the compiler's report for every variant.
+        Configurations leave this much room beside their `shared_bytes`. A test compares it with the compiler's report.
         """
         return 0
 
@@ -123,6 +125,6 @@ def _load_costs(costs_type: type, name: str, precision: str) -> Any:
     return costs.load(costs_type, name, precision)
 
 
-def registry(algorithms: Sequence[Algorithm[Any, Any]]) -> dict[str, Algorithm[Any, Any]]:
-    """The algorithms by name, in order."""
+def registry(algorithms: Iterable[Algorithm[Any, Any]]) -> dict[str, Algorithm[Any, Any]]:
+    """The algorithms by name, in the given order."""
     return {algorithm.name: algorithm for algorithm in algorithms}

@@ -1,4 +1,4 @@
-"""The faces of torch and CuPy that need no GPU: signatures, and where memory comes from."""
+"""What conv2d uses of torch, without a GPU: signatures, streams and where memory comes from."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ def test_tensors_alike_have_the_same_signature():
     ],
     ids=["shape", "dtype", "transposed", "strides", "device", "gradient", "type"],
 )
-def test_a_signature_has_all_that_a_tensor_may_be_refused_for(other):
+def test_a_signature_has_everything_that_a_tensor_may_be_refused_for(other):
     arrays = TorchArrays(torch)
     with torch.enable_grad():
         assert arrays.signature(other) != arrays.signature(X)
@@ -42,30 +42,58 @@ def test_a_gradient_counts_only_where_it_is_recorded():
 
 
 @pytest.mark.parametrize("value", [X.numpy(), 0.5, None, [[1.0]]])
-def test_other_kinds_of_array_have_none(value):
+def test_other_kinds_of_array_have_no_signature(value):
     with pytest.raises(AttributeError):
         TorchArrays(torch).signature(value)
 
 
-@pytest.mark.parametrize(("current", "expected"), [(1, "fast"), (0, "cuda:1")])
-def test_memory_is_of_the_device_asked_for_whichever_is_current(current, expected):
-    made = []
-    fake = SimpleNamespace(
-        Tensor=torch.Tensor,
-        float32=torch.float32,
-        device=torch.device,
-        is_grad_enabled=torch.is_grad_enabled,
-        empty=lambda shape, dtype, device: made.append((shape, dtype, str(device))),
-        _C=SimpleNamespace(
-            _cuda_getDevice=lambda: current,
-            _dynamo=SimpleNamespace(
-                guards=SimpleNamespace(
-                    _empty_strided_cuda=lambda shape, strides, dtype: made.append((shape, dtype, "fast", strides))
-                )
+class FakeTorch(SimpleNamespace):
+    """torch with GPUs, of which `current` is the current one; `made` has the device and strides of every tensor."""
+
+    def __init__(self, current, missing=()):
+        self.made = []
+        super().__init__(
+            Tensor=torch.Tensor,
+            float32=torch.float32,
+            device=torch.device,
+            is_grad_enabled=torch.is_grad_enabled,
+            empty=lambda shape, dtype, device: self.made.append((shape, dtype, str(device), None)),
+            cuda=SimpleNamespace(
+                current_device=lambda: current,
+                current_stream=lambda device: SimpleNamespace(cuda_stream=("public", device)),
             ),
-        ),
-    )
+            _C=SimpleNamespace(
+                _cuda_getDevice=lambda: current,
+                _cuda_getCurrentRawStream=lambda device: ("private", device),
+                _dynamo=SimpleNamespace(guards=SimpleNamespace(_empty_strided_cuda=self._empty_strided)),
+            ),
+        )
+        for name in missing:
+            delattr(self._C, name)
+
+    def _empty_strided(self, shape, strides, dtype):
+        self.made.append((shape, dtype, "current", strides))
+
+
+def test_the_stream_is_read_by_the_fast_function_where_torch_has_it():
+    assert TorchArrays(FakeTorch(1)).current_stream(1)() == ("private", 1)
+    assert TorchArrays(FakeTorch(1, ["_cuda_getCurrentRawStream"])).current_stream(1)() == ("public", 1)
+
+
+@pytest.mark.parametrize(
+    ("current", "missing", "expected"),
+    [
+        (1, [], "current"),
+        (0, [], "cuda:1"),
+        (1, ["_dynamo"], "cuda:1"),
+        (1, ["_cuda_getDevice"], "current"),
+        (0, ["_cuda_getDevice"], "cuda:1"),
+        (1, ["_dynamo", "_cuda_getDevice"], "cuda:1"),
+    ],
+)
+def test_a_new_tensor_is_on_the_gpu_asked_for_whatever_torch_lacks(current, missing, expected):
+    fake = FakeTorch(current, missing)
     TorchArrays(fake).allocator((2, 3, 4, 5), 1)()
-    ((shape, dtype, where, *strides),) = made
+    ((shape, dtype, where, strides),) = fake.made
     assert (shape, dtype, where) == ((2, 3, 4, 5), torch.float32, expected)
-    assert strides in ([], [X.stride()])
+    assert strides in (None, X.stride())

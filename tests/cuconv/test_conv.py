@@ -1,4 +1,4 @@
-"""conv2d refuses what it cannot compute before it looks for a GPU, in one sentence; plans need no GPU."""
+"""conv2d without a GPU: what it refuses, which launches it prepares, and what a repeated call uses again."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import torch
 
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, conv
-from cuconv.algorithms.two_stage.two_stage import two_stage
+from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import TorchArrays
 from cuconv.device import H200
 
@@ -49,7 +49,7 @@ def test_unknown_algorithm_names_the_known_ones():
 
 
 class TensorsOfGpu3(TorchArrays):
-    """CPU tensors that pass for those of a GPU; one that requires a gradient passes for one of GPU 4."""
+    """CPU tensors in the place of GPU 3's; a tensor that requires a gradient counts as one of GPU 4."""
 
     def __init__(self):
         super().__init__(torch)
@@ -69,10 +69,10 @@ class TensorsOfGpu3(TorchArrays):
 
 
 class FakeCuda:
-    """cupy.cuda of a machine with several GPUs, GPU 0 the current one; a context is a number."""
+    """cupy.cuda of a machine with several GPUs, of which GPU 0 is current; a context is a number."""
 
     def __init__(self):
-        self.devices = [0]  # that were made current, in order
+        self.devices = [0]  # the GPUs that were made current, in order
         self.runtime = SimpleNamespace(
             getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)
         )
@@ -80,7 +80,7 @@ class FakeCuda:
 
 
 class Recorder:
-    """In place of a sequence of launches: what was made ready, and every time that it was enqueued."""
+    """A LaunchSequence that launches nothing: it records what is prepared and what is enqueued."""
 
     made, enqueued = [], []
 
@@ -113,6 +113,7 @@ X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(
 @pytest.mark.parametrize("relu", [False, True])
 def test_operands_reach_the_launch(cuda, bias, relu):
     problem = ConvProblem(2, 4, 5, 7, 9, 1, 1)
+    two_stage = ALGORITHMS["two_stage"]
     launches = two_stage.launches(problem, two_stage.configure(problem, H200), aligned=True, relu=relu)
     bias_address = 0 if bias is None else bias.data_ptr()
     for _ in range(2):
@@ -142,14 +143,14 @@ def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monke
 
 
 def test_every_launch_is_in_the_context_of_the_operands_gpu(cuda):
-    """Made current where it is not, and the one before it afterwards."""
+    """The operands' GPU is made current where it is not, and the previous one again afterwards."""
     for current, switches in ((0, [3, 0, 3, 0]), (0, [3, 0]), (3, [])):
         cuda.devices = [current]
         cuconv.conv2d(X, WEIGHT)
         assert cuda.devices[1:] == switches
 
 
-def test_calls_that_differ_in_what_the_launches_depend_on_are_made_ready_once_each(cuda):
+def test_calls_that_differ_in_what_the_launches_depend_on_are_prepared_once_each(cuda):
     def unaligned(operand):
         return torch.zeros(operand.numel() + 1)[1:].view(operand.shape)
 
@@ -197,15 +198,15 @@ def test_threads_share_nothing_that_a_call_writes_to(cuda):
     assert len(Recorder.made) == 2
 
 
-def test_calls_made_ready_are_limited_in_number(cuda, monkeypatch):
+def test_prepared_calls_are_limited_in_number(cuda, monkeypatch):
     monkeypatch.setattr(conv, "MAX_READY_CALLS", 2)
     for padding in (0, 1, 2, 1, 2, 0):
         cuconv.conv2d(X, WEIGHT, padding=padding)
     assert len(Recorder.made) == 4
 
 
-def test_what_was_accepted_once_is_refused_as_soon_as_it_differs(cuda):
-    """A weight of another shape, and a gradient, are no calls like the one before."""
+def test_an_accepted_call_does_not_let_a_different_one_through(cuda):
+    """A weight of another shape, one with a gradient and one of another library are checked anew."""
     cuconv.conv2d(X, WEIGHT)
     with pytest.raises(UnsupportedProblem, match="weight has 5 channels, input 4"):
         cuconv.conv2d(X, torch.zeros(9, 5, 1, 1))
@@ -247,4 +248,4 @@ def test_a_bias_that_does_not_fit_is_refused_before_any_launch(cuda, bias, error
 
 def test_a_bias_on_the_cpu_is_refused():
     with pytest.raises(UnsupportedProblem, match="bias is on cpu"):
-        conv._check_operand(TorchArrays(torch), "bias", BIAS)
+        TorchArrays(torch).check("bias", BIAS)

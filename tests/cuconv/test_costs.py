@@ -1,15 +1,15 @@
-"""costs.toml and costs_tf32.toml: what is read is what was written, and what is wrong is told."""
+"""The files of constants: every algorithm has its section, written constants are read again, errors are told."""
 
 import tomllib
 from dataclasses import dataclass, replace
 
 import pytest
 
-from cuconv import costs
-from cuconv.algorithms import ALGORITHMS, offering, precisions_of
+from cuconv import costs, select
+from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.costs import CostsError, constant
 from cuconv.device import H200
-from tests.cuconv.algorithms.test_tf32 import PROBLEM, SPECIAL
+from tests.cuconv.algorithms.problems import typical_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,31 +19,30 @@ class Made:
 
 
 def test_every_algorithm_has_its_section_in_each_precision():
-    for name, module in ALGORITHMS.items():
-        assert set(module.COSTS) == set(precisions_of(module))
-        for precision, constants in module.COSTS.items():
-            assert costs.load(module.Costs, name, precision) == constants
+    for name, algorithm in ALGORITHMS.items():
+        for precision in algorithm.precisions:
+            assert costs.load(algorithm.costs_type, name, precision) == algorithm.costs(precision)
 
 
-def test_no_section_is_of_what_there_is_not():
+def test_every_section_belongs_to_an_algorithm_that_offers_the_precision():
     for precision, path in costs.PATHS.items():
         assert tuple(tomllib.loads(path.read_text())) == offering(precision)
 
 
-def test_costs_are_those_of_the_configuration_and_not_of_the_problem():
-    """Where FP32 is allowed to stand in for TF32 its time is that of FP32."""
-    for name in offering("tf32"):
-        in_fp32 = SPECIAL.get(name, PROBLEM)
-        in_tf32, module = replace(in_fp32, precision="tf32"), ALGORITHMS[name]
-        three, one = module.configure(in_fp32, H200), module.configure(in_tf32, H200)
-        for config, precision in ((three, "fp32"), (one, "tf32")):
-            us = module.predicted_us(in_tf32, H200, config)
-            assert us == module.predicted_us(in_tf32, H200, config, module.COSTS[precision])
+@pytest.mark.parametrize("name", offering("tf32"))
+def test_a_plan_is_timed_with_the_constants_of_its_own_precision(name):
+    """An FP32 plan may stand in for a TF32 one; its predicted time is then that of FP32."""
+    in_fp32, algorithm = typical_problem(name), ALGORITHMS[name]
+    in_tf32 = replace(in_fp32, precision="tf32")
+    for planned in (in_fp32, in_tf32):
+        plan = select.plan(planned, H200, name)
+        expected = algorithm.estimate_us(planned, H200, plan.config, algorithm.costs(planned.precision))
+        assert select.predicted_us(in_tf32, H200, plan) == expected
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """Of the costs in TF32, for a test."""
+    """A file in the place of costs_tf32.toml."""
     path = tmp_path / "costs_tf32.toml"
     monkeypatch.setitem(costs.PATHS, "tf32", path)
     return path

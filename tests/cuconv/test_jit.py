@@ -1,7 +1,8 @@
-"""Every kernel compiles for every architecture promised; the cache notices what changes."""
+"""The compiler and its cache: a few variants of every kernel compile, and an edit recompiles what depends on it."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -9,33 +10,54 @@ from cuconv import jit
 from cuconv.algorithms import ALGORITHMS
 from cuconv.resources import ARCHITECTURES
 
+SAMPLES = 6  # kernel variants of an algorithm and architecture that are compiled; tests/kernels compiles all of them
+
 SOURCE = """
 #include "scale.cuh"
 extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= SCALE * FACTOR; }
 """
 
 
+def spread(items, count):
+    """At most so many of the items: the first, the last, and others evenly between them."""
+    if len(items) <= count:
+        return items
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """The compiler's reports to come, by algorithm and architecture; all cores work on them at once."""
+    pool = ThreadPoolExecutor(os.cpu_count())  # NVRTC runs outside of Python's lock
+    yield {
+        (name, arch): [
+            pool.submit(jit.resources, algorithm.source, arch, macros)
+            for macros in spread(algorithm.variants(arch), SAMPLES)
+        ]
+        for name, algorithm in ALGORITHMS.items()
+        for arch in ARCHITECTURES
+    }
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_kernels_compile_without_spills(reports, name, arch):
+    for report in reports[name, arch]:
+        assert report.result()
+        for kernel in report.result():
+            assert kernel.spill_bytes == 0, kernel
+            assert 0 < kernel.registers <= 255, kernel
+
+
 @pytest.fixture
 def kernel_file(tmp_path, monkeypatch):
+    """A kernel with a header beside it, and an empty cache."""
     monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "scale.cuh").write_text("#define SCALE 2.0f\n")
     source = tmp_path / "scale.cu"
     source.write_text(SOURCE)
     return source
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_variant_compiles_without_spills(name, arch):
-    algorithm = ALGORITHMS[name]
-    variants = algorithm.variants(arch)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # they are many; the compiler runs outside of Python's lock
-        reports = list(pool.map(lambda macros: jit.resources(algorithm.SOURCE, arch, macros), variants))
-    for macros, report in zip(variants, reports, strict=True):
-        assert report, macros
-        for kernel in report:
-            assert kernel.spill_bytes == 0, (macros, kernel)
-            assert 0 < kernel.registers <= 255
 
 
 def test_the_cache_is_used_again(kernel_file):
@@ -57,9 +79,59 @@ def test_the_cache_notices_source_header_macro_and_architecture(kernel_file):
     assert len(binaries) == 5
 
 
+def test_a_header_recompiles_what_includes_it_and_nothing_else(tmp_path, monkeypatch):
+    """One source includes a.cuh by way of b.cuh in a folder; the other source includes neither."""
+    monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "family").mkdir()
+    header, between = tmp_path / "family" / "a.cuh", tmp_path / "family" / "b.cuh"
+    header.write_text("#define SCALE 2.0f\n")
+    between.write_text('#pragma once\n#  include "a.cuh"\n')
+    scaled, plain = tmp_path / "scaled.cu", tmp_path / "plain.cu"
+    scaled.write_text('#include "family/b.cuh"\nextern "C" __global__ void scaled(float* x) { *x *= SCALE; }')
+    plain.write_text('extern "C" __global__ void plain(float* x) { *x *= 2.0f; }')
+    assert jit.included_files(scaled) == [scaled, between, header]
+    assert jit.included_files(plain) == [plain]
+
+    def binaries():
+        return [jit.cubin(source, "sm_90a", {}) for source in (scaled, plain)]
+
+    before = binaries()
+    for edited in (header, between):
+        edited.write_text(edited.read_text() + "// edited\n")
+        after = binaries()
+        assert after[0] != before[0] and after[1] == before[1]
+        before = after
+
+
+def test_headers_of_the_library_are_found_from_any_source(kernel_file):
+    """The kernels' headers are named from the folder of the algorithms."""
+    kernel_file.write_text("""#include "common/convolution.cuh"
+        extern "C" __global__ void rounded(float* x) { *x = round_to_tf32(*x); }""")
+    assert jit.included_files(kernel_file) == [kernel_file, jit.INCLUDES / "common" / "convolution.cuh"]
+    assert jit.cubin(kernel_file, "sm_90a", {}).exists()
+
+
+def test_an_include_that_is_not_taken_may_be_missing(kernel_file):
+    kernel_file.write_text("""
+#if 0
+#include "missing.cuh"
+#endif
+extern "C" __global__ void empty() {}""")
+    assert jit.included_files(kernel_file) == [kernel_file]
+    assert jit.cubin(kernel_file, "sm_90a", {}).exists()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_header_of_the_kernels_is_known_to_the_cache(name):
+    """What the sources include lies in the package, and none of it is left out."""
+    files = jit.included_files(ALGORITHMS[name].source)
+    named = {line.split('"')[1] for file in files for line in file.read_text().splitlines() if "#include" in line}
+    assert {str(file.relative_to(jit.INCLUDES)) for file in files[1:]} == named
+
+
 def test_the_report_counts_spills(kernel_file):
     kernel_file.write_text("""
-extern "C" __global__ __launch_bounds__(1024, 2) void crowded(volatile float* x) {
+extern "C" __global__ __launch_bounds__(1024, 2) void spilling(volatile float* x) {
     float v[96];
 #pragma unroll
     for (int i = 0; i < 96; ++i) v[i] = x[i * 32 + threadIdx.x];
@@ -67,7 +139,7 @@ extern "C" __global__ __launch_bounds__(1024, 2) void crowded(volatile float* x)
     for (int i = 0; i < 96; ++i) x[i * 32 + threadIdx.x] = v[(i * 37) % 96] * v[i];
 }""")
     (report,) = jit.resources(kernel_file, "sm_90a", {})
-    assert report.kernel == "crowded"
+    assert report.kernel == "spilling"
     assert report.registers <= 32 and report.spill_bytes > 0
 
 
@@ -76,3 +148,10 @@ def test_a_kernel_that_does_not_compile_says_where(kernel_file):
     with pytest.raises(jit.CompileError, match=r"(?s)scale\.cu.*undeclared"):
         jit.cubin(kernel_file, "sm_90a", {})
     assert not list(jit.cache_folder().glob("*.cubin"))
+
+
+def test_the_cache_folder_is_set_by_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path))
+    assert jit.cache_folder() == tmp_path
+    monkeypatch.delenv("CUCONV_CACHE_DIR")
+    assert jit.cache_folder() == Path.home() / ".cache" / "cuconv"

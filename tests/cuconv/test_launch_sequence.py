@@ -1,4 +1,4 @@
-"""What the driver is given: read from memory as it would, by a stand-in for cuLaunchKernelEx."""
+"""What a LaunchSequence hands to the driver; a fake driver reads it from memory as the real one does."""
 
 import ctypes
 import gc
@@ -19,18 +19,18 @@ SECOND = Launch(Path("a.cu"), {"SIZE": 4}, "second", 9, 128, (OUTPUT + 400, BIAS
 
 
 class Driver:
-    """libcuda, as far as launches need it. `launched` has what each launch was given."""
+    """The functions of libcuda that launches need; `launched` records the arguments of every launch."""
 
     def __init__(self, monkeypatch):
         self.launched, self.attributes_set, self.status = [], [], 0
         self.arguments_of = {1: 4, 2: 5}
-        self.attributes = {}  # of a kernel's attribute
+        self.attributes = {}  # by (kernel, attribute)
         monkeypatch.setattr(jit, "_driver", lambda: self)
         monkeypatch.setattr(jit, "cubin", lambda source, arch, macros: Path(f"{source.stem}-{arch}-{macros}"))
         self.loaded = []
 
     def load(self, path):
-        """In place of cupy.RawModule."""
+        """Load a cubin as cupy.RawModule does."""
         self.loaded.append(path)
         handles = {"first": 1, "second": 2}
         return SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=SimpleNamespace(ptr=handles[name])))
@@ -47,14 +47,8 @@ class Driver:
 
     def cuLaunchKernelEx(self, config, kernel, arguments, extra):
         config = config._obj
-        grid, block = (
-            (config.gridDimX, config.gridDimY, config.gridDimZ),
-            (
-                config.blockDimX,
-                config.blockDimY,
-                config.blockDimZ,
-            ),
-        )
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         values = [ctypes.c_int64.from_address(arguments[i]).value for i in range(self.arguments_of[kernel.value])]
         stream = config.hStream or 0
         self.launched.append((kernel.value, grid, block, config.sharedMemBytes, stream, config.numAttrs, values))
@@ -101,8 +95,8 @@ def test_a_kernel_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once
     assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)]
 
 
-def test_shared_memory_once_allowed_stays_so_whoever_asks(driver):
-    """Kernels of one cubin share the driver's function, and with it the limit."""
+def test_the_limit_of_shared_memory_is_never_lowered(driver):
+    """Two kernels loaded from one cubin share the driver's function, and with it the limit."""
     kernels = [jit.Kernel(SECOND.source, "sm_90a", SECOND.macros, "second") for _ in range(2)]
     for kernel, shared_bytes in zip((*kernels, *kernels), (100_000, 60_000, 49_152, 200_000), strict=True):
         kernel.allow_shared(shared_bytes)
@@ -110,14 +104,14 @@ def test_shared_memory_once_allowed_stays_so_whoever_asks(driver):
 
 
 @pytest.mark.parametrize(("width", "asked"), [(0, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])])
-def test_only_clusters_that_not_every_gpu_grants_are_asked_for(driver, width, asked):
+def test_only_clusters_beyond_the_portable_size_are_asked_for(driver, width, asked):
     driver.attributes[2, jit.REQUIRED_CLUSTER_WIDTH] = width
     jit.Kernel(SECOND.source, "sm_90a", SECOND.macros, "second")
     assert driver.attributes_set == asked
 
 
 def test_a_sequence_keeps_its_kernels_loaded(driver):
-    """Two threads that need a kernel for the first time may each load it; only one of the two stays in the cache."""
+    """Two threads may load the same kernel at once, and the cache keeps only one of the two."""
     sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
     kernels = [weakref.ref(jit._load(Path("a.cu"), "sm_90a", (("SIZE", 4),), name, 0)) for name in ("first", "second")]
     jit._load.cache_clear()
@@ -128,7 +122,7 @@ def test_a_sequence_keeps_its_kernels_loaded(driver):
     assert all(kernel() is None for kernel in kernels)
 
 
-def test_what_the_driver_refuses_is_told(driver):
+def test_a_refusal_of_the_driver_is_raised_with_its_text(driver):
     sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
     driver.status = 701
     with pytest.raises(jit.LaunchError, match=r"the CUDA driver says: out of luck \(701\)"):

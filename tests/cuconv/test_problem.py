@@ -1,4 +1,4 @@
-"""The description of a convolution: sizes, costs, the paper's label, and what it refuses."""
+"""The description of a convolution: its sizes, FLOP and bytes, the paper's label, and what it refuses."""
 
 import pytest
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from cuconv import reference
 
-# (N, C, H, W, M, KH, KW, pad_h, pad_w): odd sizes, H != W, filters of the paper and beyond, none and unequal padding
+# (N, C, H, W, M, KH, KW, pad_h, pad_w): odd sizes, H != W, the paper's filters and others, no and unequal padding
 SHAPES = [
     (1, 1, 1, 1, 1, 1, 1, 0, 0),
     (2, 3, 5, 9, 17, 1, 1, 0, 0),
@@ -68,7 +68,7 @@ def test_bias_and_relu_follow_the_sum(shape, relu):
     torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_relu_alone_keeps_nan_and_drops_what_is_negative():
+def test_relu_keeps_nan_and_replaces_negative_values():
     x = torch.tensor([-torch.inf, -1.0, 0.0, 2.0, torch.inf, torch.nan]).reshape(1, 1, 1, 6)
     expected = torch.tensor([0.0, 0.0, 0.0, 2.0, torch.inf, torch.nan]).reshape(1, 1, 1, 6)
     for convolve in (reference.conv2d, reference.two_stage):
@@ -76,7 +76,7 @@ def test_relu_alone_keeps_nan_and_drops_what_is_negative():
         torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_operands_of_the_reference_are_left_as_they_are():
+def test_the_reference_does_not_change_its_operands():
     x, weight, padding = operands((2, 3, 5, 6, 4, 1, 1, 0, 0))
     bias = torch.full((4,), -1.0)
     before = [tensor.clone() for tensor in (x, weight, bias)]

@@ -1,14 +1,13 @@
-"""Checks of each configuration of an algorithm by itself, where `conv2d` would run only the one that it takes."""
-
-from types import ModuleType
+"""Checks of every configuration of an algorithm, where `conv2d` runs only the one of least predicted time."""
 
 import pytest
 import torch
 
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
+from cuconv.algorithms.base import Algorithm, Configuration
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
-from harness.measure.compiling import Compiler, forms_of
+from harness.measure.compiling import Compiler, variants_of
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,
@@ -21,37 +20,38 @@ from tests.gpu.problems import (
 
 each_precision = pytest.mark.parametrize("precision", TOLERANCES)
 each_operand = pytest.mark.parametrize("operand", ["input", "weight", "out"])
-# Of thirds of the channels.
+# The factors of the first, second and last third of the channels.
 each_scales = pytest.mark.parametrize(
     "scales", [(1e-20, 1, 1e20), (1e20, 1, 1e-20), (0, 1e-30, 1e-25), (1, 0, 1)], ids=str
 )
 
 
-def configurations(algorithm: ModuleType, problem: ConvProblem) -> list:
-    """Those that can run, compiled side by side; skips the test on another architecture."""
+def configurations(algorithm: Algorithm, problem: ConvProblem) -> list:
+    """Every configuration that can run on the current GPU, with its kernels compiled; skips the test if none can."""
     spec = device_spec(torch.cuda.current_device())
     try:
         found = algorithm.candidates(problem, spec)
     except UnsupportedProblem:
         pytest.skip("another architecture")
-    forms = forms_of(one for config in found for one in algorithm.launches(problem, config, aligned=True, relu=False))
+    launches = (one for config in found for one in algorithm.launches(problem, config, aligned=True, relu=False))
+    variants = variants_of(launches)
     with Compiler(spec.arch) as compiler:
-        compiler.start(forms)
-        compiler.wait_for(forms)
+        compiler.start(variants)
+        compiler.wait_for(variants)
     return found
 
 
 def run(
-    algorithm: ModuleType,
+    algorithm: Algorithm,
     problem: ConvProblem,
-    config,
+    config: Configuration,
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     aligned: bool = True,
 ) -> torch.Tensor:
-    """The output of a configuration, which was poisoned before, as its workspace was."""
+    """The output of a configuration; output and workspace are filled with NaN before the launch."""
     device = torch.cuda.current_device()
     launches = algorithm.launches(problem, config, aligned, relu=False)
     sequence = LaunchSequence(launches, device_spec(device).arch, device)
@@ -63,8 +63,8 @@ def run(
     return out
 
 
-def assert_right_and_the_same_every_time(algorithm: ModuleType, problem: ConvProblem, repeats: int) -> None:
-    """Every configuration, on normal data and with an infinity in the input."""
+def assert_right_and_the_same_every_time(algorithm: Algorithm, problem: ConvProblem, repeats: int) -> None:
+    """Check every configuration against float64 and for equal bits, on normal data and with an infinite input."""
     tolerance = TOLERANCES[problem.precision]
     configs = configurations(algorithm, problem)
     x, weight = operands(problem)
@@ -78,8 +78,8 @@ def assert_right_and_the_same_every_time(algorithm: ModuleType, problem: ConvPro
         assert_same_with_non_finite(run(algorithm, problem, config, infinite, weight), infinite_truth, tolerance)
 
 
-def assert_right_with_weights_that_are_not_finite(algorithm: ModuleType, problem: ConvProblem) -> None:
-    """Every configuration, with -Inf in the last filter and NaN in the first."""
+def assert_right_with_weights_that_are_not_finite(algorithm: Algorithm, problem: ConvProblem) -> None:
+    """Check every configuration with -Inf in the last filter and NaN in the first."""
     configs = configurations(algorithm, problem)
     x, weight = operands(problem)
     weight[-1].view(-1)[weight[-1].numel() // 3], weight[0].view(-1)[-1] = -torch.inf, torch.nan
@@ -89,7 +89,7 @@ def assert_right_with_weights_that_are_not_finite(algorithm: ModuleType, problem
 
 
 def assert_scale_follows_chunks(name: str, problem: ConvProblem, scales: tuple[float, ...], precision: str) -> None:
-    """Thirds of the channels of different magnitude, weights that balance them where they can."""
+    """Check an algorithm on thirds of the channels of different magnitude, with weights that balance them."""
     x, weight = operands(problem)
     third = -(-problem.c // 3)
     factors = torch.tensor(scales, device="cuda", dtype=torch.float32).repeat_interleave(third)[: problem.c]
@@ -101,7 +101,7 @@ def assert_scale_follows_chunks(name: str, problem: ConvProblem, scales: tuple[f
 
 
 def assert_operand_may_start_anywhere(name: str, problem: ConvProblem, operand: str) -> None:
-    """The operand, "input", "weight" or "out", begins four bytes after an aligned address."""
+    """Check an algorithm with an operand, "input", "weight" or "out", four bytes after an aligned address."""
     x, weight = operands(problem)
     data = {"input": x, "weight": weight, "out": poisoned_output(problem)}
     memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
@@ -112,7 +112,7 @@ def assert_operand_may_start_anywhere(name: str, problem: ConvProblem, operand: 
 
 
 def assert_zeros_give_zeros(name: str, problem: ConvProblem) -> None:
-    """Of the input, and of the weights."""
+    """Check that an input of zeros gives zeros, and weights of zeros too."""
     x, weight = operands(problem)
     with refusal_allowed(name):
         assert not conv2d(torch.zeros_like(x), weight, padding=pads(problem), algorithm=name).any()

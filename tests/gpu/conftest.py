@@ -1,4 +1,4 @@
-"""GPU tests: skipped without a GPU; when all of them pass, the proof of the kernels is written."""
+"""Settings of the GPU tests: they are skipped without a GPU, and a run in which all pass writes the GPU proof."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items):
+    """Skip the tests of this folder where there is no GPU."""
     if torch.cuda.is_available():
         return
     for item in items:
@@ -20,12 +21,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def no_gradients():
+    """Run every test without recording gradients, which conv2d refuses."""
     with torch.no_grad():
         yield
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
-    """Write results/DEVICE/verified.json after a whole, fully passing run on a GPU."""
+    """Write results/DEVICE/verified.json after a run on a GPU of all tests in this folder, if all of them passed."""
     stats = terminalreporter.stats
     partial = config.option.keyword or config.option.markexpr or stats.get("deselected")
     whole = [Path(argument).resolve() for argument in config.args] == [HERE]
@@ -37,5 +39,6 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
 
 
 def pytest_report_header():
+    """The GPU and the version of torch, at the top of the report."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return f"GPU: {name}, torch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""The problems that every algorithm must compute, why each is there, and how they are checked."""
+"""The problems that every algorithm is tested with on a GPU, why each is there, and how outputs are checked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +8,15 @@ import torch
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from harness.catalogue import load_sweep
 
-# ||out - ref|| / ||ref|| of plain FP32 accumulation over up to 4608 products, with room for one factor of two.
+# The relative L2 error of plain FP32 accumulation over up to 4608 products, doubled.
 TOLERANCE = 3e-6
-TOLERANCES = {"fp32": TOLERANCE, "tf32": 4e-4}  # by precision; in TF32 that of rounding both factors
+TOLERANCES = {"fp32": TOLERANCE, "tf32": 4e-4}  # in TF32 the error of rounding both operands
 
 LAYERS = [case.problem for case in load_sweep("full", batches=[1, 8]).cases]
 
 ODD = [
-    # Sizes around a warp and a block of pixels, H != W, and every odd number of channels and filters that the
-    # vector loads and row groups of a kernel must not round.
+    # Sizes around a warp and a block of pixels, H != W, and odd numbers of channels and filters, which no vector load
+    # or group of rows divides.
     *(
         ConvProblem(n, c, h, w, m, k, k, k // 2, k // 2)
         for k in (1, 3, 5, 7)
@@ -40,8 +40,8 @@ ODD = [
     ConvProblem(1, 2, 2, 3, 66000, 1, 1),
 ]
 
-# For bias and ReLU: planes and numbers of filters that no vector store or tile divides, with one image and with
-# several, with few channels and with enough of them for a reduction that is split.
+# For bias and ReLU: planes and numbers of filters that no vector store or tile divides, with one image and several,
+# with few channels and with enough of them for split-K.
 UNEVEN = [
     *(ConvProblem(3, 24, 13, 7, 37, k, k, k // 2, k // 2) for k in (1, 3, 5)),
     ConvProblem(1, 1, 1, 1, 1, 1, 1),
@@ -53,33 +53,36 @@ UNEVEN = [
 
 
 def operands(problem: ConvProblem, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normal data on the GPU."""
+    """Input and weight for a problem: normal data on the GPU."""
     generator = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(problem.input_shape, generator=generator, device="cuda")
     return x, torch.randn(problem.weight_shape, generator=generator, device="cuda")
 
 
 def bias_for(problem: ConvProblem, seed: int = 4) -> torch.Tensor:
-    """About as large as the sums that it is added to, so that a wrong filter's would show."""
+    """A bias as large as the sums that it is added to, so that the bias of a wrong filter shows."""
     generator = torch.Generator("cuda").manual_seed(seed)
     scale = (problem.c * problem.filter_area) ** 0.5
     return scale * torch.randn(problem.m, generator=generator, device="cuda")
 
 
 def pads(problem: ConvProblem) -> tuple[int, int]:
+    """The padding of a problem as (vertical, horizontal)."""
     return problem.pad_h, problem.pad_w
 
 
 def rel_l2_error(output: torch.Tensor, truth: torch.Tensor) -> float:
+    """||output - truth|| / ||truth||, the relative L2 error."""
     return float(torch.linalg.vector_norm(output.double() - truth) / torch.linalg.vector_norm(truth))
 
 
 def poisoned_output(problem: ConvProblem) -> torch.Tensor:
+    """An output full of NaN, which shows every element that is not written."""
     return torch.full(problem.output_shape, torch.nan, device="cuda")
 
 
 def error_of(problem: ConvProblem, algorithm: str) -> float:
-    """The error of an algorithm on normal data, every element of a poisoned output written."""
+    """The relative L2 error of an algorithm on normal data; NaN unless it writes every element."""
     x, weight = operands(problem)
     out = poisoned_output(problem)
     conv2d(x, weight, padding=pads(problem), algorithm=algorithm, out=out)
@@ -87,18 +90,18 @@ def error_of(problem: ConvProblem, algorithm: str) -> float:
 
 
 def assert_same_with_non_finite(output: torch.Tensor, truth: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    """NaN and both infinities in the same places, the rest within the tolerance."""
+    """Check that NaN and both infinities are in the same places and that the rest is within the tolerance."""
     output = output.double()
     assert torch.equal(output.isnan(), truth.isnan())
     assert torch.equal(output.isposinf(), truth.isposinf()) and torch.equal(output.isneginf(), truth.isneginf())
     output, truth = output[truth.isfinite()], truth[truth.isfinite()]
-    # Not a quotient: ReLU may leave nothing but zeros.
+    # A product, since the norm of the truth is 0 where ReLU leaves only zeros.
     assert torch.linalg.vector_norm(output - truth) <= tolerance * torch.linalg.vector_norm(truth)
 
 
 @contextmanager
 def refusal_allowed(algorithm: str) -> Iterator[None]:
-    """An algorithm may refuse an unusual problem; auto and two_stage compute everything."""
+    """Let an algorithm refuse an unusual problem, unless it is auto or two_stage, which compute everything."""
     try:
         yield
     except UnsupportedProblem:

@@ -1,4 +1,4 @@
-"""Every algorithm, and auto, against float64. A new algorithm is covered by being registered."""
+"""Every registered algorithm, and auto, against float64."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_odd_shapes(algorithm, problem):
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
 @each_small
 def test_magnitudes_are_those_of_float32(algorithm, problem, scale):
-    """Large inputs with small weights: products are ordinary, operands are near the ends of the range."""
+    """Inputs are near one end of the range of float32 and weights near the other; their products are near 1."""
     with refusal_allowed(algorithm):
         x, weight = operands(problem)
         out = conv2d(x * scale, weight / scale, padding=pads(problem), algorithm=algorithm)
@@ -54,7 +54,7 @@ def test_magnitudes_are_those_of_float32(algorithm, problem, scale):
 @each_algorithm
 @each_small
 def test_mixed_magnitudes_across_channels(algorithm, problem):
-    """Channels from 1e-18 to 1e18 with weights that balance them, so that each matters equally."""
+    """Channels range from 1e-18 to 1e18, with weights that balance them, so that all matter equally."""
     with refusal_allowed(algorithm):
         x, weight = operands(problem)
         scale = torch.logspace(-18, 18, problem.c, device="cuda")[None, :, None, None]
@@ -94,7 +94,7 @@ def test_nan_and_infinity_go_where_a_plain_sum_takes_them(algorithm, problem, va
 @pytest.mark.parametrize("problem", [SMALL, *UNEVEN], ids=str)
 @pytest.mark.parametrize(("with_bias", "relu"), [(True, False), (False, True), (True, True)])
 def test_bias_and_relu_follow_the_sum(algorithm, problem, with_bias, relu):
-    """Against float64, and to the bit against the same call without them: one addition and one choice more."""
+    """The output agrees with float64, and to the bit with bias and ReLU applied after a call without them."""
     x, weight = operands(problem)
     bias = bias_for(problem) if with_bias else None
     out = poisoned_output(problem)
@@ -116,7 +116,7 @@ def test_relu_keeps_nan_and_drops_only_what_is_negative(algorithm, problem, valu
         x, weight = operands(problem)
         x[1, 5, 6, 0] = value
         weight[7, 3, -1, -1] = value
-        weight[7, 5, problem.kh // 2, problem.kw // 2] = 0  # where it meets an infinity, there is a NaN
+        weight[7, 5, problem.kh // 2, problem.kw // 2] = 0  # 0 times an infinity gives a NaN
         out = conv2d(x, weight, padding=pads(problem), relu=True, algorithm=algorithm)
         truth = reference.conv2d(x, weight, pads(problem), relu=True)
         assert bool(truth.isnan().any()) and not bool((truth < 0).any())
@@ -126,7 +126,7 @@ def test_relu_keeps_nan_and_drops_only_what_is_negative(algorithm, problem, valu
 @each_algorithm
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_bias_that_is_not_finite_meets_every_output_of_its_filter(algorithm, relu, k):
+def test_a_bias_that_is_not_finite_reaches_every_output_of_its_filter(algorithm, relu, k):
     problem = ConvProblem(3, 24, 14, 13, 40, k, k, k // 2, k // 2)
     x, weight = operands(problem)
     x[2, 1, 3, 4] = torch.inf
@@ -150,7 +150,7 @@ def test_results_are_the_same_every_time(algorithm, problem):
 @each_algorithm
 @pytest.mark.parametrize("k", [1, 3])
 def test_operands_need_only_the_alignment_of_a_float(algorithm, k):
-    """Views that start one element into their memory."""
+    """The operands are views that start four bytes after an aligned address."""
     problem = ConvProblem(2, 16, 8, 8, 16, k, k, k // 2, k // 2)
     x, weight = operands(problem)
 
@@ -177,7 +177,7 @@ def test_nothing_is_written_outside_the_output(algorithm, problem):
 
 @each_algorithm
 def test_a_batch_of_gigabytes(algorithm):
-    """256 x 64 x 224 x 224: tensors of 3.3 GB, where 32-bit byte offsets would wrap."""
+    """Tensors of 256 x 64 x 224 x 224 have 3.3 GB, where 32-bit byte offsets would wrap."""
     problem = ConvProblem(256, 64, 224, 224, 64, 3, 3, 1, 1)
     x, weight = operands(problem)
     bias = bias_for(problem)

@@ -1,4 +1,4 @@
-"""conv2d as users call it: both array libraries, streams, graphs, out, and what it refuses."""
+"""conv2d on a GPU as users call it: both array libraries, streams, graphs, threads, and what it refuses."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,7 +43,7 @@ def test_bias_and_relu_of_torch_and_cupy(case):
 
 
 @pytest.mark.parametrize("padding", [1, (1, 1), [1, 1], "same"])
-def test_forms_of_padding(case, padding):
+def test_kinds_of_padding(case, padding):
     x, weight, truth = case
     assert rel_l2_error(conv2d(x, weight, padding=padding), truth) < TOLERANCE
 
@@ -61,7 +61,7 @@ def test_out_is_written_and_returned(case):
 
 
 def test_torch_stream_is_followed(case):
-    """Work queued on a side stream behind a long wait is seen, and the default stream is not waited on."""
+    """The call waits for work on its own side stream, and synchronises with nothing else."""
     x, weight, truth = case
     late = torch.zeros_like(x)
     stream = torch.cuda.Stream()
@@ -113,7 +113,7 @@ def test_graph_capture_sees_new_data_at_each_replay(k):
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_a_thread_that_never_used_the_gpu_can_call(case, library):
-    """Such a thread counts GPU 0 as the current one, but has no context of it."""
+    """Such a thread has GPU 0 as its current GPU, but no context of it."""
     x, weight, truth = case
     arrays = [x, weight, poisoned_output(PROBLEM)]
     if library == "cupy":
@@ -129,7 +129,7 @@ def test_a_thread_that_never_used_the_gpu_can_call(case, library):
 
 
 def test_threads_on_streams_of_their_own_do_not_meet():
-    """Each thread's calls have its own operands, though shapes and kernels are the same."""
+    """Every thread gets the results of its own operands, though shapes and kernels are the same."""
 
     def differences(seed):
         x, weight = operands(PROBLEM, seed)
@@ -156,6 +156,13 @@ def test_a_call_like_one_before_is_checked_as_that_was(case):
             conv2d(x, weight.transpose(2, 3), padding=1)
         with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="weight requires a gradient"):
             conv2d(x, weight.clone().requires_grad_(), padding=1)
+
+
+def test_torch_has_the_private_functions_that_make_calls_cheap():
+    """Public functions take their place where they are missing, at a higher cost of every call."""
+    torch.zeros(1, device="cuda")
+    assert callable(torch._C._cuda_getCurrentRawStream) and callable(torch._C._cuda_getDevice)
+    assert callable(torch._C._dynamo.guards._empty_strided_cuda)
 
 
 @pytest.mark.parametrize("inference", [False, True])

@@ -1,27 +1,29 @@
-"""What leaves the L2 cache first, where a 1x1 convolution goes through more than the cache holds.
+"""The evict-first policy for 1x1 convolutions whose operands exceed the L2 cache.
 
-Left to itself the cache keeps what was touched last. Who goes through a little more than fits then finds nothing of
-what the kernel before wrote or read: each piece has left just before its turn.
+By default L2 evicts the least recently used line (LRU). A stream slightly larger than L2 then evicts every line just
+before it is used again. With this policy part of the input is evicted first, so that the rest of the input and the
+output stay for the next kernel that reads them. `eviction.cuh` applies it to the loads.
 """
 
 from __future__ import annotations
 
+from cuconv.device import L2_BYTES
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
-L2_BYTES = 50 * 2**20  # of an H100 and an H200
-FITS, BEYOND = 0.75, 2.3  # operands, in such caches, between which it helps
-KEPT = 0.55  # of the cache: the output and what stays of the input
-SHARES = 8  # as in eviction.cuh
+# Found on an H200. The policy gains time where the operands fill between MIN_L2_FILLS and MAX_L2_FILLS L2 caches.
+MIN_L2_FILLS, MAX_L2_FILLS = 0.75, 2.3
+KEPT = 0.55  # of L2: what the output and the part of the input that stays may fill
+EIGHTHS = 8  # the unit of the result; eviction.cuh divides by it
 
 
 def evict_first(problem: ConvProblem) -> int:
-    """The share of the input, in eighths, that is to leave before anything else.
+    """The share of the input, in eighths, that L2 evicts first; 0 keeps the cache's own policy.
 
-    For kernels whose columns are the input as it lies, 1x1 filters without padding.
+    It is for kernels that read the input as it lies in memory: 1x1 filters without padding.
     """
     bytes_read = FLOAT_BYTES * problem.n * problem.c * problem.h * problem.w
     bytes_written = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
-    if not FITS <= problem.min_bytes / L2_BYTES <= BEYOND or bytes_written > bytes_read:
+    if not MIN_L2_FILLS <= problem.min_bytes / L2_BYTES <= MAX_L2_FILLS or bytes_written > bytes_read:
         return 0
-    stays = max(0, KEPT * L2_BYTES - bytes_written)
-    return round(SHARES * max(0, 1 - stays / bytes_read))
+    input_bytes_kept = max(0, KEPT * L2_BYTES - bytes_written)
+    return round(EIGHTHS * max(0, 1 - input_bytes_kept / bytes_read))

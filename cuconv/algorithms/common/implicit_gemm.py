@@ -1,56 +1,82 @@
-"""What implicit-GEMM algorithms share on the host: the reduction's size, tensor-core products, kernel arguments."""
+"""Host-side helpers of the implicit-GEMM algorithms: sizes of the reduction, predicates on a problem, arguments.
+
+An implicit GEMM multiplies the filters, as a matrix of M rows, by the input's columns: for each output pixel the
+elements under the filter. The columns are never stored. The reduction has length C * KH * KW.
+"""
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
+from typing import Protocol
 
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
-from cuconv.problem import FP32, PRECISIONS, ConvProblem
+from cuconv.problem import FP32, TF32, ConvProblem
 
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
-# Tensor-core products for one product of a precision, and the parts of an operand: big and small, or the rounded one.
-PRODUCTS = dict(zip(PRECISIONS, (3, 1), strict=True))
+PRODUCTS = {FP32: 3, TF32: 1}
+"""Tensor-core products for one FP32 product in each precision."""
+
 PARTS = {3: 2, 1: 1}
+"""Parts of an operand by the number of products: a high and a low part, or the rounded operand alone."""
 
 
-def grid_text(config: Any) -> str:
-    """How a configuration's print ends: grid, shared memory of a block, and products where they are not FP32's."""
+class TensorCoreConfiguration(Protocol):
+    """A launch configuration of an algorithm that computes on the tensor cores."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the main kernel's grid."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block of the main kernel, in bytes."""
+
+    @property
+    def products(self) -> int:
+        """Tensor-core products for one FP32 product, a value of PRODUCTS."""
+
+
+def grid_text(config: TensorCoreConfiguration) -> str:
+    """The end of a configuration's str(): grid, shared bytes of a block, and products where they differ from FP32's."""
     products = "" if config.products == PRODUCTS[FP32] else f" products={config.products}"
     return f"grid={config.blocks} shared={config.shared_bytes}{products}"
 
 
 def depth_of(problem: ConvProblem) -> int:
-    """Length of the reduction."""
+    """The length of the reduction: C * KH * KW."""
     return problem.c * problem.filter_area
 
 
-def stages_of(problem: ConvProblem, stage_depth: int, split: int = 1) -> int:
-    """Stages of the block that has most of them, where `split` blocks share the reduction."""
-    return ceil(ceil(depth_of(problem) / stage_depth) / split)
+def stages_of(problem: ConvProblem, stage_depth: int, split_k: int = 1) -> int:
+    """The pipeline stages of the busiest block, where `split_k` blocks share the reduction."""
+    return ceil(ceil(depth_of(problem) / stage_depth) / split_k)
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
-    """A 1x1 filter without padding: the columns are the input as it lies."""
+    """Whether the filter is 1x1 without padding, so that the columns are the input as it lies in memory."""
     return problem.filter_area == 1 and problem.pad_h == problem.pad_w == 0
 
 
 def is_linear(problem: ConvProblem) -> bool:
-    """One image and an output as wide as the input: pixels lie side by side, and so do the elements under a tap.
+    """Whether neighbouring output pixels read neighbouring input elements at every filter position.
 
-    The second condition is that of the kernels' divisions by multiplication.
+    This holds for one image whose output is as wide as its input. The bound on sizes is that of the kernels, which
+    divide by the width with a multiplication.
     """
     return problem.n == 1 and problem.out_w == problem.w and problem.out_pixels * problem.out_w < 2**32
 
 
 def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
-    """Whether each filter starts at a multiple of 16 bytes, as copies of four weights need, if the first does."""
+    """Whether the weights of each filter start at a multiple of 16 bytes, as copies of four weights need.
+
+    aligned: whether those of the first filter do.
+    """
     return aligned and depth_of(problem) % VECTOR_FLOATS == 0
 
 
 def arguments_of(problem: ConvProblem, relu: bool) -> tuple[Address | int, ...]:
-    """The kernels' arguments, in order."""
+    """The arguments of the main kernel, in its order: operands, sizes, and whether to apply ReLU."""
     p = problem
     sizes = (p.n, p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
     return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu))

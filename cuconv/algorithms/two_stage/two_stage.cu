@@ -1,29 +1,28 @@
 // The paper's convolution (section 3): dot products of filter rows, then a sum over filter positions.
 //
-// A filter row is the C weights of one filter at one position (ky, kx). Stage one, scalar_prods, gives each
-// block ROWS filter rows of one position, held in shared memory, and each thread DOTS output pixels for which
-// it forms the dot products along the channels. Threads follow X, so the reads of NCHW input are coalesced
-// as they lie. Stage two, sum_planes, adds the kh*kw temporary planes of each output plane. The last stage that a
-// convolution needs, the first for a 1x1 filter, also adds the bias, null where there is none, and applies ReLU.
+// A filter row is the C weights of one filter at one position (ky, kx). Stage one, scalar_prods, gives each block ROWS
+// filter rows of one position, which it keeps in shared memory. Each thread has DOTS output pixels and forms their dot
+// products with the rows along the channels. Neighbouring threads have neighbouring pixels of a row, so that reads of
+// the NCHW input are coalesced. Stage two, sum_planes, adds the kh*kw temporary planes of each output plane. The last
+// stage, which is stage one for a 1x1 filter, also adds the bias, unless its pointer is null, and applies ReLU.
 //
-// ROWS  filter rows of a block: consecutive filters at one position
-// DOTS  dot products of a thread per filter row
+// ROWS   filter rows of a block: consecutive filters at one position
+// DOTS   output pixels of a thread
+// LOADS  input elements that a thread requests before it uses the first. They hide the latency of memory, which few
+//        resident threads cannot do at batch 1.
 //
-// Every argument is eight bytes, a pointer or a long long; relu is 0 or 1.
+// Every argument has eight bytes, a pointer or a long long; relu is 0 or 1.
 
 #include "common/convolution.cuh"
 
-// Input elements that a thread requests before it uses the first: what hides the latency of memory, since few
-// threads are there to do it at batch 1.
-constexpr int LOADS = 16;
 constexpr int GROUP = LOADS / DOTS;  // channels whose elements are in flight together
 constexpr int QUAD = 4;              // channels whose weights are read together, as vectors
 
-// A NaN is not negative and stays.
+// The output after ReLU. A NaN is not negative and stays.
 __device__ __forceinline__ float finished(float sum, bool relu) { return relu && sum < 0.0f ? 0.0f : sum; }
 
-// Adds one group of channels to the dot products. `rows` points to the group's weights, [GROUP][ROWS]; with
-// `whole` false, only the first `count` channels exist.
+// Adds one group of channels to the dot products. `rows` points to the group's weights, [GROUP][ROWS]. Unless `whole`,
+// only the first `count` channels of the group exist.
 template <bool whole>
 __device__ __forceinline__ void add_group(float (&sum)[DOTS][ROWS], const float* (&source)[DOTS],
                                           const bool (&inside)[DOTS], const float* rows, int64 input_plane, int count) {
@@ -32,7 +31,7 @@ __device__ __forceinline__ void add_group(float (&sum)[DOTS][ROWS], const float*
     for (int c = 0; c < GROUP; ++c)
 #pragma unroll
         for (int d = 0; d < DOTS; ++d) {
-            // Padding takes part as zeros: a NaN or Inf weight meets them as in the padded sum.
+            // Padding is multiplied as zeros, so that a NaN or Inf weight gives NaN there, as in a padded sum.
             const bool exists = whole || c < count;
             value[c][d] = inside[d] && exists ? *source[d] : 0.0f;
             source[d] += exists ? input_plane : 0;
@@ -53,9 +52,9 @@ __device__ __forceinline__ void add_group(float (&sum)[DOTS][ROWS], const float*
     }
 }
 
-// planes: [kh*kw][images][m][out_h*out_w], or the output itself where the filter is 1x1.
-// Grid: row groups (filters fastest, then positions) times pixel blocks, flattened, row groups fastest, so that
-// blocks that run together read the same input.
+// planes: [kh*kw][images][m][out_h*out_w]; for a 1x1 filter, the output itself.
+// Grid: one dimension, over groups of filters (fastest), positions and groups of pixels. Blocks that run together thus
+// read the same input.
 extern "C" __global__ void scalar_prods(const float* __restrict__ input, const float* __restrict__ weight,
                                         float* __restrict__ planes, int64 images, int64 channels, int64 height,
                                         int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h,
@@ -119,14 +118,14 @@ extern "C" __global__ void scalar_prods(const float* __restrict__ input, const f
     }
 }
 
-// output[i] = sum over the filter positions of planes[position][i], i < size = images*filters*out_pixels: one thread
-// an element.
+// output[i] = sum over the filter positions of planes[position][i], for i < size = images*filters*out_pixels. Each
+// thread computes one element.
 extern "C" __global__ void sum_planes(const float* __restrict__ planes, float* __restrict__ output, int64 size,
                                       int64 positions, int64 filters, int64 out_pixels, const float* __restrict__ bias,
                                       int64 relu) {
     const int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= size) return;
-    const float shift = bias ? bias[i / out_pixels % filters] : 0.0f;  // requested early: it arrives with the planes
+    const float shift = bias ? bias[i / out_pixels % filters] : 0.0f;  // requested first: arrives with the planes
     float sum = 0.0f;
 #pragma unroll 9
     for (int p = 0; p < (int)positions; ++p) sum += planes[p * size + i];

@@ -1,4 +1,7 @@
-"""The paper's algorithm (section 3): dot products of filter rows along Z, then a sum over filter positions."""
+"""The paper's algorithm (section 3): dot products of filter rows along the channels, then a sum over filter positions.
+
+`two_stage.cu` has the two kernels. A filter row is the C weights of one filter at one filter position.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.common.limits import MAX_INDEX
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
@@ -14,29 +18,26 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
-# (filter rows of a block, dot products of a thread), from most reuse of a loaded input element to least.
 REUSE = ((8, 2), (8, 1), (2, 1), (1, 1))
+"""(filter rows of a block, output pixels of a thread), from most reuse of a loaded input element to least."""
 
-# Measured on an H200 over the paper's layers at batch 1, 8 and 32: with these two numbers the geometry is within
-# 4% of the best one in the mean, 35% at worst.
-THREADS_PER_SM = 192  # less reuse is better than a grid with fewer threads than this
-# A block could hold 1024, but splitting a filter row over blocks of 256 exposes more parallelism. Splitting it
-# further, until no SM idles, loses 2 to 20%: every block loads the filter row again.
-MAX_THREADS = 256
+# Over the paper's layers at batch 1, 8 and 32 on an H200, these two numbers give a geometry within 4% of the best one
+# in the mean and within 35% at worst.
+THREADS_PER_SM = 192  # below this occupancy less reuse is faster
+MAX_THREADS = 256  # of a block: larger blocks leave SMs idle, smaller ones load each filter row more often
 
 WARP = 32
-LOADS = 16  # as in the .cu file: input elements that a thread has in flight
+LOADS = 16  # input elements that a thread has in flight
 ROWS_BYTES = 32 * 1024  # shared memory for a block's filter rows; longer rows pass through it in parts
-PLANES_BYTES = 1 << 30  # temporary planes at a time, the paper's limit (section 4): larger batches go in passes
-MAX_INDEX = 2**31 - 1  # dot products of a filter row, and blocks of a grid
+PLANES_BYTES = 1 << 30  # the paper's limit of the temporary planes (section 4); larger batches go in passes
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of its cost model, in microseconds."""
+    """The constants of the cost model, in microseconds."""
 
     start: float = constant("a launch of the first stage")
-    channels: float = constant("a block's walk along 16 channels")
+    channels: float = constant("a block's loop over 16 channels")
     reused: float = constant("an SM's time for 10**6 FLOP, with the most reuse of loaded elements")
     flop: float = constant("the same with less reuse")
     write: float = constant("10**6 bytes of output")
@@ -46,10 +47,16 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class TwoStageConfig:
-    """Launch geometry: each block forms `rows` filter rows times threads * dots dot products.
+    """The launch geometry of both stages.
 
-    images_per_pass images are convolved at a time, channels_per_pass channels of the filter rows are in
-    shared memory at a time; blocks and sum_blocks are the grids of the two stages for a whole pass.
+    rows               filter rows of a block of stage one
+    dots               output pixels of a thread; it forms rows * dots dot products
+    threads            threads of a block of stage one
+    channels_per_pass  channels of the filter rows that are in shared memory at a time
+    images_per_pass    images whose temporary planes exist at a time
+    blocks             grid of stage one, for a whole pass
+    sum_blocks         grid of stage two, for a whole pass; 0 for a 1x1 filter, which has no stage two
+    workspace_bytes    the temporary planes
     """
 
     rows: int
@@ -63,7 +70,7 @@ class TwoStageConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """For a block's filter rows, in whole groups of the channels that a thread loads at a time."""
+        """The bytes of a block's filter rows; their channels are rounded up to what a thread loads at once."""
         group = LOADS // self.dots
         return FLOAT_BYTES * self.rows * group * ceil(self.channels_per_pass / group)
 
@@ -76,27 +83,24 @@ class TwoStageConfig:
 
 
 class TwoStage(Algorithm[TwoStageConfig, Costs]):
-    """The paper's algorithm (section 3): dot products of filter rows along Z, then a sum over filter positions."""
+    """The paper's algorithm; candidates() has the one configuration of a fixed rule."""
 
     source = SOURCE
     summary = (
-        "The paper's algorithm (section 3): dot products of filter rows along Z, then a sum over filter positions."
+        "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Any problem."
     )
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """Every macro setting that may be compiled; the same for all architectures."""
-        return [{"ROWS": rows, "DOTS": dots} for rows, dots in REUSE]
+        """All kernel variants; they are the same for every architecture."""
+        return [_macros(rows, dots) for rows, dots in REUSE]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[TwoStageConfig]:
-        """The one that its rule gives."""
+        """The one configuration that configure() gives."""
         return [self.configure(problem, device)]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs) -> float:
-        """Estimated device time in microseconds.
-
-        Its stages move what is too large for the cache, and rarely share it with the arithmetic: the times add up.
-        """
+        """The device time in microseconds: the sum of all terms, since memory traffic and arithmetic rarely overlap."""
         passes = ceil(problem.n / config.images_per_pass)
         outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
         flop_us = costs.reused if config.rows == REUSE[0][0] else costs.flop
@@ -107,12 +111,12 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         return us
 
     def launches(self, problem: ConvProblem, config: TwoStageConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-        """Both stages for each pass over the batch; a 1x1 filter needs the first only (section 3).
+        """Both stages for each pass over the batch; a 1x1 filter needs stage one only (section 3).
 
         The last stage adds the bias and applies ReLU.
         """
         p, out_pixels = problem, problem.out_pixels
-        macros = {"ROWS": config.rows, "DOTS": config.dots}
+        macros = _macros(config.rows, config.dots)
         epilogue = (BIAS, int(relu))
         nothing = (0, 0)
         sizes = (p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
@@ -136,9 +140,9 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         return tuple(found)
 
     def configure(self, problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
-        """The geometry for a problem: the most reuse of loaded elements whose grid still occupies the GPU.
+        """The geometry with the most reuse of loaded elements whose grid has THREADS_PER_SM threads per SM.
 
-        Raises UnsupportedProblem where an index would not fit the kernel.
+        Raises UnsupportedProblem where the kernel's 32-bit indices cannot count the blocks or a plane.
         """
         images = _images_per_pass(problem)
         for rows, dots in REUSE:
@@ -164,8 +168,13 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         )
 
 
+def _macros(rows: int, dots: int) -> Macros:
+    """The kernel variant for filter rows of a block and output pixels of a thread."""
+    return {"ROWS": rows, "DOTS": dots, "LOADS": LOADS}
+
+
 def _images_per_pass(problem: ConvProblem) -> int:
-    """As many images as keep the temporary planes within their limit and a row's dot products countable."""
+    """The most images that keep the planes within PLANES_BYTES and a filter row's dot products within MAX_INDEX."""
     if problem.out_pixels > MAX_INDEX or problem.h * problem.w > MAX_INDEX:
         raise UnsupportedProblem(
             f"{problem.label}: a plane of more than {MAX_INDEX} elements is beyond two_stage: split it into tiles"
@@ -177,15 +186,16 @@ def _images_per_pass(problem: ConvProblem) -> int:
 
 
 def _planes_bytes(problem: ConvProblem) -> int:
-    """Temporary memory for one image: H_f * W_f planes for each filter."""
+    """The bytes of one image's temporary planes: KH * KW for each filter."""
     return FLOAT_BYTES * problem.filter_area * problem.m * problem.out_pixels
 
 
 def _threads(dots_per_row: int, dots: int) -> int:
-    """Whole warps, no more than the row has work for."""
+    """The threads of a block: whole warps, no more than a filter row's dot products need."""
     return min(MAX_THREADS // dots, WARP * ceil(dots_per_row / (WARP * dots)))
 
 
 def _blocks(problem: ConvProblem, images: int, rows: int, dots: int, threads: int) -> int:
+    """The grid of stage one: groups of filter rows times groups of output pixels."""
     row_groups = ceil(problem.m / rows) * problem.filter_area
     return row_groups * ceil(images * problem.out_pixels / (threads * dots))

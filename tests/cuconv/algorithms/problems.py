@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from cuconv import ConvProblem
+from cuconv.algorithms.base import Algorithm
 from cuconv.device import A100, H200, DeviceSpec
+from cuconv.jit import Launch
 from harness.catalogue import load_sweep
 
 ADA = DeviceSpec("NVIDIA L40S", (8, 9), 142)
 DEVICES = [H200, A100, ADA]
 each_device = pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.arch)
+each_precision = pytest.mark.parametrize("precision", ["fp32", "tf32"])
 
 ODD = [
     ConvProblem(1, 1, 1, 1, 1, 1, 1),
@@ -22,20 +25,35 @@ ODD = [
 ]
 PROBLEMS = [case.problem for case in load_sweep("paper", batches=[1, 8, 256]).cases] + ODD
 
+TYPICAL = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
+TYPICAL_POINTWISE = ConvProblem(8, 96, 28, 28, 128, 1, 1)
+TYPICAL_SHALLOW = ConvProblem(8, 3, 28, 28, 128, 3, 3, 1, 1)
 
-each_precision = pytest.mark.parametrize("precision", ["fp32", "tf32"])
+
+def typical_problem(algorithm: str) -> ConvProblem:
+    """A problem of middling size that an algorithm computes."""
+    specialised = {
+        "tf32x3_shallow": TYPICAL_SHALLOW,
+        "tf32x3_stationary": TYPICAL_POINTWISE,
+        "fp16x3_pointwise": TYPICAL_POINTWISE,
+    }
+    return specialised.get(algorithm, TYPICAL)
 
 
-def in_precision(precision, problems):
+def in_precision(precision: str, problems: list[ConvProblem]) -> list[ConvProblem]:
+    """The problems in another precision."""
     return [replace(problem, precision=precision) for problem in problems]
 
 
-def one_by_one(c, m=64, hw=14, pad=0):
+def one_by_one(c: int, m: int = 64, hw: int = 14, pad: int = 0) -> ConvProblem:
+    """A problem of one image and a 1x1 filter."""
     return ConvProblem(n=1, c=c, h=hw, w=hw, m=m, kh=1, kw=1, pad_h=pad, pad_w=pad)
 
 
-def launched(algorithm, problem, device=H200, aligned=True, relu=False):
-    """The one launch of an algorithm."""
+def launched(
+    algorithm: Algorithm, problem: ConvProblem, device: DeviceSpec = H200, aligned: bool = True, relu: bool = False
+) -> Launch:
+    """The launch of an algorithm that has only one, by the configuration that it takes."""
     (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), aligned, relu)
     assert launch.source == algorithm.source and launch.kernel == algorithm.name
     return launch

@@ -5,20 +5,23 @@ from math import ceil
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
-from cuconv.algorithms.two_stage.two_stage import two_stage
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.two_stage.two_stage import REUSE
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from harness.catalogue import load_sweep
 
+two_stage = ALGORITHMS["two_stage"]
+
 PAPER = [case.problem for case in load_sweep("paper").cases]
-DEVICES = [H200, A100]
+each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
 
 def one_by_one(n=1, c=64, hw=14, m=64):
     return ConvProblem(n=n, c=c, h=hw, w=hw, m=m, kh=1, kw=1)
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.arch)
+@each_device
 def test_grid_covers_every_dot_product_of_the_papers_cases(device):
     for problem in PAPER:
         config = two_stage.configure(problem, device)
@@ -30,11 +33,12 @@ def test_grid_covers_every_dot_product_of_the_papers_cases(device):
         assert pixels <= covered < pixels + config.threads * config.dots, problem.label
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.arch)
+@each_device
 def test_every_configuration_is_one_that_the_hardware_and_the_variants_allow(device):
     for problem in PAPER:
         config = two_stage.configure(problem, device)
-        assert {"ROWS": config.rows, "DOTS": config.dots} in two_stage.variants(device.arch)
+        for launch in two_stage.launches(problem, config, aligned=True, relu=False):
+            assert launch.macros in two_stage.variants(device.arch)
         assert config.threads % 32 == 0 and 32 <= config.threads <= 1024
         assert config.shared_bytes <= 48 * 1024
         assert 1 <= config.channels_per_pass <= problem.c
@@ -54,7 +58,7 @@ def test_a_row_is_split_over_blocks_that_could_each_hold_it():
 
 def test_large_problems_reuse_each_loaded_element_most():
     config = two_stage.configure(one_by_one(n=64, hw=56, m=256), H200)
-    assert (config.rows, config.dots) == two_stage.REUSE[0]
+    assert (config.rows, config.dots) == REUSE[0]
 
 
 def test_workspace_is_the_papers_temporary_planes():
@@ -88,7 +92,7 @@ def test_planes_and_grids_beyond_an_index_are_refused():
 
 
 def launches(problem, relu=False):
-    """(kernel, arguments) of every launch."""
+    """The (kernel, arguments) of every launch."""
     config = two_stage.configure(problem, H200)
     return [(one.kernel, one.arguments) for one in two_stage.launches(problem, config, aligned=True, relu=relu)]
 
@@ -97,7 +101,7 @@ IN_THREE_PASSES = ConvProblem(n=21, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=
 
 
 def test_passes_add_up_to_the_batch():
-    """The launches walk the batch in passes: addresses advance by whole images, and none is left out."""
+    """The addresses advance by whole images from pass to pass, and no image is left out."""
     calls = launches(IN_THREE_PASSES)
     first_stage = [arguments for kernel, arguments in calls if kernel == "scalar_prods"]
     images = [arguments[3] for arguments in first_stage]
@@ -109,7 +113,7 @@ def test_passes_add_up_to_the_batch():
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_the_second_stage_of_each_pass_finishes_its_own_images(relu):
-    """The bias is added once to each output, by filter, so it stays in place while the images advance."""
+    """The address of the bias is the same in every pass, while those of the images advance."""
     calls = launches(IN_THREE_PASSES, relu)
     first = [arguments for kernel, arguments in calls if kernel == "scalar_prods"]
     second = [arguments for kernel, arguments in calls if kernel == "sum_planes"]

@@ -1,0 +1,61 @@
+"""The library without its optional packages: it imports and plans, and what is missing is told in one sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+# What the benchmark needs, and CuPy, which only launches need.
+OPTIONAL = ["cupy", "torch", "pandas", "matplotlib", "pydantic", "yaml", "scipy", "tqdm", "nvtx", "pynvml"]
+WITHOUT_THEM = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"  # None: importing the module fails
+PLAN = """
+from cuconv import ConvProblem, plan
+from cuconv.device import H200
+print(plan(ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1), {device}))
+"""
+COMPILE_WITHOUT_NVRTC = """
+from cuda.bindings import nvrtc
+from cuconv import jit
+from cuconv.algorithms import ALGORITHMS
+def version():
+    raise RuntimeError("libnvrtc.so.13 not found")
+nvrtc.nvrtcVersion = version
+jit.cubin(ALGORITHMS["two_stage"].source, "sm_90a", ALGORITHMS["two_stage"].variants("sm_90a")[0])
+"""
+
+
+def run(code):
+    """A new interpreter that runs code without the optional packages."""
+    return subprocess.run([sys.executable, "-c", WITHOUT_THEM + code], capture_output=True, text=True, timeout=60)
+
+
+def test_a_plan_for_a_described_gpu_needs_no_optional_package():
+    result = run(PLAN.format(device="H200"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "grid=" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (
+            PLAN.format(device=None),
+            "ImportError: cuConv launches its kernels through CuPy, which is not installed: "
+            "run 'pip install cupy-cuda12x' for CUDA 12 or 'pip install cupy-cuda13x' for CUDA 13",
+        ),
+        (
+            "from cuconv import reference",
+            "ImportError: cuconv.reference computes with torch, which is not installed: run 'pip install torch'",
+        ),
+        (
+            COMPILE_WITHOUT_NVRTC,
+            "cuconv.jit.CompileError: cuConv compiles its kernels with NVRTC, which is not found: "
+            "run 'pip install nvidia-cuda-nvrtc-cu12' for CUDA 12 or 'pip install nvidia-cuda-nvrtc' for CUDA 13",
+        ),
+    ],
+    ids=["cupy", "torch", "nvrtc"],
+)
+def test_a_missing_package_is_named_in_one_sentence(code, sentence):
+    result = run(code)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == sentence
