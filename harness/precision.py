@@ -1,7 +1,8 @@
-"""FP32 or TF32: the accuracy class that a process measures, one for its whole life.
+"""The precision that a process measures, FP32 or TF32: one for its whole life.
 
-NVIDIA's libraries read NVIDIA_TF32_OVERRIDE when they start. With 0 nothing rounds its inputs to TF32, cuBLAS under
-cuDNN's engines included; without it what a call allows is allowed. So one process never measures both.
+NVIDIA's libraries read NVIDIA_TF32_OVERRIDE when they start. With 0 nothing rounds its inputs to TF32, not even cuBLAS
+under cuDNN's engines. Without the variable a library may round where the call allows it. So one process never measures
+both.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from cuconv.problem import FP32, PRECISIONS, TF32
 
 __all__ = ["FP32", "IN_TORCH", "OVERRIDE", "PRECISIONS", "TF32", "of_process", "set_for_process"]
 
-IN_TORCH = {FP32: "ieee", TF32: "tf32"}  # what torch calls them
+IN_TORCH = {FP32: "ieee", TF32: "tf32"}  # the names that torch has for them
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 os.environ[OVERRIDE] = "0"  # until a command asks for TF32
 
 
 def set_for_process(precision: str) -> None:
-    """Choose the class; before anything uses a GPU, and once."""
+    """Choose the precision of this process: once, and before anything uses a GPU."""
     if precision == TF32:
         os.environ.pop(OVERRIDE, None)
     else:
@@ -27,5 +28,5 @@ def set_for_process(precision: str) -> None:
 
 
 def of_process() -> str:
-    """The class that NVIDIA's libraries compute FP32 data in, where a call does not ask for less."""
+    """The precision in which NVIDIA's libraries may compute FP32 data in this process."""
     return FP32 if os.environ.get(OVERRIDE) == "0" else TF32

@@ -1,125 +1,144 @@
-"""Who takes part: name, order, colour and role of every provider and algorithm, defined here once.
+"""The providers and their algorithms: name, label, order, colour and role, defined here and nowhere else.
 
-A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN
-(classic calls, graph-API engines, torch's selection); cuBLAS is shown beside them. On a CPU the subject is
-cuConv's two stages written in torch, and the rivals are torch's own convolutions.
+A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
+calls, graph-API engines, torch's selection. cuBLAS is shown beside them. On a CPU the subject is the paper's two
+stages in plain torch, and the rivals are torch's own convolutions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from cuconv.algorithms import ALGORITHMS
 from harness.precision import FP32, PRECISIONS
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A contender: the name used in the CSV and on the command line, and how it is shown."""
+    """A contender, by its name in the CSV and on the command line.
+
+    label: its name in tables and figures. device: "cuda" or "cpu". module: its file under harness/contenders.
+    colours: the colour of each of its algorithms, in order of display; empty where algorithms are listed case by case.
+    colour: the colour of the algorithms that are not in `colours`. precisions: those that it can be measured in.
+    """
 
     name: str
     label: str
-    device: str  # "cuda" or "cpu"
-    module: str  # under harness.contenders
-    algorithms: tuple[str, ...]  # in order of display; empty where they are discovered per case
-    precisions: tuple[str, ...] = (FP32,)  # the accuracy classes that it can be measured in
+    device: str
+    module: str
+    colours: Mapping[str, str] = field(default_factory=dict)
+    colour: str = ""
+    precisions: tuple[str, ...] = (FP32,)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The names of the algorithms in order of display, empty where they are listed case by case."""
+        return tuple(self.colours)
+
+    def colour_of(self, algorithm: str) -> str:
+        """The colour of an algorithm in every figure."""
+        return self.colours.get(algorithm, self.colour)
 
 
-CLASSIC_ALGORITHMS = (
-    "implicit_gemm",
-    "implicit_precomp_gemm",
-    "gemm",
-    "direct",
-    "fft",
-    "fft_tiling",
-    "winograd",
-    "winograd_nonfused",
-)
+def _in_one_colour(algorithms: Iterable[str], colour: str) -> dict[str, str]:
+    return dict.fromkeys(algorithms, colour)
+
+
+# The library's own choice first, then its algorithms: the registry of the library begins with the paper's, which
+# everything here shows last.
+_CUCONV = ("auto", *reversed(ALGORITHMS))
+_RED = "#d1495b"
 
 PROVIDERS = {
     provider.name: provider
     for provider in (
+        Provider("cuconv", "cuConv", "cuda", "cuconv_gpu", _in_one_colour(_CUCONV, _RED), _RED, PRECISIONS),
         Provider(
-            "cuconv",
-            "cuConv",
+            "cudnn",
+            "cuDNN",
             "cuda",
-            "cuconv_gpu",
-            (
-                "auto",
-                "fp16x3",
-                "fp16x3_pointwise",
-                "fp16x3_winograd",
-                "tf32x3_wgmma",
-                "tf32x3_stationary",
-                "tf32x3_shallow",
-                "tf32x3_gemm",
-                "two_stage",
-            ),
-            PRECISIONS,
+            "cudnn_classic",
+            {
+                "implicit_gemm": "#9ecae1",
+                "implicit_precomp_gemm": "#3182bd",
+                "gemm": "#08519c",
+                "direct": "#bdbdbd",
+                "fft": "#a1d99b",
+                "fft_tiling": "#31a354",
+                "winograd": "#fdd0a2",
+                "winograd_nonfused": "#fd8d3c",
+            },
+            precisions=PRECISIONS,
         ),
-        Provider("cudnn", "cuDNN", "cuda", "cudnn_classic", CLASSIC_ALGORITHMS, PRECISIONS),
-        Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", (), PRECISIONS),
-        Provider("torch", "torch cuDNN", "cuda", "torch_cudnn", ("default", "benchmark", "deterministic"), PRECISIONS),
-        Provider("cublas", "cuBLAS", "cuda", "cublas", ("bmm",), PRECISIONS),
-        Provider("cpu", "CPU", "cpu", "cpu", ("two_stage", "onednn", "native", "fft")),
+        Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", {}, "#756bb1", PRECISIONS),
+        Provider(
+            "torch",
+            "torch cuDNN",
+            "cuda",
+            "torch_cudnn",
+            _in_one_colour(("default", "benchmark", "deterministic"), "#17a2b8"),
+            precisions=PRECISIONS,
+        ),
+        Provider("cublas", "cuBLAS", "cuda", "cublas", {"bmm": "#636363"}, precisions=PRECISIONS),
+        Provider(
+            "cpu",
+            "CPU",
+            "cpu",
+            "cpu",
+            {"two_stage": _RED, "onednn": "#3182bd", "native": "#08519c", "fft": "#a1d99b"},
+        ),
     )
 }
+CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
+CUDNN_PROVIDERS = ("cudnn", "cudnn_engine", "torch")
 
 
 def shown(provider: str, algorithm: str) -> str:
-    """How an algorithm is called where its provider must be told too."""
+    """The name of an algorithm with its provider's label, such as "cuDNN winograd"."""
     return f"{PROVIDERS[provider].label} {algorithm}"
 
 
-CUDNN_PROVIDERS = ("cudnn", "cudnn_engine", "torch")
+def _families() -> dict[str, str]:
+    """Each colour's family: the name of the provider that has one colour, or else of the algorithm."""
+    families: dict[str, str] = {}
+    for provider in PROVIDERS.values():
+        colours = provider.colours or {provider.name: provider.colour}
+        for algorithm, colour in colours.items():
+            families.setdefault(colour, provider.name if len(set(colours.values())) == 1 else algorithm)
+    return families
+
+
+_FAMILIES = _families()
+COLOURS = {name: colour for colour, name in _FAMILIES.items()}
+"""The colour of each family of algorithms, in order of display. A family is what shares a colour."""
+
+
+def family(provider: str, algorithm: str) -> str:
+    """The key of COLOURS that an algorithm belongs to."""
+    return _FAMILIES.get(PROVIDERS[provider].colour_of(algorithm), algorithm)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours against theirs: `subjects` are algorithms of `provider`; `rivals` are (provider, algorithm) tests."""
+    """Ours against theirs: `subjects` are algorithms of `provider`, and `rivals_label` names what they must beat."""
 
     provider: str
     subjects: tuple[str, ...]
     rivals_label: str
 
     def is_rival(self, provider: str, algorithm: str) -> bool:
+        """Whether the subjects are compared with an algorithm."""
         if self.provider == "cpu":
             return provider == "cpu" and algorithm not in self.subjects
         return provider in CUDNN_PROVIDERS
 
 
 def comparison(device: str) -> Comparison:
-    """The comparison that the tables and figures of a device's results make; device "cpu" or a GPU's name.
+    """The comparison that tables and figures make of a device's results; device: "cpu" or a GPU's name.
 
-    On a GPU what a user gets, and the paper's algorithm; the others are in the table of algorithms.
+    The subjects on a GPU are the library's own choice and the paper's algorithm. The table of algorithms has the rest.
     """
     if device == "cpu":
         return Comparison("cpu", ("two_stage",), "the best torch CPU convolution")
     return Comparison("cuconv", ("auto", "two_stage"), "the best cuDNN")
-
-
-# One colour for each family of algorithms, wherever it appears.
-COLOURS = {
-    "cuconv": "#d1495b",
-    "implicit_gemm": "#9ecae1",
-    "implicit_precomp_gemm": "#3182bd",
-    "gemm": "#08519c",
-    "direct": "#bdbdbd",
-    "fft": "#a1d99b",
-    "fft_tiling": "#31a354",
-    "winograd": "#fdd0a2",
-    "winograd_nonfused": "#fd8d3c",
-    "engine": "#756bb1",
-    "torch": "#17a2b8",
-    "cublas": "#636363",
-}
-
-
-def family(provider: str, algorithm: str) -> str:
-    """The key of COLOURS that an algorithm belongs to."""
-    if provider in ("cuconv", "torch", "cublas"):
-        return provider
-    if provider == "cudnn_engine":
-        return "engine"
-    if provider == "cpu":
-        return {"two_stage": "cuconv", "onednn": "implicit_precomp_gemm", "native": "gemm", "fft": "fft"}[algorithm]
-    return algorithm

@@ -1,30 +1,29 @@
-"""python -m harness.run: measure a sweep, or a slice of one, and print who won."""
+"""python -m harness.run: measure a sweep, or a slice of one, and print which side was faster."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 import torch
 
-from harness import precision
-from harness.results import environment
+from harness import command, precision
+from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
+from harness.errors import UsageError
 from harness.measure import sweep
-from harness.results.rivals import fastest_rivals
-from harness.catalogue import CatalogueError, Sweep, known_networks, load_sweep
-from harness.report.headline import with_tf32
 from harness.precision import FP32, PRECISIONS
-from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsError, ResultsFolder, read
 from harness.registry import PROVIDERS
-from harness.report.tables import summary_table
+from harness.report.speedups import summary_table, with_tf32
+from harness.results import environment
+from harness.results.comparisons import Results
+from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsFolder, read
+from harness.results.rivals import Entrants, fastest_rivals
 
-USER_ERROR = 2
-INTERRUPTED = 130
-
-
-class UsageError(Exception):
-    """A command line that cannot be carried out; the message is one sentence."""
+OF_A_CPU = """These times are of a CPU: the paper's two stages in plain torch beside torch's own convolutions. They
+check the harness and make no claim about cuConv, whose kernels need an NVIDIA GPU. The results of an H200 are in
+results/nvidia-h200 and in README.md."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,30 +31,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     options.command = environment.command_line("harness.run", arguments)
     precision.set_for_process(options.precision)
-    try:
-        device = _device(options.device)
-        if options.device is None and device.type == "cpu":
-            print("No GPU found: measuring the CPU's contenders instead of cuConv and cuDNN.")
-        chosen = _sweep(options, device)
-        if options.list:
-            _print_list(chosen, device)
-        elif options.dry_run:
-            _print_cases(chosen, _providers(options, device), options.runs or chosen.runs)
-        else:
-            _measure(options, chosen, device)
-    except (UsageError, CatalogueError, ResultsError) as error:
-        print(f"harness.run: {error}", file=sys.stderr)
-        return USER_ERROR
-    except sweep.GpuLost as error:
-        print(f"harness.run: {error}; go on with the same command and --resume", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "harness.run: interrupted; the rows so far are kept, go on with the same command and --resume",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
-    return 0
+    return command.exit_code("harness.run", lambda: _run(options), go_on="go on with the same command and --resume")
+
+
+def _run(options: argparse.Namespace) -> None:
+    device = _device(options.device)
+    if options.device is None and device.type == "cpu":
+        print("No GPU found: measuring the CPU's contenders instead of cuConv and cuDNN.")
+    chosen = _sweep(options, device)
+    if options.list:
+        _print_list(chosen, device)
+    elif options.dry_run:
+        _print_cases(chosen, _providers(options, device), options.runs or chosen.runs)
+    else:
+        _measure(options, chosen, device)
 
 
 def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -> None:
@@ -64,15 +53,13 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
     slug = environment.device_slug(device)
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
-    entrants = None
-    if options.against is not None:
-        entrants = fastest_rivals(measured / "measurements.csv", slug, options.precision)
+    entrants = _entrants(options, measured / "measurements.csv", slug, chosen) if options.against else None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with ResultsFolder(out) as folder:
         facts = environment.report(device, options.command)
         environments = environment.EnvironmentFile(folder.folder)
-        # Before this command's own entry: what an equal machine, with equal versions and code, has measured.
+        # Before this command's own entry: the reports of an equal machine, with equal versions and code.
         same = {name for name, other in environments.environments.items() if environment.comparable(facts, other)}
         settings = sweep.Options(
             device=device,
@@ -93,19 +80,54 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
             sweep.run(chosen, settings, folder)
         finally:
             environments.keep({folder.cell(key, "environment") for key in folder.rows})
-    _print_summary(out, chosen, slug, options.precision)
+    _print_summary(out, chosen, slug, options)
 
 
-def _print_summary(out: Path, chosen: Sweep, slug: str, measured_in: str) -> None:
+def _entrants(options: argparse.Namespace, csv_path: Path, device: str, chosen: Sweep) -> Entrants:
+    """The rivals of --against best. Raises UsageError with the command that measures all rivals, where none has."""
+    if not csv_path.exists():
+        slices = {"--net": options.net, "--batch": options.batch, "--filter-size": options.filter_size}
+        typed = ["python", "-m", "harness.run", "--config", options.config or chosen.name]
+        typed += ["--device", options.device] if options.device else []
+        for option, values in (slices | {"--layer": options.layer}).items():
+            typed += [option, *map(str, values)] if values else []
+        typed += ["--precision", options.precision] if options.precision != FP32 else []
+        raise UsageError(
+            f"--against best: {csv_path} does not exist, so nobody knows the fastest rivals on {device}: "
+            f"measure them all first with '{shlex.join(typed)}'"
+        )
+    return fastest_rivals(csv_path, device, options.precision)
+
+
+def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Namespace) -> None:
+    """Print the comparison on the sweep's cases, the number of rows of each status, and where to go from here."""
     frame = read(out / "measurements.csv")
     cases = {case.key for case in chosen.cases}
     mine = frame[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
-    summary = summary_table if measured_in == FP32 else with_tf32
-    print(summary(mine, slug) or "Nothing here to compare: it takes cuConv, and rivals with TF32 allowed.")
-    measured = mine[mine.precision == measured_in]
+    summary = summary_table if options.precision == FP32 else with_tf32
+    print(
+        summary(Results(device, chosen.name, mine, out))
+        or "Nothing here to compare: it takes cuConv, and rivals with TF32 allowed."
+    )
+    print(f"\n{LABELS}")
+    measured = mine[mine.precision == options.precision]
     counts = measured["status"].value_counts()
     print(f"\n{len(measured)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
     print(f"results: {out / 'measurements.csv'}")
+    print(_next_step(out, device, options.out is None))
+    if device == "cpu":
+        print(f"\n{OF_A_CPU}")
+
+
+def _next_step(out: Path, device: str, in_results: bool) -> str:
+    """The commands that make tables and figures of a results folder; they look under results/ by default."""
+    if not in_results:
+        return "next: tables and figures read results/DEVICE/SWEEP, which the same command fills without --out"
+    these = f"--device {device} --sweep {out.name}"
+    return (
+        f"next: 'python -m harness.report.tables {these}' prints all tables, "
+        f"'python -m harness.report.figures {these}' draws figures into plots/{device}/{out.name}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,13 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         choices=PRECISIONS,
         default=FP32,
-        help="tf32: everybody who can with TF32 allowed, in rows of their own (default: fp32)",
+        help="tf32: every contender that can, with TF32 allowed, in rows of their own (default: fp32)",
     )
-    add(
-        "--against",
-        choices=["best"],
-        help="a quick look: ours and the three fastest rivals of each case by results/",
-    )
+    add("--against", choices=["best"], help="a quick look: ours and the three fastest rivals of each case by results/")
     add("--device", help="cuda, cuda:1, ... or cpu (default: the current GPU, or else the CPU)")
     add("--runs", type=int, help=f"timed runs of each algorithm, 1 to {MAX_RUNS} (default: the sweep's)")
     add("--seed", type=int, default=0, help="of the data and of the order of algorithms (default: 0)")
@@ -182,7 +200,7 @@ def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:
     known = [name for provider in providers for name in PROVIDERS[provider].algorithms]
     for name in options.algorithm or ():
-        # Engines have names of cuDNN's making, listed case by case.
+        # cuDNN names its engines, and lists them case by case.
         if name not in known and not ("cudnn_engine" in providers and name.startswith("eng")):
             raise UsageError(f"--algorithm {name}: {', '.join(providers)} have {', '.join(known)}")
     return frozenset(options.algorithm) if options.algorithm else None
@@ -194,13 +212,14 @@ def _print_list(chosen: Sweep, device: torch.device) -> None:
         if provider.device == device.type:
             names = ", ".join(provider.algorithms) or "engines, listed by cuDNN for each case"
             print(f"provider {provider.name}: {names}")
-    print(f"layers of {chosen.name} (HW-N-K-M-C at batch {chosen.cases[0].batch}):")
+    print(f"{LABELS}\nlayers of {chosen.name}, labelled at batch {chosen.cases[0].batch}, network: names")
     for case in chosen.cases:
         if case.batch == chosen.cases[0].batch:
             print(f"  {case.label:22} {case.networks_cell}: {case.layers_cell}")
 
 
 def _print_cases(chosen: Sweep, providers: tuple[str, ...], runs: int) -> None:
+    print(LABELS)
     for case in chosen.cases:
         print(f"{case.label:22} {case.networks_cell}: {case.layers_cell}")
     print(f"{len(chosen.cases)} cases, {runs} runs of each algorithm of {', '.join(providers)}")

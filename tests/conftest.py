@@ -1,4 +1,4 @@
-"""A GPU that is not there, for what measures one and writes results."""
+"""A made-up GPU, for tests of the commands that measure one and write results."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from harness.results import environment
 
 @pytest.fixture
 def made_up_gpu(monkeypatch, tmp_path) -> Path:
-    """torch seems to see a GPU, and results/DEVICE, which is returned, is under tmp_path."""
+    """Let torch seem to see a GPU; returns the folder results/DEVICE of it, which is under tmp_path."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(environment, "ROOT", tmp_path)

@@ -1,24 +1,25 @@
-"""Who takes part, one file each. A contender turns a case's tensors into offers; the sweep does the rest.
+"""The contenders, one file each. A contender turns a case's tensors into offers, which the sweep measures.
 
-To add one: a module with a class `Contender`, and a line in harness/roster.py.
+To add one: a module with a class `Contender`, and an entry in PROVIDERS of harness/registry.py.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
 
 import torch
 
 from cuconv.problem import ConvProblem
+from harness.errors import UserError
 from harness.precision import FP32, of_process
 from harness.registry import PROVIDERS
 
 
-class Unavailable(Exception):
-    """The contender's library is not on this machine; said once, and the sweep goes on without it."""
+class Unavailable(UserError):
+    """The contender's library is not on this machine. A sweep says so once and goes on without it."""
 
 
 class NotRunnable(Exception):
@@ -37,12 +38,22 @@ class Operands:
     weight: torch.Tensor
     output: torch.Tensor
 
+    @classmethod
+    def random(cls, problem: ConvProblem, generator: torch.Generator) -> Operands:
+        """Normal input and weights of a problem on the generator's device, and an output that is not initialised."""
+        device = generator.device
+        return cls(
+            torch.randn(problem.input_shape, generator=generator, device=device),
+            torch.randn(problem.weight_shape, generator=generator, device=device),
+            torch.empty(problem.output_shape, device=device),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call ready to be timed: enqueues the whole convolution on the current stream and returns its output.
+    """A call ready to be timed: it enqueues the whole convolution on the current stream and returns its output.
 
-    workspace_bytes is the temporary memory of the call; detail names the engine or launch configuration.
+    workspace_bytes is the temporary memory of the call. detail names the engine or the launch configuration.
     """
 
     call: Callable[[], torch.Tensor]
@@ -54,7 +65,7 @@ class Prepared:
 class Offer:
     """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
 
-    precision is the accuracy class that it is measured in: what its FP32 operands may be rounded to.
+    precision: "fp32", or "tf32" where the call may round its FP32 operands to TF32.
     """
 
     provider: str
@@ -63,28 +74,34 @@ class Offer:
     precision: str = FP32
 
 
-class Contender(Protocol):
-    """The constructor raises Unavailable where a library is absent. One instance serves a whole sweep, in one class."""
+class Contender(ABC):
+    """A library to measure. The constructor raises Unavailable where the library is absent.
+
+    One instance serves a whole sweep, in one precision.
+    """
 
     def __init__(self, precision: str = FP32) -> None:
         self.precision = precision
 
-    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
-        """Called once before the first case, for what is better done for all; algorithms None stands for every one."""
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:  # noqa: B027
+        """Prepare once, before the first case, for all problems; algorithms None stands for every one."""
 
+    @abstractmethod
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """Every algorithm of this contender for the case, those that cannot run included; limit in bytes."""
-        ...
+        """Every algorithm of this contender for the case, those that cannot run included; the limit is in bytes."""
 
 
 def load(provider: str, precision: str = FP32) -> Contender:
-    """The contender of a provider's name; raises Unavailable where this machine lacks what it needs.
+    """The contender of a provider's name. Raises Unavailable where this machine lacks what it needs.
 
-    precision must be that of the process (harness.precision), or the class measured would not be the one in the row.
+    precision must be that of the process (harness.precision): otherwise the row would name a precision that was not
+    measured.
     """
     if precision != of_process():
         raise RuntimeError(f"this process measures {of_process()}: measure {precision} in another")
-    return import_module(f"harness.contenders.{PROVIDERS[provider].module}").Contender(precision)
+    module = import_module(f"harness.contenders.{PROVIDERS[provider].module}")
+    contender: Contender = module.Contender(precision)
+    return contender
 
 
 def check_workspace(needed: int, limit: int) -> None:
@@ -94,7 +111,7 @@ def check_workspace(needed: int, limit: int) -> None:
 
 
 def measured_workspace(call: Callable[[], torch.Tensor]) -> int:
-    """Temporary bytes of a call that allocates through torch: its peak above what it found and returns."""
+    """The temporary bytes of a call that allocates through torch: its peak above the memory before and its output."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

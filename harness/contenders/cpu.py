@@ -1,10 +1,11 @@
-"""Convolutions on a CPU, for a machine without a GPU: the paper's two stages in torch, and torch's own ways."""
+"""Convolutions on a CPU, for a machine without a GPU: the paper's two stages in torch, and torch's own convolutions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +19,10 @@ COMPLEX_BYTES = 2 * FLOAT_BYTES
 
 
 class Contender(contenders.Contender):
-    """Four algorithms with torch's threads. Always available."""
+    """Four algorithms on torch's threads, available on every machine."""
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """two_stage, onednn, native and fft; only onednn may be missing from a build of torch."""
+        """The algorithms two_stage, onednn, native and fft; only onednn may be missing from a build of torch."""
         algorithms = {"two_stage": _two_stage, "onednn": _onednn, "native": _native, "fft": _fft}
         return [
             Offer("cpu", name, partial(prepare, problem, operands, workspace_limit))
@@ -31,14 +32,14 @@ class Contender(contenders.Contender):
 
 def _two_stage(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
     planes = problem.filter_area * problem.n * problem.m * problem.out_pixels
-    needed = FLOAT_BYTES * planes if problem.filter_area > 1 else 0  # stage one of a 1x1 filter gives the output
+    needed = FLOAT_BYTES * planes if problem.filter_area > 1 else 0  # with a 1x1 filter stage one gives the output
     check_workspace(needed, workspace_limit)
     padding = (problem.pad_h, problem.pad_w)
     return Prepared(lambda: reference.two_stage(operands.input, operands.weight, padding), needed)
 
 
 def _onednn(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
-    """oneDNN called by name: F.conv2d would leave small convolutions to torch's own code."""
+    """oneDNN, called by name: F.conv2d would leave small convolutions to torch's own code."""
     if not torch.backends.mkldnn.is_available():
         raise NotRunnable("unsupported", "this build of torch has no oneDNN")
     padding, ones = (problem.pad_h, problem.pad_w), (1, 1)
@@ -60,8 +61,8 @@ def _native(problem: ConvProblem, operands: Operands, workspace_limit: int) -> P
 
 @contextmanager
 def _onednn_settings(enabled: bool) -> Iterator[None]:
-    """oneDNN on or off, and in full precision; what was set before is set again at the end."""
-    onednn = torch.backends.mkldnn
+    """oneDNN on or off, and in FP32; the settings before are restored at the end."""
+    onednn: Any = torch.backends.mkldnn
     before = (onednn.enabled, onednn.conv.fp32_precision)
     try:
         onednn.enabled, onednn.conv.fp32_precision = enabled, "ieee"
@@ -71,7 +72,7 @@ def _onednn_settings(enabled: bool) -> Iterator[None]:
 
 
 def _fft(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
-    """Correlation as a product of spectra: of the padded input and of the conjugate of the filter, summed over c."""
+    """A correlation as the product of the spectra of the padded input and of the conjugate filter, summed over c."""
     height, width = problem.h + 2 * problem.pad_h, problem.w + 2 * problem.pad_w
     maps = problem.n * problem.c + problem.m * problem.c + problem.n * problem.m
     needed = COMPLEX_BYTES * maps * height * (width // 2 + 1)
@@ -82,7 +83,7 @@ def _fft(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prep
         inputs = torch.fft.rfft2(F.pad(operands.input, pads))
         filters = torch.fft.rfft2(operands.weight, s=(height, width)).conj()
         outputs = torch.fft.irfft2(torch.einsum("nchw,mchw->nmhw", inputs, filters), s=(height, width))
-        # What wraps around lies in the last rows and columns.
+        # The circular convolution wraps around in the last rows and columns only.
         return outputs[:, :, : problem.out_h, : problem.out_w].contiguous()
 
     return Prepared(call, needed)

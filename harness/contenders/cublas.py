@@ -1,10 +1,11 @@
-"""A 1x1 convolution as what it is, a product of matrices: cuBLAS through torch.bmm."""
+"""A 1x1 convolution as a batched matrix product: cuBLAS through torch.bmm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -16,8 +17,8 @@ from harness.precision import FP32, IN_TORCH
 
 @contextmanager
 def _computing_in(precision: str) -> Iterator[None]:
-    """The class of torch's matrix products; what was set before is set again at the end."""
-    matmul = torch.backends.cuda.matmul
+    """The precision of torch's matrix products; the one before is restored at the end."""
+    matmul: Any = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = IN_TORCH[precision]
     try:
@@ -27,7 +28,7 @@ def _computing_in(precision: str) -> Iterator[None]:
 
 
 class Contender(contenders.Contender):
-    """Not cuDNN, but what a user could write instead. Raises Unavailable without a GPU."""
+    """cuBLAS, which is not cuDNN, but which a user could call instead. Raises Unavailable without a GPU."""
 
     def __init__(self, precision: str = FP32) -> None:
         super().__init__(precision)
@@ -45,7 +46,7 @@ def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace
         raise NotRunnable("unsupported", "only a 1x1 filter is a plain matrix product")
     if problem.pad_h or problem.pad_w:
         raise NotRunnable("unsupported", "a padded input is not a plain matrix")
-    # For each input (n): output (m, pixels) = weights (m, c) times input (c, pixels).
+    # For each image n: output (m, pixels) = weights (m, c) times input (c, pixels).
     weights = operands.weight.flatten(1).expand(problem.n, problem.m, problem.c)
     pixels = operands.input.flatten(2)
     products = operands.output.view(problem.n, problem.m, problem.out_pixels)
@@ -55,7 +56,7 @@ def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace
             torch.bmm(weights, pixels, out=products)
         return operands.output
 
-    call()  # cuBLAS takes its own lasting workspace on the first call; that is not of this one
+    call()  # on the first call cuBLAS allocates its lasting workspace, which is not that of a call
     needed = measured_workspace(call)
     check_workspace(needed, workspace_limit)
     return Prepared(call, needed, "beside the lasting workspace of cuBLAS")

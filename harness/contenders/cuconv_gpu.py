@@ -1,4 +1,4 @@
-"""cuConv on a GPU: what conv2d does by default (auto), and each of its algorithms by name."""
+"""cuConv on a GPU: `auto`, which is conv2d's default, and each of its algorithms by name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cuconv.algorithms import offering
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from harness import contenders
-from harness.measure.compiling import compile_for
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+from harness.measure.compiling import compile_for
 from harness.precision import FP32
 
 
 class Contender(contenders.Contender):
-    """The library of this project. Raises Unavailable without CuPy, which launches its kernels, or a GPU."""
+    """The library of this project. Raises Unavailable without a GPU or without CuPy, which loads the kernels."""
 
     def __init__(self, precision: str = FP32) -> None:
         super().__init__(precision)
@@ -28,10 +28,10 @@ class Contender(contenders.Contender):
         try:
             import cupy  # noqa: F401
         except ImportError as error:
-            raise Unavailable(f"CuPy cannot be imported ({error}): pip install cupy-cuda13x") from None
+            raise Unavailable(f"CuPy cannot be imported ({error}): pip install 'cuconv[cuda13]'") from None
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
-        """Compile ahead what the sweep will launch; None stands for every algorithm."""
+        """Compile the kernels that the sweep will launch; None stands for every algorithm."""
         names = [name for name in self._names() if algorithms is None or name in algorithms]
         problems = [replace(problem, precision=self.precision) for problem in problems]
         compile_for(problems, device_spec(torch.cuda.current_device()), names)
@@ -54,10 +54,19 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace
     except cuconv.UnsupportedProblem as error:
         raise NotRunnable("unsupported", str(error)) from None
     check_workspace(plan.workspace_bytes, workspace_limit)
-    options = {"padding": (problem.pad_h, problem.pad_w), "algorithm": algorithm, "precision": problem.precision}
+    convolve = partial(
+        cuconv.conv2d,
+        operands.input,
+        operands.weight,
+        padding=(problem.pad_h, problem.pad_w),
+        out=operands.output,
+        algorithm=algorithm,
+        precision=problem.precision,
+    )
 
     def call() -> torch.Tensor:
-        return cuconv.conv2d(operands.input, operands.weight, out=operands.output, **options)
+        convolve()
+        return operands.output
 
     call()  # compiles
     return Prepared(call, plan.workspace_bytes, str(plan))

@@ -1,6 +1,6 @@
 """The eight classic algorithms of cuDNN by name, through the C interface of the libcudnn that torch loaded.
 
-torch cannot name an algorithm, and newer bindings leave these calls out; the library still has them.
+torch cannot name an algorithm, and newer bindings of cuDNN lack these calls. The library itself has them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.registry import CLASSIC_ALGORITHMS
 TENSOR_NCHW = 0
 DATA_FLOAT = 0
 CROSS_CORRELATION = 1
-MATH = {FP32: 3, TF32: 0}  # FMA; the default, which lets algorithms round their inputs to TF32
+MATH = {FP32: 3, TF32: 0}  # FMA, and the default, with which algorithms may round their inputs to TF32
 NOT_SUPPORTED = range(3000, 4000)  # CUDNN_STATUS_NOT_SUPPORTED and its subcodes
 
 _SIGNATURES: dict[str, tuple] = {
@@ -52,9 +52,9 @@ _SIGNATURES: dict[str, tuple] = {
 
 @cache
 def _library() -> tuple[ctypes.CDLL, str]:
-    """The libcudnn that torch has in memory, and its path. Raises Unavailable where there is none."""
+    """The libcudnn that torch has loaded, and its path. Raises Unavailable where there is none."""
     if torch.backends.cudnn.is_available():
-        torch.backends.cudnn.version()  # loads it, where that has not happened yet
+        torch.backends.cudnn.version()  # loads it where it is not yet loaded
     maps = Path("/proc/self/maps")
     text = maps.read_text() if maps.exists() else ""
     loaded = re.search(r"^[^/]*(/.*/libcudnn\.so[.\d]*)$", text, re.MULTILINE)
@@ -86,7 +86,7 @@ def _check(library: ctypes.CDLL, status: int) -> None:
 
 
 class _Case:
-    """The descriptors of one case, on tensors that are contiguous NCHW; destroyed when the last call on it is gone."""
+    """The descriptors of one case, for contiguous NCHW tensors; destroyed when the last call that uses them is gone."""
 
     def __init__(self, library: ctypes.CDLL, problem: ConvProblem, precision: str):
         self._library = library
@@ -128,7 +128,7 @@ class Contender(contenders.Contender):
         self._workspace = Workspace()
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """All eight algorithms; whether one can run is asked in prepare(), and once more by its first call."""
+        """All eight algorithms. cuDNN says whether one can run in prepare(), and again at the first call."""
         case = cache(partial(_Case, self._library, problem, self.precision))
         return [
             Offer("cudnn", name, partial(self._prepare, case, code, operands, workspace_limit), self.precision)

@@ -1,4 +1,4 @@
-"""Every execution plan of cuDNN's graph API: those its heuristics name, and the engines they leave out."""
+"""Every execution plan of cuDNN's graph API: the plans of its heuristics, and one of each engine they leave out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailab
 from harness.contenders.workspace import Workspace
 from harness.precision import FP32
 
-REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later ones need much more than the library
-DESELECTED = "Deselecting execution plan"  # how the build of a plan ends that a numeric note excludes
+REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later versions need a compiler too
+DESELECTED = "Deselecting execution plan"  # in the error of building a plan that a numeric note excludes
 COLLECT_EVERY = 8  # cases
 
 
@@ -42,11 +42,11 @@ class Contender(contenders.Contender):
         self._cases = 0
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """One offer for each distinct plan name of the class. All are built here: only a build tells which those are.
+        """One offer for each distinct plan name of the precision. All are built here, because only a build tells it.
 
-        A plan of the other class has no row; one of the class that cannot be built has one.
+        A plan of the other precision has no row. A plan of this precision that cannot be built has a row.
         """
-        # The frontend's graphs are in reference cycles, and what a plan holds is invisible to the collector.
+        # The frontend's graphs are in reference cycles, and the collector does not see the memory of their plans.
         if self._cases % COLLECT_EVERY == 0:
             gc.collect()
         self._cases += 1
@@ -61,7 +61,7 @@ class Contender(contenders.Contender):
 def _version(cudnn: Any) -> int | None:
     try:
         return cudnn.backend_version()
-    except RuntimeError:  # it found no library at all
+    except RuntimeError:  # the frontend found no library
         return None
 
 
@@ -84,23 +84,24 @@ class _Plans:
         self._addresses = dict(zip(tensors, pointers, strict=True))
         self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
         self._create()
-        self._exclude_other_class(precision)
+        self._exclude_other_precision(precision)
 
     def _create(self) -> None:
-        """Add the plans of all heuristics, then one of each engine that they left out."""
+        """Add the plans of all heuristics, then one plan of each engine that they left out."""
         graph, modes = self._graph, self._cudnn.heur_mode
-        with suppress(self._cudnn.cudnnGraphNotSupportedError):  # an engine may run what no heuristic knows
+        with suppress(self._cudnn.cudnnGraphNotSupportedError):  # an engine may run a case that no heuristic knows
             graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
         known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
         for engine in range(graph.get_engine_count()):
             if engine not in known:
-                with suppress(*self._failures):  # which means that the engine has no configuration for this case
+                with suppress(*self._failures):  # the engine has no configuration for this case
                     graph.create_execution_plan(engine, {})
 
-    def _exclude_other_class(self, precision: str) -> None:
-        """By the notes that cuDNN has on its plans, all of which are there already.
+    def _exclude_other_precision(self, precision: str) -> None:
+        """Exclude the plans of the other precision by cuDNN's notes on them; called when all plans are there.
 
-        eng58, a route to cuBLAS, is of both classes: it has the note TENSOR_CORE alone, and rounds where it may.
+        Engine 58, a route to cuBLAS, is of both precisions: it has the note TENSOR_CORE alone, and rounds to TF32
+        where it is allowed to.
         """
         note = self._cudnn.numerical_note
         if precision == FP32:
@@ -109,7 +110,7 @@ class _Plans:
             self._graph.select_numeric_notes([note.TENSOR_CORE])
 
     def distinct(self) -> list[tuple[str, int, str]]:
-        """Name, index and reason of failure ("" where there is none) of every plan of the class."""
+        """Name, index and reason of failure ("" where there is none) of every plan of the precision."""
         found: dict[str, tuple[str, int, str]] = {}
         for index in range(self._graph.get_execution_plan_count()):
             name = self._graph.get_plan_name_at_index(index)
@@ -127,6 +128,7 @@ class _Plans:
         return ""
 
     def prepare(self, index: int, failure: str, workspace_limit: int) -> Prepared:
+        """The call of a plan. Raises NotRunnable where it could not be built or needs too much workspace (bytes)."""
         if failure:
             raise NotRunnable("unsupported", failure)
         size = self._graph.get_workspace_size_plan_at_index(index)
@@ -152,7 +154,7 @@ def _graph(cudnn: Any, handle: Any, problem: ConvProblem) -> tuple[Any, tuple[An
     w = graph.tensor(name="weight", dim=problem.weight_shape, stride=_strides(problem.weight_shape), data_type=real)
     pads = [problem.pad_h, problem.pad_w]
     y = graph.conv_fprop(image=x, weight=w, padding=pads, stride=[1, 1], dilation=[1, 1], name="conv")
-    # The strides by hand: cuDNN would infer channels last.
+    # Without strides cuDNN would infer channels last.
     shape = list(problem.output_shape)
     y.set_output(True).set_data_type(real).set_dim(shape).set_stride(_strides(shape))
     graph.validate()
@@ -161,7 +163,7 @@ def _graph(cudnn: Any, handle: Any, problem: ConvProblem) -> tuple[Any, tuple[An
 
 
 def _strides(shape: Any) -> list[int]:
-    """Of a contiguous tensor; torch's own may say anything where a size is 1."""
+    """The strides of a contiguous tensor; torch's own are arbitrary where a size is 1."""
     _, c, h, w = shape
     return [c * h * w, h * w, w, 1]
 

@@ -1,9 +1,9 @@
-"""What torch itself makes of cuDNN: its three ways to choose a plan.
+"""cuDNN as torch calls it, in torch's three modes of choosing a plan: default, benchmark and deterministic.
 
-torch keeps the plan it chose for a problem in a cache, per thread, whose key tells deterministic from not, but not
-benchmarked from taken by heuristics: `default` after `benchmark` would run what benchmark chose, and the other
-way round. The cache can be neither read nor emptied, only limited. So it is limited to one plan, and a
-convolution of another shape pushes that out before each choice.
+torch caches the plan of a problem, per thread. The key of the cache has the deterministic flag, but not the benchmark
+flag: `default` after `benchmark` would run the plan that benchmark chose, and the other way round. The cache cannot be
+read or emptied, but its size can be limited. So it holds one plan, and a convolution of another shape evicts that plan
+before each choice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +38,11 @@ MODES = {"default": _Mode(), "benchmark": _Mode(benchmark=True), "deterministic"
 
 @contextmanager
 def _settings(mode: _Mode, precision: str = FP32) -> Iterator[None]:
-    """torch's cuDNN settings of a mode, in FP32 or with TF32 allowed; what was set before is set again at the end."""
-    cudnn = torch.backends.cudnn
+    """torch's cuDNN settings of a mode, in FP32 or with TF32 allowed; the settings before are restored at the end."""
+    cudnn: Any = torch.backends.cudnn
     before = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, cudnn.conv.fp32_precision)
     try:
-        limit = 0  # of plans to try in a benchmark: all
+        limit = 0  # a benchmark tries all plans
         _set(True, mode.benchmark, limit, mode.deterministic, IN_TORCH[precision])
         yield
     finally:
@@ -49,14 +50,17 @@ def _settings(mode: _Mode, precision: str = FP32) -> Iterator[None]:
 
 
 def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bool, fp32_precision: str) -> None:
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit = enabled, benchmark, benchmark_limit
     cudnn.deterministic = deterministic
-    cudnn.conv.fp32_precision = fp32_precision  # allow_tf32 is its older twin; using both raises
+    cudnn.conv.fp32_precision = fp32_precision  # torch raises where allow_tf32, its older name, is set too
 
 
 class Contender(contenders.Contender):
-    """torch.nn.functional.conv2d, from one thread. Raises Unavailable without cuDNN, a GPU or a cache to limit."""
+    """torch.nn.functional.conv2d, called from one thread.
+
+    Raises Unavailable without a GPU, without cuDNN, and where torch's plan cache is not limited to one plan.
+    """
 
     def __init__(self, precision: str = FP32) -> None:
         super().__init__(precision)
@@ -71,7 +75,7 @@ class Contender(contenders.Contender):
             )
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """torch's default (by heuristics), benchmark (the fastest of all plans it knows) and deterministic."""
+        """torch's modes: default takes a plan by heuristics, benchmark the fastest of all plans that torch knows."""
         return [
             Offer("torch", name, partial(self._prepare, mode, problem, operands, workspace_limit), self.precision)
             for name, mode in MODES.items()
@@ -80,7 +84,7 @@ class Contender(contenders.Contender):
     def _prepare(self, mode: _Mode, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
         padding = (problem.pad_h, problem.pad_w)
         call = self._call(mode, operands.input, operands.weight, padding)
-        call()  # chooses the plan; what that takes is not the workspace of a call
+        call()  # chooses the plan; the memory of that is not the workspace of a call
         needed = measured_workspace(call)
         if needed > workspace_limit:
             raise NotRunnable(
@@ -105,12 +109,12 @@ class Contender(contenders.Contender):
         return call
 
     def _evict(self) -> None:
-        """Push the plan in torch's cache out by another, of a shape that no network has."""
+        """Evict the plan in torch's cache by another, of a shape that no network has."""
         with _settings(MODES["default"], self.precision):
             F.conv2d(*self._other)
 
     def _cache_outlives_eviction(self) -> bool:
-        """True where torch still knows a plan that should be gone, seen by the memory that a benchmark takes."""
+        """Whether torch still knows a plan that should be evicted; the memory that a benchmark takes tells."""
         operands = torch.zeros(2, 16, 28, 28, device="cuda"), torch.zeros(16, 16, 3, 3, device="cuda")
         call = self._call(MODES["benchmark"], *operands, (1, 1))
         chosen, repeated = measured_workspace(call), measured_workspace(call)

@@ -1,4 +1,4 @@
-"""Temporary device memory for the contenders that call cuDNN directly: one buffer for all of their algorithms."""
+"""Temporary device memory for the contenders that call cuDNN directly: one buffer serves all algorithms of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.contenders import NotRunnable, check_workspace
 class Workspace:
     """A buffer on the current GPU, grown to the largest size reserved and kept.
 
-    Growing moves it, so what was captured in a CUDA graph before must not be replayed after: prepare a call,
+    Growing moves the buffer, so a CUDA graph that was captured before must not be replayed after: prepare a call,
     capture and time it, then prepare the next.
     """
 
@@ -18,10 +18,10 @@ class Workspace:
         self._buffer: torch.Tensor | None = None
 
     def reserve(self, size: int, limit: int) -> None:
-        """Have `size` bytes ready. Raises NotRunnable where that is over `limit` (bytes) or more than the GPU has."""
+        """Have `size` bytes ready. Raises NotRunnable where that is over `limit` bytes or more than the GPU has."""
         check_workspace(size, limit)
         if size > (0 if self._buffer is None else self._buffer.numel()):
-            self._buffer = None  # first, so that old and new are never held together
+            self._buffer = None  # freed first, so that the old and the new buffer are never held together
             try:
                 self._buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
             except torch.cuda.OutOfMemoryError:

@@ -1,10 +1,11 @@
-"""python -m harness.bandwidth: how long plain copies on the device take, the measure of memory-bound layers.
+"""python -m harness.measure.bandwidth: times of plain copies on the device, the measure of memory-bound layers.
 
-One contiguous float32 array is copied to another by torch, with the driver's copy and with a kernel that multiplies by
-one, timed as every algorithm is. The faster counts, since the driver's takes 1.5 times as long at some sizes. Bytes
-count both ways, read and written. Bandwidth depends on them (a launch, the ramp and the tail count, and what is still
-in the caches): a layer is to be compared with a copy of as many bytes. Prints a table and writes
-results/DEVICE/bandwidth/bandwidth.csv and the environment.json beside it. Needs a GPU.
+torch copies one contiguous float32 array to another in two ways: with the driver's copy, and with a kernel that
+multiplies by one. Both are timed as every algorithm is, and the faster counts: at some sizes the driver's copy takes
+1.5 times as long. Bytes are those read and those written. The bandwidth depends on them, because a launch, the ramp and
+the tail of the kernel and the contents of the caches count more for small copies. So a layer is compared with a copy of
+as many bytes. Prints a table and writes results/DEVICE/bandwidth/bandwidth.csv and the environment.json beside it.
+Needs a GPU.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from cuconv.problem import FLOAT_BYTES
-from harness.results import environment
+from harness import command, progress
+from harness.errors import UsageError
 from harness.measure import timing
 from harness.report.markdown import markdown
-from harness.results.records import MAX_RUNS, RUN_COLUMNS, ResultsError
+from harness.results import environment
+from harness.results.bandwidth import COLUMNS, CSV, FOLDER
+from harness.results.records import MAX_RUNS
 
-FOLDER, CSV = "bandwidth", "bandwidth.csv"  # in results/DEVICE
-COLUMNS = ("bytes", "way", *RUN_COLUMNS, "mean_us")
+Copy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the first to the second
+
 MIB, PAGE = 1 << 20, 1 << 12
-WAYS = {
+WAYS: dict[str, Copy] = {
     "copy": lambda source, target: target.copy_(source),
     "multiply": lambda source, target: torch.mul(source, 1.0, out=target),
 }
@@ -39,12 +41,14 @@ SIZES = tuple(PAGE * round(MIB / PAGE * 2 ** (step / 2)) for step in range(25))
 
 
 def measure(device: torch.device, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
-    """Microseconds of copies that read and write so many bytes together: a row of COLUMNS for each size, the faster."""
+    """A row of COLUMNS for each size: the faster way to copy, and its microseconds.
+
+    sizes: the bytes that a copy reads and writes together.
+    """
     source = torch.randn(max(sizes) // (2 * FLOAT_BYTES), device=device)
     target = torch.empty_like(source)
-    rows = []
-    bar_format = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} left"
-    for size in tqdm(sizes, desc="copies", bar_format=bar_format):
+    rows: list[list[object]] = []
+    for size in progress.counted(sizes, "copies"):
         count = size // (2 * FLOAT_BYTES)
         found = [(way, _time_us(copy, source[:count], target[:count])) for way, copy in WAYS.items()]
         way, runs_us = min(found, key=lambda one: fmean(one[1]))
@@ -52,7 +56,7 @@ def measure(device: torch.device, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _time_us(copy: Callable, source: torch.Tensor, target: torch.Tensor) -> tuple[float, ...]:
+def _time_us(copy: Copy, source: torch.Tensor, target: torch.Tensor) -> tuple[float, ...]:
     call = partial(copy, source, target)
     call()
     return timing.measure(call, MAX_RUNS, source.device).runs_us
@@ -65,61 +69,36 @@ def write(folder: Path, copies: pd.DataFrame) -> Path:
     return folder / CSV
 
 
-def read(path: Path) -> pd.DataFrame:
-    """The rows of a bandwidth.csv by size; raises ResultsError where it is missing or something else."""
-    if not path.exists():
-        raise ResultsError(f"{path} does not exist: measure first with 'python -m harness.bandwidth' on a GPU")
-    try:
-        copies = pd.read_csv(path, dtype=dict.fromkeys(COLUMNS, float) | {"way": str})
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path} is not readable as CSV ({error}): restore or delete it") from None
-    missing = [column for column in COLUMNS if column not in copies.columns]
-    if missing:
-        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no bandwidth.csv of this project")
-    if not len(copies) or not (copies[["bytes", "mean_us"]] > 0).all(axis=None):
-        raise ResultsError(f"{path} must have rows, with bytes and mean_us above 0: restore it or measure again")
-    return copies.sort_values("bytes", ignore_index=True)
-
-
-def copy_us(copies: pd.DataFrame, moved: Sequence[int]) -> np.ndarray:
-    """Microseconds of copies that move so many bytes, on straight lines between the sizes measured, log over log.
-
-    NaN below the smallest size and above the largest.
-    """
-    sizes, times = np.log(copies.bytes), np.log(copies.mean_us)
-    return np.exp(np.interp(np.log(np.asarray(moved, dtype=float)), sizes, times, left=np.nan, right=np.nan))
-
-
 def render(copies: pd.DataFrame) -> str:
-    """Markdown: MiB moved, microseconds, TB/s."""
+    """A markdown table: MiB moved, microseconds, TB/s."""
     rows = [
-        [f"{row.bytes / MIB:.1f}", f"{row.mean_us:.2f}", f"{1e-6 * row.bytes / row.mean_us:.2f}"]
-        for row in copies.itertuples()
+        [f"{moved / MIB:.1f}", f"{mean_us:.2f}", f"{1e-6 * moved / mean_us:.2f}"]
+        for moved, mean_us in zip(copies.bytes.to_list(), copies.mean_us.to_list(), strict=True)
     ]
     return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(prog="python -m harness.bandwidth", description="How long plain copies take.")
+    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.measure.bandwidth", description="Times of plain copies on the device."
+    )
     parser.parse_args(arguments)
+    return command.exit_code("harness.measure.bandwidth", lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     if not torch.cuda.is_available():
-        return _fail("copies are measured on an NVIDIA GPU, and torch sees none")
-    device = torch.device("cuda", torch.cuda.current_device())
+        raise UsageError("copies are measured on an NVIDIA GPU, and torch sees none")
     try:
-        copies = measure(device)
+        copies = measure(torch.device("cuda", torch.cuda.current_device()))
     except torch.OutOfMemoryError:
-        return _fail(f"copies need {max(SIZES) / 2**30:.0f} GiB of the GPU's memory: end what else uses it")
+        needed = max(SIZES) / 2**30
+        raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
     print(render(copies))
-    path = write(environment.ROOT / "results" / environment.device_slug() / FOLDER, copies)
-    environment.report_gpu(path.parent, environment.command_line("harness.bandwidth", arguments), alone=True)
+    path = write(environment.results_folder(FOLDER), copies)
+    environment.report_gpu(path.parent, environment.command_line("harness.measure.bandwidth", arguments), alone=True)
     print(f"written: {path}")
-    return 0
-
-
-def _fail(reason: str) -> int:
-    print(f"harness.bandwidth: {reason}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

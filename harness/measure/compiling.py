@@ -1,4 +1,4 @@
-"""Kernels compiled ahead, side by side: one after the other, as they are met, they would take minutes."""
+"""Kernels compiled ahead, several at once: compiled one by one, when they are first launched, they take minutes."""
 
 from __future__ import annotations
 
@@ -7,59 +7,59 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tqdm import tqdm
-
 from cuconv import jit, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import ConvProblem, UnsupportedProblem
+from harness import progress
 
-Form = tuple[Path, tuple[tuple[str, int], ...]]  # of a kernel: its source, and its macros
+KernelVariant = tuple[Path, tuple[tuple[str, int], ...]]  # a CUDA source, and the macros that it is compiled with
 
 
-def forms_of(launches: Iterable[Launch]) -> list[Form]:
-    """What the launches need compiled, each form once, in order."""
+def variants_of(launches: Iterable[Launch]) -> list[KernelVariant]:
+    """The kernel variants that the launches need compiled, each once, in order."""
     return list(dict.fromkeys((launch.source, tuple(launch.macros.items())) for launch in launches))
 
 
 class Compiler:
-    """Threads that compile forms in the order in which they are started. Use as a context manager."""
+    """Threads that compile kernel variants in the order in which they are started. Use as a context manager."""
 
     def __init__(self, arch: str):
         """arch: such as "sm_90a"."""
         self._arch = arch
-        self._jobs: dict[Form, Future] = {}
+        self._jobs: dict[KernelVariant, Future[Path]] = {}
 
     def __enter__(self) -> Compiler:
         self._threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def start(self, forms: Iterable[Form]) -> None:
-        for source, macros in forms:
+    def start(self, variants: Iterable[KernelVariant]) -> None:
+        """Begin to compile the variants that were not started before."""
+        for source, macros in variants:
             if (source, macros) not in self._jobs:
                 self._jobs[source, macros] = self._threads.submit(jit.cubin, source, self._arch, dict(macros))
 
-    def wait_for(self, forms: Iterable[Form]) -> None:
-        """Raises CompileError where one of them, started before, does not compile."""
-        for form in forms:
-            self._jobs[form].result()
+    def wait_for(self, variants: Iterable[KernelVariant]) -> None:
+        """Wait for variants that were started before. Raises CompileError where one of them does not compile."""
+        for variant in variants:
+            self._jobs[variant].result()
 
 
 def compile_for(problems: Iterable[ConvProblem], spec: DeviceSpec, algorithms: Iterable[str]) -> int:
-    """Compile what these algorithms launch for these problems; returns the number of forms.
+    """Compile the kernels that these algorithms launch for these problems; returns the number of kernel variants.
 
-    Raises CompileError. What an algorithm does not compute is left out.
+    An algorithm is left out for a problem that it does not compute. Raises CompileError.
     """
-    forms = forms_of(_launches(problems, spec, tuple(algorithms)))
+    variants = variants_of(_launches(problems, spec, tuple(algorithms)))
     with Compiler(spec.arch) as compiler:
-        compiler.start(forms)
-        for form in tqdm(forms, desc="compiling kernels", leave=False):
-            compiler.wait_for([form])
-    return len(forms)
+        compiler.start(variants)
+        for variant in progress.counted(variants, "compiling kernels"):
+            compiler.wait_for([variant])
+    return len(variants)
 
 
 def _launches(problems: Iterable[ConvProblem], spec: DeviceSpec, algorithms: tuple[str, ...]) -> Iterable[Launch]:

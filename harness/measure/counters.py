@@ -1,6 +1,6 @@
-"""python -m harness.counters: Nsight Compute's counters of what auto launches, on the cases furthest from their floor.
+"""python -m harness.measure.counters: Nsight Compute's counters of auto, on the cases furthest from the floor.
 
-Which those are is in results/DEVICE/paper. Prints a table and writes results/DEVICE/profile/counters.csv, and a report
+The cases are found in results/DEVICE/paper. Prints a table and writes results/DEVICE/profile/counters.csv, and a report
 into environment.json beside it. Kernels run one at a time, without the overlap that a sweep has. Needs a GPU, `ncu` on
 the PATH, and the right to read counters.
 """
@@ -21,16 +21,18 @@ import torch
 import cuconv
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec, device_spec
-from harness.results import environment
-from harness.results.comparisons import compare, problem_of
+from harness import command
+from harness.catalogue import problem_labelled
+from harness.contenders import Operands
+from harness.errors import ResultsError, UsageError
 from harness.report.markdown import markdown
-from harness.measure.kernel_times import problem_of as problem_named
-from harness.results.records import ResultsError, read
+from harness.results import environment
+from harness.results.comparisons import Results, problem_of
 
 BATCHES, CASES_PER_BATCH = (1, 8, 64, 256), 3
 OPERATIONS = "sm__ops_path_tensor_op_{}_sparsity_off.avg.pct_of_peak_sustained_elapsed"
 INSTRUCTIONS = ("hgmma_src_tf32_dst_fp32", "hgmma_src_fp16", "hmma_src_tf32_dst_fp32")  # of the tensor cores
-# Column -> Nsight Compute's metrics, of which it is the sum; a share is of what the unit can do while the kernel runs.
+# The metrics of Nsight Compute whose sum is a column; shares are of a unit's peak while the kernel runs.
 METRICS = {
     "us": ["gpu__time_duration.sum"],
     "tensor_cores": [OPERATIONS.format(instruction) for instruction in INSTRUCTIONS],
@@ -41,12 +43,12 @@ METRICS = {
     "occupancy": ["sm__warps_active.avg.pct_of_peak_sustained_active"],
 }
 COLUMNS = ("case", "algorithm", "kernel", *METRICS)
-CALLS = "import sys; from harness import counters; counters.call_each(sys.argv[1:])"
+CALLS = "import sys; from harness.measure import counters; counters.call_each(sys.argv[1:])"
 
 
 def furthest(device: str, batches: Iterable[int], count: int) -> list[str]:
     """Labels HW-N-K-M-C of the `count` cases of each batch whose time is the largest multiple of their floor."""
-    table = compare(read(environment.ROOT / "results" / device / "paper" / "measurements.csv"), device)
+    table = Results.read(environment.ROOT / "results" / device / "paper").compared
     table = table[table.subject == "auto"].dropna(subset=["mean_us"])
     table = table.assign(distance=table.mean_us / table.floor_us).sort_values("distance", ascending=False)
     found = [table[table.batch == batch].head(count) for batch in batches]
@@ -54,24 +56,22 @@ def furthest(device: str, batches: Iterable[int], count: int) -> list[str]:
 
 
 def call_each(labels: Sequence[str]) -> None:
-    """One call of auto on each case between the profiler's start and stop; what it launches is compiled before."""
+    """Call auto on each case, once to compile its kernels and once between the profiler's start and stop."""
     for label in labels:
-        problem = problem_named(label)
-        generator = torch.Generator("cuda").manual_seed(0)
-        x = torch.randn(problem.input_shape, generator=generator, device="cuda")
-        weight = torch.randn(problem.weight_shape, generator=generator, device="cuda")
-        out = torch.empty(problem.output_shape, device="cuda")
+        problem = problem_labelled(label)
+        operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
+        padding = (problem.pad_h, problem.pad_w)
         for profiled in (False, True):
             torch.cuda.synchronize()
             if profiled:
                 torch.cuda.cudart().cudaProfilerStart()
-            cuconv.conv2d(x, weight, padding=(problem.pad_h, problem.pad_w), out=out)
+            cuconv.conv2d(operands.input, operands.weight, padding=padding, out=operands.output)
             torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def command(labels: Sequence[str], log: Path) -> list[str]:
-    """Nsight Compute's, for `call_each`: caches and clocks as they are in a sweep."""
+def profiler_command(labels: Sequence[str], log: Path) -> list[str]:
+    """The command line of Nsight Compute for `call_each`, with caches and clocks as they are in a sweep."""
     options = ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
     output = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
     metrics = ",".join(metric for metrics in METRICS.values() for metric in metrics)
@@ -79,16 +79,19 @@ def command(labels: Sequence[str], log: Path) -> list[str]:
 
 
 def rows_of(log: str, labels: Sequence[str], spec: DeviceSpec) -> list[dict[str, str]]:
-    """Nsight Compute's CSV, a kernel a line in order of launch -> rows of COLUMNS; ValueError where it is none."""
+    """Rows of COLUMNS from Nsight Compute's CSV, which has a line for each kernel in order of launch.
+
+    Raises ValueError where the text is no such CSV, or of other kernels.
+    """
     lines = [line for line in log.splitlines() if line.startswith('"')]
     reader = csv.DictReader(lines)
     if "Kernel Name" not in (reader.fieldnames or ()):
         raise ValueError(log.strip().splitlines()[-1] if log.strip() else "it printed nothing")
-    kernels = [row for row in reader if row["ID"]]  # the line of units has none
+    kernels = [row for row in reader if row["ID"]]  # the line of units has no ID
     found = []
     for label in labels:
-        plan = cuconv.plan(problem_named(label), spec)
-        launches = ALGORITHMS[plan.algorithm].launches(problem_named(label), plan.config, aligned=True, relu=False)
+        plan = cuconv.plan(problem_labelled(label), spec)
+        launches = ALGORITHMS[plan.algorithm].launches(problem_labelled(label), plan.config, aligned=True, relu=False)
         for launch in launches:
             counted = kernels.pop(0) if kernels else {}
             if counted.get("Kernel Name") != launch.kernel:
@@ -100,15 +103,17 @@ def rows_of(log: str, labels: Sequence[str], spec: DeviceSpec) -> list[dict[str,
 
 
 def count(labels: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of COLUMNS, a kernel each, by Nsight Compute; ValueError where it does not count them."""
+    """Run Nsight Compute; returns rows of COLUMNS, one for each kernel. Raises ValueError where it counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        done = subprocess.run(command(labels, log), cwd=environment.ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            profiler_command(labels, log), cwd=environment.ROOT, capture_output=True, text=True, check=False
+        )
         return rows_of(log.read_text() if log.exists() else done.stderr, labels, device_spec(0))
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    """A row a kernel; replaces the file."""
+    """Replace the file by one row for each kernel."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -117,7 +122,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
 
 
 def render(rows: Sequence[dict[str, str]]) -> str:
-    """A markdown table; shares in per cent."""
+    """A markdown table, with shares in per cent."""
     shares = list(METRICS)[1:]
     header = ["case", "kernel", "us", *(f"{name.replace('_', ' ')}, %" for name in shares)]
     cells = [[row["case"], row["kernel"], row["us"], *(f"{float(row[s]):.0f}" for s in shares)] for row in rows]
@@ -125,43 +130,46 @@ def render(rows: Sequence[dict[str, str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 where nothing can be measured."""
+    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.counters", description="Nsight Compute's counters of auto."
+        prog="python -m harness.measure.counters", description="Nsight Compute's counters of auto."
     )
     parser.add_argument("--batch", type=int, nargs="+", metavar="N", default=BATCHES, help="default: 1 8 64 256")
     parser.add_argument("--cases", type=int, default=CASES_PER_BATCH, help="of each batch size (default: 3)")
     options = parser.parse_args(arguments)
+    return command.exit_code("harness.measure.counters", lambda: _run(options, arguments))
+
+
+def _run(options: argparse.Namespace, arguments: Sequence[str] | None) -> None:
     if options.cases < 1:
-        return _fail(f"--cases {options.cases}: must be 1 or more")
+        raise UsageError(f"--cases {options.cases}: must be 1 or more")
     if not torch.cuda.is_available():
-        return _fail("counters need an NVIDIA GPU, and torch sees none")
+        raise UsageError("counters need an NVIDIA GPU, and torch sees none")
     if not shutil.which("ncu"):
-        return _fail("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
-    device = environment.device_slug()
-    try:
-        labels = furthest(device, options.batch, options.cases)
-    except ResultsError as error:
-        return _fail(f"no sweep to find the cases in ({error}): run python -m harness.run")
-    if not labels:
-        batches = " ".join(map(str, options.batch))
-        return _fail(
-            f"--batch {batches}: the sweep has no time of auto there, run python -m harness.run --batch {batches}"
-        )
+        raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
+    labels = _labels(environment.device_slug(), options)
     try:
         rows = count(labels)
     except ValueError as error:
-        return _fail(f"ncu counted nothing to use: {error}")
+        raise UsageError(f"ncu counted nothing to use: {error}") from None
     print(render(rows))
-    folder = environment.ROOT / "results" / device / "profile"
+    folder = environment.results_folder("profile")
     write_csv(folder / "counters.csv", rows)
-    environment.report_gpu(folder, environment.command_line("harness.counters", arguments), alone=False)
-    return 0
+    environment.report_gpu(folder, environment.command_line("harness.measure.counters", arguments), alone=False)
 
 
-def _fail(reason: str) -> int:
-    print(f"harness.counters: {reason}", file=sys.stderr)
-    return 2
+def _labels(device: str, options: argparse.Namespace) -> list[str]:
+    """The cases to count. Raises UsageError where no sweep of the device has them."""
+    try:
+        labels = furthest(device, options.batch, options.cases)
+    except ResultsError as error:
+        raise UsageError(f"no sweep to find the cases in ({error})") from None
+    if not labels:
+        batches = " ".join(map(str, options.batch))
+        raise UsageError(
+            f"--batch {batches}: the sweep has no time of auto there, run python -m harness.run --batch {batches}"
+        )
+    return labels
 
 
 if __name__ == "__main__":

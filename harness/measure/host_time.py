@@ -1,8 +1,9 @@
-"""python -m harness.host: what one call costs the host, beside torch's, on a few layers: the sweep leaves it out.
+"""python -m harness.measure.host_time: the host time of one call, beside torch's, on a few layers.
 
-Python and driver, from the call to its return, in a process that made the same call before. All calls of all layers
-take turns, round after round, so that when something else keeps the processor busy they all share it. Prints a table
-and writes results/DEVICE/host/host.csv, and environment.json beside it. Needs a GPU.
+Device times, which the sweep measures, leave it out. Host time is that of Python and the driver, from the call to its
+return, in a process that made the same call before. Rounds interleave all calls of all layers, so that a busy processor
+slows all of them alike. Prints a table and writes results/DEVICE/host/host.csv, and environment.json beside it. Needs a
+GPU.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ import torch.nn.functional as F
 
 import cuconv
 from cuconv.problem import ConvProblem
-from harness import contenders
+from harness import command, contenders, progress
+from harness.catalogue import problem_labelled
+from harness.contenders import Operands
+from harness.report.markdown import markdown
 from harness.results import environment
-from harness.contenders import Unavailable
-from harness.measure.kernel_times import problem_of
 
-# HW-N-K-M-C, as in the paper: each filter size, one kernel and two, much work for the GPU and little.
+# Labels HW-N-K-M-C, as in the paper: each filter size, calls of one kernel and of two, much work and little.
 LAYERS = ("7-1-1-256-832", "7-1-3-384-192", "7-1-5-128-48", "28-1-3-512-512", "28-8-3-512-512")
 ROUNDS = 20
 WARM_UP_CALLS, CALLS = 10, 100  # in a round
-CALLS_IN_QUEUE = 50  # before the host waits for the GPU: a full queue would make it wait within a call
+CALLS_IN_QUEUE = 50  # before the host waits for the GPU, because a full queue would make it wait within a call
 
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Median host microseconds of `calls` calls; output: whether a call allocates it ("new") or it is "given"."""
+    """The median host microseconds of `calls` calls. output is "new" where a call allocates it, or "given"."""
 
     layer: str
     provider: str
@@ -46,7 +48,7 @@ class HostTime:
 
 
 def times_us(call: Callable[[], object], synchronize: Callable[[], None]) -> list[float]:
-    """Host microseconds of a round's calls; synchronize waits for the GPU, between calls."""
+    """The host microseconds of each call of a round; synchronize waits for the GPU, between calls."""
     for _ in range(WARM_UP_CALLS):
         call()
     seconds = []
@@ -61,9 +63,9 @@ def times_us(call: Callable[[], object], synchronize: Callable[[], None]) -> lis
 
 
 def calls_of(problem: ConvProblem, device: str) -> dict[tuple[str, str, str], Callable[[], torch.Tensor]]:
-    """(provider, algorithm, output) -> the call that is timed; all on the same tensors."""
-    x, weight = torch.randn(problem.input_shape, device=device), torch.randn(problem.weight_shape, device=device)
-    out = torch.empty(problem.output_shape, device=device)
+    """The calls to time by (provider, algorithm, output), all on the same tensors."""
+    operands = Operands.random(problem, torch.Generator(device).manual_seed(0))
+    x, weight, out = operands.input, operands.weight, operands.output
     padding = problem.pad_h
     return {
         ("cuconv", "auto", "new"): lambda: cuconv.conv2d(x, weight, padding=padding),
@@ -74,28 +76,30 @@ def calls_of(problem: ConvProblem, device: str) -> dict[tuple[str, str, str], Ca
 
 
 def measure(layers: Iterable[str], device: str, synchronize: Callable[[], None]) -> list[HostTime]:
-    """Every call of every layer, without gradients."""
+    """The host times of every call on every layer, without gradients; synchronize waits for the GPU."""
     with torch.no_grad():
-        calls = {(layer, *key): call for layer in layers for key, call in calls_of(problem_of(layer), device).items()}
-        times: dict[tuple[str, ...], list[float]] = {key: [] for key in calls}
-        for _ in range(ROUNDS):
+        calls = {
+            (layer, *key): call for layer in layers for key, call in calls_of(problem_labelled(layer), device).items()
+        }
+        times: dict[tuple[str, str, str, str], list[float]] = {key: [] for key in calls}
+        for _ in progress.counted(range(ROUNDS), "rounds"):
             for key, call in calls.items():
                 times[key] += times_us(call, synchronize)
-    return [HostTime(*key, len(found), median(found)) for key, found in times.items()]
+    return [HostTime(*key, calls=len(found), median_us=median(found)) for key, found in times.items()]
 
 
 def render(rows: Sequence[HostTime]) -> str:
     """Markdown: a line for each layer, a column for each kind of call."""
     kinds = list(dict.fromkeys((row.provider, row.algorithm, row.output) for row in rows))
-    lines = [["host us, HW-N-K-M-C", *(f"{' '.join(kind[:2])}, output {kind[2]}" for kind in kinds)]]
-    lines.append(["---", *("---:" for _ in kinds)])
-    for layer in dict.fromkeys(row.layer for row in rows):
-        lines.append([layer, *(f"{row.median_us:.2f}" for row in rows if row.layer == layer)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    header = ["host us, HW-N-K-M-C", *(f"{provider} {name}, output {output}" for provider, name, output in kinds)]
+    layers = dict.fromkeys(row.layer for row in rows)
+    return markdown(
+        header, [[layer, *(f"{row.median_us:.2f}" for row in rows if row.layer == layer)] for layer in layers]
+    )
 
 
 def write_csv(path: Path, rows: Sequence[HostTime]) -> None:
-    """One row for each layer and kind of call."""
+    """Replace the file by one row for each layer and kind of call."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(HostTime)], lineterminator="\n")
@@ -104,21 +108,21 @@ def write_csv(path: Path, rows: Sequence[HostTime]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 where nothing can be measured."""
-    argparse.ArgumentParser(prog="python -m harness.host", description="Host time of a warm call.").parse_args(
-        arguments
+    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.measure.host_time", description="Host time of a warm call."
     )
-    try:
-        contenders.load("cuconv")
-    except Unavailable as reason:
-        print(f"harness.host: {reason}", file=sys.stderr)
-        return 2
+    parser.parse_args(arguments)
+    return command.exit_code("harness.measure.host_time", lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    contenders.load("cuconv")
     rows = measure(LAYERS, "cuda", torch.cuda.synchronize)
     print(render(rows))
-    folder = environment.ROOT / "results" / environment.device_slug() / "host"
+    folder = environment.results_folder("host")
     write_csv(folder / "host.csv", rows)
-    environment.report_gpu(folder, environment.command_line("harness.host", arguments), alone=True)
-    return 0
+    environment.report_gpu(folder, environment.command_line("harness.measure.host_time", arguments), alone=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python -m harness.profile: where the time goes, kernel by kernel, on the configurations of the paper's tables 3 to 5.
+"""python -m harness.measure.kernel_times: device time kernel by kernel, on the cases of the paper's tables 3 to 5.
 
 Prints the tables in the paper's shape and writes results/DEVICE/profile/table_N.csv, and a report into environment.json
 beside them. Needs a GPU.
@@ -15,11 +15,13 @@ from pathlib import Path
 
 import torch
 
-from cuconv.problem import ConvProblem
-from harness import contenders
-from harness.results import environment
+from harness import command, contenders, progress
+from harness.catalogue import problem_labelled
 from harness.contenders import NotRunnable, Offer, Operands, Unavailable
-from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS
+from harness.errors import UsageError
+from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS, shown
+from harness.report.markdown import markdown
+from harness.results import environment
 
 # Labels HW-N-K-M-C, as in the paper.
 TABLES = {
@@ -46,12 +48,6 @@ class KernelTime:
     mean_us: float
 
 
-def problem_of(label: str) -> ConvProblem:
-    """The convolution that the paper calls HW-N-K-M-C, padded to keep its size."""
-    hw, n, k, m, c = map(int, label.split("-"))
-    return ConvProblem(n=n, c=c, h=hw, w=hw, m=m, kh=k, kw=k, pad_h=(k - 1) // 2, pad_w=(k - 1) // 2)
-
-
 def short_name(kernel: str) -> str:
     """A kernel's name without return type and parameters, and with no more template arguments than fit a table."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
@@ -73,7 +69,7 @@ def short_name(kernel: str) -> str:
 
 
 def mean_times(launches: Iterable[tuple[str, float]], calls: int) -> dict[str, float]:
-    """Launches (name, microseconds) of some calls -> mean microseconds per call of each kernel, in order of launch."""
+    """The mean microseconds per call of each kernel, in order of launch; launches: name and microseconds of each."""
     totals: dict[str, float] = {}
     for name, duration in launches:
         name = short_name(name)
@@ -91,28 +87,21 @@ def render(table: int, rows: Sequence[KernelTime]) -> str:
         sums = totals.setdefault(key, {})
         sums[row.configuration] = sums.get(row.configuration, 0.0) + row.mean_us
         kernels.setdefault(key, {}).setdefault(row.kernel, {})[row.configuration] = row.mean_us
-    fastest = {name: min(sums[name] for sums in totals.values() if name in sums) for name in _measured(totals)}
+    measured = {name for sums in totals.values() for name in sums}
+    fastest = {name: min(sums[name] for sums in totals.values() if name in sums) for name in measured}
 
-    size = problem_of(columns["A"]).kh
-    lines = [f"Table {table}: kernel time (us) with {size}x{size} filters", ""]
-    lines += [_line("Algorithm", "GPU kernel", *columns), _line("---", "---", *("---:" for _ in columns))]
+    body = []
     for (provider, algorithm), names in kernels.items():
-        label = f"{PROVIDERS[provider].label} {algorithm}"
+        label = shown(provider, algorithm)
         for kernel, times in names.items():
-            lines.append(_line(label, f"`{kernel}`", *(_cell(times.get(name)) for name in columns)))
+            body.append([label, f"`{kernel}`", *(_cell(times.get(name)) for name in columns)])
             label = ""
         sums = totals[provider, algorithm]
-        cells = (_cell(sums.get(name), bold=sums.get(name) == fastest.get(name)) for name in columns)
-        lines.append(_line("", "*Total*", *cells))
-    return "\n".join([*lines, "", ", ".join(f"{name}: {label}" for name, label in columns.items())])
-
-
-def _measured(totals: dict[tuple[str, str], dict[str, float]]) -> set[str]:
-    return {name for sums in totals.values() for name in sums}
-
-
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
+        body.append(["", "*Total*", *(_cell(sums.get(name), sums.get(name) == fastest.get(name)) for name in columns)])
+    size = problem_labelled(columns["A"]).kh
+    title = f"Table {table}: kernel time (us) with {size}x{size} filters"
+    cases = ", ".join(f"{name}: {label}" for name, label in columns.items())
+    return "\n\n".join([title, markdown(["Algorithm", "GPU kernel", *columns], body, left=(0, 1)), cases])
 
 
 def _cell(time_us: float | None, bold: bool = False) -> str:
@@ -137,23 +126,23 @@ def kernel_times(call: Callable[[], torch.Tensor]) -> dict[str, float]:
 
 
 def _record(call: Callable[[], torch.Tensor], calls: int) -> list[tuple[str, float]]:
-    """Kernels and memory operations of some calls, (name, device microseconds), in order of launch."""
+    """The kernels and memory operations of some calls in order of launch: (name, device microseconds)."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-    device = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    device = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     device.sort(key=lambda event: event.time_range.start)
     return [(event.name, event.time_range.elapsed_us()) for event in device]
 
 
 def measure(table: int, takers: Sequence[contenders.Contender]) -> list[KernelTime]:
-    """Every algorithm of ALGORITHMS on every configuration of a table; those that cannot run are left out."""
+    """The kernel times of ALGORITHMS on every case of a table; algorithms that cannot run are left out."""
     rows = []
-    for configuration, label in TABLES[table].items():
-        problem = problem_of(label)
-        operands = _operands(problem)
+    for configuration, label in progress.counted(TABLES[table].items(), f"table {table}"):
+        problem = problem_labelled(label)
+        operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
         for taker in takers:
             for offer in _ordered(taker.offers(problem, operands, WORKSPACE_LIMIT)):
                 try:
@@ -168,27 +157,24 @@ def measure(table: int, takers: Sequence[contenders.Contender]) -> list[KernelTi
 def _ordered(offers: Sequence[Offer]) -> list[Offer]:
     """The offers that the tables show, in the order of ALGORITHMS."""
     by_name = {offer.algorithm: offer for offer in offers}
-    shown = ALGORITHMS[offers[0].provider]
-    return [by_name[name] for name in shown if name in by_name]
-
-
-def _operands(problem: ConvProblem) -> Operands:
-    generator = torch.Generator("cuda").manual_seed(0)
-    input = torch.randn(problem.input_shape, generator=generator, device="cuda")
-    weight = torch.randn(problem.weight_shape, generator=generator, device="cuda")
-    return Operands(input, weight, torch.empty(problem.output_shape, device="cuda"))
+    listed = ALGORITHMS[offers[0].provider]
+    return [by_name[name] for name in listed if name in by_name]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 where nothing can be measured."""
+    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.profile", description="Kernel times of the paper's tables."
+        prog="python -m harness.measure.kernel_times", description="Kernel times of the paper's tables."
     )
     tables = sorted(TABLES)
     parser.add_argument("--table", type=int, nargs="+", choices=tables, default=tables, help="default: all")
     chosen = parser.parse_args(arguments).table
+    return command.exit_code("harness.measure.kernel_times", lambda: _run(chosen, arguments))
+
+
+def _run(tables: Sequence[int], arguments: Sequence[str] | None) -> None:
     if not torch.cuda.is_available():
-        return _fail("kernel times need an NVIDIA GPU, and torch sees none")
+        raise UsageError("kernel times need an NVIDIA GPU, and torch sees none")
     takers = []
     for provider in ALGORITHMS:
         try:
@@ -196,23 +182,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Unavailable as reason:
             print(f"without {PROVIDERS[provider].label}: {reason}", file=sys.stderr)
     if not takers:
-        return _fail("no contender is left to measure")
+        raise UsageError("no contender is left to measure")
 
-    folder = environment.ROOT / "results" / environment.device_slug() / "profile"
-    for table in chosen:
+    folder = environment.results_folder("profile")
+    for table in tables:
         rows = measure(table, takers)
         if not rows:
-            return _fail("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+            raise UsageError("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
         print(render(table, rows) + "\n")
         write_csv(folder / f"table_{table}.csv", rows)
-        if table == chosen[0]:  # once, and at once: a later table may fail
-            environment.report_gpu(folder, environment.command_line("harness.profile", arguments), alone=False)
-    return 0
-
-
-def _fail(reason: str) -> int:
-    print(f"harness.profile: {reason}", file=sys.stderr)
-    return 2
+        if table == tables[0]:  # once, and at once: a later table may fail
+            command_line = environment.command_line("harness.measure.kernel_times", arguments)
+            environment.report_gpu(folder, command_line, alone=False)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,41 @@
-"""The loop: case x contender -> prepare -> verify -> time -> verify again -> record."""
+"""The sweep: for every case and contender prepare a call, verify it, time it, verify it again, and record a row."""
 
 from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import nvtx
 import torch
-from tqdm import tqdm
 
 from cuconv.problem import UnsupportedProblem
-from harness import contenders
-from harness.measure import timing
-from harness.results.rivals import Entrants, takes_part
+from harness import contenders, progress
 from harness.catalogue import Case, Sweep
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
-from harness.precision import FP32
-from harness.results.records import Measurement, ResultsFolder
-from harness.registry import PROVIDERS, comparison
+from harness.measure import timing
+from harness.measure.gpu import check_alive, first_line, out_of_memory
 from harness.measure.verify import TOLERANCE, Errors, Verifier
+from harness.precision import FP32
+from harness.registry import PROVIDERS, comparison
+from harness.results.records import Measurement, ResultsFolder
+from harness.results.rivals import Entrants, takes_part
 
-# Expected cost of a case, for the progress bar: so much whatever its size, and so much arithmetic a millisecond.
+# The expected time of a case, for the progress bar: a part that every case takes, and arithmetic.
 CASE_MS = 300
 CASE_FLOP_PER_MS = 5e7
 
 
-class GpuLost(RuntimeError):
-    """A kernel broke the CUDA context: nothing more can run in this process."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure, where: chosen providers and algorithms (None: all), runs of each, seed of the data.
+    """The choices for a sweep: device, providers and algorithms (None: all), runs of each, seed of the data.
 
-    entrants, where given, has for each case the rivals that take part beside ours, on the device of that name.
+    workspace_limit is in bytes. environment is the identifier that each row carries. done has the keys of rows that
+    are there already and stay. entrants, where given, has for each case the rivals that take part beside ours, on the
+    device of that name. precision is that of the whole sweep.
     """
 
     device: torch.device
@@ -47,11 +45,10 @@ class Options:
     seed: int
     workspace_limit: int
     environment: str
-    # Keys of rows that are there already and stay.
     done: frozenset[tuple[str, ...]] = field(default=frozenset())
     entrants: Entrants | None = None
     device_name: str = ""
-    precision: str = FP32  # of the whole sweep
+    precision: str = FP32
 
 
 def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
@@ -60,42 +57,49 @@ def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
     entered = load_contenders(options.providers, options.precision)
     for contender in entered.values():
         contender.begin([case.problem for case in sweep.cases], options.algorithms)
-    weights = [_expected_ms(case) for case in sweep.cases]
-    bar = tqdm(
-        total=sum(weights),
-        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left",
-        mininterval=1,
-    )
-    with closing(bar):
-        for number, (case, weight) in enumerate(zip(sweep.cases, weights, strict=True), 1):
+    expected = [_expected_ms(case) for case in sweep.cases]
+    with progress.weighed(sum(expected)) as bar:
+        for number, (case, weight) in enumerate(zip(sweep.cases, expected, strict=True), 1):
             bar.set_description_str(f"case {number}/{len(sweep.cases)} {case.label}")
-            for row in measure_case(case, entered, options):
+            measured, end = CaseInProgress(), bar.n + weight
+            for row in measure_case(case, entered, options, measured):
                 folder.append(row)
-            bar.update(weight)
+                if measured.offers:
+                    bar.update(weight / measured.offers)
+            bar.update(end - bar.n)
 
 
 def load_contenders(providers: Iterable[str], precision: str) -> dict[str, Contender]:
-    """The contenders that this machine can field; says once which it cannot, and why."""
+    """The contenders that this machine can load by provider; says once which it cannot, and why."""
     entered = {}
     for provider in providers:
         try:
             entered[provider] = contenders.load(provider, precision)
         except contenders.Unavailable as reason:
-            tqdm.write(f"{provider} does not take part: {reason}")
+            progress.say(f"{provider} does not take part: {reason}")
     return entered
 
 
-def measure_case(case: Case, entered: dict[str, Contender], options: Options) -> Iterable[Measurement]:
+@dataclass(slots=True)
+class CaseInProgress:
+    """The number of algorithms that a case measures, 0 until it is known: the progress bar moves with each."""
+
+    offers: int = 0
+
+
+def measure_case(
+    case: Case, entered: Mapping[str, Contender], options: Options, progressing: CaseInProgress | None = None
+) -> Iterator[Measurement]:
     """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed."""
     seed = zlib.crc32(f"{options.seed} {case.label}".encode())
     try:
         generator = torch.Generator(options.device).manual_seed(seed)
-        operands = _make_operands(case, generator)
+        operands = Operands.random(case.problem, generator)
         verifier = Verifier(case.problem, operands, generator)
     except Exception as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
-        detail = f"the case's tensors do not fit in memory: {_first_line(error)}"
+        detail = f"the case's tensors do not fit in memory: {first_line(error)}"
         for provider in entered:
             yield from _rows_without_offers(case, provider, options, detail)
         _release_memory()
@@ -109,9 +113,11 @@ def measure_case(case: Case, entered: dict[str, Contender], options: Options) ->
             offers += contender.offers(case.problem, operands, options.workspace_limit)
         except Exception as error:
             _after_error(f"{provider} on {case.label}", error, options.device)
-            yield from _rows_without_offers(case, provider, options, f"{type(error).__name__}: {_first_line(error)}")
+            yield from _rows_without_offers(case, provider, options, f"{type(error).__name__}: {first_line(error)}")
     offers = [offer for offer in offers if _wanted(case, offer.provider, offer.algorithm, options)]
     random.Random(seed).shuffle(offers)
+    if progressing:
+        progressing.offers = len(offers)
     with nvtx.annotate(case.label):
         for offer in offers:
             with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
@@ -121,7 +127,7 @@ def measure_case(case: Case, entered: dict[str, Contender], options: Options) ->
 
 
 def _measure_offer(case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options) -> Measurement:
-    def row(status: str, detail: str, **measured) -> Measurement:
+    def row(status: str, detail: str, **measured: Any) -> Measurement:
         return _row(case, offer.provider, offer.algorithm, offer.precision, status, detail, options, **measured)
 
     try:
@@ -135,7 +141,7 @@ def _measure_offer(case: Case, offer: Offer, operands: Operands, verifier: Verif
         return row("timeout", str(reason))
     except Exception as error:
         _after_error(f"{offer.provider} {offer.algorithm} on {case.label}", error, options.device)
-        return row("error", f"{type(error).__name__}: {_first_line(error)}")
+        return row("error", f"{type(error).__name__}: {first_line(error)}")
 
 
 def _verify_and_time(
@@ -170,7 +176,14 @@ def _why_incorrect(errors: Errors) -> str:
 
 
 def _row(
-    case: Case, provider: str, algorithm: str, precision: str, status: str, detail: str, options: Options, **measured
+    case: Case,
+    provider: str,
+    algorithm: str,
+    precision: str,
+    status: str,
+    detail: str,
+    options: Options,
+    **measured: Any,
 ) -> Measurement:
     layer = case.layer
     return Measurement(
@@ -194,19 +207,8 @@ def _row(
     )
 
 
-def _make_operands(case: Case, generator: torch.Generator) -> Operands:
-    """Fresh normal data; the output is poisoned before each use."""
-    p = case.problem
-    device = generator.device
-    return Operands(
-        torch.randn(p.input_shape, generator=generator, device=device),
-        torch.randn(p.weight_shape, generator=generator, device=device),
-        torch.empty(p.output_shape, device=device),
-    )
-
-
 def row_key(case: Case, provider: str, algorithm: str, precision: str) -> tuple[str, ...]:
-    """The key under which ResultsFolder keeps a case, algorithm and precision."""
+    """The key under which ResultsFolder keeps the row of a case, algorithm and precision."""
     return (*map(str, case.key), provider, algorithm, precision)
 
 
@@ -220,21 +222,17 @@ def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool
 
 
 def _may_offer(case: Case, provider: str, options: Options) -> bool:
-    """False where no algorithm of a provider takes part: asking one for its engines costs a tenth of a second."""
+    """False where no algorithm of a provider takes part: listing a provider's engines costs a tenth of a second."""
     if options.entrants is None or provider == comparison(options.device_name).provider:
         return True
     return any(chosen == provider for chosen, _ in options.entrants.get(case.key, ()))
 
 
-def _rows_without_offers(case: Case, provider: str, options: Options, detail: str) -> Iterable[Measurement]:
-    """What is known of a provider that could not say what it offers: one row for each algorithm of the roster."""
+def _rows_without_offers(case: Case, provider: str, options: Options, detail: str) -> Iterator[Measurement]:
+    """A row for each algorithm in the registry of a provider that could not say which algorithms it offers."""
     for algorithm in PROVIDERS[provider].algorithms or ("any",):
         if _wanted(case, provider, algorithm, options):
             yield _row(case, provider, algorithm, options.precision, "error", detail, options)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _release_memory() -> None:
@@ -247,20 +245,13 @@ def _reserved_share(device: torch.device) -> float:
 
 
 def _after_error(what: str, error: Exception, device: torch.device) -> None:
-    """Make room, and raise GpuLost where the error took the CUDA context with it."""
+    """Free memory, and raise GpuLost where the error broke the CUDA context."""
     if device.type != "cuda":
         return
-    if _out_of_memory(error):
+    if out_of_memory(error):
         _release_memory()
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        raise GpuLost(f"{what} broke the CUDA context ({_first_line(error)}): the rows so far are kept") from error
+    check_alive(what, error)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
-
-
-def _expected_ms(case: Case) -> int:
-    return CASE_MS + round(case.problem.flop / CASE_FLOP_PER_MS)
+def _expected_ms(case: Case) -> float:
+    return CASE_MS + case.problem.flop / CASE_FLOP_PER_MS

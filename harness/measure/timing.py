@@ -1,9 +1,9 @@
-"""How time is taken: device time of a call, launch overhead excluded, by the same function for everybody.
+"""Timing: the device time of a call, launch overhead excluded, by the same function for every contender.
 
-On a GPU the call is captured in a CUDA graph as often as fills some hundred microseconds; each run is one
-replay between two events. All runs are enqueued behind a kernel that waits, so that the host never starves
-the GPU and its clock does not fall between runs. Operands are warm in the caches, as in the paper.
-On a CPU a run is a loop of calls between two readings of the monotonic clock.
+On a GPU the call is captured in a CUDA graph as often as fills some hundred microseconds. Each run is one replay
+between two events. All runs are enqueued behind a kernel that waits, so that the host never starves the GPU and its
+clock does not fall between runs. Operands are warm in the caches, as in the paper. On a CPU a run is a loop of calls
+between two readings of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from math import ceil
 
 import torch
 
-FILL_US = 300.0  # a run lasts at least this long: the event timer resolves half a microsecond
-MAX_CALLS = 200  # in one graph: enough to fill a run with the shortest kernels
+FILL_US = 300.0  # the least duration of a run: the event timer resolves half a microsecond
+MAX_CALLS = 200  # the most in one graph: enough to fill a run with the shortest kernels
 PROBE_CALLS = 8
 WAIT_CYCLES = 600_000  # of the waiting kernel: about 0.3 ms, longer than the host needs to enqueue the runs
+WAIT_PRODUCTS = 40  # of small matrices, which take at least as long
 CPU_FILL_US = 2_000.0
 LIMIT_S = 60.0  # all runs of one algorithm on one case
 
@@ -29,7 +30,7 @@ class TooSlow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """runs_us: device microseconds of one call, for each run. again() repeats the timed work and returns its output."""
+    """The device microseconds of one call in each run. again() repeats the timed work and returns its output."""
 
     runs_us: tuple[float, ...]
     calls_per_run: int
@@ -39,7 +40,7 @@ class Timing:
 
 
 def measure(call: Callable[[], torch.Tensor], runs: int, device: torch.device) -> Timing:
-    """Time a call that has run before (compiled, plans chosen). Raises TooSlow, and whatever the call raises."""
+    """Time a call that ran before, so that it is compiled. Raises TooSlow, and whatever the call raises."""
     return _measure_graph(call, runs) if device.type == "cuda" else _measure_loop(call, runs)
 
 
@@ -62,13 +63,14 @@ class _CapturedCalls:
         torch.cuda.current_stream().wait_stream(stream)
 
     def replay(self) -> torch.Tensor:
+        """Enqueue all captured calls once; returns the output of the last."""
         self._graph.replay()
         return self.output
 
     def time_us(self, runs: int) -> list[float]:
-        """Device microseconds of each of several replays, enqueued together."""
+        """The device microseconds of each of several replays, enqueued together."""
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
-        torch.cuda._sleep(WAIT_CYCLES)
+        _keep_busy()
         for start, end in events:
             start.record()
             self._graph.replay()
@@ -77,10 +79,21 @@ class _CapturedCalls:
         return [1000.0 * start.elapsed_time(end) for start, end in events]
 
 
+def _keep_busy() -> None:
+    """Enqueue about 0.3 ms of work. torch's kernel that waits is private, so products of matrices stand in for it."""
+    wait = getattr(torch.cuda, "_sleep", None)
+    if wait is not None:
+        wait(WAIT_CYCLES)
+        return
+    matrix = torch.zeros(512, 512, device="cuda")
+    for _ in range(WAIT_PRODUCTS):
+        torch.mm(matrix, matrix)
+
+
 def _measure_graph(call: Callable[[], torch.Tensor], runs: int) -> Timing:
     single_us = _time_one_us(call)
     _check_limit(single_us, runs)
-    if single_us >= FILL_US:  # or something came between, and this is a short call that is to be captured often
+    if single_us >= FILL_US:  # measured again, because an interruption may make a short call look long
         single_us = min(single_us, _time_one_us(call))
 
     count = 1
@@ -94,7 +107,7 @@ def _measure_graph(call: Callable[[], torch.Tensor], runs: int) -> Timing:
 
 
 def _time_one_us(call: Callable[[], torch.Tensor]) -> float:
-    """Device microseconds of one call, with what the host makes the GPU wait for."""
+    """The device microseconds of one call, including the time that the GPU waits for the host."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     call()

@@ -1,8 +1,8 @@
-"""Is an output right? Against float64: some images element by element, and all of them through a weighted sum.
+"""Verification of an output against float64: some images element by element, all images through a weighted sum.
 
-Convolution is linear in its input, so a random combination of all output images must equal the convolution of
-the same combination of the inputs. That catches an image that is wrong, exchanged or never written, at the
-price of one pass over the output.
+Convolution is linear in its input, so a random combination of all output images must equal the convolution of the same
+combination of the inputs. That catches an image that is wrong, exchanged or never written, and takes one pass over the
+output.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ from cuconv import reference
 from cuconv.problem import ConvProblem
 from harness.contenders import Operands
 
-# A wrong index gives an error of order 1, TF32 3e-4; cuDNN's Winograd reaches 1.2e-3 at 5x5 and counts as it is.
+# A wrong index gives an error of order 1, TF32 one of 3e-4. cuDNN's Winograd has 1.2e-3 at 5x5 and is accepted.
 TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of an output against float64: ||out - ref|| / ||ref|| and the largest absolute difference; NaN where NaN."""
+    """The errors of an output against float64: ||out - ref|| / ||ref|| and the largest absolute difference.
+
+    Both are NaN where the output has a NaN.
+    """
 
     rel_l2: float
     max_abs: float
 
     @property
     def acceptable(self) -> bool:
+        """Whether the output counts as right."""
         return self.rel_l2 <= TOLERANCE  # False for NaN
 
 
 class Verifier:
-    """The float64 reference of one case; compare outputs of its algorithms with it."""
+    """The float64 reference of one case, with which the outputs of its algorithms are compared."""
 
     def __init__(self, problem: ConvProblem, operands: Operands, generator: torch.Generator):
         n = problem.n
@@ -44,7 +48,7 @@ class Verifier:
         self._mixed_truth = reference.conv2d(mixed[None], operands.weight, padding)[0]
 
     def errors(self, output: torch.Tensor) -> Errors:
-        """Compare a whole output (N, M, OH, OW); an error in any image shows in rel_l2."""
+        """The errors of a whole output (N, M, OH, OW). An error in any image shows in rel_l2."""
         difference = output[self._images].double() - self._truth
         rel_l2 = _norm_ratio(difference, self._truth)
         mixed = torch.tensordot(self._mix, output, dims=1).double()

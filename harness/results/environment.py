@@ -1,7 +1,8 @@
-"""What a measurement depends on: machine, libraries, code. Never raises; what cannot be read is null.
+"""Reports of the machine, libraries and code that a measurement depends on, and environment.json, which keeps them.
 
-environment.json maps an identifier to such a report. Rows of measurements.csv carry it, so that those measured on
-different days, versions or commits can share a results folder; of other files the reports' commands tell.
+environment.json maps an identifier to each report. Rows of measurements.csv carry the identifier, so that rows of
+different days, versions or commits can share a results folder. Other files carry none: the commands in the reports say
+which report is of which file. A report never raises: a fact that cannot be read is null.
 """
 
 from __future__ import annotations
@@ -18,40 +19,55 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from harness.results import code
+
+if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV files need no torch
+    import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-# What may differ between two commands whose rows are still of one measurement.
+# The facts that may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands")
 CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
 
 
 def device_slug(device: torch.device | None = None) -> str:
-    """The name of a device under results/ and plots/: "nvidia-h200", or "cpu"."""
+    """The name of a device under results/ and plots/, "nvidia-h200" or "cpu"; None stands for the current device."""
+    import torch
+
     if (device is not None and device.type == "cpu") or not torch.cuda.is_available():
         return "cpu"
     return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
 
 
+def results_folder(name: str) -> Path:
+    """The folder results/DEVICE/NAME of the current device, which may not exist yet."""
+    return ROOT / "results" / device_slug() / name
+
+
 def fingerprint(*folders: str) -> str:
-    """A hash of the code under folders of the project: Python, CUDA, constants of the cost models; names, contents."""
+    """A hash of the code under folders of the project: of Python, CUDA and the constants of the cost models.
+
+    It covers the names of the files and their code, but no comments, docstrings and formatting.
+    """
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".cu", ".cuh", ".toml"):
-                digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+                digest.update(f"{path.relative_to(ROOT)}\0{code.digest(path)}".encode())
     return digest.hexdigest()[:16]
 
 
 def command_line(module: str, arguments: Sequence[str] | None) -> str:
-    """What the user typed to run a module of the harness; arguments: None for those of this process."""
+    """The command line of a module of the harness as a user types it; arguments: None for those of this process."""
     return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def report(device: torch.device, command: str) -> dict[str, Any]:
-    """Everything known about the device, the libraries and the code, ready for JSON; command is what the user typed."""
+    """The facts about the device, the libraries and the code, ready for JSON; command is the line the user typed."""
+    import torch
+
     facts = _gpu_facts(device) if device.type == "cuda" else _cpu_facts()
     return {
         **facts,
@@ -86,9 +102,15 @@ def identifier(facts: dict[str, Any]) -> str:
 
 
 def comparable(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Would both have measured the same thing: equal machine, versions and code, whatever the commit?"""
+    """Whether two reports are of equal machine, versions and code, so that their rows are of one measurement."""
     changeable = CHANGEABLE_BESIDE_A_GPU if one.get("gpu") else CHANGEABLE
     return all(one.get(k) == other.get(k) for k in {*one, *other} - set(changeable))
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The reports of a folder's environment.json by identifier; none where the file is missing or unreadable."""
+    stored = _try(lambda: json.loads((folder / "environment.json").read_text())["environments"])
+    return stored if isinstance(stored, dict) else {}
 
 
 class EnvironmentFile:
@@ -96,11 +118,10 @@ class EnvironmentFile:
 
     def __init__(self, folder: Path):
         self._path = folder / "environment.json"
-        stored = _try(lambda: json.loads(self._path.read_text()))
-        self.environments: dict[str, dict[str, Any]] = (stored or {}).get("environments", {})
+        self.environments = read(folder)
 
     def enter(self, facts: dict[str, Any]) -> str:
-        """Add a report, or its command to the report that is there already; returns the identifier."""
+        """Add a report, or its command to an equal report that is there already; returns the identifier."""
         name = identifier(facts)
         commands = self.environments.get(name, {}).get("commands", [])
         self.environments[name] = {**facts, "commands": commands + facts["commands"]}
@@ -121,8 +142,10 @@ class EnvironmentFile:
 def report_gpu(folder: Path, command: str, alone: bool) -> None:
     """Enter a report of the current GPU into environment.json of a folder that exists.
 
-    alone: the command replaces all that was measured there, so other reports are dropped.
+    alone: the command replaces everything that was measured there, so other reports are dropped.
     """
+    import torch
+
     environments = EnvironmentFile(folder)
     new = environments.enter(report(torch.device("cuda", torch.cuda.current_device()), command))
     if alone:
@@ -130,6 +153,8 @@ def report_gpu(folder: Path, command: str, alone: bool) -> None:
 
 
 def _gpu_facts(device: torch.device) -> dict[str, Any]:
+    import torch
+
     from harness.contenders import cudnn_classic
 
     properties = torch.cuda.get_device_properties(device)
@@ -146,7 +171,7 @@ def _gpu_facts(device: torch.device) -> dict[str, Any]:
         "cuda_runtime": torch.version.cuda,
         "cudnn": library[1],
         "cudnn_library": Path(library[0]).name if library[0] else None,
-        "cupy": _version("cupy-cuda13x"),
+        "cupy": _version("cupy-cuda13x") or _version("cupy-cuda12x"),
         "cudnn_frontend": _version("nvidia-cudnn-frontend"),
         "nvrtc": _try(lambda: ".".join(map(str, _nvrtc_version()))),
     }
@@ -154,6 +179,7 @@ def _gpu_facts(device: torch.device) -> dict[str, Any]:
 
 def _nvml_facts(device: torch.device) -> dict[str, Any]:
     import pynvml
+    import torch
 
     pynvml.nvmlInit()
     try:
@@ -174,14 +200,14 @@ def _nvml_facts(device: torch.device) -> dict[str, Any]:
 def _nvrtc_version() -> tuple[int, int]:
     from cuda.bindings import nvrtc
 
-    return nvrtc.nvrtcVersion()[1:]
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
 
 
 def _cpu_facts() -> dict[str, Any]:
-    return {
-        "gpu": None,
-        "threads": torch.get_num_threads(),
-    }
+    import torch
+
+    return {"gpu": None, "threads": torch.get_num_threads()}
 
 
 def _cpu_name() -> str:

@@ -1,29 +1,28 @@
-"""The GPU proof: which kernels, with which launch code, passed every GPU test on which device.
+"""The GPU proof: the kernels and launch code that passed every GPU test, by device.
 
-results/DEVICE/verified.json holds a hash of each file of cuconv/. A machine without a GPU can so tell
-whether the kernels in the tree are those that were tested on one.
+results/DEVICE/verified.json holds a hash of the code of each file of cuconv/. So a machine without a GPU can tell
+whether the kernels in the tree are those that were tested on one. Comments, docstrings and formatting do not count.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
-from harness.results import environment
+from harness.results import code, environment
 
 
 def current_files() -> dict[str, str]:
-    """SHA-256 of every kernel source and of the code that launches it, by path in the project."""
+    """The SHA-256 of the code of every kernel source and of the code that launches it, by path in the project."""
     paths = sorted(p for p in (environment.ROOT / "cuconv").rglob("*") if p.suffix in (".cu", ".cuh", ".py"))
-    return {str(p.relative_to(environment.ROOT)): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
+    return {str(p.relative_to(environment.ROOT)): code.digest(p) for p in paths}
 
 
 def write(tests_passed: int) -> Path:
     """Record that all GPU tests passed on the current device; returns the file's path."""
+    import torch
+
     device = torch.device("cuda", torch.cuda.current_device())
     facts = environment.report(device, "make test-gpu")
     proof = {
@@ -40,6 +39,6 @@ def write(tests_passed: int) -> Path:
 
 
 def outdated(path: Path) -> list[str]:
-    """The files that differ from those a proof was made for, added and removed ones included."""
+    """The files whose code differs from a proof's, added and removed ones included."""
     proved, current = json.loads(path.read_text())["files"], current_files()
     return sorted(name for name in {*proved, *current} if proved.get(name) != current.get(name))

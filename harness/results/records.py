@@ -1,8 +1,8 @@
-"""measurements.csv: one row per case, contender algorithm and precision, and the folder that keeps it whole.
+"""measurements.csv: one row per case, algorithm and precision, and the folder that keeps the file whole.
 
-Rows are appended and flushed as they are measured, so a crash keeps them. A newer row of the same
-case, algorithm and precision replaces the older one; closing the folder rewrites the file without the replaced
-rows, atomically. Times carry nine significant digits: the event timer is a 32-bit float.
+Rows are appended and flushed as they are measured, so that a crash keeps them. A newer row of the same case, algorithm
+and precision replaces the older one. Closing the folder rewrites the file without the replaced rows, atomically. Times
+have nine significant digits, because the event timer is a 32-bit float.
 """
 
 from __future__ import annotations
@@ -11,11 +11,28 @@ import csv
 import fcntl
 import io
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 
 import pandas as pd
+
+from harness.errors import ResultsError
+from harness.results.csv_file import read_csv
+
+__all__ = [
+    "CASE_COLUMNS",
+    "COLUMNS",
+    "KEY_COLUMNS",
+    "MAX_RUNS",
+    "RUN_COLUMNS",
+    "STATUSES",
+    "Measurement",
+    "ResultsError",
+    "ResultsFolder",
+    "read",
+]
 
 MAX_RUNS = 9
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
@@ -24,15 +41,11 @@ KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, MAX_RUNS + 1))
 
 
-class ResultsError(Exception):
-    """A results folder that cannot be used as asked; the message is one sentence for the user."""
-
-
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One row: what one algorithm did on one case, in one precision. A time exists only where status is "ok".
+    """One row: the result of one algorithm on one case, in one precision. A time exists only where status is "ok".
 
-    Sizes in elements, workspace in bytes, times in microseconds of device time per call.
+    Sizes are in elements, the workspace is in bytes, times are microseconds of device time per call.
     """
 
     networks: str
@@ -74,6 +87,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, ...]:
+        """The cells of KEY_COLUMNS, by which a newer row replaces an older one."""
         return tuple(str(getattr(self, column)) for column in KEY_COLUMNS)
 
     def cells(self) -> list[str]:
@@ -101,25 +115,18 @@ def _columns() -> tuple[str, ...]:
 COLUMNS = _columns()
 
 
+_NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
+_TEXT = tuple(column for column in COLUMNS if column not in _NUMERIC)  # an environment may be called 12345678 or 1e5
+
+
 def read(csv_path: Path) -> pd.DataFrame:
-    """The measurements of one CSV file as a frame, newest row of each case, algorithm and precision only.
+    """The measurements of one CSV file: the newest row of each case, algorithm and precision.
 
     Raises ResultsError where the file is missing or is no measurements.csv.
     """
-    if not csv_path.exists():
-        raise ResultsError(f"{csv_path} does not exist: measure first with 'python -m harness.run'")
-    try:
-        frame = pd.read_csv(csv_path, keep_default_na=False, na_values={c: [""] for c in _NUMERIC}, dtype=_TEXT)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{csv_path} is not readable as CSV ({error}): restore or delete it") from None
-    missing = [column for column in COLUMNS if column not in frame.columns]
-    if missing:
-        raise ResultsError(f"{csv_path} lacks the column {missing[0]!r}: it is no measurements.csv of this project")
+    remedy = "measure first with 'python -m harness.run'"
+    frame = read_csv(csv_path, COLUMNS, text=_TEXT, name="measurements.csv", remedy=remedy)
     return frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
-
-
-_NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
-_TEXT = {column: str for column in COLUMNS if column not in _NUMERIC}  # an environment may be called 12345678 or 1e5
 
 
 class ResultsFolder:
@@ -156,7 +163,7 @@ class ResultsFolder:
             raise
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
         self._rewrite()
         self._lock.close()
@@ -198,7 +205,7 @@ class ResultsFolder:
         os.replace(fresh, self.csv_path)
 
 
-def _csv_line(cells) -> str:
+def _csv_line(cells: Iterable[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()

@@ -1,35 +1,41 @@
-"""A quick side by side: ours against the few rivals that were fastest on each case when all were measured."""
+"""The fastest rivals of each case by earlier measurements, so that a quick look need not measure all of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from harness.results import comparisons as analysis
-from harness import registry as roster
+import numpy as np
+
+from harness import registry
 from harness.precision import FP32
+from harness.results import comparisons
 from harness.results.records import CASE_COLUMNS, read
 
 RIVALS = 3  # of each case
 
-# For each case (batch, h, w, c, m, k, pad): the (provider, algorithm) pairs to measure.
+# The (provider, algorithm) pairs to measure for each case (batch, h, w, c, m, k, pad).
 Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]
 
 
 def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entrants:
-    """The three fastest of each case's rivals, cuBLAS among them, by a results folder's measurements in a precision.
+    """The three fastest rivals of each case, cuBLAS included, by the measurements of a file in one precision.
 
-    device is the folder's name under results/. Raises ResultsError where there are no measurements.
+    device is the name of its folder under results/. Raises ResultsError where there are no measurements.
     """
-    timed = analysis.timed(read(csv_path), precision)
-    is_rival = roster.comparison(device).is_rival
-    others = timed[[is_rival(*pair) or pair[0] == "cublas" for pair in analysis.algorithms(timed)]]
-    ranked = others.sort_values("mean_us").groupby(list(CASE_COLUMNS)).head(RIVALS)
-    return {case: frozenset(analysis.algorithms(rows)) for case, rows in ranked.groupby(list(CASE_COLUMNS), sort=False)}
+    timed = comparisons.timed(read(csv_path), precision)
+    is_rival = registry.comparison(device).is_rival
+    mask = [is_rival(*pair) or pair[0] == "cublas" for pair in comparisons.algorithms(timed)]
+    others = timed[np.array(mask, dtype=bool)]  # an empty list would select no columns
+    entrants: dict[tuple[int, ...], set[tuple[str, str]]] = {}
+    for row in others.sort_values("mean_us").groupby(list(CASE_COLUMNS)).head(RIVALS).itertuples():
+        case = tuple(getattr(row, column) for column in CASE_COLUMNS)
+        entrants.setdefault(case, set()).add((str(row.provider), str(row.algorithm)))
+    return {case: frozenset(pairs) for case, pairs in entrants.items()}
 
 
 def takes_part(entrants: Entrants, case: tuple[int, ...], provider: str, algorithm: str, device: str) -> bool:
-    """Whether an algorithm is one of the case's chosen rivals, or ours."""
-    ours = roster.comparison(device)
+    """Whether an algorithm is measured on a case: ours always, a rival where it is one of the entrants."""
+    ours = registry.comparison(device)
     if provider == ours.provider and not ours.is_rival(provider, algorithm):
         return True
     return (provider, algorithm) in entrants.get(case, ())

@@ -113,5 +113,5 @@ def _heading(facts: dict[str, Any], rows: int, cases: int, precision: str) -> li
         f"Constants of the cost models by which auto chooses{models}. Written by: python -m harness.tune{option}",
         f"Fitted on {day} to {rows} configurations of {cases} cases, measured on {facts['gpu']}, "
         f"commit {(facts.get('commit') or 'unknown')[:12]}.",
-        "Microseconds of what the comment says, where it does not name another unit.",
+        "Each value is in microseconds, unless its comment names another unit; the comment says what takes this time.",
     ]

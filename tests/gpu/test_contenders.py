@@ -1,4 +1,4 @@
-"""Contenders on a GPU: every offer computes the convolution, called and captured, and torch's modes do not mix."""
+"""Contenders on a GPU: every offer computes the convolution, called and captured, and torch's modes stay apart."""
 
 import re
 import subprocess
@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem, algorithms, reference
+from cuconv.algorithms.tf32x3 import tf32x3_shallow
 from cuconv.algorithms.winograd import fp16x3_winograd
-from cuconv.algorithms.common.implicit_gemm import tf32x3_shallow
 from harness import contenders
-from harness.measure import kernel_times as profile
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, cudnn_classic, cudnn_engines, torch_cudnn
-from harness.results.records import read
+from harness.measure import kernel_times
 from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS
+from harness.results.records import read
 from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
 
 LIMIT = 1 << 30
@@ -35,7 +35,7 @@ PROBLEMS = [  # layers of the networks first, then odd sizes
 MUST_RUN = {
     "cuconv": {"auto", *algorithms()},
     "cudnn": {"implicit_gemm", "implicit_precomp_gemm", "gemm"},
-    "cudnn_engine": set(),  # whose names are cuDNN's: at least three of them
+    "cudnn_engine": set(),  # cuDNN names them: at least three
     "torch": {"default", "benchmark", "deterministic"},
     "cublas": {"bmm"},
 }
@@ -73,7 +73,7 @@ def prepared_and_called(offer: Offer) -> Prepared | None:
 
 
 def tolerance(offer: Offer, problem: ConvProblem) -> float:
-    """Winograd's where the algorithm is one or, by torch's choice, may be one; no 1x1 filter is."""
+    """Winograd's tolerance where the algorithm is one, or may be one by torch's choice; never with 1x1 filters."""
     may_be_winograd = offer.provider == "torch" or re.match(r"winograd|(.*_)?eng[56](_|$)", offer.algorithm)
     return WINOGRAD if may_be_winograd and problem.filter_area > 1 else GEMM_LIKE
 
@@ -115,7 +115,7 @@ def test_every_offer_called_and_captured(provider, problem):
         assert not ran
     else:
         larger = {"fp16x3", "fp16x3_winograd"}
-        other_filters = larger if problem.filter_area == 1 else POINTWISE  # what is for these refuses
+        other_filters = larger if problem.filter_area == 1 else POINTWISE  # algorithms for other filters refuse
         if problem.kw not in fp16x3_winograd.COLUMNS:
             other_filters |= {"fp16x3_winograd"}
         if problem.c * problem.filter_area > tf32x3_shallow.MAX_DEPTH or (
@@ -129,7 +129,7 @@ def test_every_offer_called_and_captured(provider, problem):
 @pytest.mark.parametrize(
     "provider", [name for name, entry in PROVIDERS.items() if name in MUST_RUN and entry.algorithms]
 )
-def test_offers_are_those_of_the_roster(provider):
+def test_offers_are_those_of_the_registry(provider):
     names = set(offers_of(provider, PROBLEMS[0]))
     wanted = set(PROVIDERS[provider].algorithms)
     assert names >= wanted if provider == "cuconv" else names == wanted
@@ -141,7 +141,7 @@ def test_the_loaded_cudnn_is_that_of_torch():
 
 
 def test_classic_algorithms_need_no_cooperation_of_their_neighbours():
-    """In reverse, and twice: nothing depends on the order of calls or on a workspace that another left."""
+    """Called in reverse order, and twice: nothing depends on the order or on a workspace that another call left."""
     problem = PROBLEMS[1]
     tensors, truth = case(problem)
     offers = offers_of("cudnn", problem)
@@ -176,8 +176,8 @@ def plans_of(problem: ConvProblem, precision: str) -> cudnn_engines._Plans:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)
-def test_every_plan_of_cudnn_is_of_a_class(problem):
-    """The notes by which the classes are told apart leave no plan out."""
+def test_every_plan_of_cudnn_has_a_precision(problem):
+    """The notes that tell the precisions apart leave no plan out."""
     graph = plans_of(problem, "fp32")._graph
     everything = {graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())}
     fp32, tf32 = ({name for name, *_ in plans_of(problem, p).distinct()} for p in ("fp32", "tf32"))
@@ -186,7 +186,7 @@ def test_every_plan_of_cudnn_is_of_a_class(problem):
 
 
 def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
-    """In a process of its own, as it must be."""
+    """The sweep runs in a process of its own, because a process measures one precision."""
     command = [sys.executable, "-m", "harness.run", "--config", "smoke", "--batch", "8", "--runs", "1"]
     subprocess.run([*command, "--precision", "tf32", "--out", str(tmp_path)], check=True)
     rows = read(tmp_path / "measurements.csv")
@@ -200,11 +200,11 @@ def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
 
 def kernels(call) -> list[str]:
     """Names of what a call launches, in order."""
-    return [name for name, _ in profile._record(call, 1)]
+    return [name for name, _ in kernel_times._record(call, 1)]
 
 
 def default_kernels_of_a_fresh_thread(problem: ConvProblem) -> list[str]:
-    """What torch's heuristics choose where nothing was chosen before: its plan cache is one for each thread."""
+    """The kernels of torch's heuristics in a thread whose plan cache is empty: each thread has its own."""
     tensors, _ = case(problem)
 
     def convolve():

@@ -6,7 +6,19 @@ import pytest
 import torch
 
 from cuconv.problem import ConvProblem
-from harness.catalogue import CONFIGS, MIB, Case, CatalogueError, Layer, known_networks, load_network, load_sweep
+from harness import catalogue
+from harness.catalogue import (
+    CONFIGS,
+    MIB,
+    NETWORKS,
+    Case,
+    CatalogueError,
+    Layer,
+    known_networks,
+    load_network,
+    load_sweep,
+    problem_labelled,
+)
 
 # Table 1: distinct stride-1 layers of each network, and the share of each filter size in percent.
 TABLE_1 = {
@@ -28,8 +40,9 @@ def paper():
     return load_sweep("paper")
 
 
-def test_networks_are_the_five_of_the_paper():
-    assert known_networks() == ("alexnet", "googlenet", "resnet50", "squeezenet", "vgg19")
+def test_the_five_networks_of_the_paper_are_known():
+    assert set(TABLE_1) <= set(known_networks())
+    assert known_networks() == tuple(sorted(known_networks()))
 
 
 @pytest.mark.parametrize("network", TABLE_1)
@@ -57,7 +70,7 @@ def same(hw, c, m, k):
 
 
 def alexnet():
-    """conv2 to conv5."""
+    """The layers conv2 to conv5."""
     return [same(27, 96, 256, 5), same(13, 256, 384, 3), same(13, 384, 384, 3), same(13, 384, 256, 3)]
 
 
@@ -186,12 +199,13 @@ def test_only_two_shapes_belong_to_two_networks(paper):
 
 
 def test_full_sweep_adds_what_the_paper_leaves_out(paper):
-    full = load_sweep("full")
-    added = [layer for layer in layers_of(full) if layer not in layers_of(paper)]
-    assert len(layers_of(full)) == 96
+    full = load_sweep("full", networks=TABLE_1)  # a network that is added to the sweep changes nothing here
     assert {case.key for case in paper.cases} < {case.key for case in full.cases}
-    assert Counter(layer.networks for layer in added) == {("googlenet",): 6, ("resnet50",): 4}
-    assert all("pool_proj" in name or "1x1a of blocks" in name for layer in added for name in layer.names)
+    rest = {case.key[1:] for case in full.cases} - {case.key[1:] for case in paper.cases}
+    owners = {name: [layer for layer in load_network(name) if layer.shape in rest] for name in TABLE_1}
+    assert {name: len(layers) for name, layers in owners.items() if layers} == {"googlenet": 6, "resnet50": 4}
+    names = [name for layers in owners.values() for layer in layers for name in layer.name]
+    assert all("pool_proj" in name or "1x1a of blocks" in name for name in names)
 
 
 def test_smoke_sweep_has_each_filter_size_and_is_small():
@@ -246,7 +260,8 @@ def test_batches_replace_those_of_the_sweep():
         ("paper", {"batches": [0]}, ["paper", "batch_sizes", "0", "at least 1"]),
         ("paper", {"batches": [4, 4]}, ["paper", "batch_sizes", "[4, 4]", "different"]),
         ("paper", {"batches": []}, ["paper", "batch_sizes", "[]"]),
-        ("paper", {"layers": []}, ["paper", "no layer", "conv10"]),
+        ("paper", {"layers": []}, ["paper", "no layer", "--config paper --list", "prints all"]),
+        ("paper", {"layers": ["4a_3x"]}, ["layer '4a_3x'", "did you mean 4a_3x3", "--config paper --list"]),
         ("papre", {}, ["'papre'", "full, paper, smoke", "path"]),
     ],
 )
@@ -254,6 +269,21 @@ def test_a_wrong_choice_is_told_with_what_is_allowed(config, filters, parts):
     with pytest.raises(CatalogueError) as error:
         load_sweep(config, **filters)
     assert [part for part in parts if part not in str(error.value)] == []
+
+
+def test_a_network_that_a_sweep_lacks_can_be_measured_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "NETWORKS", tmp_path)
+    write(tmp_path, "mine.yaml", "layers: [{name: a, hw: 4, c: 1, m: 1, k: 1, pad: 0}]")
+    sweep = write(tmp_path, "some.yaml", f"networks: [{NETWORKS / 'alexnet.yaml'}]")
+    with pytest.raises(CatalogueError, match=r"no network 'mine'.*--config configs/networks/mine\.yaml"):
+        load_sweep(sweep, networks=["mine"])
+
+
+@pytest.mark.parametrize("label", ["7-8-5-128-48", "27-1-1-256-64", "14-1-3-384-192"])
+def test_a_label_is_read_as_the_paper_means_it(label):
+    problem = problem_labelled(label)
+    assert problem.label == label and (problem.out_h, problem.out_w) == (problem.h, problem.w)
+    assert problem_labelled("7-8-5-128-48") == ConvProblem(8, 48, 7, 7, 128, 5, 5, 2, 2)
 
 
 # A user's own files

@@ -1,4 +1,4 @@
-"""One accuracy class for a process: what NVIDIA's libraries are told, and that nothing measures the other one."""
+"""One precision for a process: NVIDIA's libraries are told it, and nothing measures in the other one."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_fp32_forbids_tf32_in_every_library_and_tf32_does_not():
 
 
 @pytest.mark.parametrize("inherited", [None, "0", "1"])
-def test_whoever_asks_for_nothing_computes_in_fp32(inherited):
+def test_a_process_computes_in_fp32_unless_told_otherwise(inherited):
     """Whatever the user's environment says."""
     environment = {name: value for name, value in os.environ.items() if name != precision.OVERRIDE}
     environment |= {} if inherited is None else {precision.OVERRIDE: inherited}
@@ -32,7 +32,7 @@ def test_whoever_asks_for_nothing_computes_in_fp32(inherited):
 
 
 @pytest.mark.parametrize(("one", "other"), [("fp32", "tf32"), ("tf32", "fp32")])
-def test_a_process_of_one_class_loads_no_contender_of_the_other(one, other):
+def test_a_process_of_one_precision_loads_no_contender_of_the_other(one, other):
     precision.set_for_process(one)
     assert contenders.load("cpu", one).precision == one
     with pytest.raises(RuntimeError, match=f"this process measures {one}: measure {other} in another"):

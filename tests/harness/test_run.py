@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from harness import run
+from harness.errors import UsageError
 from harness.results.records import ResultsFolder, read
 
 SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--runs", "2"]
@@ -26,6 +28,8 @@ def test_a_slice_is_measured_and_summarised(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "geometric mean" in printed and "4 rows: 4 ok" in printed
     assert str(tmp_path / "measurements.csv") in printed
+    assert "Labels are HW-N-K-M-C" in printed and "\nnext: " in printed
+    assert "no claim about cuConv" in printed and "results/nvidia-h200" in printed, "a CPU's numbers are put in place"
     frame = read(tmp_path / "measurements.csv")
     environments = json.loads((tmp_path / "environment.json").read_text())["environments"]
     assert set(frame["environment"]) == set(environments)
@@ -42,45 +46,71 @@ def test_slices_fill_one_folder(tmp_path):
     assert len(facts["commands"]) == 2
 
 
+def mark(path):
+    """Give the row of a file a time that no machine measures: it stays as long as the row is not measured again."""
+    before = read(path).iloc[0]
+    path.write_text(path.read_text().replace(f"{before.run_1_us:.9g}", MARKED))
+
+
+MARKED = "123456789"
+
+
 def test_resume_measures_only_what_is_missing(tmp_path):
+    path = tmp_path / "measurements.csv"
     assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
-    before = read(tmp_path / "measurements.csv").iloc[0]
+    mark(path)
     assert harness(*SLICE, "--batch", 1, "--out", tmp_path, "--resume") == 0
-    frame = read(tmp_path / "measurements.csv").set_index("algorithm")
+    frame = read(path).set_index("algorithm")
     assert len(frame) == 4
-    assert frame.loc["native", "run_1_us"] == before["run_1_us"]
+    assert frame.loc["native", "run_1_us"] == float(MARKED)
     assert harness(*SLICE, "--batch", 1, "--out", tmp_path) == 0
-    assert read(tmp_path / "measurements.csv").set_index("algorithm").loc["native", "run_1_us"] != before["run_1_us"]
+    assert read(path).set_index("algorithm").loc["native", "run_1_us"] < float(MARKED)
 
 
 def test_resume_does_not_trust_rows_of_other_code(tmp_path):
     assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
-    before = read(tmp_path / "measurements.csv").iloc[0]
+    mark(tmp_path / "measurements.csv")
     path = tmp_path / "environment.json"
     path.write_text(path.read_text().replace('"code": "', '"code": "other'))
     assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path, "--resume") == 0
-    assert read(tmp_path / "measurements.csv").iloc[0]["run_1_us"] != before["run_1_us"]
+    assert read(tmp_path / "measurements.csv").iloc[0]["run_1_us"] < float(MARKED)
+
+
+@pytest.fixture
+def many_small_cases(tmp_path):
+    """A sweep of one small layer at 40 batch sizes, which takes a second or two."""
+    path = tmp_path / "many.yaml"
+    batches = ", ".join(map(str, range(1, 41)))
+    path.write_text(f"layers: [{{name: tiny, hw: 3, c: 2, m: 2, k: 1, pad: 0}}]\nbatch_sizes: [{batches}]\n")
+    return path
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, how):
-    command = [sys.executable, "-m", "harness.run", "--device", "cpu", "--config", "smoke", "--out", str(tmp_path)]
-    path = tmp_path / "measurements.csv"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
+def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how):
+    common = ["--device", "cpu", "--config", str(many_small_cases), "--algorithm", "native"]
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.run", *common, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell without job control starts its background jobs, and with them this test, with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    path = out / "measurements.csv"
     while not (path.exists() and path.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() < deadline, "the run must be under way"
-        time.sleep(0.05)
+        assert process.poll() is None, "the run must be under way"
+        time.sleep(0.01)
     os.kill(process.pid, how)
     _, said = process.communicate(timeout=60)
     if how == signal.SIGINT:
         assert process.returncode == 130 and "--resume" in said and "Traceback" not in said
 
-    kept = read(path).set_index(["batch", "layers", "algorithm"])["run_1_us"]
-    assert 3 <= len(kept) < 48
-    assert harness("--device", "cpu", "--config", "smoke", "--runs", 9, "--out", tmp_path, "--resume") == 0
-    after = read(path).set_index(["batch", "layers", "algorithm"])["run_1_us"]
-    assert len(after) == 48
+    kept = read(path).set_index("batch")["run_1_us"]
+    assert 3 <= len(kept) < 40
+    assert harness(*common, "--out", out, "--resume") == 0
+    after = read(path).set_index("batch")["run_1_us"]
+    assert len(after) == 40
     assert (after[kept.index] == kept).all(), "rows of the killed run stand as they were"
 
 
@@ -88,11 +118,41 @@ def test_dry_run_and_list_measure_nothing(tmp_path, capsys):
     assert (
         harness("--device", "cpu", "--config", "paper", "--net", "resnet50", "--dry-run", "--out", tmp_path / "x") == 0
     )
-    assert "84 cases" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "84 cases" in printed and "Labels are HW-N-K-M-C" in printed
     assert harness("--device", "cpu", "--list", "--out", tmp_path / "x") == 0
     printed = capsys.readouterr().out
     assert "provider cpu: two_stage, onednn, native, fft" in printed and "14-1-3-208-96" in printed
+    assert "Labels are HW-N-K-M-C: input height and width" in printed
     assert not (tmp_path / "x").exists()
+
+
+def test_the_next_commands_are_of_the_folder_that_was_filled(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert harness(*SLICE, "--batch", 1, "--algorithm", "native") == 0
+    printed = capsys.readouterr().out
+    assert "results/cpu/smoke/measurements.csv" in printed
+    for module in ("tables", "figures"):
+        assert f"'python -m harness.report.{module} --device cpu --sweep smoke'" in printed
+
+
+def test_against_best_without_measurements_names_the_command_that_makes_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--device", "cpu", "--batch", "1", "--layer", "5a_5x5red", "--algorithm", "native", "--runs", "1"]
+    assert harness(*arguments, "--against", "best") == 2
+    said = capsys.readouterr().err
+    assert "--against best: results/cpu/paper/measurements.csv does not exist" in said and said.count("\n") == 1
+    named = shlex.split(said.split("'")[1])
+    assert named[:3] == ["python", "-m", "harness.run"]
+    assert harness(*named[3:], "--runs", "1") == 0
+    assert harness(*arguments, "--against", "best") == 0, "the command helped"
+
+
+def test_an_unknown_layer_is_told_with_a_few_that_resemble_it(capsys):
+    assert harness("--device", "cpu", "--config", "paper", "--layer", "4a_3x", "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert "'4a_3x'" in said and "did you mean 4a_3x3" in said and "--list" in said
+    assert len(said) < 200, "not every layer"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +192,7 @@ def test_a_sweep_with_tf32_allowed_is_of_those_who_offer_it():
     everybody = SimpleNamespace(precision="tf32", provider=None)
     there = run._providers(everybody, torch.device("cuda"))
     assert {"cudnn", "cudnn_engine", "torch", "cublas"} <= set(there) and "cpu" not in there
-    with pytest.raises(run.UsageError, match="--provider cpu: on cuda in tf32 there are"):
+    with pytest.raises(UsageError, match="--provider cpu: on cuda in tf32 there are"):
         run._providers(SimpleNamespace(precision="tf32", provider=["cpu"]), torch.device("cuda"))
 
 

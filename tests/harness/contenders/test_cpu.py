@@ -34,10 +34,9 @@ PROBLEMS = [  # h != w everywhere; one input and several, channels odd and prime
 
 
 def operands_of(problem: ConvProblem) -> Operands:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(problem.input_shape, generator=generator)
-    weight = torch.randn(problem.weight_shape, generator=generator)
-    return Operands(x, weight, torch.full(problem.output_shape, torch.nan))
+    operands = Operands.random(problem, torch.Generator().manual_seed(1))
+    operands.output.fill_(torch.nan)
+    return operands
 
 
 def truth_of(problem: ConvProblem, operands: Operands) -> torch.Tensor:
@@ -62,7 +61,7 @@ def test_against_float64(algorithm, problem):
     assert rel_l2(output, truth_of(problem, operands)) < 1e-5
 
 
-def test_offers_are_those_of_the_roster():
+def test_offers_are_those_of_the_registry():
     problem = PROBLEMS[0]
     offers = contenders.load("cpu").offers(problem, operands_of(problem), LIMIT)
     assert tuple(offer.algorithm for offer in offers) == PROVIDERS["cpu"].algorithms

@@ -1,4 +1,4 @@
-"""Copies: what is copied and how often, the CSV as it is written and read, times between the sizes measured."""
+"""Copies on the device: the bytes that they move, the way that counts, the CSV, and the times between sizes."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
+from harness.errors import ResultsError
 from harness.measure import bandwidth
-from harness.measure.bandwidth import COLUMNS, copy_us, measure, read, render, write
-from harness.results.records import ResultsError
+from harness.measure.bandwidth import measure, render, write
 from harness.measure.timing import Timing
+from harness.results.bandwidth import COLUMNS, copy_us, read
 from tests.helpers import copies
 
 CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
     assert bandwidth.main([]) == 0
     assert list(read(made_up_gpu / "bandwidth" / "bandwidth.csv").mean_us) == [2.0]
     (facts,) = json.loads((made_up_gpu / "bandwidth" / "environment.json").read_text())["environments"].values()
-    assert facts["commands"][0]["command"] == "python -m harness.bandwidth"
+    assert facts["commands"][0]["command"] == "python -m harness.measure.bandwidth"
 
 
 def test_between_the_sizes_a_power_law_is_met_exactly():
@@ -96,7 +97,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text, message):
 
 
 def test_a_file_that_is_missing_is_one_to_measure():
-    with pytest.raises(ResultsError, match=r"measure first with 'python -m harness\.bandwidth'"):
+    with pytest.raises(ResultsError, match=r"measure first with 'python -m harness\.measure\.bandwidth'"):
         read(Path("nowhere") / "bandwidth.csv")
 
 
@@ -116,5 +117,5 @@ def test_without_memory_it_says_how_much_it_needs(monkeypatch, capsys):
     monkeypatch.setattr(bandwidth, "measure", measure)
     assert bandwidth.main([]) == 2
     assert capsys.readouterr().err == (
-        "harness.bandwidth: copies need 4 GiB of the GPU's memory: end what else uses it\n"
+        "harness.measure.bandwidth: copies need 4 GiB of the GPU's memory: end what else uses it\n"
     )

@@ -13,7 +13,7 @@ def recorded(monkeypatch):
     return compiled
 
 
-def test_each_form_is_compiled_once_for_the_device(monkeypatch):
+def test_each_kernel_variant_is_compiled_once_for_the_device(monkeypatch):
     compiled = recorded(monkeypatch)
     count = compile_for([PROBLEM, PROBLEM], H200, ("two_stage", "tf32x3_wgmma"))
     assert count == len(compiled) == 2

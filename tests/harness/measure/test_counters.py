@@ -1,4 +1,4 @@
-"""Nsight Compute's counters: which cases, its command line, and its CSV, of which a sample is made up."""
+"""Nsight Compute's counters: the cases, and the rows from its CSV, of which a sample is made up."""
 
 import csv
 import io
@@ -9,9 +9,9 @@ import pytest
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import H200
 from cuconv.select import plan
+from harness.catalogue import problem_labelled
 from harness.measure import counters
 from harness.measure.counters import METRICS, furthest, render, rows_of
-from harness.measure.kernel_times import problem_of
 from tests.helpers import commands
 
 LABELS = ["7-1-1-32-832", "28-64-3-512-512"]
@@ -19,7 +19,7 @@ LABELS = ["7-1-1-32-832", "28-64-3-512-512"]
 
 def launched(label: str) -> list[str]:
     """The kernels of auto, in order."""
-    problem = problem_of(label)
+    problem = problem_labelled(label)
     chosen = plan(problem, H200)
     return [one.kernel for one in ALGORITHMS[chosen.algorithm].launches(problem, chosen.config, True, False)]
 
@@ -68,7 +68,7 @@ def test_the_cases_furthest_from_their_floor(tmp_path, monkeypatch):
 
 def test_a_number_of_cases_below_one_is_refused(capsys):
     assert counters.main(["--cases", "0"]) == 2
-    assert capsys.readouterr().err == "harness.counters: --cases 0: must be 1 or more\n"
+    assert capsys.readouterr().err == "harness.measure.counters: --cases 0: must be 1 or more\n"
 
 
 def test_a_batch_size_that_was_not_measured_is_named(monkeypatch, capsys):
@@ -86,7 +86,7 @@ def test_counters_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch)
     monkeypatch.setattr(counters, "count", lambda labels: rows)
     assert counters.main(["--batch", "1"]) == 0
     assert {path.name for path in (made_up_gpu / "profile").iterdir()} == {"counters.csv", "environment.json"}
-    assert commands(made_up_gpu / "profile") == ["python -m harness.counters --batch 1"]
+    assert commands(made_up_gpu / "profile") == ["python -m harness.measure.counters --batch 1"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Host time: what is timed and what is not, by a clock that the calls themselves turn on; table and CSV."""
+"""Host time: the calls that are timed, by a clock that the calls themselves advance; the table and the CSV."""
 
 import csv
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from harness.catalogue import problem_labelled
 from harness.measure import host_time as host
 from harness.measure.host_time import HostTime, render, times_us, write_csv
 from tests.helpers import commands
@@ -52,7 +53,7 @@ def test_each_call_convolves_the_same_tensors(monkeypatch):
         return result if out is None else out.copy_(result)
 
     monkeypatch.setattr(host.cuconv, "conv2d", conv2d)
-    found = host.calls_of(host.problem_of("7-2-3-4-5"), "cpu")
+    found = host.calls_of(problem_labelled("7-2-3-4-5"), "cpu")
     outputs = [call() for call in found.values()]
     assert all(torch.equal(output, outputs[0]) for output in outputs) and outputs[0].shape == (2, 4, 7, 7)
     assert calls == [(algorithm, output == "given") for provider, algorithm, output in found if provider == "cuconv"]
@@ -80,9 +81,9 @@ def test_layers_take_turns_without_gradients_and_the_median_call_counts(monkeypa
 def test_table_has_a_line_for_each_layer():
     assert render(ROWS).splitlines() == [
         "| host us, HW-N-K-M-C | cuconv auto, output new | torch default, output new |",
-        "| --- | ---: | ---: |",
-        "| 7-1-1-256-832 | 8.25 | 13.33 |",
-        "| 7-8-1-256-832 | 8.50 | 14.00 |",
+        "| ------------------- | ----------------------: | ------------------------: |",
+        "| 7-1-1-256-832       |                    8.25 |                     13.33 |",
+        "| 7-8-1-256-832       |                    8.50 |                     14.00 |",
     ]
 
 
@@ -107,7 +108,7 @@ def test_times_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
     monkeypatch.setattr(host, "measure", lambda *arguments: ROWS)
     assert host.main([]) == 0
     assert {path.name for path in (made_up_gpu / "host").iterdir()} == {"host.csv", "environment.json"}
-    assert commands(made_up_gpu / "host") == ["python -m harness.host"]
+    assert commands(made_up_gpu / "host") == ["python -m harness.measure.host_time"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

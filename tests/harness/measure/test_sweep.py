@@ -1,16 +1,16 @@
 """The sweep end to end on the CPU: a row for everything, errors as rows, verification that catches wrong results."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
 
-from harness.measure import sweep
-from harness.measure import timing
 from harness.catalogue import load_sweep
 from harness.contenders import NotRunnable, Offer, Operands, Prepared
-from harness.results.records import MAX_RUNS, ResultsFolder, read
+from harness.measure import sweep, timing
 from harness.measure.verify import TOLERANCE, Verifier
+from harness.results.records import MAX_RUNS, ResultsFolder, read
 
 CPU = torch.device("cpu")
 OPTIONS = sweep.Options(
@@ -146,13 +146,45 @@ def test_the_order_of_algorithms_is_the_seeds(tiny):
     assert order(1) != order(2)
 
 
+def test_the_progress_bar_moves_with_every_algorithm_and_ends_full(tiny, tmp_path, monkeypatch):
+    class Bar:
+        """The bar that a sweep moves; `at` has where it stood when each case began and after each move."""
+
+        def __init__(self, total):
+            self.total, self.n, self.at = total, 0.0, []
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            pass
+
+        def set_description_str(self, text):
+            self.at.append([self.n])
+
+        def update(self, moved):
+            self.n += moved
+            self.at[-1].append(self.n)
+
+    bars = []
+    monkeypatch.setattr(sweep.progress, "weighed", lambda total: bars.append(Bar(total)) or bars[-1])
+    with ResultsFolder(tmp_path) as folder:
+        sweep.run(tiny, OPTIONS, folder)
+    (bar,) = bars
+    assert bar.n == pytest.approx(bar.total)
+    for case in bar.at:
+        steps = [after - before for before, after in pairwise(case)]
+        assert steps[:4] == pytest.approx([steps[0]] * 4) and steps[0] > 0, "four algorithms, four equal steps"
+        assert steps[4:] == pytest.approx([0.0])
+
+
 def test_verifier_sees_one_wrong_element_in_any_image():
     case = load_sweep("smoke", layers=["5a_5x5red"], batches=[8]).cases[0]
     problem = case.problem
     generator = torch.Generator().manual_seed(0)
-    x, w = torch.randn(problem.input_shape, generator=generator), torch.randn(problem.weight_shape, generator=generator)
-    verifier = Verifier(problem, Operands(x, w, torch.empty(problem.output_shape)), generator)
-    right = torch.nn.functional.conv2d(x, w, padding=problem.pad_h)
+    operands = Operands.random(problem, generator)
+    verifier = Verifier(problem, operands, generator)
+    right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
     assert verifier.errors(right).rel_l2 < 1e-6
     for image in range(8):
         wrong = right.clone()

@@ -1,4 +1,4 @@
-"""What a measurement depends on: what a report says, which reports are comparable, and what a folder keeps of them."""
+"""Reports of machine, libraries and code: their facts, which are comparable, and which a folder keeps."""
 
 import pytest
 import torch
@@ -18,15 +18,34 @@ def test_a_report_names_the_processor_and_what_was_typed():
 
 def test_a_gpu_report_names_the_processor_too(monkeypatch):
     monkeypatch.setattr(environment, "_gpu_facts", lambda device: {"gpu": "NVIDIA Test"})
-    facts = environment.report(torch.device("cuda", 0), "python -m harness.host")
+    facts = environment.report(torch.device("cuda", 0), "python -m harness.measure.host_time")
     assert facts["gpu"] == "NVIDIA Test" and facts["cpu"] == environment.report(torch.device("cpu"), "")["cpu"]
+
+
+def test_the_fingerprint_is_of_code_and_not_of_words(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    for name, text in (("a.py", "x = 1  # one\n"), ("b.toml", "us = 2.5  # of a kernel\n")):
+        (tmp_path / "code").mkdir(exist_ok=True)
+        (tmp_path / "code" / name).write_text(text)
+    before = environment.fingerprint("code")
+    (tmp_path / "code" / "a.py").write_text('"""A module."""\n\nx = 1\n')
+    (tmp_path / "code" / "b.toml").write_text("us = 2.5\n")
+    assert environment.fingerprint("code") == before
+    (tmp_path / "code" / "b.toml").write_text("us = 2.6\n")
+    assert environment.fingerprint("code") != before
+
+
+def test_reports_that_cannot_be_read_are_none(tmp_path):
+    assert environment.read(tmp_path) == {}
+    (tmp_path / "environment.json").write_text("[1]")
+    assert environment.read(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         (GPU, GPU | {"cpu": "another", "commit": "2", "clocks": {}}, True),
-        (GPU, {name: fact for name, fact in GPU.items() if name != "cpu"}, True),  # as older reports are
+        (GPU, {name: fact for name, fact in GPU.items() if name != "cpu"}, True),  # a report without it
         (GPU, GPU | {"gpu": "another"}, False),
         (GPU, GPU | {"code": "def"}, False),
         (GPU, CPU, False),
@@ -40,8 +59,9 @@ def test_the_processor_counts_only_where_it_computes(one, other, same):
 
 def test_a_command_is_told_as_it_was_typed(monkeypatch):
     assert environment.command_line("harness.run", ["--out", "a b"]) == "python -m harness.run --out 'a b'"
-    monkeypatch.setattr("sys.argv", ["host.py", "--table", "3"])
-    assert environment.command_line("harness.profile", None) == "python -m harness.profile --table 3"
+    monkeypatch.setattr("sys.argv", ["kernel_times.py", "--table", "3"])
+    typed = "python -m harness.measure.kernel_times --table 3"
+    assert environment.command_line("harness.measure.kernel_times", None) == typed
 
 
 @pytest.mark.parametrize(("alone", "kept"), [(True, ["second"]), (False, ["first", "second"])])

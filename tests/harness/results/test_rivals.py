@@ -3,8 +3,8 @@
 import pytest
 
 from harness import run
-from harness.results.rivals import fastest_rivals, takes_part
 from harness.results.records import ResultsError, read
+from harness.results.rivals import fastest_rivals, takes_part
 from tests.helpers import row, write
 
 GPU = "nvidia-test"

@@ -1,0 +1,26 @@
+"""The one progress bar of the harness: what is being done, how far it is, time spent and time left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm import tqdm
+
+COUNTED = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} left"
+WEIGHED = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left"
+
+
+def counted(items: Iterable[Any], description: str = "", total: int | None = None) -> tqdm:
+    """A bar that is iterated over and counts items; total: their number, where `items` has no length."""
+    return tqdm(items, desc=description, total=total, bar_format=COUNTED)
+
+
+def weighed(total: float, description: str = "") -> tqdm:
+    """A bar in per cent of a total, moved by `update`. Use as a context manager."""
+    return tqdm(total=total, desc=description, bar_format=WEIGHED, mininterval=1)
+
+
+def say(message: str) -> None:
+    """Print a line above the bars that are on the screen."""
+    tqdm.write(message)

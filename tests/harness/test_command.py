@@ -1,0 +1,49 @@
+"""How commands end: one line on standard error, and an exit code that tells why."""
+
+import pytest
+
+from cuconv.costs import CostsError
+from harness.command import exit_code
+from harness.contenders import Unavailable
+from harness.errors import CatalogueError, GpuLost, ResultsError, UsageError
+
+
+def ends(error, go_on=""):
+    def work():
+        if error is not None:
+            raise error
+
+    return exit_code("harness.it", work, go_on)
+
+
+def test_a_command_that_is_done_says_nothing(capsys):
+    assert ends(None) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", [UsageError, ResultsError, CatalogueError, Unavailable, CostsError])
+def test_a_mistake_of_the_user_is_one_line(kind, capsys):
+    assert ends(kind("--runs 10: must be from 1 to 9"), "go on") == 2
+    assert capsys.readouterr() == ("", "harness.it: --runs 10: must be from 1 to 9\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (GpuLost("the GPU is lost"), 1, "harness.it: the GPU is lost; add --resume\n"),
+        (KeyboardInterrupt(), 130, "harness.it: interrupted; the rows so far are kept; add --resume\n"),
+    ],
+)
+def test_a_stop_says_how_to_go_on(error, code, said, capsys):
+    assert ends(error, "add --resume") == code
+    assert capsys.readouterr().err == said
+
+
+def test_where_nothing_is_kept_nothing_is_promised(capsys):
+    assert ends(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "harness.it: interrupted\n"
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        ends(ZeroDivisionError())

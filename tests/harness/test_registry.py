@@ -1,0 +1,55 @@
+"""The registry: every algorithm of the library takes part, and name, order and colour are complete."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cuconv.algorithms import ALGORITHMS
+from harness.registry import COLOURS, PROVIDERS, comparison, family, shown
+
+
+def test_every_algorithm_of_the_library_takes_part_after_its_own_choice():
+    names = PROVIDERS["cuconv"].algorithms
+    assert names[0] == "auto" and names[-1] == "two_stage"
+    assert sorted(names[1:]) == sorted(ALGORITHMS)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
+def test_every_algorithm_has_a_colour_and_a_family_of_that_colour(provider):
+    for algorithm in provider.algorithms or ("eng0_k2=1",):
+        colour = provider.colour_of(algorithm)
+        assert len(colour) == 7 and colour.startswith("#")
+        assert COLOURS[family(provider.name, algorithm)] == colour
+
+
+def test_families():
+    assert {family("cuconv", name) for name in PROVIDERS["cuconv"].algorithms} == {"cuconv"}
+    assert family("cudnn", "fft") == "fft" and family("torch", "benchmark") == "torch"
+    assert family("cpu", "two_stage") == "cuconv", "on a CPU the paper's two stages stand for cuConv"
+    assert family("cuconv", "an_algorithm_of_older_rows") == "cuconv"
+
+
+def test_an_algorithm_is_shown_with_its_provider():
+    assert shown("cudnn", "winograd") == "cuDNN winograd"
+
+
+@pytest.mark.parametrize(
+    ("device", "rivals", "others"),
+    [
+        ("cpu", [("cpu", "onednn"), ("cpu", "fft")], [("cpu", "two_stage"), ("cudnn", "gemm")]),
+        ("nvidia-h200", [("cudnn", "gemm"), ("cudnn_engine", "eng3"), ("torch", "default")], [("cublas", "bmm")]),
+    ],
+)
+def test_rivals(device, rivals, others):
+    ours = comparison(device)
+    assert all(ours.is_rival(*pair) for pair in rivals)
+    assert not any(ours.is_rival(*pair) for pair in others)
+    assert not any(ours.is_rival(ours.provider, subject) for subject in ours.subjects)
+
+
+def test_what_reads_csv_files_needs_no_torch():
+    modules = "registry, precision, catalogue, command, progress"
+    results = "records, environment, proof, rivals, accuracy, bandwidth, csv_file, comparisons"
+    imports = f"import sys; from harness import {modules}; from harness.results import {results}"
+    subprocess.run([sys.executable, "-c", f"{imports}; assert 'torch' not in sys.modules"], check=True)
