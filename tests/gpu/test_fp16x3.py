@@ -1,11 +1,11 @@
-"""Every tile and share of work of the FP16 kernel, and inputs whose scale changes from chunk to chunk."""
+"""Tests of every configuration of fp16x3, and of inputs whose scale changes from chunk to chunk."""
 
 from dataclasses import replace
 
 import pytest
 
 from cuconv import ConvProblem, conv2d, reference
-from cuconv.algorithms.fp16x3.fp16x3 import fp16x3
+from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
     assert_right_and_the_same_every_time,
     assert_scale_follows_chunks,
@@ -16,17 +16,16 @@ from tests.gpu.configurations import (
 from tests.gpu.problems import TOLERANCES, operands, refusal_allowed, rel_l2_error
 
 NAME = "fp16x3"
-DEEP = ConvProblem(
-    2, 130, 9, 11, 150, 3, 3, 1, 1
-)  # nine chunks: tiles that several blocks share, and blocks with several
-FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # tiles with many positions
+# Nine chunks: tiles that several blocks share, and blocks with several tiles.
+DEEP = ConvProblem(2, 130, 9, 11, 150, 3, 3, 1, 1)
+FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # narrow tiles; weight packing without a cluster
 WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # much halo
 
 
 @each_precision
 @pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE], ids=str)
 def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
-    assert_right_and_the_same_every_time(fp16x3, replace(problem, precision=precision), repeats=5)
+    assert_right_and_the_same_every_time(ALGORITHMS[NAME], replace(problem, precision=precision), repeats=5)
 
 
 @each_precision
@@ -36,8 +35,8 @@ def test_the_scale_follows_the_chunks(problem, scales, precision):
     assert_scale_follows_chunks(NAME, problem, scales, precision)
 
 
-def test_in_tf32_an_image_is_of_the_class_beside_one_a_million_times_larger():
-    """They share a scale, which starts out right for a largest element of 1/2 and is then kept."""
+def test_an_image_beside_one_a_million_times_larger_has_the_accuracy_of_tf32():
+    """The images share a scale. It starts out right for a largest element of 1/2 and is then kept."""
     x, weight = operands(DEEP)
     x *= 0.51 / x.abs().max()
     x[1] *= 2.0**-20

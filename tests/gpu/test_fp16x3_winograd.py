@@ -1,10 +1,10 @@
-"""Every cluster, tile and share of work of the Winograd kernel, inputs whose scale changes, unaligned operands."""
+"""Tests of every configuration of fp16x3_winograd, of inputs whose scale changes, and of unaligned operands."""
 
 import pytest
 import torch
 
 from cuconv import ConvProblem, conv2d, reference
-from cuconv.algorithms.winograd import fp16x3_winograd
+from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
@@ -23,23 +23,25 @@ from tests.gpu.problems import (
 )
 
 NAME = "fp16x3_winograd"
-DEEP = ConvProblem(2, 130, 9, 11, 150, 3, 3, 1, 1)  # clusters of 3, which share few tiles of nine chunks
-PAIRS = ConvProblem(16, 50, 28, 28, 200, 3, 3, 1, 1)  # clusters of 2, more tiles than run at a time; part of a group
-WASTE = ConvProblem(8, 72, 28, 30, 300, 3, 3, 1, 1)  # blocks by themselves, and clusters with filters in vain
+DEEP = ConvProblem(2, 130, 9, 11, 150, 3, 3, 1, 1)  # clusters of 3, which share a few tiles of nine chunks
+PAIRS = ConvProblem(
+    16, 50, 28, 28, 200, 3, 3, 1, 1
+)  # clusters of 2, more tiles than run at a time; a part of eight channels
+WASTE = ConvProblem(8, 72, 28, 30, 300, 3, 3, 1, 1)  # single blocks, and clusters that pad filters
 FIVE = ConvProblem(4, 40, 20, 20, 96, 5, 5, 2, 2)
-FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # blocks by themselves
+FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # single blocks
 WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # rows in strips
 PROBLEMS = [DEEP, PAIRS, WASTE, FIVE, FEW_FILTERS, WIDE]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_every_configuration_is_right_and_the_same_every_time(problem):
-    assert_right_and_the_same_every_time(fp16x3_winograd, problem, repeats=5)
+    assert_right_and_the_same_every_time(ALGORITHMS[NAME], problem, repeats=5)
 
 
 @pytest.mark.parametrize("problem", [DEEP, FIVE], ids=str)
 def test_weights_that_are_not_finite(problem):
-    assert_right_with_weights_that_are_not_finite(fp16x3_winograd, problem)
+    assert_right_with_weights_that_are_not_finite(ALGORITHMS[NAME], problem)
 
 
 @pytest.mark.parametrize("problem", [DEEP, PAIRS, FIVE], ids=str)

@@ -1,32 +1,37 @@
-// Shared by all kernels: integers, addresses in shared memory, rounding to TF32, and the plain FP32 sum.
+// Helpers of every kernel: integer types, shared-memory addresses, rounding to TF32, programmatic dependent launch, and
+// the plain FP32 sum.
 #pragma once
 
 typedef long long int64;
 typedef unsigned long long uint64;
 
+// The address within shared memory, as PTX takes it for operands in the .shared state space.
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// x rounded to nearest as a TF32 number, of which the tensor cores ignore the low 13 bits: adds half a unit of the last
-// bit that counts, 2^-11 of x's power of two. NaN and infinities stay what they are.
+// Adds half a unit of TF32's last bit, 2^-11 of x's power of two. The tensor cores ignore the low 13 bits of an
+// operand, so the truncated sum is x rounded to nearest, ties away from zero. NaN and infinities stay what they are.
 __device__ __forceinline__ float round_to_tf32(float x) {
     return fmaf(__uint_as_float(__float_as_uint(x) & 0xff800000u), 0x1p-11f, x);
 }
 
 #if __CUDA_ARCH__ >= 900
-// Programmatic dependent launch. The next kernel in the stream may start once every block has called this, or ended.
+// Programmatic dependent launch (PTX: griddepcontrol). The next kernel in the stream may start once every block of this
+// one has called launch_dependents() or ended.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-// Waits until all kernels ahead in the stream have ended and what they wrote can be read.
+// griddepcontrol.wait: returns once the kernels ahead in the stream have ended and their writes are visible.
 __device__ __forceinline__ void wait_for_kernel_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Waits for the kernel ahead in the stream, when `known` is known, which is not 0: the assembler begins with the wait
-// where nothing holds it, and what could have been computed meanwhile comes after.
+// griddepcontrol.wait, predicated on a nonzero register so that the assembler cannot hoist it: an unconditional wait
+// moves to the kernel's first instructions, and the address computations that could overlap the wait follow it. `known`
+// must not be 0 and must depend on those computations.
 __device__ __forceinline__ void wait_for_kernel_ahead(uint64 known) {
     asm volatile("{.reg .pred p; setp.ne.u64 p, %0, 0; @p griddepcontrol.wait;}" ::"l"(known) : "memory");
 }
 #endif
 
-// The plain FP32 sum, for outputs that are not finite: a split of Inf or NaN has no meaning.
+// One output as a plain FP32 sum. Kernels call it for outputs that are not finite, since Inf and NaN cannot be
+// decomposed into parts. `Problem` has the sizes: channels, height, width, pad_h, pad_w.
 template <class Problem>
 __device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int kernel_h,
                                         int kernel_w, int64 image, int filter, int y, int x) {

@@ -1,24 +1,28 @@
-// What leaves the L2 cache first, where a 1x1 layer goes through more than it holds; as in eviction.py.
+// Evict-first policy for the input of a 1x1 convolution whose operands exceed the L2 cache; eviction.py has the rule.
 //
-// EVICT_FIRST  the share of the input that leaves before anything else, in eighths
+// EVICT_FIRST  eighths of the input that L2 evicts before anything else; 0 for the cache's own policy (LRU)
 //
-// For inline assembly: INPUT_LEVEL stands behind a load's state space, INPUT_POLICY(n) behind its last operand, where
-// operand n is INPUT_HINT, which follows the other inputs.
+// Inline assembly loads the input with three macros:
+//   INPUT_LEVEL      follows the load's state space;
+//   INPUT_HINT       ends the list of input operands;
+//   INPUT_POLICY(n)  follows the load's last operand, where n is the number of the operand that INPUT_HINT adds.
+// A bulk copy takes INPUT_CACHE_HINT for INPUT_LEVEL.
 #pragma once
 
 #if EVICT_FIRST
 #define INPUT_CACHE_HINT ".L2::cache_hint"
 #define INPUT_POLICY(n) ", %" #n
-#define INPUT_HINT , "l"(leaves_first())
+#define INPUT_HINT , "l"(evict_first_policy())
 #else
 #define INPUT_CACHE_HINT ""
 #define INPUT_POLICY(n) ""
 #define INPUT_HINT
 #endif
-// Whole lines come from memory: what is left of one is read by neighbours.
+// .L2::128B fetches whole lines from memory: neighbouring blocks read the rest of a line.
 #define INPUT_LEVEL INPUT_CACHE_HINT ".L2::128B"
 
-__device__ __forceinline__ unsigned long long leaves_first() {
+// The cache policy of createpolicy.fractional (PTX, "createpolicy"): a fixed share of the addresses is evict-first.
+__device__ __forceinline__ unsigned long long evict_first_policy() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, %1;" : "=l"(policy) : "f"(EVICT_FIRST / 8.0f));
     return policy;

@@ -1,17 +1,18 @@
-// Shared by the parts of fp16x3: the split into FP16 numbers, and the workspace, where weights lie split.
+// Common to the fp16x3 kernels: how a number is decomposed into FP16 parts, the workspace with the packed weights, and
+// the share of the work that a block takes.
 //
-// PRODUCTS  of FP16 numbers for one of FP32: 3, or 1 for the accuracy of TF32, which has as many bits; the high parts
-//           of factors are then all there is of them
+// PRODUCTS  tensor-core products for one FP32 product: 3 of two FP16 parts each, or 1 of the high parts alone, whose 11
+//           bits are those of TF32
 #pragma once
 
 #include "common/hopper.cuh"
 
-// Of a filter as it is multiplied: those of the weights, where no header before this one says otherwise.
+// The shape of a filter as it is multiplied. A kernel that transforms its weights defines another one.
 #ifndef FILTER_ROWS
 #define FILTER_ROWS KH
 #define FILTER_COLUMNS KW
 #endif
-// What a block may leave to another one: the sums of a tile, and as many flags as warpgroups say that theirs are there.
+// Partial sums that a block publishes for another block: the sums of a tile, and a flag for each warpgroup.
 #ifndef BLOCK_SUMS
 #define BLOCK_SUMS (128 * 128)
 #endif
@@ -19,28 +20,30 @@
 #define BLOCK_FLAGS 2
 #endif
 #ifndef CLUSTER
-#define CLUSTER 1  // tiles of filters for which the input is scaled alike
+#define CLUSTER 1  // blocks, each with its own filter tile, that multiply the same scaled input
 #endif
 
-constexpr int GROUP = 128;           // threads of a warpgroup
-constexpr int BF = FILTERS;          // of a tile
-constexpr int ALIKE = CLUSTER * BF;   // filters
-constexpr int MAX_SUMS = BLOCK_SUMS;  // of a tile
+constexpr int WARPGROUP = 128;               // threads
+constexpr int BF = FILTERS;                  // filters of a block's tile
+constexpr int SCALE_FILTERS = CLUSTER * BF;  // filters with common channel scales
+constexpr int MAX_SUMS = BLOCK_SUMS;         // sums of a tile
 constexpr int TAPS = KH * KW;
-// A row: what one chain of products takes (of three), a row of the filter for 16 channels, or a whole chunk where it is
-// 1x1.
+
+// A weight row is what one chain of wgmma instructions takes: a row of the filter for 16 channels, or all channels of a
+// chunk where the filter is 1x1.
 constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
-constexpr int ROWS = CHANNELS / ROW_CHANNELS * FILTER_ROWS;  // of a chunk, those of the same channels together
-constexpr int DEPTHS = ROW_CHANNELS / 16;           // wgmma depths of one filter position
-constexpr int STEPS = FILTER_COLUMNS * DEPTHS;
-constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;  // high or low
-constexpr int FACTOR_PARTS = PRODUCTS == 3 ? 2 : 1;
-constexpr int ROW_BYTES = FACTOR_PARTS * WEIGHT_PART;
-// Exponent of the least maximum of a chunk of input that needs no other scale. With low parts what FP16 loses below
-// 2^-14 does not matter; without them all 11 bits are to be there down to 2^-20 of the maximum.
-constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 4 : 6;
+constexpr int ROWS = CHANNELS / ROW_CHANNELS * FILTER_ROWS;  // of a chunk; rows of the same channels are adjacent
+constexpr int DEPTHS = ROW_CHANNELS / 16;                    // wgmma depths for one column of the filter
+constexpr int STEPS = FILTER_COLUMNS * DEPTHS;               // wgmma depths of a weight row
+constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;             // bytes of the high or the low parts of a weight row
+constexpr int OPERAND_PARTS = PRODUCTS == 3 ? 2 : 1;
+constexpr int ROW_BYTES = OPERAND_PARTS * WEIGHT_PART;
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
-constexpr int EMPTY = -4096;  // exponent of what is all zeros
+
+// A chunk of input keeps its scale while its largest scaled value is at least 2^LEAST_EXPONENT. With low parts, the
+// bits that FP16 loses below 2^-14 do not matter. Without them, all 11 bits must hold down to 2^-20 of the maximum.
+constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 4 : 6;
+constexpr int ZERO_EXPONENT = -4096;  // stands for the exponent of values that are all zero
 constexpr unsigned MAX_FINITE = 0x7f7fffffu;
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float(exponent + 127 << 23); }
@@ -48,8 +51,8 @@ __device__ __forceinline__ int clamp(int x, int least, int most) { return max(le
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 __device__ __forceinline__ unsigned finite_magnitude(float x) { return magnitude(x) > MAX_FINITE ? 0u : magnitude(x); }
 
-// Two floats as pairs of FP16, high + low; the first in the lower half. Where there is one product, high is all.
-__device__ __forceinline__ void split(float a, float b, unsigned& high, unsigned& low) {
+// Decomposes two floats into pairs of FP16, high + low; a is in the lower half. With one product there is no low part.
+__device__ __forceinline__ void decompose(float a, float b, unsigned& high, unsigned& low) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(b), "f"(a));
 #if PRODUCTS == 3
     float high_a, high_b;
@@ -59,75 +62,103 @@ __device__ __forceinline__ void split(float a, float b, unsigned& high, unsigned
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(b - high_b), "f"(a - high_a));
 #endif
 }
-__device__ __forceinline__ void split(const float (&x)[8], uint4& high, uint4& low) {
-    split(x[0], x[1], high.x, low.x);
-    split(x[2], x[3], high.y, low.y);
-    split(x[4], x[5], high.z, low.z);
-    split(x[6], x[7], high.w, low.w);
+__device__ __forceinline__ void decompose(const float (&x)[8], uint4& high, uint4& low) {
+    decompose(x[0], x[1], high.x, low.x);
+    decompose(x[2], x[3], high.y, low.y);
+    decompose(x[4], x[5], high.z, low.z);
+    decompose(x[6], x[7], high.w, low.w);
 }
 
-// A filter's weights are their FP16 numbers times this power of two, or times two to this.
-#ifdef FACTORS
+// The larger magnitudes of two pairs of FP16. A number wins over a NaN.
+__device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y) {
+    unsigned most;
+    asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}" : "=r"(most) : "r"(x), "r"(y));
+    return most;
+}
+
+// A filter's weights are its packed FP16 numbers times a power of two: stored as that power, or as its exponent.
+#ifdef FLOAT_FILTER_SCALES
 typedef float FilterScale;
 #else
 typedef int FilterScale;
 #endif
 
-// What split_weights makes, and where blocks leave sums for each other.
+// The memory that a call is given: the packed weights with their scales, then the partial sums of blocks.
 struct Workspace {
-    const char* rows;                  // [ALIKE tiles][chunks][CLUSTER][ROWS][FACTOR_PARTS][STEPS][2][BF][8] FP16
-    const FilterScale* filter_scales;  // [ALIKE tiles][chunks][ALIKE]
-    const float* channel_scales;       // [ALIKE tiles][chunks][CHANNELS]: the input is to be multiplied by this
+    const char* rows;                  // [scale tiles][chunks][CLUSTER][ROWS][OPERAND_PARTS][STEPS][2][BF][8] FP16
+    const FilterScale* filter_scales;  // [scale tiles][chunks][SCALE_FILTERS]
+    const float* channel_scales;       // [scale tiles][chunks][CHANNELS]: factors of the input's channels
     unsigned* flags;                   // [blocks][BLOCK_FLAGS]
     float4* sums;                      // [blocks][MAX_SUMS / 4]
 
+    // tile_chunks: pairs of a scale tile (SCALE_FILTERS filters) and a chunk of channels.
     __device__ __forceinline__ Workspace(void* start, int64 tile_chunks, int blocks) {
         char* at = static_cast<char*>(start);
         rows = at, at += tile_chunks * CLUSTER * ROWS * ROW_BYTES;
         sums = reinterpret_cast<float4*>(at), at += (int64)blocks * MAX_SUMS * 4;
-        filter_scales = reinterpret_cast<FilterScale*>(at), at += tile_chunks * ALIKE * 4;
+        filter_scales = reinterpret_cast<FilterScale*>(at), at += tile_chunks * SCALE_FILTERS * 4;
         channel_scales = reinterpret_cast<float*>(at), at += tile_chunks * CHANNELS * 4;
         flags = reinterpret_cast<unsigned*>(at);
     }
 };
 
-// A block's share of all units of work, in order.
+// The consecutive units of work that a block takes (stream-K). A unit is a pair of an output tile and a chunk.
 struct Share {
     int begin, end;
-    // units * block / blocks, whose product may need more than 32 bits: a division of 64 would be a call.
+    // units * block / blocks, without the product, which may overflow: a 64-bit division would be a function call.
     __device__ __forceinline__ Share(int units, int block, int blocks)
         : begin(units / blocks * block + units % blocks * block / blocks),
           end(units / blocks * (block + 1) + units % blocks * (block + 1) / blocks) {}
 };
 
-// Where in the order of a Share a warpgroup is; filter tiles of the same positions follow each other.
-struct Place {
-    int stretch, filter_tile, chunk;  // of positions, of filters, of channels
+// A unit of work by its coordinates. Chunks of a tile are consecutive, then filter tiles of the same outputs.
+struct WorkUnit {
+    int spatial_tile, filter_tile, chunk;
 
     template <class Geometry>
-    __device__ __forceinline__ Place(int unit, const Geometry& g) {
+    __device__ __forceinline__ WorkUnit(int unit, const Geometry& g) {
         const int tile = unit / g.chunks;
-        chunk = unit - tile * g.chunks, stretch = tile / g.filter_tiles, filter_tile = tile - stretch * g.filter_tiles;
+        chunk = unit - tile * g.chunks, spatial_tile = tile / g.filter_tiles;
+        filter_tile = tile - spatial_tile * g.filter_tiles;
     }
     template <class Geometry>
     __device__ __forceinline__ void advance(const Geometry& g) {
         if (++chunk < g.chunks) return;
         chunk = 0;
         if (++filter_tile < g.filter_tiles) return;
-        filter_tile = 0, ++stretch;
+        filter_tile = 0, ++spatial_tile;
     }
-    // Of the weights.
+    // The index of the unit's weights in the workspace.
     template <class Geometry>
     __device__ __forceinline__ int64 tile_chunk(const Geometry& g) const {
         return (int64)filter_tile * g.chunks + chunk;
     }
 };
 
-// Before a thread touches the workspace or the output. split_weights lets the main kernel start when all that came
-// before the two has ended, so the input may be read ahead of this.
+// A stage of a ring of COUNT stages in shared memory, and the parity of its current use. It steps instead of dividing:
+// a remainder would take ten instructions.
+template <int COUNT>
+struct PipelineState {
+    int stage = 0, parity = 0;
+
+    PipelineState() = default;
+    // The state after `units` units of work, each of which uses `uses` stages.
+    __device__ __forceinline__ PipelineState(unsigned units, unsigned uses) {
+        if (uses % COUNT == 0)
+            stage = 0, parity = units * (uses / COUNT) & 1;
+        else
+            stage = units * uses % COUNT, parity = units * uses / COUNT & 1;
+    }
+    __device__ __forceinline__ void advance() {
+        stage = stage + 1 < COUNT ? stage + 1 : 0;
+        parity ^= stage == 0;
+    }
+    __device__ __forceinline__ int previous_stage() const { return stage > 0 ? stage - 1 : COUNT - 1; }
+};
+
+// A thread calls this before it touches the workspace or the output. pack_weights lets the main kernel start only after
+// every kernel ahead of the two has ended, so the input may be read before this wait.
 __device__ __forceinline__ void wait_for_weights() { wait_for_kernel_ahead(); }
 
-// A barrier of a warpgroup's threads; `group` counts all of the block.
-__device__ __forceinline__ void group_barrier(int group) {
-    named_barrier<GROUP>(1 + group);
-}
+// A barrier of a warpgroup's threads; `warpgroup` is its number in the block.
+__device__ __forceinline__ void warpgroup_barrier(int warpgroup) { named_barrier<WARPGROUP>(1 + warpgroup); }

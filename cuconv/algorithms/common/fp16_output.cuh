@@ -1,4 +1,4 @@
-// The part of fp16x3 that makes output of sums: what is the same whichever way they lie in registers.
+// How the fp16x3 kernels for larger filters turn sums into output: what does not depend on the layout of registers.
 #pragma once
 
 #include "common/fp16.cuh"
@@ -7,14 +7,14 @@ struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
 };
 
-// An output pixel; without an image it does not exist.
+// An output pixel; image is -1 where there is none.
 struct Pixel {
     int image, pixel;
 };
 
-// The operands, and what becomes of a sum.
+// The operands, and the epilogue: bias and ReLU.
 struct Output {
-    const Problem p;  // no reference: write_plain would want it in local memory
+    const Problem p;  // a copy: through a reference, write_plain would make the compiler keep it in local memory
     const float *input, *weight, *bias;
     float* to;
     bool relu;
@@ -22,15 +22,16 @@ struct Output {
     __device__ __forceinline__ int64 index(const Pixel& at, int filter) const {
         return ((int64)at.image * p.filters + filter) * p.out_pixels + at.pixel;
     }
+    // The least value of an output: 0 with ReLU, else -Inf.
     __device__ __forceinline__ float least() const { return relu ? 0.0f : __int_as_float(0xff800000); }
-    // Of how many filters from one on there is output at a pixel.
+    // The number of filters from `filter` on that have an output at a pixel; not above 0 where there is none.
     __device__ __forceinline__ int filters_from(int filter, const Pixel& at) const {
         return at.image < 0 ? 0 : p.filters - filter;
     }
 };
 
-// Where a value is not finite, the plain sum counts: writes it at a pixel for each filter whose bit is set, `step`
-// apart, from `first` on. No part of its caller, which is all the shorter.
+// Overwrites outputs that are not finite by plain FP32 sums, since FP16 parts of Inf and NaN mean nothing. Bit i of
+// `wanted` stands for filter first + i * step. Not inlined: it is rare, and inlined it costs its caller registers.
 __device__ __noinline__ void write_plain(const Output out, unsigned wanted, const Pixel at, int first, int step) {
     const int end = out.filters_from(first, at), y = at.pixel / out.p.out_w, x = at.pixel - y * out.p.out_w;
 #pragma unroll 1

@@ -1,35 +1,39 @@
-// The part of fp16x3 that splits the weights: a kernel of its own, ahead of the main one.
+// Weight packing: the kernel pack_weights scales the weights, decomposes them into FP16 parts and lays them out in the
+// workspace in the order in which the main kernel copies them.
 //
-// A cluster of blocks for a tile of filters and a chunk of channels: each filter is scaled to a maximum of 2^14 to
-// 2^15, then each channel likewise, over all filters of the tile, which the input makes up for. Only channels far below
-// the others, though: ordinary weights leave the input as it is.
+//   weights [filters][channels][KH][KW]  ->  a cluster of blocks for each pair of a filter tile and a chunk of channels
+//     1. each filter of the chunk is scaled by a power of two, so that its maximum lies in [2^14, 2^15)
+//     2. blocks exchange the maxima of their channels
+//     3. a channel whose maximum is then below 2^LEAST_UNSCALED is scaled up, for all filters of the tile alike; the
+//        main kernel multiplies that channel of the input by the inverse. Ordinary weights leave the input as it is
+//     4. decompose(x) -> high + low -> workspace
 #pragma once
 
 #include "common/fp16.cuh"
 
-// As in fp16x3.py.
-constexpr int SPLIT_FILTERS = 32;                // of a block: the lanes of a warp
-constexpr int SPLIT_TAPS = FILTER_ROWS * FILTER_COLUMNS;
-#ifdef TRANSFORMED  // a warp has a row of the weights in all its forms
+// PACK_FILTERS and the 5 below are FILTERS and GROUP_WARPS of weight_packing.py.
+constexpr int PACK_FILTERS = 32;  // filters of a block: the lanes of a warp
+constexpr int PACK_TAPS = FILTER_ROWS * FILTER_COLUMNS;
+#ifdef TRANSFORMS_WEIGHTS  // a warp transforms a row of the filter to all of its points
 constexpr int GROUP_WARPS = FILTER_COLUMNS;
 #else
-constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // for eight channels
+constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // warps that share eight channels
 #endif
 
-constexpr int SPLIT_CLUSTER = (ALIKE + SPLIT_FILTERS - 1) / SPLIT_FILTERS;
-static_assert(CLUSTER == 1 || BF % SPLIT_FILTERS == 0);
-constexpr int SPLIT_WARPS = GROUP_WARPS * (CHANNELS / 8), SPLIT_THREADS = SPLIT_WARPS * 32;
-constexpr int FILTER_FLOATS = CHANNELS * TAPS, FILTER_PITCH = FILTER_FLOATS | 1;  // odd: a column lies in all banks
-constexpr int TARGET_EXPONENT = 14;  // below 2^16, where FP16 ends
-// Of a channel's maximum, down to which it is not scaled: the input loses as much of its range to channels that make up
-// for their weights.
+constexpr int PACK_CLUSTER = (SCALE_FILTERS + PACK_FILTERS - 1) / PACK_FILTERS;  // blocks
+static_assert(CLUSTER == 1 || BF % PACK_FILTERS == 0);
+constexpr int PACK_WARPS = GROUP_WARPS * (CHANNELS / 8), PACK_THREADS = PACK_WARPS * 32;
+constexpr int FILTER_FLOATS = CHANNELS * TAPS;
+constexpr int FILTER_PITCH = FILTER_FLOATS | 1;  // odd, so that a column of filters lies in all banks
+constexpr int TARGET_EXPONENT = 14;              // of a maximum after scaling; FP16 ends at 2^16
+// Channels with at least this exponent stay as they are: scaling them would cost the input as much of its range.
 constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 
-// The larger of a maximum and the magnitude of x, if that is finite: fmaxf leaves out NaNs, and x * 0 makes Inf one.
+// The larger of a maximum and |x| if x is finite: fmaf turns Inf into NaN, and fmaxf ignores NaN.
 __device__ __forceinline__ float larger(float most, float x) { return fmaxf(most, fabsf(fmaf(x, 0.0f, x))); }
 __device__ __forceinline__ unsigned warp_max(float most) { return __reduce_max_sync(~0u, __float_as_uint(most)); }
 
-// What is taken out of a filter's weights, and then of a channel's, by the bits of its largest magnitude.
+// The exponent by which a filter's weights, then a channel's, are divided; `most`: bits of the largest magnitude.
 __device__ __forceinline__ int filter_exponent(unsigned most) {
     return max((int)(most >> 23) - 127, -110) - TARGET_EXPONENT;
 }
@@ -38,11 +42,13 @@ __device__ __forceinline__ int channel_exponent(unsigned most) {
     return found < LEAST_UNSCALED ? max(found - TARGET_EXPONENT, -126) : 0;
 }
 
-// Largest magnitudes of channels. Blocks send each other theirs; the stores count themselves as arrived and leave from
-// registers, so that nobody waits for anything else, nor stays for others.
+// The largest magnitudes of the channels over all filters of a tile, which BLOCKS blocks have. Each block sends its own
+// to every block of the cluster. The stores come from registers and count themselves as arrived, so a block waits only
+// for what it receives, and may end before the others have received what it sent.
+template <int BLOCKS>
 struct ChannelMaxima {
     __align__(16) unsigned of_block[CHANNELS];
-    __align__(16) unsigned received[SPLIT_CLUSTER][CHANNELS];
+    __align__(16) unsigned received[BLOCKS][CHANNELS];
     uint64 arrived;
 
     // Called by all threads.
@@ -54,12 +60,12 @@ struct ChannelMaxima {
             barrier_expect(&arrived, sizeof(received));
         }
         __syncwarp();
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+        cluster_arrive_relaxed();
     }
-    // To every block, itself too; called by all threads.
+    // Sends the block's maxima to every block, itself included. Called by all threads, after a __syncthreads().
     __device__ __forceinline__ void send(int rank) {
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all have opened theirs
-        for (int i = threadIdx.x; i < SPLIT_CLUSTER * CHANNELS; i += SPLIT_THREADS)
+        cluster_wait();  // all blocks have opened theirs
+        for (int i = threadIdx.x; i < BLOCKS * CHANNELS; i += PACK_THREADS)
             asm volatile("{.reg .b32 to, barrier; mapa.shared::cluster.u32 to, %0, %3;\n"
                          "mapa.shared::cluster.u32 barrier, %1, %3;\n"
                          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %2, [barrier];}" ::"r"(
@@ -67,153 +73,174 @@ struct ChannelMaxima {
                          "r"(shared_address(&arrived)), "r"(of_block[i % CHANNELS]), "r"(i / CHANNELS)
                          : "memory");
     }
-    // Of a channel, over the tile.
+    // Waits for all blocks and returns a channel's maximum.
     __device__ __forceinline__ unsigned receive(int channel) {
         barrier_wait_cluster(&arrived, 0);
         unsigned most = 0;
 #pragma unroll
-        for (int block = 0; block < SPLIT_CLUSTER; ++block) most = max(most, received[block][channel]);
+        for (int block = 0; block < BLOCKS; ++block) most = max(most, received[block][channel]);
         return most;
     }
 };
 
-// What the main kernel is told of a filter.
-__device__ __forceinline__ FilterScale noted(int exponent) {
-#ifdef FACTORS
-    return power_of_two(exponent);  // of a filter of zeros 1
+// One block has all filters of the tile: its maxima are the tile's, and the __syncthreads() before send() orders the
+// warps' contributions before receive(). st.async is for clusters of at least two blocks; in a smaller one
+// compute-sanitizer reports an invalid write.
+template <>
+struct ChannelMaxima<1> {
+    unsigned of_block[CHANNELS];
+
+    __device__ __forceinline__ void open() {
+        if (threadIdx.x < CHANNELS) of_block[threadIdx.x] = 0;
+    }
+    __device__ __forceinline__ void send(int) {}
+    __device__ __forceinline__ unsigned receive(int channel) { return of_block[channel]; }
+};
+
+// A filter's scale as the main kernel wants it.
+__device__ __forceinline__ FilterScale filter_scale(int exponent) {
+#ifdef FLOAT_FILTER_SCALES
+    return power_of_two(exponent);  // 1 for a filter of zeros
 #else
     return exponent;
 #endif
 }
 
-// A warp reads filters, asking for all before it looks at the first, and leaves them scaled in shared memory. `count`:
-// filters that exist, `length`: floats of each, `of_tile`: filters of the tile from the block's first on.
+// Scales the block's filters into shared memory; a warp takes every PACK_WARPS-th filter, and issues all of its loads
+// before it uses the first. pitch: floats from a filter to the next. count: filters that exist, each with `length`
+// floats. tile_filters: filters of the tile from the block's first one on.
 __device__ __forceinline__ void scale_filters(const float* weight, float* tile, FilterScale* scales, int64 pitch,
-                                              int count, int length, int of_tile) {
-    constexpr int AT_ONCE = (SPLIT_FILTERS + SPLIT_WARPS - 1) / SPLIT_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
+                                              int count, int length, int tile_filters) {
+    constexpr int WARP_FILTERS = (PACK_FILTERS + PACK_WARPS - 1) / PACK_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float values[AT_ONCE][LOADS];
+    float values[WARP_FILTERS][LOADS];
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) {
-        const int filter = j * SPLIT_WARPS + warp;
+    for (int j = 0; j < WARP_FILTERS; ++j) {
+        const int filter = j * PACK_WARPS + warp;
         const float* const from = weight + filter * pitch + lane;
         const int left = filter < count ? length - lane : 0;
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) values[j][i] = i * 32 < left ? from[i * 32] : 0.0f;
     }
-    unsigned most[AT_ONCE];
+    unsigned most[WARP_FILTERS];
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) {
-        float of_lane = 0.0f;
+    for (int j = 0; j < WARP_FILTERS; ++j) {
+        float lane_most = 0.0f;
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) of_lane = larger(of_lane, values[j][i]);
-        most[j] = warp_max(of_lane);
+        for (int i = 0; i < LOADS; ++i) lane_most = larger(lane_most, values[j][i]);
+        most[j] = warp_max(lane_most);
     }
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) {
-        const int filter = j * SPLIT_WARPS + warp, exponent = filter_exponent(most[j]);
-        if (lane == 0 && filter < min(SPLIT_FILTERS, of_tile)) scales[filter] = noted(most[j] ? exponent : EMPTY);
+    for (int j = 0; j < WARP_FILTERS; ++j) {
+        const int filter = j * PACK_WARPS + warp, exponent = filter_exponent(most[j]);
+        if (lane == 0 && filter < min(PACK_FILTERS, tile_filters))
+            scales[filter] = filter_scale(most[j] ? exponent : ZERO_EXPONENT);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i)
-            if (filter < SPLIT_FILTERS && lane + i * 32 < FILTER_FLOATS)
+            if (filter < PACK_FILTERS && lane + i * 32 < FILTER_FLOATS)
                 tile[filter * FILTER_PITCH + lane + i * 32] = values[j][i] * power_of_two(-exponent);
     }
 }
 
-// From there on a lane has a filter, and a warp eight channels and a few filter positions, `tap` and so on.
-constexpr int TURNS = (SPLIT_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
+// From here on a lane has a filter, and a warp has eight channels and every GROUP_WARPS-th tap from its first one on.
+constexpr int WARP_TAPS = (PACK_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
 
-#ifdef TRANSFORMED
-// Makes the values of eight channels of a filter from its weights: the including header's.
-__device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int tap);
+#ifdef TRANSFORMS_WEIGHTS
+// Transforms a row of a filter, in eight channels, to all of its points. The including header defines it.
+__device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8], const float* weights, int row);
 #endif
 
-// The warp's values, and their largest magnitudes in each channel.
-__device__ __forceinline__ void gather(float (&values)[TURNS][8], const float* tile, unsigned* maxima, int channel,
+// Reads the warp's values from shared memory and raises the maxima of its channels.
+__device__ __forceinline__ void gather(float (&values)[WARP_TAPS][8], const float* tile, unsigned* maxima, int channel,
                                        int tap) {
     const int lane = threadIdx.x % 32;
     float most[8] = {};
-#ifdef TRANSFORMED
-    take(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
+#ifdef TRANSFORMS_WEIGHTS
+    transform_weights(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
 #endif
 #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS)
+    for (int i = 0; i < WARP_TAPS; ++i, tap += GROUP_WARPS)
 #pragma unroll
         for (int c = 0; c < 8; ++c) {
-#ifndef TRANSFORMED
-            values[turn][c] = tap < TAPS ? tile[lane * FILTER_PITCH + (channel + c) * TAPS + tap] : 0.0f;
+#ifndef TRANSFORMS_WEIGHTS
+            values[i][c] = tap < TAPS ? tile[lane * FILTER_PITCH + (channel + c) * TAPS + tap] : 0.0f;
 #endif
-            most[c] = larger(most[c], values[turn][c]);
+            most[c] = larger(most[c], values[i][c]);
         }
-    unsigned of_channel = 0;
+    unsigned lane_most = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-        const unsigned of_warp = warp_max(most[c]);
-        if (lane == c) of_channel = of_warp;
+        const unsigned warp_most = warp_max(most[c]);
+        if (lane == c) lane_most = warp_most;
     }
-    if (lane < 8) atomicMax(maxima + channel + lane, of_channel);
+    if (lane < 8) atomicMax(maxima + channel + lane, lane_most);
 }
 
-// Splits them, times their channels' factors: that of channel % 8 is a lane's. `to`: the rows of the chunk, from the
-// lane's filter on.
-__device__ __forceinline__ void write(const float (&values)[TURNS][8], float factor, char* to, int channel, int tap) {
-    float factors[8];
+// Scales the warp's values by their channels, decomposes and stores them. scale: of channel + lane % 8. to: the lane's
+// filter in the chunk's rows; null where it does not exist.
+__device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float scale, char* to, int channel,
+                                      int tap) {
+    float scales[8];
 #pragma unroll
-    for (int c = 0; c < 8; ++c) factors[c] = __shfl_sync(~0u, factor, c);
+    for (int c = 0; c < 8; ++c) scales[c] = __shfl_sync(~0u, scale, c);
     if (to == nullptr) return;
 #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn, tap += GROUP_WARPS) {
-        if (tap >= SPLIT_TAPS) break;
+    for (int i = 0; i < WARP_TAPS; ++i, tap += GROUP_WARPS) {
+        if (tap >= PACK_TAPS) break;
         float scaled[8];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) scaled[c] = values[turn][c] * factors[c];
+        for (int c = 0; c < 8; ++c) scaled[c] = values[i][c] * scales[c];
         uint4 high, low;
-        split(scaled, high, low);
+        decompose(scaled, high, low);
         const int row = channel / ROW_CHANNELS * FILTER_ROWS + tap / FILTER_COLUMNS;
-        const int step = tap % FILTER_COLUMNS * DEPTHS + channel % ROW_CHANNELS / 16, group = channel / 8 % 2;
-        char* const target = to + row * ROW_BYTES + (step * 2 + group) * BF * 16;
+        const int step = tap % FILTER_COLUMNS * DEPTHS + channel % ROW_CHANNELS / 16, octet = channel / 8 % 2;
+        char* const target = to + row * ROW_BYTES + (step * 2 + octet) * BF * 16;
         *reinterpret_cast<uint4*>(target) = high;
-        if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
+        if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
     }
 }
 
-// No __restrict__: the compiler moves reads of what is never written ahead of griddepcontrol.wait.
-extern "C" __global__ void __cluster_dims__(SPLIT_CLUSTER, 1, 1) __launch_bounds__(SPLIT_THREADS, 1)
-    split_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
-    extern __shared__ float tile[];  // [SPLIT_FILTERS][FILTER_PITCH]
-    __shared__ ChannelMaxima maxima;
+// blocks: of the main kernel, whose flags are cleared. The weights are not __restrict__: the compiler would move reads
+// of memory that is never written ahead of griddepcontrol.wait.
+extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds__(PACK_THREADS, 1)
+    pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
+    extern __shared__ float tile[];  // [PACK_FILTERS][FILTER_PITCH]
+    __shared__ ChannelMaxima<PACK_CLUSTER> maxima;
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
-    const int tile_chunk = blockIdx.x / SPLIT_CLUSTER, rank = blockIdx.x % SPLIT_CLUSTER;
-    const int in_tile = rank * SPLIT_FILTERS, filter_0 = tile_chunk / chunks * ALIKE + in_tile;
+    const int tile_chunk = blockIdx.x / PACK_CLUSTER, rank = blockIdx.x % PACK_CLUSTER;
+    const int in_tile = rank * PACK_FILTERS, filter_0 = tile_chunk / chunks * SCALE_FILTERS + in_tile;
     const int channel_0 = tile_chunk % chunks * CHANNELS;
-    int count = min((int)filters - filter_0, ALIKE - in_tile), length = min(CHANNELS, (int)channels - channel_0) * TAPS;
+    int count = min((int)filters - filter_0, SCALE_FILTERS - in_tile);
+    int length = min(CHANNELS, (int)channels - channel_0) * TAPS;
     int64 first = (filter_0 * channels + channel_0) * TAPS;
-    const Workspace to(workspace, gridDim.x / SPLIT_CLUSTER, blocks);
+    const Workspace to(workspace, gridDim.x / PACK_CLUSTER, blocks);
     maxima.open();
 
-    // With operands, so that they are computed ahead of it.
+    // The operands make the assembler compute them before the wait, not after it.
     asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
-    // Not earlier: the main kernel reads the input before it waits, so all that came before this one must have ended.
+    // Only now: the main kernel reads the input before it waits, so every kernel ahead of this one must have ended.
     launch_dependents();
-    FilterScale* const scales = const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * ALIKE + in_tile;
-    scale_filters(weight + first, tile, scales, channels * TAPS, count, length, ALIKE - in_tile);
+    FilterScale* const scales =
+        const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * SCALE_FILTERS + in_tile;
+    scale_filters(weight + first, tile, scales, channels * TAPS, count, length, SCALE_FILTERS - in_tile);
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int channel = warp / GROUP_WARPS * 8, tap = warp % GROUP_WARPS;
-    float values[TURNS][8];
+    float values[WARP_TAPS][8];
     gather(values, tile, maxima.of_block, channel, tap);
     __syncthreads();
     maxima.send(rank);
     if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i < BLOCK_FLAGS * blocks; i += SPLIT_THREADS) to.flags[i] = 0;
+        for (int i = threadIdx.x; i < BLOCK_FLAGS * blocks; i += PACK_THREADS) to.flags[i] = 0;
     const unsigned most = maxima.receive(channel + lane % 8);
     const int exponent = channel_exponent(most);
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;
-    const int turn = CLUSTER > 1 ? in_tile / BF : 0;  // of those that are scaled alike
-    char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + turn) * ROWS * ROW_BYTES;
-    const bool exists = BF % SPLIT_FILTERS == 0 || in_tile + lane < BF;
-    write(values, power_of_two(-exponent), exists ? rows + (in_tile - turn * BF + lane) * 16 : nullptr, channel, tap);
+    const int filter_tile = CLUSTER > 1 ? in_tile / BF : 0;  // of those with common channel scales
+    char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + filter_tile) * ROWS * ROW_BYTES;
+    const bool exists = BF % PACK_FILTERS == 0 || in_tile + lane < BF;
+    write(values, power_of_two(-exponent), exists ? rows + (in_tile - filter_tile * BF + lane) * 16 : nullptr, channel,
+          tap);
 }

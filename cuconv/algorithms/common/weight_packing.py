@@ -1,10 +1,15 @@
-"""What the fp16x3 algorithms share on the host, as kernels do fp16x3_split.cuh: splitting the weights, a refusal."""
+"""Host side of weight packing, which the fp16x3 algorithms share: the kernel pack_weights and the memory it fills.
+
+The kernel decomposes the weights into FP16 parts before the main kernel of the same call runs. The device side is
+weight_packing.cuh.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import TypeVar
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.costs import constant
@@ -12,27 +17,30 @@ from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
-# As in the .cuh file.
+KERNEL = "pack_weights"
+# The same numbers stand in weight_packing.cuh; a test compares them.
 FILTERS = 32  # of a block
-GROUP_WARPS = 5  # at most, of a block for eight channels
-PART_BYTES = 2  # of a factor, which is one FP16 number, or two where there are three products
+GROUP_WARPS = 5  # the most warps of a block that share eight channels
+PART_BYTES = 2  # of an operand's part, one FP16 number
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True, slots=True)
-class SplitCosts:
-    """Microseconds of that kernel, without its launch."""
+class WeightPackingCosts:
+    """The constants of the kernel's cost model, without its launch."""
 
-    split: float = constant("a block of the kernel ahead, to split 2**14 weights")
-    split_bytes: float = constant("2**20 bytes read or written by that kernel")
+    pack: float = constant("a block of the kernel that packs the weights, for 2**14 of them")
+    pack_bytes: float = constant("2**20 bytes that the weight packing kernel reads or writes")
 
 
-def factor_bytes(products: int) -> int:
-    """Of a weight or an element of the input, in all its parts."""
+def operand_bytes(products: int) -> int:
+    """The bytes of a weight or an input element in all its FP16 parts."""
     return PART_BYTES * PARTS[products]
 
 
-def some_fit(found: list, problem: ConvProblem, device: DeviceSpec, algorithm: str) -> list:
-    """The configurations that were found; raises UnsupportedProblem where there is none."""
+def require_fit(found: list[Config], problem: ConvProblem, device: DeviceSpec, algorithm: str) -> list[Config]:
+    """The configurations found; raises UnsupportedProblem where there is none, as no tile fits shared memory."""
     if found:
         return found
     raise UnsupportedProblem(
@@ -42,45 +50,47 @@ def some_fit(found: list, problem: ConvProblem, device: DeviceSpec, algorithm: s
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How the weights are split: for tiles of so many filters, in chunks of so many channels."""
+class WeightPacking:
+    """How weights are packed: in tiles of `filters` filters and chunks of `channels` channels."""
 
     filters: int
     channels: int
-    products: int
+    products: int  # tensor-core products for one FP32 product
 
     def taps(self, problem: ConvProblem) -> int:
-        """Of a filter and channel, as they are split."""
+        """The numbers that are packed for each filter and channel."""
         return problem.filter_area
 
     def group_warps(self, problem: ConvProblem) -> int:
-        """Of a block for eight channels."""
+        """The warps of a block that share eight channels."""
         return min(problem.filter_area, GROUP_WARPS)
 
-    def parts(self, problem: ConvProblem) -> int:
-        """(tile, chunk) pairs, of which each has scales of its own."""
+    def tile_chunks(self, problem: ConvProblem) -> int:
+        """The pairs of a filter tile and a chunk of channels. Each pair has its own scales."""
         return ceil(problem.m / self.filters) * ceil(problem.c / self.channels)
 
     def blocks(self, problem: ConvProblem) -> int:
-        """Of the grid: a cluster for each pair."""
-        return self.parts(problem) * ceil(self.filters / FILTERS)
+        """The blocks of the grid: a cluster for each pair of a tile and a chunk."""
+        return self.tile_chunks(problem) * ceil(self.filters / FILTERS)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
-        """Of the split weights, filters' and channels' scales."""
-        weight_bytes = factor_bytes(self.products) * self.filters * self.channels * self.taps(problem)
-        return self.parts(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
+        """The bytes of the packed weights and of the scales of filters and channels."""
+        weight_bytes = operand_bytes(self.products) * self.filters * self.channels * self.taps(problem)
+        return self.tile_chunks(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
 
     def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int) -> Launch:
-        """blocks: of the main kernel that leave sums to each other, whose flags are cleared."""
-        p, groups = problem, self.channels // 8
-        threads = 32 * self.group_warps(p) * groups
-        shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * p.filter_area | 1)
-        arguments = (WEIGHT, WORKSPACE, p.m, p.c, blocks)
-        return Launch(source, macros, "split_weights", self.blocks(p), threads, arguments, shared_bytes, overlap=True)
+        """The launch of the packing kernel.
 
-    def predicted_us(self, problem: ConvProblem, costs: SplitCosts) -> float:
-        """Estimated time: a block's from start to end, and where there are many that of their bytes."""
-        of_block = FILTERS * self.channels * problem.filter_area
-        bytes_of_each = FLOAT_BYTES * problem.filter_area + factor_bytes(self.products) * self.taps(problem)
-        moved_bytes = bytes_of_each * problem.m * problem.c
-        return costs.split * of_block / 2**14 + costs.split_bytes * moved_bytes / 2**20
+        blocks: of the main kernel that publish partial sums; the packing kernel clears their flags.
+        """
+        threads = 32 * self.group_warps(problem) * (self.channels // 8)
+        shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * problem.filter_area | 1)
+        arguments = (WEIGHT, WORKSPACE, problem.m, problem.c, blocks)
+        return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
+
+    def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> float:
+        """The estimated time of the packing kernel in microseconds: one block's latency plus the time of all bytes."""
+        block_weights = FILTERS * self.channels * problem.filter_area
+        channel_bytes = FLOAT_BYTES * problem.filter_area + operand_bytes(self.products) * self.taps(problem)
+        moved_bytes = channel_bytes * problem.m * problem.c
+        return costs.pack * block_weights / 2**14 + costs.pack_bytes * moved_bytes / 2**20

@@ -1,16 +1,19 @@
-// The one layer of Hopper's asynchronous matrix instructions (PTX ISA, "wgmma"): the instruction for N columns, and the
-// statements that order it. WGMMA_N, a multiple of 8 up to 160, is the including file's.
+// Inline PTX of Hopper's asynchronous matrix instructions (PTX ISA, "wgmma"), for all kernels: wgmma.mma_async, the
+// statements that order it, and the descriptors of tiles in shared memory.
 //
-// An instruction multiplies a tile A of 64 rows with a tile B of WGMMA_N columns. Each thread of the warpgroup holds
-// WGMMA_N / 2 sums: of rows 8 apart and columns 8 apart, two side by side.
+// WGMMA_N  columns of tile B, a multiple of 8 up to 160; defined before this file is included
+//
+// An instruction multiplies a tile A of 64 rows by a tile B of WGMMA_N columns. A warp has 16 of the rows. A thread
+// holds WGMMA_N / 2 sums: for every 8 columns two neighbours in one row and two in the row 8 below.
 #pragma once
 
 #include "common/convolution.cuh"
 
 constexpr int WGMMA_SUMS = WGMMA_N / 2;
 
-// Inline assembly has no loops, so its operands are lists. WGMMA_EACH_n(X, separator) is X(a, b, c, d) for each four of
-// the n / 2 sums, operands 0, 1, ...; WGMMA_AFTER_n(X) is X(the six operands that follow the sums).
+// Inline assembly cannot loop, so macros write the operands out. The sums are operands 0 to n / 2 - 1:
+//   WGMMA_EACH_n(X, separator)  is X(a, b, c, d) for every four of them;
+//   WGMMA_AFTER_n(X)            is X of the six operands that follow them.
 #define WGMMA_COMMA() ,
 #define WGMMA_TEXT_COMMA() ","
 #define WGMMA_EACH_8(X, separator) X(0, 1, 2, 3)
@@ -63,8 +66,8 @@ constexpr int WGMMA_SUMS = WGMMA_N / 2;
 #define WGMMA_OPERANDS WGMMA_PASTE(WGMMA_EACH_, WGMMA_N)(WGMMA_SUM, WGMMA_COMMA)
 #define WGMMA_AFTER(X) WGMMA_PASTE(WGMMA_AFTER_, WGMMA_N)(X)
 
-// d = a * b, or d += a * b where `keep` is not 0. FP16, both operands in shared memory. a, b: lower halves of their
-// descriptors; the upper half of both is the 128 bytes, in units of 16, from eight rows (columns) to the next.
+// d = a * b, or d += a * b where `keep` is not 0. FP16, both tiles in shared memory. a and b are the lower halves of
+// their descriptors (core_descriptor); the upper half is 128 bytes / 16 = 8 for both.
 #define WGMMA_BEFORE(a, b, keep, ...) \
     "{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #keep ", 0; mov.b64 a, {%" #a ", 8}; mov.b64 b, {%" #b ", 8};"
 __device__ __forceinline__ void wgmma_f16(float* d, unsigned a, unsigned b, int keep) {
@@ -75,7 +78,7 @@ __device__ __forceinline__ void wgmma_f16(float* d, unsigned a, unsigned b, int 
 }
 #undef WGMMA_BEFORE
 
-// The same with A in registers.
+// The same with tile A in registers.
 #define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) \
     "{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %" #keep ", 0; mov.b64 b, {%" #b ", 8};"
 #define WGMMA_A(a0, a1, a2, a3, b, keep) "{%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}"
@@ -88,7 +91,7 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[WGMMA_SUMS], const unsigned
 }
 #undef WGMMA_BEFORE
 
-// The same in TF32, which ignores the low 13 bits of a. b: the whole descriptor.
+// The same in TF32: the instruction ignores the low 13 bits of each element. b is the whole descriptor.
 #define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
 #define WGMMA_B(a0, a1, a2, a3, b, keep) "%" #b
 __device__ __forceinline__ void wgmma_tf32(float (&d)[WGMMA_SUMS], const float (&a)[4], uint64 b, int keep) {
@@ -101,11 +104,11 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[WGMMA_SUMS], const float (
 }
 #undef WGMMA_BEFORE
 
-// Before the first wgmma that reads registers which other instructions have written.
+// wgmma.fence: needed before the first wgmma that reads registers written by other instructions.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Closes the group of all wgmma since the last one.
+// wgmma.commit_group: closes the group of all wgmma since the last commit.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits for every group, and keeps the compiler from reading the sums before.
+// wgmma.wait_group 0: waits for every group. The empty statements keep the compiler from reading the sums earlier.
 template <int COUNT>
 __device__ __forceinline__ void wgmma_wait(float (&d)[COUNT]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -113,13 +116,14 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[COUNT]) {
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Lower half of the descriptor of K-major core matrices of 8 rows x 16 bytes, one after the other; `depth_bytes` to the
-// next 8 in depth. The upper half is the same for all: the 128 bytes, in units of 16, to the next 8 rows.
+// The lower half of a matrix descriptor without swizzle (PTX ISA, "Matrix descriptor"). The tile is K-major, in core
+// matrices of 8 rows x 16 bytes. The next 8 rows follow 128 bytes later, which is the descriptor's upper half in units
+// of 16 bytes; the next 16 bytes in depth follow `depth_bytes` later.
 __device__ __forceinline__ unsigned core_descriptor(unsigned address, int depth_bytes) {
     return address >> 4 & 0x3fff | depth_bytes >> 4 << 16;
 }
 
-// The descriptor of a K-major tile of rows of 128 bytes, swizzled in groups of eight rows.
+// The descriptor of a K-major tile in rows of 128 bytes with the 128-byte swizzle, which repeats every 8 rows.
 __device__ __forceinline__ uint64 swizzled_descriptor(const float* tile) {
     return (uint64)(shared_address(tile) >> 4 & 0x3fff) | 1ull << 16 | (uint64)(1024 >> 4) << 32 | 1ull << 62;
 }

@@ -1,27 +1,41 @@
 // Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32, at twice the rate of tf32x3.
 //
-// out[m, q] = sum over (ky, kx, c) of weight[m, c, ky, kx] * padded[c, q + ky * pitch + kx]: with the zeros of the
-// padding laid out once between rows and between images, a filter position is a shift of the flattened image. A block
-// keeps a stretch of it in shared memory as [8 channels][position][channel], where every shift is a start address of
-// wgmma, and so each input element is fetched and split once for all filter positions.
+//   out[m, q] = sum over (ky, kx, c) of weight[m, c, ky, kx] * padded[c, q + ky * pitch + kx]
 //
-// Each factor is scaled by a power of two and split into two FP16 numbers, x = high + low; low*high + high*low +
-// high*high is accumulated for one row of the filter and then added to FP32 registers. Scales: of weights by filter and
-// channel (split_weights), of inputs by chunk of channels as it comes; see docs/kernels.md.
+// Images are flattened with their zero padding, which rows and images share with their neighbours. A filter tap is then
+// a shift of the flattened image. Shared memory holds a stretch of it as [8 channels][position][channel], where a shift
+// is another start address of wgmma. So each input element is loaded and decomposed once for all taps.
 //
-// Warp specialisation: two warpgroups multiply, two fetch and split the input; weights come split from a workspace by
-// bulk copies. A block takes an equal share of all (tile, chunk) pairs in order (stream-K); where a tile is shared, its
-// first block adds the others' sums in order.
+// Each operand is scaled by a power of two and decomposed into two FP16 parts, x = high + low. The tensor cores compute
+// low * high + high * low + high * high for one row of the filter; that chain is then added to FP32 registers. Weights
+// are scaled by filter and channel (common/weight_packing.cuh), the input by chunk of channels as it comes.
 //
-// NARROW    1 where positions are the tensor cores' rows and filters their columns, 0 where it is the other way round
-// FILTERS, TILE_POSITIONS: of a tile. Filters as rows: 64 x 256 or 128 x 128. As columns: any multiple of 8 up to 128,
-//           by a multiple of 128 such that the product is 128 * 128 at most
-// CHANNELS  of a chunk, 16
-// KH, KW    filter size, not 1x1
-// SLOTS     positions of a chunk in shared memory, in units of 128
-// WHOLE_GROUPS 1 where the number of channels is a multiple of 8
-// IN_STAGES, WEIGHT_STAGES: chunks of input and rows of weights in shared memory
-// PRODUCTS  3, or 1 for the accuracy of TF32 (fp16x3.cuh)
+//   pack_weights      weights -> scaled FP16 parts in the workspace, a kernel ahead of this one
+//   producers 0       chunk 0: load, scale, decompose -> stage 0  | chunk 2 -> stage 2 | ...
+//   producers 1       chunk 1: load, scale, decompose -> stage 1  | chunk 3 -> stage 3 | ...
+//     a thread each   bulk copies of weight rows: workspace -> weight stages
+//   consumers 0, 1    for each row of the filter: chain = wgmma(input stage, weight stage); sums += chain * factor
+//                     at a tile's end: sums -> staging -> bias, ReLU -> output
+//
+//   full_input, empty_input        hand stages of input over and back: 4 arrivals of producer warps, 2 of consumers
+//   full_weights, empty_weights    the same for weight rows: the bytes of a bulk copy, 2 of consumers
+//   rows_fetched                   of each producer warpgroup: the other one may fetch the next chunk's weight rows
+//
+// Stream-K: a block takes an equal share of all (tile, chunk) pairs in order. Where blocks share a tile, its first
+// block adds the partial sums of the others in order.
+//
+// macro           meaning
+// NARROW          0: filters are the tensor cores' rows and positions their columns; 1: the other way round
+// FILTERS,        filters and positions of a tile. NARROW 0: 64 x 256 or 128 x 128. NARROW 1: a multiple of 8 up to
+// TILE_POSITIONS  128, by a multiple of 128; the product is at most 128 * 128
+// CHANNELS        channels of a chunk: 16
+// KH, KW          filter size, not 1x1
+// SLOTS           positions of a chunk in shared memory, in units of 128
+// WHOLE_GROUPS    1 where the number of channels is a multiple of 8
+// IN_STAGES       chunks of input in shared memory
+// WEIGHT_STAGES   weight rows in shared memory
+// PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
+// SHARED_BYTES    dynamic shared memory that the host asks for
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -30,6 +44,7 @@
 #include "common/weight_packing.cuh"
 
 constexpr int CONSUMER_REGISTERS = 152, PRODUCER_REGISTERS = 104;
+static_assert(IN_STAGES * INPUT_STAGE + WEIGHT_STAGES * ROW_BYTES + 2 * STAGING * 4 == SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
@@ -39,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
-    // Of arguments alone, so that it lies in the registers that a warp shares: what is read from shared memory takes
-    // each thread's, and a producer short of them asks for input late.
+    // Computed from arguments alone, so that it lies in uniform registers. Read from shared memory it would take each
+    // thread's registers, and producers short of them load the input late.
     Geometry g;
     g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
            (int)(out_h * out_w)};
@@ -53,37 +68,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < IN_STAGES; ++i) {
-            barrier_init(shared.full_input + i, GROUP / 32);
+            barrier_init(shared.full_input + i, WARPGROUP / 32);
             barrier_init(shared.empty_input + i, 2);
         }
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
             barrier_init(shared.full_weights + i, 1);
             barrier_init(shared.empty_weights + i, 2);
         }
-        shared.rows_fetched = 0;
+        for (int i = 0; i < 2; ++i) barrier_init(shared.rows_fetched + i, 1);
         fence_async_shared();
     }
     __syncthreads();
     const Share share(g.units, blockIdx.x, gridDim.x);
 
-    const int role = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
-    if (role >= CONSUMERS / GROUP) {
+    const int role = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
+    if (role >= CONSUMERS / WARPGROUP) {
         give_registers<PRODUCER_REGISTERS>();
         const char* const rows_end = workspace.rows + (int64)g.filter_tiles * g.chunks * ROWS * ROW_BYTES;
-        const int group = role - CONSUMERS / GROUP;
+        const int group = role - CONSUMERS / WARPGROUP;
         WeightFetcher weights = {workspace.rows,
-                                 workspace.rows + Place(share.begin, g).tile_chunk(g) * ROWS * ROW_BYTES, rows_end,
+                                 workspace.rows + WorkUnit(share.begin, g).tile_chunk(g) * ROWS * ROW_BYTES, rows_end,
                                  shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS};
         weights.advance(group * ROWS);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, shared, group,
-                             (int)threadIdx.x % GROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};
+                             (int)threadIdx.x % WARPGROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};
         producer.run(share);
     } else {
         take_registers<CONSUMER_REGISTERS>();
         wait_for_weights();
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
-                             staging + role * STAGING, shared, role, (int)threadIdx.x % GROUP, share,
+                             staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
                              (unsigned)(images >> 32)};
         consumer.run();
     }

@@ -1,4 +1,7 @@
-"""Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for the most work."""
+"""Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for large problems.
+
+docs/fp16x3.md explains the algorithm.
+"""
 
 from __future__ import annotations
 
@@ -9,68 +12,68 @@ from pathlib import Path
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
-from cuconv.algorithms.common.weight_packing import Split, SplitCosts, factor_bytes, some_fit
+from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes, require_fit
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
-PRECISIONS = tuple(PRODUCTS)
 
-# As in the .cu and .cuh files.
+# The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
 THREADS = 512
 CONSUMERS = 2  # warpgroups that multiply
-ROW_FILTERS = 64  # of the tensor cores' rows, where filters are these
-FILTERS_STEP, POSITIONS_STEP = 8, 128  # of tiles where filters are the columns
-MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile: what the registers hold
-SLOT = 128  # positions
-CHANNELS = 16  # of a chunk: the depth of the tensor cores' instruction
-STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES
-NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # where filters are columns
-STATIC_BYTES = 2048  # more than barriers and scales take
-FACTOR_BYTES = CONSUMERS * 2 * FLOAT_BYTES  # of a filter, there
-SOURCE_BYTES = 2 * 128 * 4  # of a slot
-FLAG_BYTES = 2 * 4  # of a block
+CHANNELS = 16  # of a chunk: the depth of a tensor-core instruction
+SLOT = 128  # positions: the unit of a chunk's size in shared memory
+ROW_FILTERS = 64  # rows of a tensor-core instruction
+FILTERS_STEP, POSITIONS_STEP = 8, 128  # of narrow tiles
+MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile; the registers hold no more sums
+STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES  # 4 warps, 16 filters, 32 positions and a pad
+NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # 32 filters, 64 positions and a pad
+FLAG_BYTES = CONSUMERS * 4  # of a block
+# Bounds of the static shared memory.
+BARRIER_BYTES = 2048  # mbarriers, scales and maxima
+SOURCE_BYTES = 2 * SLOT * 4  # of a slot: where its positions lie in the input
+RESCALE_BYTES = CONSUMERS * 2 * FLOAT_BYTES  # of a narrow tile's filter: double-buffered factors
 
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns
 MAX_INPUT_BYTES = 2**32
-# Chunks of input and rows of weights in shared memory, by products: the first pair that fits.
-STAGES = {3: ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))}
-STAGES[1] = ((6, 12), (6, 9), (4, 9), (4, 8), *STAGES[3])
+# By products: stages of input chunks and of weight rows. The first pair that fits shared memory is taken.
+_STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))
+STAGES = {3: _STAGES, 1: ((6, 12), (6, 9), (4, 9), (4, 8), *_STAGES)}
 
 
 @dataclass(frozen=True, slots=True)
-class Costs(SplitCosts):
-    """The constants of its cost model."""
+class Costs(WeightPackingCosts):
+    """The constants of the cost model."""
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
-    fetch: float = constant("to fetch and split 2**11 elements, while others multiply and write")
-    multiply: float = constant("2**18 multiply-adds of FP32, while others fetch")
-    narrow: float = constant("the same, in addition, for a chain of products with filters as the tensor cores' columns")
+    fetch: float = constant("the producers' time to load and decompose 2**11 elements")
+    multiply: float = constant("the consumers' time for 2**18 FP32 multiply-adds")
+    narrow: float = constant("the same, in addition, for a chain of products of a narrow tile")
     write: float = constant("a block's time to write 2**14 outputs")
-    leave: float = constant("a block's time to leave 2**14 sums to another")
-    collect: float = constant("a block's time to add 2**14 sums of another")
+    publish: float = constant("a block's time to publish 2**14 partial sums")
+    accumulate: float = constant("a block's time to add 2**14 partial sums of another block")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a block computes at a time; narrow: filters are the tensor cores' columns and positions their rows."""
+    """The output tile of a block. In a narrow tile filters are the tensor cores' columns and positions their rows."""
 
     filters: int
-    positions: int  # pixels, and the padding between them
+    positions: int  # output pixels, and the padding between them
     narrow: bool = False
 
 
-TILES = (Tile(64, 256), Tile(128, 128))  # where filters are rows
+TILES = (Tile(64, 256), Tile(128, 128))  # the tiles that are not narrow
 
 
 @dataclass(frozen=True, slots=True)
 class Fp16x3Config:
-    """A block's tile, its pipeline, and the grids of both kernels."""
+    """A launch configuration: the tile, the pipeline, and the grid."""
 
     tile: Tile
     slots: int
@@ -83,7 +86,7 @@ class Fp16x3Config:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block of the main kernel."""
         return THREADS
 
     def __str__(self) -> str:
@@ -94,38 +97,39 @@ class Fp16x3Config:
 
 
 class Fp16x3(Algorithm[Fp16x3Config, Costs]):
-    """Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for the most work."""
+    """Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32."""
 
     source = SOURCE
-    summary = "Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for the most work."
-    precisions = PRECISIONS
+    summary = "Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for large problems."
+    precisions = tuple(PRODUCTS)
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """Tiles of both kinds for the filter sizes of the paper, with their halo; odd ones; large filters; much halo."""
+        """A sample of variants: the paper's filter sizes with every kind of tile, odd tiles, large filters."""
         if arch != HOPPER_ARCH:
             return []
-        wide, narrow = ((64, 256, 3), (128, 128, 2)), ((32, 512, 5), (48, 256, 3), (96, 128, 2))  # with their slots
-        sample = [_macros(Tile(f, p), k, k, slots, True, 3, 4) for k in (3, 5) for f, p, slots in wide]
-        sample += [_macros(Tile(f, p, True), k, k, slots, True, 3, 4) for k in (3, 5) for f, p, slots in narrow]
+        tiles = [(Tile(64, 256), 3), (Tile(128, 128), 2)]  # with their slots
+        narrow = [(Tile(32, 512, True), 5), (Tile(48, 256, True), 3), (Tile(96, 128, True), 2)]
+        sample = [_macros(tile, k, k, slots, True, (3, 4)) for k in (3, 5) for tile, slots in tiles]
+        sample += [_macros(tile, k, k, slots, True, (3, 4)) for k in (3, 5) for tile, slots in narrow]
         odd = ((8, 512, 6), (40, 384, 6), (72, 128, 2), (120, 128, 2))
-        sample += [_macros(Tile(f, p, True), 3, 3, slots, False, 2, 3) for f, p, slots in odd]
-        sample += [_macros(tile, 7, 7, 3, True, 2, 3) for tile in TILES]
-        sample.append(_macros(Tile(64, 256), 3, 3, 6, False, 2, 3))
-        return sample + [macros | {"PRODUCTS": 1} for macros in sample]
+        sample += [_macros(Tile(f, p, True), 3, 3, slots, False, (2, 3)) for f, p, slots in odd]
+        sample += [_macros(tile, 7, 7, 3, True, (2, 3)) for tile in TILES]
+        sample.append(_macros(Tile(64, 256), 3, 3, 6, False, (2, 3)))
+        return sample + [_with_one_product(macros) for macros in sample]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
-        """The configurations that can run; raises UnsupportedProblem where there is none."""
+        """Every configuration that can run; raises UnsupportedProblem where there is none."""
         _check(problem, device)
         found = []
         for tile in (*TILES, *_narrow_tiles(problem.m)):
             found += _candidates_of(problem, device, tile)
-        return some_fit(found, problem, device, self.name)
+        return require_fit(found, problem, device, self.name)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs) -> float:
-        """Estimated device time of both kernels in microseconds.
+        """The device time of both kernels in microseconds, by the cost model with the given constants.
 
-        Who fetches goes on while others multiply and write: the norm of both.
+        Producers and consumers work at the same time, so their times are combined as a norm and not as a sum.
         """
         tile = config.tile
         chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
@@ -138,41 +142,39 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
             chains = problem.kh if config.products == PRODUCTS[FP32] else 1
             multiply_us += costs.narrow * chains
         sums = tile.filters * tile.positions / 2**14
-        turns, parts = ceil(tiles * chunks / config.blocks), parts_of_tile(tiles, chunks, config.blocks)
+        block_chunks = ceil(tiles * chunks / config.blocks)
+        sharers = blocks_per_tile(tiles, chunks, config.blocks)
         write_us = costs.write * ceil(tiles / config.blocks) * sums
-        exchange_us = ((costs.leave if parts > 1 else 0) + costs.collect * (parts - 1)) * sums
+        exchange_us = ((costs.publish if sharers > 1 else 0) + costs.accumulate * (sharers - 1)) * sums
         return (
             costs.block
-            + Split(tile.filters, CHANNELS, config.products).predicted_us(problem, costs)
-            + turns * costs.chunk
-            + hypot(turns * fetch_us, turns * multiply_us + write_us)
+            + _packing(config).predicted_us(problem, costs)
+            + block_chunks * costs.chunk
+            + hypot(block_chunks * fetch_us, block_chunks * multiply_us + write_us)
             + exchange_us
             + costs.memory * problem.min_bytes / 2**20
         )
 
     def launches(self, problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-        """Both kernels; each may start while the one ahead of it in the stream ends, and waits by itself."""
+        """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
+        blocks, stages = config.blocks, (config.input_stages, config.weight_stages)
         whole_groups = problem.c % 8 == 0
-        macros = _macros(
-            config.tile,
-            problem.kh,
-            problem.kw,
-            config.slots,
-            whole_groups,
-            config.input_stages,
-            config.weight_stages,
-            config.products,
-        )
+        macros = _macros(config.tile, problem.kh, problem.kw, config.slots, whole_groups, stages, config.products)
         operands_and_sizes = arguments_of(problem, relu)
-        main = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
+        arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
         return (
-            Split(config.tile.filters, CHANNELS, config.products).launch(problem, self.source, macros, config.blocks),
-            Launch(self.source, macros, self.name, config.blocks, THREADS, main, config.shared_bytes, overlap=True),
+            _packing(config).launch(problem, self.source, macros, blocks),
+            Launch(self.source, macros, self.name, blocks, THREADS, arguments, config.shared_bytes, overlap=True),
         )
+
+    def static_shared_bytes(self, macros: Macros) -> int:
+        """The most static shared memory, in bytes, that the kernels of a variant may have."""
+        tile = Tile(macros["FILTERS"], macros["TILE_POSITIONS"], bool(macros["NARROW"]))
+        return _static_bytes(tile, macros["SLOTS"])
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
-    """Raises UnsupportedProblem for another architecture, and where the kernel or its integers do not suffice."""
+    """Raise UnsupportedProblem for a problem or a GPU that the kernel is not for."""
     p = problem
     require_hopper(problem, device)
     if p.pad_h >= p.kh or p.pad_w >= p.kw:
@@ -192,70 +194,80 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
 
 
 def _narrow_tiles(filters: int) -> list[Tile]:
-    """Tiles of equal numbers of filters, where less is padded than to multiples of 64, with many positions, or half."""
+    """Narrow tiles of equally many filters, where they pad less than multiples of 64 do.
+
+    Each is offered with as many positions as the registers hold, and with half of them.
+    """
     tiles = set()
     for most in (MAX_FILTERS, MAX_FILTERS // 2):
         count = ceil(filters / most)
-        share = FILTERS_STEP * ceil(filters / count / FILTERS_STEP)
-        if count * share >= ROW_FILTERS * ceil(filters / ROW_FILTERS):
+        tile_filters = FILTERS_STEP * ceil(filters / count / FILTERS_STEP)
+        if count * tile_filters >= ROW_FILTERS * ceil(filters / ROW_FILTERS):
             continue
-        positions = min(MAX_POSITIONS, MAX_SUMS // share // POSITIONS_STEP * POSITIONS_STEP)
+        positions = min(MAX_POSITIONS, MAX_SUMS // tile_filters // POSITIONS_STEP * POSITIONS_STEP)
         half = max(POSITIONS_STEP, positions // 2 // POSITIONS_STEP * POSITIONS_STEP)
-        tiles |= {Tile(share, positions, True), Tile(share, half, True)}
+        tiles |= {Tile(tile_filters, positions, True), Tile(tile_filters, half, True)}
     return sorted(tiles, key=lambda tile: (tile.filters, tile.positions))
 
 
 def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:
-    """Those of a tile: none where it does not fit into shared memory."""
-    filters, products = tile.filters, PRODUCTS[problem.precision]
+    """The configurations of a tile: none where it does not fit shared memory."""
+    products = PRODUCTS[problem.precision]
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
     slots = ceil((tile.positions + halo) / SLOT)
-    input_bytes = slots * SLOT * CHANNELS * factor_bytes(products)
-    row_bytes = problem.kw * CHANNELS * filters * factor_bytes(products)
-    limit = device.shared_bytes_per_block - STATIC_BYTES
-    limit -= slots * SOURCE_BYTES + (FACTOR_BYTES * (filters + 8) if tile.narrow else 0)
-    staging_bytes = NARROW_STAGING_BYTES if tile.narrow else STAGING_BYTES
-    limit -= staging_bytes
-    fit = [pair for pair in STAGES[products] if pair[0] * input_bytes + pair[1] * row_bytes <= limit]
-    if not fit or slots > MAX_SLOTS:
+    limit = device.shared_bytes_per_block - _static_bytes(tile, slots)
+    fit = [pair for pair in STAGES[products] if _shared_bytes(tile, problem.kw, slots, pair, products) <= limit]
+    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
+    if not fit or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:
         return []
-    input_stages, weight_stages = fit[0]
-    chunks = ceil(problem.c / CHANNELS)
-    tiles = _tiles(problem, tile)
-    if tiles * chunks > MAX_INDEX:
-        return []
-    shared_bytes = input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
-    weight_bytes = Split(filters, CHANNELS, products).workspace_bytes(problem)
+    packing = WeightPacking(tile.filters, CHANNELS, products)
     return [
         Fp16x3Config(
             tile,
             slots,
-            input_stages,
-            weight_stages,
+            *fit[0],
             blocks,
-            shared_bytes=shared_bytes,
-            workspace_bytes=weight_bytes + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
+            shared_bytes=_shared_bytes(tile, problem.kw, slots, fit[0], products),
+            workspace_bytes=packing.workspace_bytes(problem) + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
             products=products,
         )
         for blocks in _grids(tiles, chunks, device.sm_count)
     ]
 
 
+def _static_bytes(tile: Tile, slots: int) -> int:
+    """A bound of the static shared memory, in bytes."""
+    return BARRIER_BYTES + slots * SOURCE_BYTES + (RESCALE_BYTES * (tile.filters + 8) if tile.narrow else 0)
+
+
+def _shared_bytes(tile: Tile, columns: int, slots: int, stages: tuple[int, int], products: int) -> int:
+    """The dynamic shared memory in bytes: stages of input and of weight rows, and the outputs' staging."""
+    input_stages, weight_stages = stages
+    input_bytes = slots * SLOT * CHANNELS * operand_bytes(products)
+    row_bytes = columns * CHANNELS * tile.filters * operand_bytes(products)
+    staging_bytes = NARROW_STAGING_BYTES if tile.narrow else STAGING_BYTES
+    return input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
+
+
+def _packing(config: Fp16x3Config) -> WeightPacking:
+    return WeightPacking(config.tile.filters, CHANNELS, config.products)
+
+
 def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
-    """Blocks that may share the work: one an SM, or as many for each tile, so that none takes part in two."""
+    """Numbers of blocks: one for each SM (stream-K), or equally many for each tile (split-K)."""
     grids = {min(sms, tiles * chunks)}
     most = min(chunks, sms // tiles)
-    grids |= {tiles * parts for parts in (1, 2, 4, most) if 0 < parts <= most}
+    grids |= {tiles * split_k for split_k in (1, 2, 4, most) if 0 < split_k <= most}
     return sorted(grids)
 
 
 def _pitch(problem: ConvProblem) -> int:
-    """Positions of a row: the padding on its right is that on the next one's left."""
+    """The positions of a row. The padding on its right is that on the left of the next row."""
     return problem.w + problem.pad_w
 
 
 def _positions(problem: ConvProblem) -> int:
-    """Of all images, one after the other, with the padding between rows and between images."""
+    """The positions of all images, with the padding between rows and between images."""
     return problem.n * (problem.h + problem.pad_h) * _pitch(problem)
 
 
@@ -263,8 +275,8 @@ def _tiles(problem: ConvProblem, tile: Tile) -> int:
     return ceil(_positions(problem) / tile.positions) * ceil(problem.m / tile.filters)
 
 
-def parts_of_tile(tiles: int, chunks: int, blocks: int) -> int:
-    """The most blocks that share a tile: no more than it has chunks."""
+def blocks_per_tile(tiles: int, chunks: int, blocks: int) -> int:
+    """The most blocks that share a tile, where blocks take equal shares of all (tile, chunk) pairs in order."""
     if tiles % blocks == 0:
         return 1
     share = tiles * chunks / blocks
@@ -277,10 +289,10 @@ def _macros(
     kw: int,
     slots: int,
     whole_groups: bool,
-    input_stages: int,
-    weight_stages: int,
-    products: int = 3,
+    stages: tuple[int, int],
+    products: int = PRODUCTS[FP32],
 ) -> Macros:
+    input_stages, weight_stages = stages
     return {
         "NARROW": int(tile.narrow),
         "FILTERS": tile.filters,
@@ -293,4 +305,13 @@ def _macros(
         "IN_STAGES": input_stages,
         "WEIGHT_STAGES": weight_stages,
         "PRODUCTS": products,
+        "SHARED_BYTES": _shared_bytes(tile, kw, slots, stages, products),
     }
+
+
+def _with_one_product(macros: Macros) -> Macros:
+    """The variant of the same tile and stages for the accuracy of TF32."""
+    tile = Tile(macros["FILTERS"], macros["TILE_POSITIONS"], bool(macros["NARROW"]))
+    stages = macros["IN_STAGES"], macros["WEIGHT_STAGES"]
+    whole_groups = bool(macros["WHOLE_GROUPS"])
+    return _macros(tile, macros["KH"], macros["KW"], macros["SLOTS"], whole_groups, stages, products=1)

@@ -1,119 +1,126 @@
-// How fp16x3 multiplies with positions as the tensor cores' rows and filters as their columns: any multiple of 8, so
-// that a layer of 96 or 48 filters need not be rounded up to 64. Slower otherwise: there are factors for each of a
-// thread's many filters to be read, and below 64 filters the instruction waits for shared memory, which brings it 64
-// positions.
+// Positions as the tensor cores' rows and filters as their columns: any multiple of 8, so that a layer of 96 or 48
+// filters is not padded to a multiple of 64. Otherwise slower, for two reasons:
+// - a thread has many filters, and reads a rescaling factor for each of them from shared memory
+// - below 64 filters wgmma waits for shared memory, which delivers 64 positions for each instruction
 #pragma once
 
 #define WGMMA_N FILTERS
 #include "common/wgmma.cuh"
 #include "fp16x3/tiles.cuh"
 
-constexpr int GROUP_POSITIONS = BP / 2, GROUP_TILES = GROUP_POSITIONS / 64;
+constexpr int GROUP_POSITIONS = BP / 2, GROUP_TILES = GROUP_POSITIONS / 64;  // of a warpgroup
 static_assert(SUMS == GROUP_TILES * WGMMA_SUMS && BF % 8 == 0 && SUMS <= 64);
-constexpr int STAGED = 32;                    // filters that pass through the staging memory at a time
-constexpr int STAGED_ROW = 68;                // floats: 64 positions, rows 4 banks apart
-constexpr int STAGING = STAGED * STAGED_ROW;  // of a warpgroup
+constexpr int EPILOGUE_FILTERS = 32;                     // filters that pass through the staging memory at a time
+constexpr int STAGING_ROW = 68;                          // floats: 64 positions, and a pad: rows are 4 banks apart
+constexpr int STAGING = EPILOGUE_FILTERS * STAGING_ROW;  // floats of a warpgroup
 
-// Where a warpgroup's part of a tile begins.
+// Where a warpgroup's part of the tile begins.
 __device__ __forceinline__ int first_filter(int) { return 0; }
-__device__ __forceinline__ int first_position(int group) { return group * GROUP_POSITIONS; }
+__device__ __forceinline__ int first_position(int warpgroup) { return warpgroup * GROUP_POSITIONS; }
 
-// chain = the products of one depth, or += where `keep`; start addresses in units of 16 bytes.
+// chain = the products of one wgmma depth, or chain += where `keep`. Start addresses are in units of 16 bytes.
 __device__ __forceinline__ void multiply_step(Sums& chain, unsigned input, unsigned weights, int keep) {
 #pragma unroll
-    for (int tile = 0; tile < GROUP_TILES; ++tile) wgmma_f16(chain + tile * WGMMA_SUMS, input + tile * 64, weights, keep);
+    for (int tile = 0; tile < GROUP_TILES; ++tile)
+        wgmma_f16(chain + tile * WGMMA_SUMS, input + tile * 64, weights, keep);
 }
 
-// What products are to be multiplied by: a thread computes a filter's factor for all of its warpgroup.
-struct Factors {
-    const int* of_filters;  // exponents, of the chunk to come
-    const int group, thread;
-    int found = 0, of_sums = EMPTY, turn = 0;  // exponents: of the chunk, and what the sums keep until all is added
+// How products are scaled back; common/fp16_rescale.cuh says why. Here a thread computes the factor of one filter for
+// all of its warpgroup.
+struct Rescale {
+    const int* filter_exponents;  // in the workspace, of the next chunk
+    const int warpgroup, thread;
+    int chunk_exponent = 0, sum_exponent = ZERO_EXPONENT;
+    int buffer = 0;  // of the two in shared memory
 
-    // `exponents`: of the tile's first chunk.
-    __device__ __forceinline__ Factors(const int* exponents, int group, int thread)
-        : of_filters(exponents + thread), group(group), thread(thread) {}
+    // exponents: of the tile's first chunk, in the workspace.
+    __device__ __forceinline__ Rescale(const int* exponents, int warpgroup, int thread)
+        : filter_exponents(exponents + thread), warpgroup(warpgroup), thread(thread) {}
 
-    // Of a chunk; those of the one before are still in use. Between tiles there are barriers.
+    // The current chunk's factors. Double-buffered, as those of the chunk before are still being read; between tiles
+    // there are barriers.
     __device__ __forceinline__ float* shared() const {
-        __shared__ __align__(16) float factors[2][CONSUMERS / GROUP][(BF + 15) / 16 * 16];
-        return factors[turn][group];
+        __shared__ __align__(16) float factors[2][CONSUMERS / WARPGROUP][(BF + 15) / 16 * 16];
+        return factors[buffer][warpgroup];
     }
-    // A chunk ahead: the compiler wants them when the chunk's input has come, before the first products.
-    __device__ __forceinline__ void fetch() {
-        if (thread < BF) found = __ldcg(of_filters);
-        of_filters += BF;
+    // Loads the next chunk's exponent. One chunk ahead of its use, so that its latency is hidden.
+    __device__ __forceinline__ void prefetch() {
+        if (thread < BF) chunk_exponent = __ldcg(filter_exponents);
+        filter_exponents += BF;
     }
-    // A thread's factors for 16 filters are to lie side by side: it has two of each eight.
+    // Stores this thread's factor. A thread has two of each eight filters; its factors for 16 filters are adjacent.
     __device__ __forceinline__ void put(float factor) const {
         const int place = thread / 16 * 16 + thread % 8 / 2 * 4 + thread / 8 % 2 * 2 + thread % 2;
         if (thread < BF) shared()[place] = factor;
     }
-    // With the exponent of the chunk's input.
-    __device__ __forceinline__ void meet(int of_input) {
-        turn ^= 1;
-        const int exponent = found + of_input;
-        const bool zero = exponent < EMPTY / 2;
-        if (of_sums == EMPTY && !zero) of_sums = exponent;
-        put(zero ? 0.0f : power_of_two(clamp(exponent - of_sums, -126, 127)));
-        group_barrier(group);
+    // Computes the factors of a chunk from its filters' exponents and its input's.
+    __device__ __forceinline__ void update(int input_exponent) {
+        buffer ^= 1;
+        const int exponent = chunk_exponent + input_exponent;
+        const bool zero = exponent < ZERO_EXPONENT / 2;
+        if (sum_exponent == ZERO_EXPONENT && !zero) sum_exponent = exponent;
+        put(zero ? 0.0f : power_of_two(clamp(exponent - sum_exponent, -126, 127)));
+        warpgroup_barrier(warpgroup);
     }
-    __device__ __forceinline__ void add(Sums& sums, const Sums& chain) const {
+    // sums += the current chunk's products.
+    __device__ __forceinline__ void accumulate(Sums& sums, const Sums& chain) const {
         each([&](int i, float factor) { sums[i] = fmaf(chain[i], factor, sums[i]); });
     }
+    // Calls change(i, factor of the i-th sum) for each of the thread's sums.
     template <class Change>
     __device__ __forceinline__ void each(const Change& change) const {
         const float* const mine = shared() + thread % 4 * 4;
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i += 8) {
             const float4 four = *reinterpret_cast<const float4*>(mine + i * 2);
-            const float of_filter[4] = {four.x, four.y, four.z, four.w};
+            const float factors[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (int tile = 0; tile < SUMS; tile += WGMMA_SUMS)
 #pragma unroll
-                for (int j = i; j < min(i + 8, WGMMA_SUMS); ++j) change(tile + j, of_filter[j % 8 / 4 * 2 + j % 2]);
+                for (int j = i; j < min(i + 8, WGMMA_SUMS); ++j) change(tile + j, factors[j % 8 / 4 * 2 + j % 2]);
         }
     }
-    // In two steps: each factor is in range, and the product overflows or vanishes as it should.
+    // Scales the sums of all chunks back, in two steps so that each factor is a normal number.
     __device__ __forceinline__ void finish(Sums& sums) {
-        const int all = of_sums == EMPTY ? 0 : of_sums, half = all / 2;
+        const int exponent = sum_exponent == ZERO_EXPONENT ? 0 : sum_exponent, half = exponent / 2;
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-            turn ^= 1;
-            put(power_of_two(step ? all - half : half));
-            group_barrier(group);
+            buffer ^= 1;
+            put(power_of_two(step ? exponent - half : half));
+            warpgroup_barrier(warpgroup);
             each([&](int i, float factor) { sums[i] *= factor; });
         }
     }
 };
 
 // Writes a warpgroup's sums of 64 positions through its staging memory. Thread t has rows t / 32 * 16 + t % 32 / 4 and
-// 8 further, and of each eight columns t % 4 * 2 and the next. `pixels` are those of rows t % 32 and 32 further: lanes
-// write 128 bytes side by side.
-__device__ __forceinline__ void write_tile(const Output& out, const float* sums, float* staging, int group, int thread,
-                                           int first, const Pixel (&pixels)[2]) {
-    const int lane = thread % 32, warp = thread / 32, mine = first + warp;  // of a pass, every fourth filter
-    const float lane_bias = out.bias && mine + 4 * lane < out.p.filters ? out.bias[mine + 4 * lane] : 0.0f;
+// 8 further, and of each eight columns t % 4 * 2 and the next. `pixels` are those of rows t % 32 and 32 further, so
+// that a warp writes 128 adjacent bytes.
+__device__ __forceinline__ void write_tile(const Output& out, const float* sums, float* staging, int warpgroup,
+                                           int thread, int first, const Pixel (&pixels)[2]) {
+    const int lane = thread % 32, warp = thread / 32;
+    const int warp_first = first + warp;  // a warp writes every fourth filter of a pass
+    const float lane_bias = out.bias && warp_first + 4 * lane < out.p.filters ? out.bias[warp_first + 4 * lane] : 0.0f;
     const float least = out.least();
-    float* to[2] = {out.to + out.index(pixels[0], mine), out.to + out.index(pixels[1], mine)};
-    const int filters[2] = {out.filters_from(mine, pixels[0]), out.filters_from(mine, pixels[1])};
+    float* to[2] = {out.to + out.index(pixels[0], warp_first), out.to + out.index(pixels[1], warp_first)};
+    const int filters[2] = {out.filters_from(warp_first, pixels[0]), out.filters_from(warp_first, pixels[1])};
     const int64 next = 4ll * out.p.out_pixels;
     unsigned not_finite[2] = {};
 #pragma unroll
-    for (int pass = 0; pass < BF; pass += STAGED) {
-        group_barrier(group);
+    for (int pass = 0; pass < BF; pass += EPILOGUE_FILTERS) {
+        warpgroup_barrier(warpgroup);
 #pragma unroll
-        for (int i = pass / 2; i < min(BF, pass + STAGED) / 2; ++i)
-            staging[(i / 4 * 8 - pass + lane % 4 * 2 + i % 2) * STAGED_ROW + warp * 16 + i % 4 / 2 * 8 + lane / 4] =
+        for (int i = pass / 2; i < min(BF, pass + EPILOGUE_FILTERS) / 2; ++i)
+            staging[(i / 4 * 8 - pass + lane % 4 * 2 + i % 2) * STAGING_ROW + warp * 16 + i % 4 / 2 * 8 + lane / 4] =
                 sums[i];
-        group_barrier(group);
+        warpgroup_barrier(warpgroup);
 #pragma unroll
-        for (int filter = pass; filter < min(BF, pass + STAGED); filter += 4) {
-            const float of_filter = __shfl_sync(~0u, lane_bias, filter / 4);
+        for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4) {
+            const float bias = __shfl_sync(~0u, lane_bias, filter / 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float value = staging[(filter - pass + warp) * STAGED_ROW + half * 32 + lane];
-                const float biased = value + of_filter;
+                const float value = staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane];
+                const float biased = value + bias;
                 if (filter < filters[half]) *to[half] = biased < least ? least : biased;  // a NaN stays
                 to[half] += next;
                 if (!isfinite(value)) not_finite[half] |= 1u << filter / 4;
@@ -122,15 +129,16 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
     }
     if (__any_sync(~0u, not_finite[0] | not_finite[1]))
 #pragma unroll
-        for (int half = 0; half < 2; ++half) write_plain(out, not_finite[half], pixels[half], mine, 4);
+        for (int half = 0; half < 2; ++half) write_plain(out, not_finite[half], pixels[half], warp_first, 4);
 }
 
-__device__ __forceinline__ void write(const Output& out, const Geometry& g, const Place& tile, const Sums& sums,
-                                      float* staging, int group, int thread) {
+// Writes a warpgroup's part of a tile, 64 positions at a time.
+__device__ __forceinline__ void write(const Output& out, const Geometry& g, const WorkUnit& tile, const Sums& sums,
+                                      float* staging, int warpgroup, int thread) {
 #pragma unroll
     for (int i = 0; i < GROUP_TILES; ++i) {
-        const int position = tile.stretch * BP + first_position(group) + i * 64 + thread % 32;
+        const int position = tile.spatial_tile * BP + first_position(warpgroup) + i * 64 + thread % 32;
         const Pixel pixels[2] = {g.locate(position), g.locate(position + 32)};
-        write_tile(out, sums + i * WGMMA_SUMS, staging, group, thread, tile.filter_tile * BF, pixels);
+        write_tile(out, sums + i * WGMMA_SUMS, staging, warpgroup, thread, tile.filter_tile * BF, pixels);
     }
 }

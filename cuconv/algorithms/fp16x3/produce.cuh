@@ -1,38 +1,39 @@
-// The part of fp16x3 that brings input and weights into shared memory.
+// The producers of fp16x3: two warpgroups that load, scale and decompose the input, and fetch the packed weights.
 #pragma once
 
 #include "fp16x3/tiles.cuh"
 
-// Of a producing thread and a chunk: eight channels of a position each. In batches, an even number: while one is
-// converted, the next is under way to the other half of the registers.
+// A job of a producer thread is eight channels of one position. A chunk's jobs come in an even number of batches: while
+// one batch is converted, the next is on its way to the other half of the registers.
 constexpr int JOBS = SLOTS * (CHANNELS / 8);
 constexpr int BATCHES = JOBS <= (TAPS < 25 ? 6 : 4) ? 2 : (JOBS + 3) / 4 * 2, BATCH = (JOBS + BATCHES - 1) / BATCHES;
-// A chunk's maximum, scaled, as FP16 (32768 at most), and its exponent where the scale is chosen.
+// A chunk's scaled maximum must lie in [LEAST, MOST], as FP16 (MOST is 32768); a new scale brings it to 2^TARGET.
 constexpr unsigned LEAST = LEAST_EXPONENT + 15 << 10, MOST = 0x7800;
 constexpr int TARGET = (LEAST_EXPONENT + 15) / 2;
 
-// The first of a job's eight channels, in its chunk, and its position, in its tile.
+// A job's first channel within the chunk, and its position within the tile.
 __device__ __forceinline__ constexpr int channel_of(int job) { return job / SLOTS * 8; }
-__device__ __forceinline__ int position_of(int job, int thread) { return job % SLOTS * GROUP + thread; }
+__device__ __forceinline__ int position_of(int job, int thread) { return job % SLOTS * WARPGROUP + thread; }
 
-// Splits a job's values into a stage of input; the high parts are returned.
+// Decomposes a job's values into a stage of input and returns the high parts.
 __device__ __forceinline__ uint4 store(const float (&scaled)[8], int job, int thread, char* stage) {
     uint4 high, low;
-    split(scaled, high, low);
-    char* const target = stage + channel_of(job) / 8 * GROUP_BYTES + position_of(job, thread) * 16;
+    decompose(scaled, high, low);
+    char* const target = stage + channel_of(job) / 8 * OCTET_BYTES + position_of(job, thread) * 16;
     *reinterpret_cast<uint4*>(target) = high;
-    if (FACTOR_PARTS == 2) *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
+    if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
     return high;
 }
 
-// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent, or EMPTY.
-// `scales` are the channels' own. Rare, so all that counts is that the usual way has its values in registers.
+// Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
+// ZERO_EXPONENT. scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path
+// no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
-                                          unsigned* maxima, int stretch, int chunk, int exponent) {
-    const int thread = threadIdx.x % GROUP;
+                                          unsigned* maxima, int spatial_tile, int chunk, int exponent) {
+    const int thread = threadIdx.x % WARPGROUP;
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int job, int c) {
-        const unsigned source = g.source(stretch * BP + position_of(job, thread));
+        const unsigned source = g.source(spatial_tile * BP + position_of(job, thread));
         const int in_chunk = channel_of(job) + c, channel = chunk * CHANNELS + in_chunk;
         if (source == NOWHERE || channel >= g.p.channels) return 0.0f;
         return *reinterpret_cast<const float*>(input + channel * plane + source) * scales[in_chunk];
@@ -44,9 +45,9 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
         for (int c = 0; c < 8; ++c) most = max(most, finite_magnitude(load(job, c)));
     most = __reduce_max_sync(~0u, most);
     if (thread % 32 == 0) maxima[thread / 32] = most;
-    group_barrier(threadIdx.x / GROUP);
-    for (int warp = 0; warp < GROUP / 32; ++warp) most = max(most, maxima[warp]);
-    if (most == 0) return EMPTY;
+    warpgroup_barrier(threadIdx.x / WARPGROUP);
+    for (int warp = 0; warp < WARPGROUP / 32; ++warp) most = max(most, maxima[warp]);
+    if (most == 0) return ZERO_EXPONENT;
     exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
 #pragma unroll 1
     for (int job = 0; job < JOBS; ++job) {
@@ -58,23 +59,32 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
     return exponent;
 }
 
-// What one thread of a producing group does besides: it fetches the weights of the group's chunks as places become
-// free.
+// Fetches the weight rows of a warpgroup's chunks, as stages become free. One thread of each producer warpgroup has
+// one, and all rows of the share must be fetched in order: empty_weights tells only the parity of a stage's uses, so
+// whether use n may begin cannot be told before use n - 1 has. The two threads therefore alternate with their chunks,
+// and hand over through the mbarriers rows_fetched. An arrival releases and a test that succeeds acquires (PTX memory
+// model). So what the other thread knew when it handed over, this thread knows: for every earlier row the stage was
+// free and its copy has started, and an earlier phase of empty_weights cannot be seen any more.
 struct WeightFetcher {
-    const char *const rows, *next;  // in the workspace: they lie in the order of their use, over and over
+    const char *const rows, *next;  // in the workspace, in the order of their use, again and again
     const char* const end;
-    const unsigned stages;
-    int row, last;  // of the share
+    const unsigned stages;  // address in shared memory
+    int row, last;          // of the block's share
 
-    __device__ __forceinline__ void fetch_what_fits(Shared& shared) {
-        // In order: a place that is not even filled could not be told from one that is free again.
-        while (row < last && shared.rows_fetched == row) {
-            const unsigned slot = row % (unsigned)WEIGHT_STAGES, round = row / (unsigned)WEIGHT_STAGES;
-            if (round > 0 && !barrier_passed(shared.empty_weights + slot, round - 1 & 1)) return;
-            fetch(stages + slot * ROW_BYTES, next, ROW_BYTES, shared.full_weights + slot);
-            shared.rows_fetched = ++row;
-            advance(1);
-            if (row % ROWS == 0) row += ROWS, advance(ROWS);  // the other group's
+    __device__ __forceinline__ void fetch_ready(Shared& shared, int group) {
+        while (row < last) {
+            // Before chunk 2 i of warpgroup 0 comes phase i - 1 of warpgroup 1, and before chunk 2 i + 1 of warpgroup 1
+            // phase i of warpgroup 0. Phase -1 counts as completed.
+            const unsigned chunk = row / (unsigned)ROWS;
+            if (!barrier_passed(shared.rows_fetched + (group ^ 1), (chunk / 2 + group ^ 1) & 1)) return;
+            const unsigned stage = row % (unsigned)WEIGHT_STAGES, use = row / (unsigned)WEIGHT_STAGES;
+            if (use > 0 && !barrier_passed(shared.empty_weights + stage, use - 1 & 1)) return;
+            fetch(stages + stage * ROW_BYTES, next, ROW_BYTES, shared.full_weights + stage);
+            ++row, advance(1);
+            if (row % ROWS == 0) {  // the next chunk is the other warpgroup's
+                barrier_arrive(shared.rows_fetched + group);
+                row += ROWS, advance(ROWS);
+            }
         }
     }
     __device__ __forceinline__ void advance(int count) {
@@ -83,28 +93,31 @@ struct WeightFetcher {
     }
 };
 
-// A warpgroup that fetches, scales and splits every other chunk of the input: each of the two has its own delays.
+// A warpgroup that converts every other chunk of the input. Two of them take turns, so that the waits of one are the
+// work of the other.
 struct Producer {
     const Geometry& g;
-    const Workspace& from;
+    const Workspace& workspace;
     const char* const input;
     char* const stages;
     Shared& shared;
-    const int group, thread;
+    const int group, thread;  // 0 or 1; thread of the warpgroup
     const int channels;
     const int64 plane;  // bytes
     WeightFetcher weights;
 
-    __device__ __forceinline__ void barrier() const { group_barrier(CONSUMERS / GROUP + group); }
+    __device__ __forceinline__ void barrier() const { warpgroup_barrier(CONSUMERS / WARPGROUP + group); }
 
-    __device__ __forceinline__ void seek(int stretch) {
+    // Finds where in the input this thread's positions of a tile lie.
+    __device__ __forceinline__ void locate_sources(int spatial_tile) {
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i)
-            shared.sources[group][i][thread] = g.source(stretch * BP + position_of(i, thread));
+            shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread));
     }
 
-    // Predicated instructions rather than branches, which would keep jobs from overlapping. EARLY: ahead of
-    // the wait, and so from L2, for the L1 cache may be as earlier kernels left it.
+    // Loads a job's values. Predicated instructions rather than branches, which would keep jobs from overlapping.
+    // EARLY: before griddepcontrol.wait, and so from L2, since nothing is said about what the L1 cache holds until
+    // then.
     template <bool EARLY = false>
     __device__ __forceinline__ void load(float (&values)[8], int job, int chunk) const {
         const int channel = chunk * CHANNELS + channel_of(job);
@@ -125,31 +138,26 @@ struct Producer {
         }
     }
 
-    __device__ __forceinline__ const float* channel_scales(const Place& at) const {
-        return from.channel_scales + at.tile_chunk(g) * CHANNELS;
+    __device__ __forceinline__ const float* channel_scales(const WorkUnit& at) const {
+        return workspace.channel_scales + at.tile_chunk(g) * CHANNELS;
     }
 
-    // Scales, splits and stores a job's values; `most` grows to their largest magnitudes, of a NaN not: the output
-    // shows it.
+    // Scales, decomposes and stores a job's values, and raises `most` to their largest magnitudes. NaN does not count:
+    // it reaches the output, which is then computed again.
     __device__ __forceinline__ void convert(const float (&values)[8], const float* scales, int job, char* stage,
                                             unsigned& most) const {
         const float4 a = reinterpret_cast<const float4*>(scales)[0], b = reinterpret_cast<const float4*>(scales)[1];
         const float scaled[8] = {values[0] * a.x, values[1] * a.y, values[2] * a.z, values[3] * a.w,
                                  values[4] * b.x, values[5] * b.y, values[6] * b.z, values[7] * b.w};
         const uint4 high = store(scaled, job, thread, stage);
-        most = larger(larger(most, larger(high.x, high.y)), larger(high.z, high.w));
-    }
-    // Of the magnitudes of two pairs of FP16.
-    __device__ static __forceinline__ unsigned larger(unsigned x, unsigned y) {
-        unsigned most;
-        asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}" : "=r"(most) : "r"(x), "r"(y));
-        return most;
+        most = larger_magnitudes(larger_magnitudes(most, larger_magnitudes(high.x, high.y)),
+                                 larger_magnitudes(high.z, high.w));
     }
 
-    // Largest magnitude, of a chunk as scaled, over the group: the bits of an FP16.
-    __device__ __forceinline__ unsigned maximum(unsigned most, unsigned (&maxima)[GROUP / 32]) const {
-        const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
-        if (thread % 32 == 0) maxima[thread / 32] = of_warp;
+    // The largest magnitude of a scaled chunk over the warpgroup, as the bits of an FP16 number.
+    __device__ __forceinline__ unsigned maximum(unsigned most, unsigned (&maxima)[WARPGROUP / 32]) const {
+        const unsigned warp_most = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
+        if (thread % 32 == 0) maxima[thread / 32] = warp_most;
         barrier();
         const uint4 all = *reinterpret_cast<const uint4*>(maxima);
         return max(max(all.x, all.y), max(all.z, all.w));
@@ -157,66 +165,66 @@ struct Producer {
 
     __device__ __forceinline__ void run(const Share& share) {
         float values[2][BATCH][8];
-        int exponent = TARGET - 3;  // of the scale: suits maxima of 1/4 to 512, of 1/2 to 256 for one product
+        int exponent = TARGET - 3;  // of the input's scale: right for maxima of 1/4 to 512, with one product 1/2 to 256
         int unit = share.begin + group;
         if (unit >= share.end) return;
-        Place at(unit, g);
-        seek(at.stretch);
+        WorkUnit at(unit, g);
+        locate_sources(at.spatial_tile);
 #pragma unroll
         for (int job = 0; job < BATCH; ++job) load<true>(values[0][job], job, at.chunk);
         wait_for_weights();
         if (thread < CHANNELS)
             shared.channel_scales[group][0][thread] = channel_scales(at)[thread] * power_of_two(exponent);
         barrier();
-        for (int turn = 0; unit < share.end; unit += 2, turn ^= 1) {
-            const unsigned count = unit - share.begin, slot = count % IN_STAGES, round = count / IN_STAGES;
-            char* const stage = stages + slot * INPUT_STAGE;
-            const int chunk = at.chunk, stretch = at.stretch;
-            at.advance(g), at.advance(g);  // what is fetched from here on; past the end it is nowhere, or of no use
+        for (int buffer = 0; unit < share.end; unit += 2, buffer ^= 1) {
+            const unsigned count = unit - share.begin, stage = count % IN_STAGES, use = count / IN_STAGES;
+            char* const to = stages + stage * INPUT_STAGE;
+            const int chunk = at.chunk, spatial_tile = at.spatial_tile;
+            at.advance(g), at.advance(g);  // `at` is loaded from here on; past the end, what is loaded is not used
             const bool last = unit + 2 >= share.end;
             const float next_scale = thread < CHANNELS && !last ? channel_scales(at)[thread] : 0.0f;
-            const float* const scales = shared.channel_scales[group][turn];
+            const float* const scales = shared.channel_scales[group][buffer];
             unsigned most = 0;
             if (thread == 0)
-                do weights.fetch_what_fits(shared);
-                while (round > 0 && !barrier_passed(shared.empty_input + slot, round - 1 & 1));
-            else if (round > 0)
-                barrier_wait(shared.empty_input + slot, round - 1 & 1);
+                do weights.fetch_ready(shared, group);
+                while (use > 0 && !barrier_passed(shared.empty_input + stage, use - 1 & 1));
+            else if (use > 0)
+                barrier_wait(shared.empty_input + stage, use - 1 & 1);
 #pragma unroll
             for (int batch = 0; batch < BATCHES; ++batch) {
                 const bool next = batch == BATCHES - 1;
-                if (next && at.stretch != stretch) seek(at.stretch);
+                if (next && at.spatial_tile != spatial_tile) locate_sources(at.spatial_tile);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = next ? i : (batch + 1) * BATCH + i;
                     if (job < JOBS) load(values[(batch + 1) % 2][i], job, next ? at.chunk : chunk);
                 }
-                // Not only once a chunk, which may be long. And a branch: nothing is converted ahead of the loads.
-                if (thread == 0) weights.fetch_what_fits(shared);
+                // With every batch, since a chunk may take long. The branch also keeps conversions behind the loads.
+                if (thread == 0) weights.fetch_ready(shared, group);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = batch * BATCH + i;
-                    if (job < JOBS) convert(values[batch % 2][i], scales + channel_of(job), job, stage, most);
+                    if (job < JOBS) convert(values[batch % 2][i], scales + channel_of(job), job, to, most);
                 }
             }
-            float* const next_scales = shared.channel_scales[group][turn ^ 1];
+            float* const next_scales = shared.channel_scales[group][buffer ^ 1];
             if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
-            most = maximum(most, shared.maxima[group][turn]);
+            most = maximum(most, shared.maxima[group][buffer]);
             int used = exponent;
             if (most < LEAST || most > MOST) {
-                const Place now(unit, g);
-                used = convert_again(g, input, channel_scales(now), stage, shared.maxima[group][turn ^ 1], now.stretch,
-                                     chunk, exponent);
-                if (used != EMPTY) exponent = used;
+                const WorkUnit now(unit, g);
+                used = convert_again(g, input, channel_scales(now), to, shared.maxima[group][buffer ^ 1],
+                                     now.spatial_tile, chunk, exponent);
+                if (used != ZERO_EXPONENT) exponent = used;
                 if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
                 barrier();
             }
-            if (thread == 0) shared.exponents[slot] = used == EMPTY ? EMPTY : -used;
+            if (thread == 0) shared.exponents[stage] = used == ZERO_EXPONENT ? ZERO_EXPONENT : -used;
             fence_async_shared();
             __syncwarp();
-            if (thread % 32 == 0) barrier_arrive(shared.full_input + slot);
+            if (thread % 32 == 0) barrier_arrive(shared.full_input + stage);
         }
         if (thread == 0)
-            while (weights.row < weights.last) weights.fetch_what_fits(shared);
+            while (weights.row < weights.last) weights.fetch_ready(shared, group);
     }
 };

@@ -1,26 +1,28 @@
-// Who works where in fp16x3's main kernel: tiles of filters and positions, and what its warpgroups share.
+// The block of fp16x3's main kernel: its warpgroups, its tile, and what lies in shared memory.
 #pragma once
 
 #include "common/fp16_output.cuh"
 
-constexpr int CONSUMERS = 2 * GROUP, THREADS = CONSUMERS + 2 * GROUP;  // two warpgroups multiply, two produce
+constexpr int CONSUMERS = 2 * WARPGROUP;            // threads that multiply
+constexpr int THREADS = CONSUMERS + 2 * WARPGROUP;  // and two warpgroups of producers
 static_assert(ROWS == KH && DEPTHS == 1);
 constexpr int BP = TILE_POSITIONS;
-constexpr int POSITIONS = SLOTS * 128;                  // of a chunk in shared memory
-constexpr int GROUP_BYTES = POSITIONS * 16;             // eight channels
-constexpr int INPUT_PART = CHANNELS / 8 * GROUP_BYTES;  // high or low
-constexpr int INPUT_STAGE = FACTOR_PARTS * INPUT_PART;
+constexpr int POSITIONS = SLOTS * 128;                  // of a chunk in shared memory: a tile and its halo
+constexpr int OCTET_BYTES = POSITIONS * 16;             // eight channels
+constexpr int INPUT_PART = CHANNELS / 8 * OCTET_BYTES;  // high or low parts
+constexpr int INPUT_STAGE = OPERAND_PARTS * INPUT_PART;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
-constexpr int SUMS = BF * BP / CONSUMERS;  // of a thread that multiplies
+constexpr int SUMS = BF * BP / CONSUMERS;  // of a consumer thread
 typedef float Sums[SUMS];
 
-// Sizes, and the flattened, padded images: rows of `pitch`, `image_rows` an image; padding is shared by neighbours.
+// The problem's sizes, and the flattened images: rows of `pitch` positions, image_rows rows an image. Neighbouring rows
+// and images share the padding between them.
 struct Geometry {
     Problem p;
     int images, out_h, pitch, image_rows, chunks, filter_tiles, units;
 
-    // Byte offset of the input element at a padded position, or NOWHERE.
+    // Byte offset of the first channel's input element at a position, or NOWHERE in the padding.
     __device__ __forceinline__ unsigned source(int position) const {
         const int row = position / pitch, x = position - row * pitch - p.pad_w;
         const int image = row / image_rows, y = row - image * image_rows - p.pad_h;
@@ -35,11 +37,12 @@ struct Geometry {
     }
 };
 
+// Static shared memory. The first index of the last arrays is a warpgroup of producers.
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES], full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
-    __align__(16) float channel_scales[2][2][CHANNELS];  // times the input's scale: of a group's chunk and its next
-    __align__(16) unsigned maxima[2][2][GROUP / 32];     // of a group's warps
-    int exponents[IN_STAGES];                            // of the input's scale
-    volatile int rows_fetched;                           // of weights
-    unsigned sources[2][SLOTS][GROUP];                   // of a group's threads: where in the input positions lie
+    uint64 rows_fetched[2];  // phase i: the warpgroup has fetched the weight rows of its i-th chunk
+    __align__(16) float channel_scales[2][2][CHANNELS];   // of the current and the next chunk, times the input's scale
+    __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // of warps, double-buffered
+    int exponents[IN_STAGES];                             // of the input's scale in each stage
+    unsigned sources[2][SLOTS][WARPGROUP];                // byte offsets of the positions that a thread loads
 };

@@ -1,37 +1,51 @@
-// Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: for four outputs side
-// by side six products with a 3x3 filter's row instead of twelve, eight with a 5x5 filter's instead of twenty.
+// Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32. For four adjacent outputs
+// it takes six products with a row of a 3x3 filter instead of twelve, and eight with a row of a 5x5 filter instead of
+// twenty.
 //
-// A cell is four outputs side by side; they need KW + 3 inputs of each filter row. Inputs and weights are polynomials,
-// whose product is known by its values at as many points: 0, infinity, and +-5/8, +-3/2 or +-1/2, +-1, +-2. So
-//     out[m, cell, j] = sum over points p of A[j, p] * sum over (c, ky) of (G w[m, c, ky])[p] * (B d[c, cell + ky])[p]
-// and each point is a convolution with KH x 1 filters over cells. What fp16x3 does with pixels this does with cells:
-// they lie in shared memory as [point][8 channels][cell][channel], where a row of the filter is a start address of
-// wgmma. Rows above and below an image are zeros between it and its neighbours; the transform reads what is beside one.
+// A cell is four adjacent outputs. It needs KW + 3 inputs of each filter row. Inputs and weights are polynomials, and
+// their product is known by its values at as many points: 0, infinity, and +-5/8, +-3/2 (KW 3) or +-1/2, +-1, +-2 (KW
+// 5).
 //
-// Both transforms are of FP32 numbers, which are then scaled and split as fp16x3's; chains of products are all of a
-// filter's rows for 16 channels at one point.
+//   out[m, cell, j] = sum over points p of A[j, p] * sum over (c, ky) of (G w[m, c, ky])[p] * (B d[c, cell + ky])[p]
 //
-// Warp specialisation: two warpgroups multiply, with half of the points each, and fetch their weights by bulk copies;
-// the others copy the input, transform and split it.
+// So each point is a convolution of cells with KH x 1 filters, which is computed as fp16x3 computes one of pixels.
+// Shared memory holds [point][8 channels][cell][channel], where a row of the filter is another start address of wgmma.
+// Rows above and below an image are zeros between it and its neighbours; the transform reads zeros beside it.
 //
-// Blocks of a cluster have the same cells, and filter tiles side by side. They convert the chunks of their input in
-// turn: what one has made it sends to the same place in the shared memory of the others, its exponent behind it.
-//     empty_input  of the block that fills a place next: all who multiply have done with it, in all blocks
-//     full_input   of each block: its own have filled it, or the bytes of another have come
-// A cluster takes an equal share of all (tile, chunk) pairs in order; where a tile is shared, its first cluster adds
-// the others' sums in order.
+// Both transforms are of FP32 numbers, which are then scaled and decomposed as fp16x3's are. A chain of products is all
+// rows of the filter for 16 channels at one point.
 //
-// FILTERS   of a block's tile, 64; TILE_CELLS: a multiple of 8
-// CLUSTER   blocks that share their input
-// PRODUCERS threads that bring input, 128 or 256
-// CHANNELS  of a chunk, 16
-// KH, KW    filter size: KW is 3 or 5
-// STAGE_CELLS of a chunk in shared memory; RAW_FLOATS: of a channel of it before the transform
-// WHOLE_GROUPS 1 where the number of channels is a multiple of 8
-// IN_STAGES, WEIGHT_STAGES: chunks of input, and positions of weights of each warpgroup, in shared memory
+//   pack_weights   weights -> transformed, scaled FP16 parts in the workspace, a kernel ahead of this one
+//   producers      input -> raw (cp.async) -> transform, scale, decompose -> input stage -> the other blocks' stages
+//   consumers 0    half of the points: chain = wgmma(input stage, weight stage); sums[point] += chain * factor
+//   consumers 1    the other half; a thread of each warpgroup fetches its weights by bulk copies
+//                  at a tile's end: sums -> outputs, both halves added in staging memory -> bias, ReLU -> output
 //
-// Every argument is eight bytes, a pointer or a long long. `pitch`: cells of a row of a strip; an image is `strips` of
-// them side by side.
+// Blocks of a cluster have the same cells and adjacent filter tiles. Chunk u of a cluster's share is converted by block
+// u % CLUSTER, which sends it, with the exponent of its scale, to the same stage u % IN_STAGES of the others.
+//   empty_input    of the block that fills the stage next: the consumers of all blocks have released it
+//   full_input     of each block: its own producers have filled the stage, or another block's bytes have come
+//   full_weights   of each consumer warpgroup: the bytes of a bulk copy have come
+//
+// Stream-K: a cluster takes an equal share of all (tile, chunk) pairs in order. Where clusters share a tile, its first
+// cluster adds the partial sums of the others in order.
+//
+// macro          meaning
+// FILTERS        filters of a block's tile: 64
+// TILE_CELLS     cells of a tile, a multiple of 8
+// CLUSTER        blocks that share their input
+// PRODUCERS      producer threads: 128 or 256
+// CHANNELS       channels of a chunk: 16
+// KH, KW         filter size; KW is 3 or 5
+// STAGE_CELLS    cells of a chunk in shared memory: a tile and its halo
+// RAW_FLOATS     floats of a channel before the transform
+// WHOLE_GROUPS   1 where the number of channels is a multiple of 8
+// IN_STAGES      chunks of input in shared memory
+// WEIGHT_STAGES  points of weights of each consumer warpgroup in shared memory
+// SHARED_BYTES   dynamic shared memory that the host asks for
+//
+// Every argument is eight bytes, a pointer or a long long. pitch: cells of a row of a strip. strips: of an image, side
+// by side. share_units: the least units of a cluster.
 
 #include "winograd/consume.cuh"
 #include "winograd/produce.cuh"
@@ -43,20 +57,24 @@
 #define CLUSTERED
 #endif
 
-__device__ __forceinline__ void cluster_barrier() {
+// A barrier of all threads of the cluster.
+__device__ __forceinline__ void all_blocks_barrier() {
     if (CLUSTER > 1)
-        asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+        cluster_barrier();
     else
         __syncthreads();
 }
 
-// What is left for producers; where they are few they need no more, and those who multiply are spared spills.
+// Registers of a thread. Consumers get what their sums need to avoid spills; producers get what is left, and no more
+// than at launch.
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
-constexpr int HELD = (OWN + 1) * WGMMA_SUMS;  // sums and a chain
+constexpr int HELD = (GROUP_POINTS + 1) * WGMMA_SUMS;  // sums and a chain
 constexpr int SPARE = PRODUCERS == 256 || HELD >= 192 ? 24 : HELD > 160 ? 32 : 48;
 constexpr int CONSUMER_REGISTERS = (HELD + SPARE) / 8 * 8;
 constexpr int LEFT_REGISTERS = (LAUNCH_REGISTERS * THREADS - CONSUMER_REGISTERS * CONSUMERS) / PRODUCERS / 8 * 8;
 constexpr int PRODUCER_REGISTERS = LEFT_REGISTERS < LAUNCH_REGISTERS ? LEFT_REGISTERS : LAUNCH_REGISTERS;
+
+static_assert(IN_STAGES * STAGE_BYTES + 2 * WEIGHT_STAGES * WEIGHT_STAGE_BYTES + 2 * RAW_BYTES == SHARED_BYTES);
 
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
@@ -71,7 +89,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
            (int)(out_h * out_w)};
     g.images = images, g.out_h = out_h, g.pitch = pitch, g.image_rows = g.p.height + g.p.pad_h;
     g.strips = strips, g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
-    g.filter_tiles = (g.p.filters + ALIKE - 1) / ALIKE;
+    g.filter_tiles = (g.p.filters + SCALE_FILTERS - 1) / SCALE_FILTERS;
     const int cells = g.images * g.strips * g.image_rows * g.pitch;
     g.units = (cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks, g.share = share_units;
     const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
@@ -87,15 +105,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         for (int i = 0; i < IN_STAGES; ++i)
             if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
         shared.exponents = workspace.filter_scales, shared.flags = workspace.flags, shared.sums = workspace.sums;
-        const Part share(g, part_of_block());
+        const ClusterShare share(g, share_number());
         shared.units = share.end - share.begin;
         fence_async_shared();
         if (CLUSTER > 1) fence_barrier_init();
     }
-    cluster_barrier();
+    all_blocks_barrier();
 
-    const int role = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
-    if (role >= CONSUMERS / GROUP) {
+    const int role = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
+    if (role >= CONSUMERS / WARPGROUP) {
         give_registers<PRODUCER_REGISTERS>();
         wait_for_weights();
         float* const raw_floats = reinterpret_cast<float*>(raw);
@@ -104,11 +122,12 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         wait_for_weights();
-        const Part share(g, part_of_block());
+        const ClusterShare share(g, share_number());
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
         const char* const rows = workspace.rows;
-        const int first_row = ((int)Place(share.begin, g).tile_chunk(g) * CLUSTER + block_rank()) * ROWS + role * OWN;
+        const int first_row =
+            ((int)WorkUnit(share.begin, g).tile_chunk(g) * CLUSTER + block_rank()) * ROWS + role * GROUP_POINTS;
         const int64 all_rows = (int64)g.filter_tiles * g.chunks * CLUSTER * ROWS;
         const WeightFetcher weights = {rows, rows + (int64)first_row * ROW_BYTES, rows + all_rows * ROW_BYTES,
                                        own_stages, shared, role};
@@ -116,5 +135,5 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
                              (unsigned)(images >> 32), weights};
         consumer.run();
     }
-    if (CLUSTER > 1) cluster_barrier();  // others may still write here, and count on barriers here
+    if (CLUSTER > 1) cluster_barrier();  // until here other blocks may write to this one's stages and barriers
 }

@@ -1,33 +1,41 @@
-// The part of fp16x3_winograd that brings input into shared memory, transformed. Eight channels of it at a time come as
-// they lie, row by row, each row's cells and four floats more; a lane then takes four channels of a cell from there.
+// The producers of fp16x3_winograd: they copy input into shared memory, transform, scale and decompose it, and send it
+// to the other blocks of the cluster.
+//
+// Raw input comes as it lies, eight channels at a time, row by row: each row's cells, and the four floats that its last
+// cell needs beyond its outputs. A lane then transforms four channels of a cell.
 #pragma once
 
 #include "winograd/tiles.cuh"
 
-constexpr unsigned LEAST = 0x4c00, MOST = 0x7800;  // 16 and 32768 as FP16: a chunk's maximum, scaled and transformed
-constexpr int TARGET = 9;  // exponent of the maximum before the transform, where the scale is chosen
+// A chunk's scaled and transformed maximum must lie in [LEAST, MOST], 16 and 32768 as FP16. A new scale brings the
+// maximum before the transform to 2^TARGET.
+constexpr unsigned LEAST = 0x4c00, MOST = 0x7800;
+constexpr int TARGET = 9;
 
-__device__ __forceinline__ void producers_barrier() {
-    asm volatile("bar.sync 3, %0;" ::"n"(PRODUCERS) : "memory");
-}
+// Barriers 1 and 2 are the consumer warpgroups' own.
+__device__ __forceinline__ void producers_barrier() { named_barrier<3, PRODUCERS>(); }
 
-// Without a sign, so that its parts are bits.
+// This thread's number among the producers. Unsigned, so that remainders by powers of two are bits.
 __device__ __forceinline__ unsigned producing_thread() {
     static_assert(CONSUMERS % PRODUCERS == 0 && (PRODUCERS & PRODUCERS - 1) == 0);
     return (unsigned)thread_number() % PRODUCERS;
 }
 
-// Starts to copy a float into shared memory, or a zero.
+// cp.async: starts to copy a float, or a zero, into shared memory.
 __device__ __forceinline__ void copy_float(unsigned to, const void* from, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
 }
 
-__device__ __forceinline__ void take_four(const float* from, float* to) {
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+__device__ __forceinline__ void load_four(const float* from, float* to) {
     const float4 four = *reinterpret_cast<const float4*>(from);
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-// The inputs of a cell at a pair of points, or at 0 and infinity where PAIR is -1: all remainders of a polynomial.
+// Transforms a cell's inputs to a pair of points, or to 0 and infinity where PAIR is -1. All of these are remainders of
+// the polynomial whose coefficients the inputs are.
 template <int PAIR>
 __device__ __forceinline__ void transform(const float (&d)[POINTS], float& a, float& b) {
     constexpr Polynomial others(PAIR);
@@ -42,58 +50,54 @@ __device__ __forceinline__ void transform(const float (&d)[POINTS], float& a, fl
     a = PAIR < 0 ? even : fmaf(point, odd, even), b = PAIR < 0 ? odd : fmaf(-point, odd, even);
 }
 
-// Of the magnitudes of two pairs of FP16.
-__device__ __forceinline__ unsigned larger(unsigned x, unsigned y) {
-    unsigned most;
-    asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}" : "=r"(most) : "r"(x), "r"(y));
-    return most;
-}
-
-// Which 16 cells a warp's job has, and which of them and of eight channels a lane's are. As lanes lie, a quarter of a
-// warp reads 128 bytes side by side, and half a warp writes as many.
+// A thread's cell in a job, of the warp's 16, and its first channel of eight. In this order a quarter of a warp reads
+// 128 adjacent bytes, and half a warp writes as many.
 __device__ __forceinline__ int cell_of(int job, unsigned thread) {
     return job * (WARPS * 16) + (thread / 16 * 8 + thread % 8);
 }
 __device__ __forceinline__ int channel_of(unsigned thread) { return thread % 16 / 8 * 4; }
 
-// Transforms two channels of a cell, for all pairs from one on: put(place of a point, the channels there).
+// Transforms two channels of a cell to all pairs from PAIR on, and calls put(point, the channels there) for each point.
 template <int PAIR = -1, class Put>
 __device__ __forceinline__ void transform(const float (&d)[2][POINTS], const Put& put) {
     float a[2], b[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) transform<PAIR>(d[c], a[c], b[c]);
-    put(PAIR < 0 ? 0 : pair_place(PAIR), a[0], a[1]);
-    put(PAIR < 0 ? INFINITY_PLACE : pair_place(PAIR) + 1, b[0], b[1]);
+    put(PAIR < 0 ? 0 : first_of_pair(PAIR), a[0], a[1]);
+    put(PAIR < 0 ? INFINITY_POINT : first_of_pair(PAIR) + 1, b[0], b[1]);
     if constexpr (PAIR + 1 < PAIRS) transform<PAIR + 1>(d, put);
 }
 
-// Where the maximum counts a high part as soon as it is there: which order is spared spills, of the same numbers.
-constexpr bool AT_ONCE_COUNTED = PRODUCERS == 256;
+// Whether the maximum takes a high part in as soon as it is there, or later. The order that avoids spills depends on
+// the registers of a producer; the result is the same.
+constexpr bool EARLY_MAXIMUM = PRODUCERS == 256;
 
-// Transforms four channels of a cell, takes them apart and stores them; `most` grows to their largest magnitude, of a
-// NaN not: the output shows it. `get(c, d)`: a channel's inputs, scaled. `target`: of the cell and channels.
+// Transforms four channels of a cell, decomposes and stores them, and raises `most` to their largest magnitudes. NaN
+// does not count: it reaches the output, which is then computed again. get(c, d): loads a channel's scaled inputs.
+// target: of the cell and channels.
 template <class Get>
 __device__ __forceinline__ void store(const Get& get, char* target, unsigned& most) {
     unsigned high[POINTS], low[POINTS];
     float d[2][POINTS];
     get(0, d[0]), get(1, d[1]);
-    transform(d, [&](int place, float a, float b) {
-        split(a, b, high[place], low[place]);
-        if (AT_ONCE_COUNTED) most = larger(most, high[place]);
+    transform(d, [&](int point, float a, float b) {
+        decompose(a, b, high[point], low[point]);
+        if (EARLY_MAXIMUM) most = larger_magnitudes(most, high[point]);
     });
     get(2, d[0]), get(3, d[1]);
-    transform(d, [&](int place, float a, float b) {
-        char* const to = target + place * POSITION_BYTES;
+    transform(d, [&](int point, float a, float b) {
+        char* const to = target + point * POINT_BYTES;
         unsigned next_high, next_low;
-        split(a, b, next_high, next_low);
-        *reinterpret_cast<uint2*>(to) = make_uint2(high[place], next_high);
-        *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[place], next_low);
-        most = larger(most, AT_ONCE_COUNTED ? next_high : larger(high[place], next_high));
+        decompose(a, b, next_high, next_low);
+        *reinterpret_cast<uint2*>(to) = make_uint2(high[point], next_high);
+        *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[point], next_low);
+        most = larger_magnitudes(most, EARLY_MAXIMUM ? next_high : larger_magnitudes(high[point], next_high));
     });
 }
 
-// Converts a chunk again with a scale that suits its largest finite element; returns that scale's exponent, or EMPTY.
-// `scales` are the channels' own. Rare, so all that counts is that the usual way has its values in registers.
+// Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
+// ZERO_EXPONENT. scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path
+// no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, int first_cell, int chunk) {
     const int64 plane = (int64)g.p.height * g.p.width * 4;
@@ -105,7 +109,7 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
     };
     int exponent = 0;
 #pragma unroll 1
-    for (int turn = 0; turn < 2; ++turn) {  // first only its maximum is looked for
+    for (int pass = 0; pass < 2; ++pass) {  // the maximum first, then the conversion
         unsigned most = 0;
 #pragma unroll 1
         for (int job = 0; job < 2 * JOBS; ++job) {
@@ -119,24 +123,24 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
 #pragma unroll 1
                 for (int i = 0; i < 2 * POINTS; ++i) {
                     float x = load(row, column + i % POINTS, octet * 8 + c + i / POINTS);
-                    if (turn) x *= power_of_two(exponent);
+                    if (pass) x *= power_of_two(exponent);
                     d[i / POINTS][i % POINTS] = x, most = max(most, finite_magnitude(x));
                 }
                 char* const target = stage + octet * OCTET_BYTES + in_stage * 16 + c * 2;
-                if (turn) transform(d, [&](int place, float a, float b) {
+                if (pass) transform(d, [&](int point, float a, float b) {
                     unsigned high, low;
-                    split(a, b, high, low);
-                    *reinterpret_cast<unsigned*>(target + place * POSITION_BYTES) = high;
-                    *reinterpret_cast<unsigned*>(target + place * POSITION_BYTES + INPUT_PART) = low;
+                    decompose(a, b, high, low);
+                    *reinterpret_cast<unsigned*>(target + point * POINT_BYTES) = high;
+                    *reinterpret_cast<unsigned*>(target + point * POINT_BYTES + INPUT_PART) = low;
                 });
             }
         }
-        if (turn) break;
+        if (pass) break;
         most = __reduce_max_sync(~0u, most);
         if (producing_thread() % 32 == 0) maxima[producing_thread() / 32] = most;
         producers_barrier();
         for (int warp = 0; warp < WARPS; ++warp) most = max(most, maxima[warp]);
-        if (most == 0) return EMPTY;
+        if (most == 0) return ZERO_EXPONENT;
         exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
     }
     return exponent;
@@ -148,6 +152,7 @@ __device__ constexpr int least_common_multiple(int a, int b) {
     return multiple;
 }
 
+// All producers of a block.
 struct Producer {
     const Geometry& g;
     const Workspace& workspace;
@@ -155,13 +160,13 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    int exponent = 6;        // of the scale: suits maxima of 1/4 to 512, and what the transform makes of them
-    unsigned most = 0;       // of the chunk
+    int exponent = 6;   // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
+    unsigned most = 0;  // of the chunk
 
-    __device__ __forceinline__ int first_cell(const Place& at) const { return at.stretch * CELLS; }
+    __device__ __forceinline__ int first_cell(const WorkUnit& at) const { return at.spatial_tile * CELLS; }
 
-    // Of a tile: what this thread copies.
-    __device__ __forceinline__ void seek(const Place& at) {
+    // Finds where in the input the elements of a tile lie that this thread copies.
+    __device__ __forceinline__ void locate_sources(const WorkUnit& at) {
         const unsigned thread = producing_thread();
         const int first = first_cell(at), first_row = first / g.pitch, row_floats = g.pitch * OUTPUTS + 4;
         const int skipped = (first - first_row * g.pitch) * OUTPUTS;
@@ -172,8 +177,8 @@ struct Producer {
         }
     }
 
-    // Of a tile: where the inputs of this thread's cells lie.
-    __device__ __forceinline__ void place(const Place& at) {
+    // Finds where in the raw input the cells of a tile lie that this thread converts.
+    __device__ __forceinline__ void locate_windows(const WorkUnit& at) {
         const unsigned thread = producing_thread();
         const int skipped = first_cell(at) % g.pitch;
 #pragma unroll 1
@@ -184,8 +189,8 @@ struct Producer {
     }
 
     // Starts to copy eight channels of a chunk, with their scales.
-    __device__ __forceinline__ void copy(const Place& at, int octet, unsigned thread) const {
-        unsigned sources[COPIES];  // asked for at once
+    __device__ __forceinline__ void copy(const WorkUnit& at, int octet, unsigned thread) const {
+        unsigned sources[COPIES];  // all loads first
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) sources[i] = shared.sources[i][thread];
         const unsigned channel = at.chunk * CHANNELS + octet * 8;
@@ -210,7 +215,7 @@ struct Producer {
         }
     }
 
-    // Scales, transforms and splits eight channels.
+    // Scales, transforms and decomposes eight channels.
     __device__ __forceinline__ void convert(int octet, char* stage) {
         const unsigned thread = producing_thread();
         const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
@@ -223,9 +228,9 @@ struct Producer {
             const float* const window = octet_raw + shared.windows[job][thread];
             const auto get = [&](int c, float (&d)[POINTS]) {
                 const float* const x = window + c * RAW_FLOATS;
-                take_four(x, d);
+                load_four(x, d);
                 if (POINTS == 8) {
-                    take_four(x + POINTS - 4, d + POINTS - 4);
+                    load_four(x + POINTS - 4, d + POINTS - 4);
                 } else {
                     const float2 last = *reinterpret_cast<const float2*>(x + 4);
                     d[4] = last.x, d[5] = last.y;
@@ -237,85 +242,86 @@ struct Producer {
         }
     }
 
-    // Hands a chunk of the share on that all have converted, and had a barrier after.
-    __device__ __forceinline__ void publish(unsigned count) {
-        const unsigned slot = count % IN_STAGES;
+    // Hands a chunk over to the consumers of all blocks. All producers have converted it and passed a barrier since.
+    // count: of the share's chunks before it.
+    __device__ __forceinline__ void hand_over(unsigned count) {
+        const unsigned stage = count % IN_STAGES;
         unsigned all = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
         int used = exponent;
         if (all < LEAST || all > MOST) {
-            const Place at(Part(g, part_of_block()).begin + count, g);
+            const WorkUnit at(ClusterShare(g, share_number()).begin + count, g);
             used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
-                                 stages + slot * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
-            if (used != EMPTY) exponent = used;
+                                 stages + stage * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
+            if (used != ZERO_EXPONENT) exponent = used;
             fence_async_shared();
             producers_barrier();
         }
         if (producing_thread() == 0) {
-            char* const stage = stages + slot * STAGE_BYTES;
-            *reinterpret_cast<int*>(stage + EXPONENT_PLACE) = used == EMPTY ? EMPTY : -used;
-            barrier_arrive(shared.full_input + slot);
-            send(stage, slot);
+            char* const data = stages + stage * STAGE_BYTES;
+            *reinterpret_cast<int*>(data + EXPONENT_OFFSET) = used == ZERO_EXPONENT ? ZERO_EXPONENT : -used;
+            barrier_arrive(shared.full_input + stage);
+            send(data, stage);
         }
     }
 
-    // A chunk to the same place in each of the cluster's other blocks.
-    __device__ __forceinline__ void send(const char* stage, int slot) const {
+    // Sends a chunk to the same stage of each other block of the cluster.
+    __device__ __forceinline__ void send(const char* data, int stage) const {
         if (CLUSTER > 1) fence_async_shared();
 #pragma unroll
         for (int i = 1; i < CLUSTER; ++i)
-            copy_bulk_to((block_rank() + i) % CLUSTER, shared_address(stage), SENT_BYTES, shared.full_input + slot);
+            copy_bulk_to((block_rank() + i) % CLUSTER, shared_address(data), SENT_BYTES, shared.full_input + stage);
     }
 
-    // To the block's next chunk.
-    __device__ __forceinline__ void advance(Place& at) const {
+    // Goes on to the block's next chunk.
+    __device__ __forceinline__ void advance(WorkUnit& at) const {
 #pragma unroll
         for (int i = 0; i < CLUSTER; ++i) at.advance(g);
     }
 
-    // Waits until all blocks of the cluster have done with what is in a chunk's place. Only the block that fills it is
-    // told, so it waits for every phase of its barrier, whichever blocks took turns there.
-    __device__ __forceinline__ void wait_for_place(unsigned count) {
+    // Waits until the consumers of all blocks have released a chunk's stage. They tell only the block that fills it
+    // next, so this block's barrier has a phase for each of its own uses of the stage.
+    __device__ __forceinline__ void wait_for_stage(unsigned count) {
         if (count < IN_STAGES) return;
-        constexpr unsigned period = least_common_multiple(IN_STAGES, CLUSTER);  // of the block's use of a place
+        constexpr unsigned period = least_common_multiple(IN_STAGES, CLUSTER);  // chunks between two uses by this block
         const unsigned waits_before = count / period - (count % period < IN_STAGES ? 1 : 0);
         barrier_wait(shared.empty_input + count % IN_STAGES, waits_before & 1);
     }
 
     __device__ __forceinline__ void run() {
-        unsigned count = block_rank();         // of the share's chunks
-        int left = shared.units - (int)count;  // of them, from this one on
+        unsigned count = block_rank();         // of the share's chunks before the current one
+        int left = shared.units - (int)count;  // of the share's chunks from the current one on
         if (left <= 0) return;
-        Place at(Part(g, part_of_block()).begin + count, g);  // of what is copied
-        bool moved = false;  // to another tile, of which nothing is converted yet
-        seek(at);
-        place(at);
+        WorkUnit at(ClusterShare(g, share_number()).begin + count, g);  // the chunk that is copied next
+        bool moved = false;  // whether `at` is in a tile whose windows are not located yet
+        locate_sources(at);
+        locate_windows(at);
         copy(at, 0, producing_thread());
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
 #pragma unroll 1
         for (int octet = 0;; octet ^= 1) {
             const unsigned thread = producing_thread();  // ahead of the wait
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
-            producers_barrier();  // all have copied their parts, and converted what was there before
-            if (octet == 0 && count >= CLUSTER) publish(count - CLUSTER);
+            wait_for_copies();
+            producers_barrier();  // all have copied their parts, and converted the eight channels before
+            if (octet == 0 && count >= CLUSTER) hand_over(count - CLUSTER);
             if (left <= 0) break;
-            if (octet == 0 && moved) place(at), moved = false;
+            if (octet == 0 && moved) locate_windows(at), moved = false;
             if (octet == 0 || left > CLUSTER) {
                 if (octet) {
-                    const int before = at.stretch;
+                    const int before = at.spatial_tile;
                     advance(at);
-                    moved = at.stretch != before;
-                    if (moved) seek(at);
+                    moved = at.spatial_tile != before;
+                    if (moved) locate_sources(at);
                 }
                 copy(at, octet ^ 1, thread);
             }
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            if (octet == 0) wait_for_place(count);
+            commit_copies();
+            if (octet == 0) wait_for_stage(count);
             convert(octet, stages + count % IN_STAGES * STAGE_BYTES);
             if (octet) {
                 const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
-                const unsigned of_end = producing_thread();  // read anew: converting takes all registers
+                const unsigned of_end = producing_thread();  // read anew: the conversion takes all registers
                 if (of_end % 32 == 0) shared.maxima[0][of_end / 32] = of_warp;
                 most = 0, count += CLUSTER, left -= CLUSTER;
                 fence_async_shared();

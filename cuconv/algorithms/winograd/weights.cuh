@@ -1,21 +1,21 @@
-// How fp16x3_winograd transforms weights: what split_weights takes out of a filter.
+// The transform of weights, which pack_weights applies to each row of a filter before it scales channels.
 #pragma once
 
-// In this order: the first says what the second is to split.
+// tiles.cuh comes first: it defines the filter shape that weight_packing.cuh works on.
 #include "winograd/tiles.cuh"
 #include "common/weight_packing.cuh"
 
-// One over the product of a point's differences from the others.
-__device__ constexpr float over_pair(int pair) {
+// One over the product of a point's differences from the other finite points, without its sign.
+__device__ constexpr float inverse_differences(int pair) {
     float product = 2 * pair_square(pair);
     for (int i = 0; i < PAIRS; ++i) product *= i == pair ? 1.0f : pair_square(pair) - pair_square(i);
     return 1 / product;
 }
 
-// The polynomial of a row's weights at each of the points, over what makes up for the input's transform.
+// The polynomial of a row's weights at each point, divided by what the input's transform leaves out.
 __device__ __forceinline__ void transform_row(const float (&w)[KW], float (&at)[POINTS]) {
     constexpr Polynomial all(-1);
-    at[0] = w[0] * (1 / all.of[0]), at[INFINITY_PLACE] = w[KW - 1];
+    at[0] = w[0] * (1 / all.of[0]), at[INFINITY_POINT] = w[KW - 1];
 #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
         const float square = pair_square(pair);
@@ -26,14 +26,14 @@ __device__ __forceinline__ void transform_row(const float (&w)[KW], float (&at)[
                 even = fmaf(even, square, w[i]);
             else
                 odd = fmaf(odd, square, w[i]);
-        even *= over_pair(pair), odd *= over_pair(pair) * pair_point(pair);
-        at[pair_place(pair)] = even + odd, at[pair_place(pair) + 1] = even - odd;
+        even *= inverse_differences(pair), odd *= inverse_differences(pair) * pair_point(pair);
+        at[first_of_pair(pair)] = even + odd, at[first_of_pair(pair) + 1] = even - odd;
     }
 }
 
-// Eight channels of a row of a filter, the one that is `row`, at all points.
-__device__ __forceinline__ void take(float (&values)[TURNS][8], const float* weights, int row) {
-    static_assert(TURNS == POINTS);
+// Transforms a row of a filter, in eight channels, to all points.
+__device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8], const float* weights, int row) {
+    static_assert(WARP_TAPS == POINTS);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
         float w[KW], at[POINTS];

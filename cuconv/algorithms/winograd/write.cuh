@@ -1,43 +1,47 @@
-// The part of fp16x3_winograd that makes output of sums.
+// The epilogue of fp16x3_winograd: both consumer warpgroups transform their sums back, add up and write together.
 #pragma once
 
 #include "winograd/tiles.cuh"
 
-// A warp and the one with the same filters of the other warpgroup write together: each leaves what its positions
-// make of 32 outputs side by side, for 16 filters, and writes eight filters.
+// A pass is 32 adjacent outputs of 16 filters. A warp and the warp of the other warpgroup with the same filters do it
+// together: each stores its points' part of all of them to staging memory, and adds and writes eight filters.
 constexpr int PASS_CELLS = 32 / OUTPUTS, PASSES = CELLS / PASS_CELLS;
-constexpr int OTHER_GROUP = WEIGHT_STAGES * WEIGHT_STAGE_BYTES / 4;  // floats from what one leaves to the other's
+constexpr int OTHER_GROUP = WEIGHT_STAGES * WEIGHT_STAGE_BYTES / 4;  // floats from warpgroup 0's staging to 1's
 static_assert(CELLS % PASS_CELLS == 0);
 
-__device__ __forceinline__ void consumers_barrier() { asm volatile("bar.sync 8, %0;" ::"n"(CONSUMERS) : "memory"); }
-__device__ __forceinline__ void pair_barrier(int warp) { asm volatile("bar.sync %0, 64;" ::"r"(4 + warp) : "memory"); }
+// Barriers 4 to 7 are of warp pairs, 8 of all consumers.
+__device__ __forceinline__ void consumers_barrier() { named_barrier<8, CONSUMERS>(); }
+__device__ __forceinline__ void pair_barrier(int warp) { named_barrier<64>(4 + warp); }
 
-// What a warpgroup's sums contribute to the outputs of a cell; `i`: the thread's sum of each position. The last two
-// positions are a pair; the first 0 or infinity, or the first two both of these, or the pair 1, -1.
-__device__ __forceinline__ void contribute(int group, const Sums& sums, int i, float* to) {
-    const float point = group ? pair_point(PAIRS - 1) : pair_point(0), square = point * point;
-    const float plus = sums[OWN - 2][i], minus = sums[OWN - 1][i], even = plus + minus, odd = point * (plus - minus);
+// What a warpgroup's points contribute to the outputs of a cell. i: the index of the cell's sum for each point. The
+// last two points of a warpgroup are a pair. Before them come 0 or infinity (KW 3), or both of these, or the pair 1,
+// -1.
+__device__ __forceinline__ void contribute(int warpgroup, const Sums& sums, int i, float* to) {
+    const float point = warpgroup ? pair_point(PAIRS - 1) : pair_point(0), square = point * point;
+    const float plus = sums[GROUP_POINTS - 2][i], minus = sums[GROUP_POINTS - 1][i];
+    const float even = plus + minus, odd = point * (plus - minus);
     if (KW == 3) {
-        to[0] = group ? even : even + sums[0][i], to[1] = odd, to[2] = square * even;
-        to[3] = group ? fmaf(square, odd, sums[0][i]) : square * odd;
+        to[0] = warpgroup ? even : even + sums[0][i], to[1] = odd, to[2] = square * even;
+        to[3] = warpgroup ? fmaf(square, odd, sums[0][i]) : square * odd;
     } else {
         const float first = sums[0][i], second = sums[1][i], ones = first + second, others = first - second;
-        to[0] = even + (group ? ones : first), to[1] = odd + (group ? others : 0.0f);
-        to[2] = fmaf(square, even, group ? ones : 0.0f), to[3] = fmaf(square, odd, group ? others : second);
+        to[0] = even + (warpgroup ? ones : first), to[1] = odd + (warpgroup ? others : 0.0f);
+        to[2] = fmaf(square, even, warpgroup ? ones : 0.0f), to[3] = fmaf(square, odd, warpgroup ? others : second);
     }
 }
 static_assert(KW == 3 || pair_point(1) == 1.0f);
 
-// Of a tile, for its cells; called by the whole warpgroup.
-__device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOutputs* outputs, int group, int thread) {
-    group_barrier(group);
+// Finds where the outputs of a tile's cells lie. Called by the whole warpgroup.
+__device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOutputs* outputs, int warpgroup,
+                                       int thread) {
+    warpgroup_barrier(warpgroup);
     if (thread < CELLS) {
         int count;
         const Pixel at = g.pixel(first_cell + thread, count);
         const int64 first = (int64)at.image * g.p.filters * g.p.out_pixels + at.pixel;
         outputs[thread].packed = count > 0 ? first * 8 + count : 0;
     }
-    group_barrier(group);
+    warpgroup_barrier(warpgroup);
 }
 
 __device__ __forceinline__ float larger_or_nan(float a, float b) {
@@ -46,8 +50,8 @@ __device__ __forceinline__ float larger_or_nan(float a, float b) {
     return most;
 }
 
-// Of the outputs that a lane wrote of a tile, those which are NaN, as plain sums. Rare; by now the tile's sums have
-// left their registers.
+// Overwrites those outputs of a lane that are NaN by plain sums. Not inlined: it is rare, and at this point the tile's
+// sums have left their registers.
 __device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -64,56 +68,57 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
     }
 }
 
-// Writes a tile; both warpgroups together. `staging`: the first one's place of weights that it has done with.
+// Writes a tile. Called by both warpgroups. staging: a stage of warpgroup 0's weights that is no longer in use.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      const Sums& sums, Shared& shared, float* staging, int group) {
-    locate(g, first_cell, shared.outputs[group], group, thread_number() % GROUP);
+                                      const Sums& sums, Shared& shared, float* staging, int warpgroup) {
+    locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
     const float least = out.least();
-    float check = 0.0f;  // while all are finite
+    float check = 0.0f;  // while all values are finite
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
-        // Anew for each pass: while there are sums, registers are few.
-        const int thread = thread_number() % GROUP;
-        const int lane = thread % 32, warp = thread / 32, of_tile = warp * 16 + group * 8;
-        const int first = first_filter + of_tile, filters = g.p.filters - first;
+        // Computed anew for each pass: as long as there are sums, registers are scarce.
+        const int thread = thread_number() % WARPGROUP;
+        const int lane = thread % 32, warp = thread / 32, in_tile = warp * 16 + warpgroup * 8;
+        const int first = first_filter + in_tile, filters = g.p.filters - first;
         if (pass == 0 && lane < 8)
-            shared.bias[of_tile + lane] = out.bias && lane < filters ? out.bias[first + lane] : 0.0f;
-        float* const of_warp = staging + warp * 16 * STAGED_ROW;
-        float* const mine = of_warp + group * OTHER_GROUP + lane / 4 * STAGED_ROW + lane % 4 * 2 * OUTPUTS;
-        const float* const wanted = of_warp + group * 8 * STAGED_ROW + lane;
+            shared.bias[in_tile + lane] = out.bias && lane < filters ? out.bias[first + lane] : 0.0f;
+        float* const warp_staging = staging + warp * 16 * STAGING_ROW;
+        float* const mine =
+            warp_staging + warpgroup * OTHER_GROUP + lane / 4 * STAGING_ROW + lane % 4 * 2 * OUTPUTS;
+        const float* const wanted = warp_staging + warpgroup * 8 * STAGING_ROW + lane;
         pair_barrier(warp);
 #pragma unroll
         for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; i += 2) {  // a filter's two cells
             __align__(16) float made[2 * OUTPUTS];
 #pragma unroll
             for (int cell = 0; cell < 2; ++cell)
-                contribute(group, sums, i + cell, made + cell * OUTPUTS);
-            float* const to = mine + i % 4 / 2 * 8 * STAGED_ROW + (i / 4 * 8 - pass * PASS_CELLS) * OUTPUTS;
+                contribute(warpgroup, sums, i + cell, made + cell * OUTPUTS);
+            float* const to = mine + i % 4 / 2 * 8 * STAGING_ROW + (i / 4 * 8 - pass * PASS_CELLS) * OUTPUTS;
 #pragma unroll
             for (int j = 0; j < 2 * OUTPUTS; j += 4)
                 *reinterpret_cast<float4*>(to + j) = make_float4(made[j], made[j + 1], made[j + 2], made[j + 3]);
         }
         const int cell = pass * PASS_CELLS + lane / OUTPUTS;
-        const CellOutputs at = shared.outputs[group][cell];
+        const CellOutputs at = shared.outputs[warpgroup][cell];
         const int limit = lane % OUTPUTS < at.count() ? filters : 0;
         float* to = out.to + at.first() + (int64)first * g.p.out_pixels + lane % OUTPUTS;
         pair_barrier(warp);
         float bias[8];  // sixteen bytes at a time
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(shared.bias + of_tile + i);
+            const float4 four = *reinterpret_cast<const float4*>(shared.bias + in_tile + i);
             bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
-            const float value = wanted[i * STAGED_ROW] + wanted[OTHER_GROUP + i * STAGED_ROW];
-            // NaN for Inf too: so an output shows later that it is to be written again.
+            const float value = wanted[i * STAGING_ROW] + wanted[OTHER_GROUP + i * STAGING_ROW];
+            // The fmaf turns Inf into NaN as well, so that the output itself marks what write_again must compute.
             if (i < limit) *to = larger_or_nan(fmaf(value, 0.0f, value + bias[i]), least);
             check = fmaf(value, 0.0f, check);
         }
     }
     if (__any_sync(~0u, check != 0.0f))
-        write_again(out, g, first_cell, first_filter + thread_number() % GROUP / 32 * 16 + group * 8);
+        write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8);
     fence_async_shared();
-    consumers_barrier();  // weights may come there again
+    consumers_barrier();  // from here on weights may be copied to the staging memory again
 }

@@ -1,88 +1,105 @@
-"""Configurations of the FP16 kernel: pure functions of problem and device."""
+"""Tests of fp16x3's configurations and launches, which are pure functions of problem and device."""
 
+import re
 from dataclasses import replace
 from math import ceil
 
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
-from cuconv.algorithms.fp16x3.fp16x3 import fp16x3
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
+from cuconv.jit import BIAS, INCLUDES, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
+FP16X3 = ALGORITHMS["fp16x3"]
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
 FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]
+CHANNELS = 16  # of a chunk
+
+
+def positions_of(problem: ConvProblem) -> int:
+    """The flattened positions of all images: rows share the padding between them, and so do images."""
+    return problem.n * (problem.h + problem.pad_h) * (problem.w + problem.pad_w)
+
+
+def tiles_of(problem: ConvProblem, tile) -> int:
+    """The tiles that cover all positions and filters."""
+    return ceil(positions_of(problem) / tile.positions) * ceil(problem.m / tile.filters)
 
 
 def test_candidates_fit_the_device_and_share_the_work():
     assert len(FIT) > 3
     for problem in FIT:
-        for config in fp16x3.candidates(problem, H200):
-            assert config.shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
-            split, _ = fp16x3.launches(problem, config, aligned=True, relu=False)
-            assert split.shared_bytes + fp16x3.STATIC_BYTES <= H200.shared_bytes_per_block
-            chunks = ceil(problem.c / fp16x3.CHANNELS)
-            # Blocks wait for each other: all of them must find an SM, and something to do.
-            assert 1 <= config.blocks <= min(H200.sm_count, chunks * fp16x3._tiles(problem, config.tile))
+        for config in FP16X3.candidates(problem, H200):
+            packing, main = FP16X3.launches(problem, config, aligned=True, relu=False)
+            static = FP16X3.static_shared_bytes(main.macros)
+            assert config.shared_bytes + static <= H200.shared_bytes_per_block
+            assert packing.shared_bytes + static <= H200.shared_bytes_per_block
+            # Blocks wait for each other, so all of them need an SM at the same time, and something to do.
+            units = ceil(problem.c / CHANNELS) * tiles_of(problem, config.tile)
+            assert 1 <= config.blocks <= min(H200.sm_count, units)
             assert config.input_stages >= 2 and config.weight_stages >= 2
-            assert fp16x3.predicted_us(problem, H200, config) > 0
+            assert FP16X3.predicted_us(problem, H200, config) > 0
 
 
 def test_a_tile_and_its_halo_fit_the_slots():
     for problem in FIT:
         pitch = problem.w + problem.pad_w
-        for config in fp16x3.candidates(problem, H200):
+        for config in FP16X3.candidates(problem, H200):
             last = config.tile.positions - 1 + (problem.kh - 1) * pitch + problem.kw - 1
             assert last < config.slots * 128
 
 
-def test_a_tile_is_shared_by_no_more_blocks_than_it_has_chunks():
+def test_the_blocks_of_a_tile_are_bounded():
+    """The bound holds for equal shares of all (tile, chunk) pairs in order, and never exceeds a tile's chunks."""
     for chunks in (1, 2, 3, 7, 32):
         for tiles in (1, 2, 5, 44, 131, 132, 133, 1000):
             for blocks in range(1, min(132, tiles * chunks) + 1):
                 ends = [tiles * chunks * (block + 1) // blocks for block in range(blocks)]
                 inside = [sum(tile * chunks < end < (tile + 1) * chunks for end in ends) for tile in range(tiles)]
-                assert max(inside) + 1 <= fp16x3.parts_of_tile(tiles, chunks, blocks) <= chunks
+                assert max(inside) + 1 <= blocks_per_tile(tiles, chunks, blocks) <= chunks
 
 
-def test_tiles_of_one_chunk_are_left_to_nobody():
-    costs = fp16x3.COSTS["fp32"]
-    dear = replace(costs, leave=100 * costs.leave, collect=100 * costs.collect)
+def test_tiles_of_one_chunk_need_no_partial_sums():
+    costs = FP16X3.costs()
+    expensive = replace(costs, publish=100 * costs.publish, accumulate=100 * costs.accumulate)
     for n in (1, 8, 50, 256):
-        problem = ConvProblem(n, 16, 28, 28, 32, 5, 5, 2, 2)
-        for config in fp16x3.candidates(problem, H200):
-            of_both = [fp16x3.predicted_us(problem, H200, config, some) for some in (costs, dear)]
-            assert of_both[0] == of_both[1]
+        problem = ConvProblem(n, CHANNELS, 28, 28, 32, 5, 5, 2, 2)
+        for config in FP16X3.candidates(problem, H200):
+            times = {FP16X3.predicted_us(problem, H200, config, some) for some in (costs, expensive)}
+            assert len(times) == 1
 
 
 @pytest.mark.parametrize("filters", [1, 8, 16, 17, 32, 48, 65, 96, 120, 144, 208, 224, 288, 1000])
-def test_narrow_tiles_pad_less_and_fill_the_registers(filters):
-    tiles = fp16x3._narrow_tiles(filters)
-    assert len(set(tiles)) == len(tiles)
+def test_narrow_tiles_pad_fewer_filters_and_fill_the_registers(filters):
+    problem = ConvProblem(64, 64, 14, 14, filters, 3, 3, 1, 1)
+    tiles = {config.tile for config in FP16X3.candidates(problem, H200) if config.tile.narrow}
     assert tiles or filters % 64 == 0 or filters % 64 > 56 or filters > 128
     for tile in tiles:
         count = ceil(filters / tile.filters)
-        assert tile.narrow and tile.filters % 8 == 0 and count * tile.filters < 64 * ceil(filters / 64)
+        assert tile.filters % 8 == 0 and count * tile.filters < 64 * ceil(filters / 64)
         assert tile.positions % 128 == 0 and tile.filters * tile.positions <= 128 * 128
     large = [tile for tile in tiles if tile.positions == 512 or tile.filters * tile.positions > 64 * 128]
     assert large or not tiles
 
 
 @pytest.mark.parametrize("filters", [63, 64, 128, 192, 384, 512])
-def test_without_padding_to_save_filters_are_rows(filters):
+def test_no_narrow_tiles_where_they_save_no_padding(filters):
     problem = ConvProblem(8, 64, 14, 14, filters, 3, 3, 1, 1)
-    assert not any(config.tile.narrow for config in fp16x3.candidates(problem, H200))
+    assert not any(config.tile.narrow for config in FP16X3.candidates(problem, H200))
 
 
 @pytest.mark.parametrize("filters", [32, 96])
-def test_few_filters_are_columns_where_they_would_be_padded(filters):
-    assert fp16x3.configure(ConvProblem(64, 32, 28, 28, filters, 5, 5, 2, 2), H200).tile.narrow
+def test_narrow_tiles_are_taken_where_they_save_padding(filters):
+    assert FP16X3.configure(ConvProblem(64, 32, 28, 28, filters, 5, 5, 2, 2), H200).tile.narrow
 
 
 @pytest.mark.parametrize("pad", [0, 1, 2])
-def test_positions_hold_every_output_pixel_once(pad):
-    """Padding is shared by neighbours: a filter never meets another row's or another image's input."""
+def test_shared_padding_keeps_rows_and_images_apart(pad):
+    """In the flattened layout every tap of every output meets the element that the convolution wants, or padding."""
     p = ConvProblem(3, 1, 5, 4, 1, 3, 3, pad, pad)
     pitch, image_rows = p.w + p.pad_w, p.h + p.pad_h
     owner = {}
@@ -94,7 +111,7 @@ def test_positions_hold_every_output_pixel_once(pad):
         for y in range(p.out_h):
             for x in range(p.out_w):
                 position = (n * image_rows + y) * pitch + x
-                assert position < fp16x3._positions(p)
+                assert position < positions_of(p)
                 for ky in range(p.kh):
                     for kx in range(p.kw):
                         iy, ix = y + ky - p.pad_h, x + kx - p.pad_w
@@ -102,18 +119,18 @@ def test_positions_hold_every_output_pixel_once(pad):
                         assert owner.get(position + ky * pitch + kx) == ((n, iy, ix) if inside else None)
 
 
-def test_the_workspace_holds_split_weights_scales_and_sums():
-    config = next(c for c in fp16x3.candidates(HEAVY, H200) if c.tile.filters == 128)
+def test_the_workspace_holds_packed_weights_scales_and_partial_sums():
+    config = next(c for c in FP16X3.candidates(HEAVY, H200) if c.tile.filters == 128)
     weights = HEAVY.m * HEAVY.c * 9 * 4
     scales = (HEAVY.m // 128) * (HEAVY.c // 16) * (128 + 16) * 4
     assert config.workspace_bytes == weights + scales + config.blocks * (128 * 128 * 4 + 8)
-    split, _ = fp16x3.launches(HEAVY, config, aligned=True, relu=False)
-    assert split.blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
+    packing, _ = FP16X3.launches(HEAVY, config, aligned=True, relu=False)
+    assert packing.blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
 
 
-def test_a_small_problem_takes_as_many_blocks_for_each_tile():
+def test_split_k_is_offered_for_a_problem_of_few_tiles():
     problem = ConvProblem(8, 512, 14, 14, 512, 3, 3, 1, 1)
-    grids = {(c.tile.filters, c.blocks) for c in fp16x3.candidates(problem, H200)}
+    grids = {(c.tile.filters, c.blocks) for c in FP16X3.candidates(problem, H200)}
     tiles = ceil(8 * 15 * 15 / 128) * 4
     assert (128, tiles * (132 // tiles)) in grids and (128, 132) in grids
 
@@ -129,42 +146,51 @@ def test_a_small_problem_takes_as_many_blocks_for_each_tile():
         (ConvProblem(8, 64, 14, 14, 64, 1, 1, 1, 1), "padding"),
     ],
 )
-def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):
+def test_a_problem_beyond_the_limits_is_refused_in_one_sentence(problem, message):
     with pytest.raises(UnsupportedProblem, match=message):
-        fp16x3.configure(problem, H200)
+        FP16X3.configure(problem, H200)
 
 
 def test_hopper_only():
-    assert fp16x3.variants(A100.arch) == []
+    assert FP16X3.variants(A100.arch) == []
     with pytest.raises(UnsupportedProblem, match=f"sm_90a, {A100.name} is sm_80"):
-        fp16x3.configure(one_by_one(64), A100)
+        FP16X3.configure(one_by_one(64), A100)
 
 
 def test_variants_sample_both_kinds_of_tiles():
-    sample = fp16x3.variants("sm_90a")
+    sample = FP16X3.variants("sm_90a")
     for narrow, filters in ((0, {64, 128}), (1, {8, 32, 48, 96, 120})):
         assert {m["FILTERS"] for m in sample if m["NARROW"] == narrow} >= filters
         assert {m["WHOLE_GROUPS"] for m in sample if m["NARROW"] == narrow} == {0, 1}
         assert {m["KH"] for m in sample if m["NARROW"] == narrow} >= {3, 5}
-    assert max(m["KW"] for m in sample) == fp16x3.MAX_FILTER
+    assert max(m["KW"] for m in sample) == 7
 
 
-def test_weights_are_split_first_and_both_launches_overlap():
+def test_weight_packing_is_launched_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
-    config = fp16x3.configure(problem, H200)
-    split, main = fp16x3.launches(problem, config, aligned=False, relu=True)
-    assert split.kernel == "split_weights"
-    assert split.threads == 32 * 5 * 2  # five warps for eight channels
-    assert split.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
+    config = FP16X3.configure(problem, H200)
+    packing, main = FP16X3.launches(problem, config, aligned=False, relu=True)
+    assert packing.kernel == "pack_weights"
+    assert packing.threads == 32 * 5 * 2  # five warps for eight channels
+    assert packing.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3", config.blocks, 512)
     assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
-    assert split.overlap and main.overlap
-    assert split.macros == main.macros and main.macros["WHOLE_GROUPS"] == 0
+    assert packing.overlap and main.overlap
+    assert packing.macros == main.macros
+    assert main.macros["WHOLE_GROUPS"] == 0 and main.macros["SHARED_BYTES"] == main.shared_bytes
 
 
-def test_more_of_a_batch_never_costs_less():
+def test_host_and_header_agree_on_the_block_of_weight_packing():
+    """The host computes grid and threads of pack_weights from two numbers that stand in its header too."""
+    header = (INCLUDES / "common" / "weight_packing.cuh").read_text()
+    (filters,) = re.findall(r"PACK_FILTERS = (\d+);", header)
+    (warps,) = re.findall(r"GROUP_WARPS = TAPS < \d+ \? TAPS : (\d+);", header)
+    assert (int(filters), int(warps)) == (weight_packing.FILTERS, weight_packing.GROUP_WARPS)
+
+
+def test_a_larger_batch_never_costs_less():
     times = []
     for n in (1, 8, 32, 128):
         problem = ConvProblem(n, 256, 14, 14, 256, 3, 3, 1, 1)
-        times.append(fp16x3.predicted_us(problem, H200, fp16x3.configure(problem, H200)))
+        times.append(FP16X3.predicted_us(problem, H200, FP16X3.configure(problem, H200)))
     assert times == sorted(times)

@@ -1,4 +1,4 @@
-"""Configurations of the Winograd kernel, its transform and its cells: pure functions of problem and device."""
+"""Tests of fp16x3_winograd's configurations, launches, transform and layout: pure functions of problem and device."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -7,72 +7,77 @@ from math import ceil, prod
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
-from cuconv.algorithms.winograd import fp16x3_winograd as winograd
+from cuconv.algorithms import ALGORITHMS
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from harness.tune.candidates import PER_ALGORITHM
 from harness.catalogue import load_sweep
+from harness.tune.candidates import PER_ALGORITHM
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
+WINOGRAD = ALGORITHMS["fp16x3_winograd"]
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
 FIVE = ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2)
-FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 5 and p.kw in winograd.COLUMNS and p.out_w >= winograd.OUTPUTS] + [
-    HEAVY,
-    FIVE,
-]
+FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 5 and p.kw in (3, 5) and p.out_w >= 4] + [HEAVY, FIVE]
+CELL, FILTERS, CHANNELS = 4, 64, 16  # outputs of a cell, filters of a block's tile, channels of a chunk
 
 PAIRS = {3: (Fraction(5, 8), Fraction(3, 2)), 5: (Fraction(1, 2), Fraction(1), Fraction(2))}  # as in the kernel
+
+
+def tiles_of(problem: ConvProblem, config) -> int:
+    """The tiles of all cells and filters, where a tile has the filters of a cluster."""
+    strips = ceil(problem.out_w / CELL / config.pitch)
+    cells = problem.n * strips * (problem.h + problem.pad_h) * config.pitch
+    return ceil(cells / config.cells) * ceil(problem.m / (FILTERS * config.cluster))
+
+
+def main_launch(problem: ConvProblem, config):
+    """The launch of the main kernel."""
+    return WINOGRAD.launches(problem, config, aligned=True, relu=False)[1]
 
 
 def test_candidates_fit_the_device_and_share_the_work():
     assert len(FIT) > 3
     for problem in FIT:
-        for config in winograd.candidates(problem, H200):
-            points = problem.kw + 3
-            stage = winograd._stage_cells(problem.kh, config.pitch, config.cells)
-            copies = ceil(winograd._raw_floats(points, stage, config.pitch) / config.producers)
-            rounds = ceil(stage / 16 / (config.producers // 32))
-            static = winograd.STATIC_BYTES + 2 * 8 * config.cells + 4 * config.producers * (copies + rounds)
+        for config in WINOGRAD.candidates(problem, H200):
+            static = WINOGRAD.static_shared_bytes(main_launch(problem, config).macros)
             assert config.shared_bytes + static <= H200.shared_bytes_per_block
-            chunks, tiles = ceil(problem.c / 16), winograd._tiles(problem, config)
-            # Clusters wait for each other: all of them must run at a time, and find something to do.
-            at_a_time = winograd._clusters_at_a_time(H200, config.cluster)
+            # Clusters wait for each other, so all of them must run at the same time, and find something to do.
+            units, at_a_time = ceil(problem.c / CHANNELS) * tiles_of(problem, config), {1: 132, 2: 66, 3: 39}
             assert config.blocks % config.cluster == 0
-            assert 1 <= config.blocks // config.cluster <= min(at_a_time, chunks * tiles)
-            assert winograd.predicted_us(problem, H200, config) > 0
-            assert stage >= config.cells + (problem.kh - 1) * config.pitch
+            assert 1 <= config.blocks // config.cluster <= min(at_a_time[config.cluster], units)
+            assert WINOGRAD.predicted_us(problem, H200, config) > 0
 
 
-def test_clusters_have_filters_for_all_blocks_or_there_are_none():
+def test_clusters_whose_blocks_all_have_filters_are_preferred():
     for filters, sizes in ((64, {1}), (96, {2}), (192, {3}), (256, {2}), (320, {1, 2}), (384, {2}), (1031, {1, 2})):
         problem = ConvProblem(8, 64, 28, 28, filters, 3, 3, 1, 1)
-        assert {config.cluster for config in winograd.candidates(problem, H200)} == sizes
+        assert {config.cluster for config in WINOGRAD.candidates(problem, H200)} == sizes
 
 
-def test_only_what_is_shared_is_exchanged():
-    """Larger shares come first: 66 clusters with 131 tiles of two chunks have whole ones, but for the last ones."""
-    costs = winograd.COSTS["fp32"]
-    dear = replace(costs, leave=100 * costs.leave, collect=100 * costs.collect)
+def test_only_shared_tiles_cost_an_exchange_of_partial_sums():
+    """Larger shares come first: of 66 clusters with 131 tiles of two chunks, only the last do not take whole tiles."""
+    costs = WINOGRAD.costs()
+    expensive = replace(costs, publish=100 * costs.publish, accumulate=100 * costs.accumulate)
     for channels, tiles, exchanged in ((16, 131, False), (32, 131, False), (32, 165, True), (256, 149, True)):
-        problem = ConvProblem(1, channels, 20 * tiles - 1, 16, 128, 3, 3, 1, 1)  # 20 rows of four cells are a tile
-        configs = [c for c in winograd.candidates(problem, H200) if (c.cells, c.pitch, c.blocks) == (80, 4, 132)]
-        assert configs and winograd._tiles(problem, configs[0]) == tiles
+        problem = ConvProblem(1, channels, 20 * tiles - 1, 16, 128, 3, 3, 1, 1)  # a tile is 20 rows of four cells
+        configs = [c for c in WINOGRAD.candidates(problem, H200) if (c.cells, c.pitch, c.blocks) == (80, 4, 132)]
+        assert configs and tiles_of(problem, configs[0]) == tiles
         for config in configs:
-            of_both = [winograd.predicted_us(problem, H200, config, some) for some in (costs, dear)]
-            assert (of_both[0] < of_both[1]) == exchanged
+            cheap_us, expensive_us = (WINOGRAD.predicted_us(problem, H200, config, some) for some in (costs, expensive))
+            assert (cheap_us < expensive_us) == exchanged
 
 
-def test_few_configurations_are_worth_measuring():
+def test_a_problem_has_few_configurations_to_measure():
     problems = [case.problem for case in load_sweep("paper").cases if case.layer.k > 1]
-    assert max(len(winograd.candidates(problem, H200)) for problem in problems) <= PER_ALGORITHM
+    assert max(len(WINOGRAD.candidates(problem, H200)) for problem in problems) <= PER_ALGORITHM
 
 
 def products(row, inputs):
-    """What the kernel makes of a filter's row and a cell's inputs: its four outputs, exactly, with its formulas."""
+    """A cell's four outputs for a filter's row and the cell's inputs, exactly, by the kernel's formulas."""
     pairs = PAIRS[len(row)]
 
     def remainder(first, others):
-        """Of the inputs from one on, every other: times the product of x^2 less the squares of others."""
+        """Every other input from the first one on, times the coefficients of the product of (x^2 - other^2)."""
         coefficients = [Fraction(1)]
         for x in others:
             shifted, scaled = [Fraction(0), *coefficients], [x * x * c for c in coefficients] + [Fraction(0)]
@@ -91,7 +96,7 @@ def products(row, inputs):
         over = 1 / (2 * x * x * prod(x * x - other * other for other in others))
         for point in (x, -x):
             product = over * polynomial(point) * (even + point * odd)
-            outputs = [out + point**j * product for j, out in enumerate(outputs)]
+            outputs = [output + point**j * product for j, output in enumerate(outputs)]
     return outputs
 
 
@@ -103,33 +108,34 @@ def test_the_transforms_are_a_convolution(columns):
 
 
 @pytest.mark.parametrize("problem", [HEAVY, FIVE, ConvProblem(2, 3, 9, 50, 5, 2, 3, 1, 0)], ids=str)
-def test_what_lies_in_shared_memory_holds_all_that_cells_need(problem):
-    """Rows of a strip follow each other, four floats more than their cells' outputs apart."""
+def test_shared_memory_holds_all_that_the_cells_of_a_tile_need(problem):
+    """A stage has a tile and its halo. Rows of raw input lie four floats further apart than their cells' outputs."""
     points = problem.kw + 3
-    for form in winograd.FORMS[problem.kw]:
-        pitch = winograd._pitches(problem, H200, form)[0]
-        stage = winograd._stage_cells(problem.kh, pitch, form[0])
-        floats = winograd._raw_floats(points, stage, pitch)
-        assert floats % 4 == 0
-        for first in range(pitch):
-            last = stage - 1
-            assert 4 * last + (first + last) // pitch * 4 + points <= floats
+    for config in WINOGRAD.candidates(problem, H200):
+        macros = main_launch(problem, config).macros
+        stage_cells, raw_floats = macros["STAGE_CELLS"], macros["RAW_FLOATS"]
+        assert stage_cells >= config.cells + (problem.kh - 1) * config.pitch
+        assert raw_floats % 4 == 0
+        for first in range(config.pitch):
+            last = stage_cells - 1
+            assert CELL * last + (first + last) // config.pitch * 4 + points <= raw_floats
 
 
-def test_strips_waste_little():
-    for width in (7, 13, 14, 27, 28, 56, 112, 224):
-        problem = ConvProblem(32, 64, width, width, 64, 3, 3, 1, 1)
-        row = ceil(width / 4)
-        pitches = winograd._pitches(problem, H200, (80, 256))
-        assert pitches and all(8 * (pitch * ceil(row / pitch) - row) <= row for pitch in pitches)
+@pytest.mark.parametrize("width", [7, 13, 14, 27, 28, 56, 112, 224])
+def test_strips_pad_rows_by_an_eighth_at_most(width):
+    problem = ConvProblem(32, 64, width, width, 64, 3, 3, 1, 1)
+    row = ceil(width / CELL)
+    pitches = {config.pitch for config in WINOGRAD.candidates(problem, H200)}
+    assert pitches and all(8 * (pitch * ceil(row / pitch) - row) <= row for pitch in pitches)
 
 
-def test_the_workspace_holds_transformed_weights_scales_and_sums():
-    for config in winograd.candidates(HEAVY, H200):
-        tiles = ceil(512 / (64 * config.cluster))
-        weights = tiles * 64 * config.cluster * 256 * 18 * 4
-        scales = tiles * (256 // 16) * (64 * config.cluster + 16) * 4
-        assert config.workspace_bytes == weights + scales + config.blocks * (6 * 64 * config.cells * 4 + 8)
+def test_the_workspace_holds_packed_weights_scales_and_partial_sums():
+    for config in WINOGRAD.candidates(HEAVY, H200):
+        tiles = ceil(512 / (FILTERS * config.cluster))
+        weights = tiles * FILTERS * config.cluster * 256 * 18 * 4
+        scales = tiles * (256 // CHANNELS) * (FILTERS * config.cluster + CHANNELS) * 4
+        partial_sums = config.blocks * (6 * FILTERS * config.cells * 4 + 8)
+        assert config.workspace_bytes == weights + scales + partial_sums
 
 
 @pytest.mark.parametrize(
@@ -144,43 +150,44 @@ def test_the_workspace_holds_transformed_weights_scales_and_sums():
         (ConvProblem(1, 8, 9, 5, 8, 3, 3), "rows of 3 outputs, fp16x3_winograd needs 4 side by side"),
     ],
 )
-def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):
+def test_a_problem_beyond_the_limits_is_refused_in_one_sentence(problem, message):
     with pytest.raises(UnsupportedProblem, match=message):
-        winograd.configure(problem, H200)
+        WINOGRAD.configure(problem, H200)
 
 
 def test_hopper_only():
-    assert winograd.variants(A100.arch) == []
+    assert WINOGRAD.variants(A100.arch) == []
     with pytest.raises(UnsupportedProblem, match=f"sm_90a, {A100.name} is sm_80"):
-        winograd.configure(HEAVY, A100)
+        WINOGRAD.configure(HEAVY, A100)
 
 
-def test_variants_have_all_kinds():
-    sample = winograd.variants("sm_90a")
+def test_variants_sample_every_tile_shape_and_cluster():
+    sample = WINOGRAD.variants("sm_90a")
     assert len(sample) <= 30
     kinds = {"KW": {3, 5}, "WHOLE_GROUPS": {0, 1}, "CLUSTER": {1, 2, 3}, "TILE_CELLS": {64, 72, 80, 88, 96}}
     for name, values in kinds.items():
         assert {m[name] for m in sample} == values
 
 
-def test_weights_are_split_first_and_both_launches_overlap():
+def test_weight_packing_is_launched_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 5, 1, 2)
-    config = winograd.configure(problem, H200)
-    split, main = winograd.launches(problem, config, aligned=False, relu=True)
-    assert split.kernel == "split_weights"
-    assert split.threads == 32 * 3 * 2  # a warp for a row of eight channels
-    assert split.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
+    config = WINOGRAD.configure(problem, H200)
+    packing, main = WINOGRAD.launches(problem, config, aligned=False, relu=True)
+    assert packing.kernel == "pack_weights"
+    assert packing.threads == 32 * 3 * 2  # a warp for a row of eight channels
+    assert packing.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3_winograd", config.blocks, config.threads)
     operands = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE)
     assert main.arguments == (*operands, 2, 5, 12, 9, 17, 1, 2, 12, 9, config.pitch, *main.arguments[-3:])
     assert main.arguments[-1] == 1
-    assert split.overlap and main.overlap
-    assert split.macros == main.macros and main.macros["WHOLE_GROUPS"] == 0
+    assert packing.overlap and main.overlap
+    assert packing.macros == main.macros
+    assert main.macros["WHOLE_GROUPS"] == 0 and main.macros["SHARED_BYTES"] == main.shared_bytes
 
 
-def test_more_of_a_batch_never_costs_less():
+def test_a_larger_batch_never_costs_less():
     times = []
     for n in (1, 2, 8, 32, 128, 256):
         problem = ConvProblem(n, 256, 14, 14, 256, 3, 3, 1, 1)
-        times.append(winograd.predicted_us(problem, H200, winograd.configure(problem, H200)))
+        times.append(WINOGRAD.predicted_us(problem, H200, WINOGRAD.configure(problem, H200)))
     assert times == sorted(times)

@@ -1,0 +1,52 @@
+// How products are scaled back where filters are the tensor cores' rows: a thread has two filters, 8 apart.
+// The including header defines first_filter(warpgroup), the first filter of a warpgroup within its tile.
+#pragma once
+
+#include "common/fp16.cuh"
+
+// The scale of a chunk is a power of two for each filter. The first chunk that is not all zero sets the exponent of a
+// filter's sums; later chunks are rescaled to it as they are added, and the sums are scaled back at the end.
+struct Rescale {
+    const int* filter_exponents;  // in the workspace, of the next chunk
+    int sum_exponents[2], chunk_exponents[2];
+    float factors[2];  // of the current chunk's products
+
+    // exponents: of the tile's first chunk, in the workspace.
+    __device__ __forceinline__ Rescale(const int* exponents, int warpgroup, int thread)
+        : filter_exponents(exponents + first_filter(warpgroup) + thread / 32 * 16 + thread % 32 / 4),
+          sum_exponents{ZERO_EXPONENT, ZERO_EXPONENT} {}
+
+    // Loads the next chunk's exponents. One chunk ahead of their use, so that their latency is hidden.
+    __device__ __forceinline__ void prefetch() {
+        chunk_exponents[0] = __ldcg(filter_exponents), chunk_exponents[1] = __ldcg(filter_exponents + 8);
+        filter_exponents += SCALE_FILTERS;
+    }
+    // Computes the factors of a chunk from its filters' exponents and its input's.
+    __device__ __forceinline__ void update(int input_exponent) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int exponent = chunk_exponents[half] + input_exponent;
+            if (sum_exponents[half] == ZERO_EXPONENT && exponent > ZERO_EXPONENT / 2) sum_exponents[half] = exponent;
+            factors[half] =
+                exponent > ZERO_EXPONENT / 2 ? power_of_two(clamp(exponent - sum_exponents[half], -126, 127)) : 0.0f;
+        }
+    }
+    // sums += the current chunk's products.
+    template <int COUNT>
+    __device__ __forceinline__ void accumulate(float (&sums)[COUNT], const float (&chain)[COUNT]) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) sums[i] = fmaf(chain[i], factors[i % 4 / 2], sums[i]);
+    }
+    // Scales the sums of all chunks back, in two steps so that each factor is a normal number.
+    template <int COUNT>
+    __device__ __forceinline__ void finish(float (&sums)[COUNT]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int exponent = sum_exponents[half] == ZERO_EXPONENT ? 0 : sum_exponents[half];
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                if (i % 4 / 2 == half)
+                    sums[i] = sums[i] * power_of_two(exponent / 2) * power_of_two(exponent - exponent / 2);
+        }
+    }
+};
