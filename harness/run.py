@@ -15,15 +15,12 @@ from harness.errors import UsageError
 from harness.measure import sweep
 from harness.precision import FP32, PRECISIONS
 from harness.registry import PROVIDERS
+from harness.report.provenance import OF_A_CPU
 from harness.report.speedups import summary_table, with_tf32
 from harness.results import environment
 from harness.results.comparisons import Results
 from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsFolder, read
 from harness.results.rivals import Entrants, fastest_rivals
-
-OF_A_CPU = """These times are of a CPU: the paper's two stages in plain torch beside torch's own convolutions. They
-check the harness and make no claim about cuConv, whose kernels need an NVIDIA GPU. The results of an H200 are in
-results/nvidia-h200 and in README.md."""
 
 
 def main(arguments: list[str] | None = None) -> int:

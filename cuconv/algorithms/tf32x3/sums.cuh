@@ -1,35 +1,32 @@
-// Shared by the tf32x3 kernels for Hopper, after the products: the sums of a tile's warpgroups and of the blocks of a
-// cluster come together, in fixed order, and are written.
+// Sums and output of the tf32x3 kernels for Hopper: the partial sums of a tile's warpgroups, and of the blocks of a
+// cluster, are added in fixed order and written.
 //
-// A thread's accumulators are pieces of four: two filters, side by side, of two pixels. A piece is what is stored, sent
-// and added at once. Of each pair of filters a warpgroup has 32, one a row.
+// A thread's accumulators are pieces of four sums: two neighbouring filters of two pixels. A piece is stored, sent and
+// added as a whole. Of every eight filters, thread t of a warp has 2 * (t % 4) and the next one, of the pixels in rows
+// t / 4 and t / 4 + 8 of the warp's part of tile A (PTX ISA, "Register fragments for wgmma").
+//
+// Of the including file's macros it uses FILTERS, SPLIT_K, and those of columns.cuh.
 #pragma once
 
-#include "tf32x3/tf32x3.cuh"
+#include "tf32x3/columns.cuh"
 
-constexpr int PIECES = BF / 8;  // of a thread
-// Filters that each block of a cluster writes; the last ones may have fewer. Those of a piece belong to one block.
-constexpr int SHARE = (BF / 2 + SPLIT - 1) / SPLIT * 2;
+constexpr int PIECES = FILTERS / 8;  // of a thread
+// Filters that each block of a cluster writes, in whole pieces; the last block may have fewer.
+constexpr int SHARE = (FILTERS / 2 + SPLIT_K - 1) / SPLIT_K * 2;
 
-// Filters that this block of a cluster writes.
+// The filters that block `rank` of the cluster writes.
 __device__ __forceinline__ int share_of(int rank) {
-    return SHARE * SPLIT == BF ? SHARE : max(0, min(SHARE, BF - rank * SHARE));
+    return SHARE * SPLIT_K == FILTERS ? SHARE : max(0, min(SHARE, FILTERS - rank * SHARE));
 }
 
-// The same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ unsigned in_block(const void* place, int rank) {
-    unsigned address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-    return address;
-}
-
-// What a block needs to write its tile of the output. A pixel is given by the place of its first filter's output.
+// What a block needs to write its tile of the output. `pixel` is always the offset of the pixel's output of filter 0,
+// -1 where there is no pixel.
 struct Output {
     const float *input, *weight, *bias;
     float* output;
     bool relu;
 
-    // One element of the output, with bias and ReLU; a NaN stays.
+    // Writes one output, with bias and ReLU; a NaN stays.
     __device__ __forceinline__ void write(float value, const Problem& p, int64 pixel, int filter) const {
         if (pixel < 0 || filter >= p.filters) return;
         if (bias) value += bias[filter];
@@ -37,7 +34,8 @@ struct Output {
         output[pixel + (int64)filter * p.out_pixels] = value;
     }
 
-    // The same from the plain FP32 sum: for a thread with an element that is not finite.
+    // Writes one output as the plain FP32 sum. A thread calls it for all its outputs if one of them is not finite,
+    // since Inf and NaN cannot be decomposed into parts.
     __device__ __forceinline__ void write_plain(const Problem& p, int64 pixel, int filter) const {
         if (pixel < 0 || filter >= p.filters) return;
         const int64 image_size = (int64)p.filters * p.out_pixels;
@@ -45,19 +43,19 @@ struct Output {
         write(plain_sum(input, weight, p, KERNEL_H, KERNEL_W, pixel / image_size, filter, y, x), p, pixel, filter);
     }
 
-    // Bias and ReLU for COUNT pieces, STEP filters apart, the first from `filter` on, where `left` filters are there.
-    // Every bias is asked for before the first is added.
+    // Adds bias and applies ReLU to COUNT pieces, STEP filters apart. The first piece has filters from `filter` on, of
+    // which `left` exist in the tile. All biases are loaded before the first is added.
     template <int COUNT, int STEP>
     __device__ __forceinline__ void finish(float (&pieces)[COUNT][4], int filter, int left) const {
         if (bias) {
-            float more[COUNT][2];
+            float biases[COUNT][2];
 #pragma unroll
             for (int i = 0; i < COUNT * 2; ++i) {
                 const int at = i / 2 * STEP + i % 2;
-                more[i / 2][i % 2] = at < left ? bias[filter + at] : 0.0f;
+                biases[i / 2][i % 2] = at < left ? bias[filter + at] : 0.0f;
             }
 #pragma unroll
-            for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += more[i / 4][i % 2];
+            for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += biases[i / 4][i % 2];
         }
         if (relu)
 #pragma unroll
@@ -65,14 +63,15 @@ struct Output {
                 if (pieces[i / 4][i % 4] < 0.0f) pieces[i / 4][i % 4] = 0.0f;
     }
 
-    // Stores those pieces, of FILTERS filters and PIXELS pixels each; `to` are the places of the first one's pixels, of
-    // which `left` filters are there. Places are added to, which the compiler would make multiplications of.
-    template <int FILTERS, int PIXELS, int COUNT, int STEP>
+    // Stores COUNT pieces, STEP filters apart, each of WIDTH filters and PIXELS pixels. `to` are the addresses of the
+    // first piece's pixels, of which `left` filters exist. The addresses are incremented: left to itself the compiler
+    // would compute each by a multiplication.
+    template <int WIDTH, int PIXELS, int COUNT, int STEP>
     __device__ __forceinline__ static void store(const float (&pieces)[COUNT][4], float* const (&to)[2],
                                                  const int (&left)[2], const Problem& p) {
         const int64 row = p.out_pixels;
 #pragma unroll
-        for (int filter = 0; filter < FILTERS; ++filter) {
+        for (int filter = 0; filter < WIDTH; ++filter) {
             float *a = to[0] + filter * row, *b = to[1] + filter * row;
 #pragma unroll
             for (int piece = 0; piece < COUNT; ++piece) {
@@ -88,7 +87,7 @@ struct Output {
         }
     }
 
-    // Without a branch.
+    // Predicated stores, without a branch.
     __device__ __forceinline__ static void store_where(bool exists, float* to, float value) {
         asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(value),
                      "r"((int)exists)
@@ -101,10 +100,11 @@ struct Output {
     }
 };
 
-// The first of the two filters of a thread's piece, in the warpgroup's tile.
+// The first of the two filters of a thread's piece, within the tile.
 __device__ __forceinline__ int piece_filter(int piece) { return piece * 8 + threadIdx.x % 4 * 2; }
 
-// Pieces that each of GROUPS warpgroups keeps: every GROUPS-th from its own number on. The last may not exist.
+// Where GROUPS warpgroups share the reduction, each keeps every GROUPS-th piece from its own number on, and adds up the
+// others' sums of these. KEPT is their number, rounded up: the last may not exist.
 template <int GROUPS>
 constexpr int KEPT = (PIECES + GROUPS - 1) / GROUPS;
 
@@ -113,22 +113,25 @@ __device__ __forceinline__ bool is_kept(int i, int group) {
     return (i + 1) * GROUPS <= PIECES || i * GROUPS + group < PIECES;
 }
 
-// Adds up the sums of GROUPS warpgroups a pixel; each keeps its pieces. All threads call this.
+// Adds up the sums of GROUPS warpgroups of ROWS threads through `shared`: [GROUPS][PIECES][ROWS] pieces. All threads of
+// the block call it.
 template <int GROUPS, int ROWS>
-__device__ __forceinline__ void add_groups(float (&kept)[KEPT<GROUPS>][4], const float (&sum)[BF / 2], float* shared,
-                                           int group) {
+__device__ __forceinline__ void add_warpgroups(float (&kept)[KEPT<GROUPS>][4], const float (&sum)[FILTERS / 2],
+                                               float* shared, int group) {
     float4* const first = reinterpret_cast<float4*>(shared) + threadIdx.x % ROWS;
     float4* const mine = first + group * PIECES * ROWS;
-    if (GROUPS > 1) __syncthreads();  // what lay there has been read
+    if (GROUPS > 1) __syncthreads();  // all warpgroups have read the stages, whose place the sums take
 #pragma unroll
     for (int piece = 0; piece < PIECES; ++piece) {
         const float* const of = sum + piece * 4;
         if (piece % GROUPS != group) mine[piece * ROWS] = make_float4(of[0], of[1], of[2], of[3]);
+        // Every warpgroup keeps its pieces in the same registers, so that what follows has no branches. They get the
+        // piece of warpgroup 0 first, or zeros where not every warpgroup has a piece, and then the warpgroup's own.
 #pragma unroll
-        for (int i = 0; i < 4; ++i)  // in the same registers for every group, so that what follows has no branches
+        for (int i = 0; i < 4; ++i)
             if (piece % GROUPS == group)
                 kept[piece / GROUPS][i] = of[i];
-            else if (piece % GROUPS == 0)  // what no group overwrites is none's
+            else if (piece % GROUPS == 0)
                 kept[piece / GROUPS][i] = piece + GROUPS <= PIECES ? of[i] : 0.0f;
     }
     if (GROUPS > 1) __syncthreads();
@@ -152,16 +155,16 @@ __device__ __forceinline__ bool are_finite(const float (&pieces)[COUNT][4]) {
     int finite = true;
 #pragma unroll
     for (int i = 0; i < COUNT * 4; ++i) finite &= isfinite(pieces[i / 4][i % 4]);
-    asm volatile("" : "+r"(finite));  // now, while the pieces are what they are
+    asm volatile("" : "+r"(finite));  // evaluated here, before bias and ReLU change the pieces
     return finite;
 }
 
-// Writes a tile straight from the accumulators, of each warpgroup the pieces it keeps.
+// Writes a tile straight from the accumulators: each warpgroup the pieces that it keeps.
 template <int GROUPS>
 __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4], const Output& out, const Problem& p,
                                                    int64 pixel_a, int64 pixel_b, int filter_0, int group) {
     const int filter = filter_0 + piece_filter(group);
-    const int left = min(p.filters, filter_0 + BF) - filter;  // also without the piece that does not exist
+    const int left = min(p.filters, filter_0 + FILTERS) - filter;  // also excludes a piece that does not exist
     const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
     float* const to = out.output + (int64)filter * p.out_pixels;
     const bool finite = are_finite(kept);
@@ -175,73 +178,77 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
                 out.write_plain(p, i / 2 ? pixel_b : pixel_a, filter_0 + piece_filter(piece) + i % 2);
 }
 
-// In shared memory: where a block of a cluster receives all blocks' sums of its share of the filters. Whoever sends
-// needs nothing but that this place is there; whoever receives waits for the bytes alone. A barrier of the cluster
-// that made stores visible would wait for all of a block's memory operations instead, 0.3 us.
-template <int BP>
-struct Inbox {
-    float sums[SPLIT][SHARE * BP];  // of each block [SHARE / 2][BP / 2][piece]
-    int64 pixels[BP];               // their places, as Output takes them
-    uint64 arrived, pad;
+#if SPLIT_K > 1
+#define CLUSTER_DIMS __cluster_dims__(SPLIT_K, 1, 1)
 
-    // Called by all threads. A block may send when `wait_for_cluster` has returned, and read after a block barrier.
+// The shared memory in which a block of a cluster receives every block's sums of its share of the filters.
+//
+// Blocks send sums; they do not fetch them. A sender needs to know only that the receiver's inbox is open, and a
+// receiver waits on its own mbarrier, on which the stores count their bytes. A cluster barrier that made stores visible
+// would wait for all memory operations of a block instead (docs/tf32x3_wgmma.md).
+template <int PIXELS>
+struct Inbox {
+    float sums[SPLIT_K][SHARE * PIXELS];  // of each block [SHARE / 2][PIXELS / 2][piece]
+    int64 pixels[PIXELS];                 // offsets of the pixels' outputs, as Output takes them
+    uint64 arrived, padding;
+
+    // Opens the inbox. All threads call it. A block may send after cluster_wait(), and read after a block barrier.
     __device__ __forceinline__ void open(int rank) {
         if (threadIdx.x == 0) {
             barrier_init(&arrived, 1);
             fence_barrier_init();
-            barrier_expect(&arrived, SPLIT * share_of(rank) * BP * sizeof(float));
+            barrier_expect(&arrived, SPLIT_K * share_of(rank) * PIXELS * sizeof(float));
         }
         __syncwarp();
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    }
-    __device__ __forceinline__ void wait_for_cluster() {
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        cluster_arrive_relaxed();
     }
 
-    // Sends the pieces that a warpgroup keeps to the blocks that write them. The stores count themselves as arrived,
-    // and leave from registers: a block may end before they do.
+    // Sends the pieces that a warpgroup keeps to the blocks that write them. st.async stores from registers and counts
+    // its bytes on the receiver's mbarrier, so a block may end before its stores arrive.
     template <int GROUPS>
     __device__ __forceinline__ void send(const float (&kept)[KEPT<GROUPS>][4], int rank, int group) {
         constexpr unsigned PAIRS = SHARE / 2;  // of filters, of a block
-        const unsigned row = threadIdx.x % (2 * BP) / 4, first = group * 4 + threadIdx.x % 4;
+        const unsigned row = threadIdx.x % (2 * PIXELS) / 4, first = group * 4 + threadIdx.x % 4;
         const float* const mine = sums[rank] + row * 4;
 #pragma unroll
         for (int i = 0; i < KEPT<GROUPS>; ++i)
             if (is_kept<GROUPS>(i, group)) {
                 const unsigned pair = first + i * GROUPS * 4, to = pair / PAIRS;
+                const float* const place = mine + (pair - to * PAIRS) * (2 * PIXELS);
                 asm volatile(
                     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];"
-                    ::"r"(in_block(mine + (pair - to * PAIRS) * (2 * BP), to)),
-                    "f"(kept[i][0]), "f"(kept[i][1]), "f"(kept[i][2]), "f"(kept[i][3]), "r"(in_block(&arrived, to))
+                    ::"r"(address_in(shared_address(place), to)),
+                    "f"(kept[i][0]), "f"(kept[i][1]), "f"(kept[i][2]), "f"(kept[i][3]),
+                    "r"(address_in(shared_address(&arrived), to))
                     : "memory");
             }
     }
 
-    // Adds up what has arrived, in the order of the blocks, and writes it. A thread takes WIDTH sums side by side, in
-    // each turn of the same pixels: those of one filter and pixel, of two filters, or a piece.
+    // Adds up what has arrived, in the order of the blocks, and writes it. In each iteration a thread takes WIDTH sums
+    // side by side, of the same pixels: those of one filter and pixel, of two filters, or a piece.
     template <int THREADS>
     __device__ __forceinline__ void write(const Output& out, const Problem& p, int filter_0, int rank) {
-        constexpr unsigned MOST = SHARE * BP, WIDTH = MOST / THREADS >= 4 ? 4 : MOST / THREADS >= 2 ? 2 : 1;
-        constexpr unsigned STEP = THREADS * WIDTH, TURNS = (MOST + STEP - 1) / STEP, FILTERS = STEP / BP;
-        static_assert(STEP % (2 * BP) == 0, "a turn is whole pairs of filters");
-        const unsigned size = share_of(rank) * BP, at = threadIdx.x * WIDTH;
-        const auto filter_of = [&](unsigned i) { return filter_0 + rank * SHARE + i / (2 * BP) * 2 + i % 2; };
+        constexpr unsigned MOST = SHARE * PIXELS, WIDTH = MOST / THREADS >= 4 ? 4 : MOST / THREADS >= 2 ? 2 : 1;
+        constexpr unsigned STEP = THREADS * WIDTH, ITERATIONS = (MOST + STEP - 1) / STEP, STEP_FILTERS = STEP / PIXELS;
+        static_assert(STEP % (2 * PIXELS) == 0, "an iteration is whole pairs of filters");
+        const unsigned size = share_of(rank) * PIXELS, at = threadIdx.x * WIDTH;
+        const auto filter_of = [&](unsigned i) { return filter_0 + rank * SHARE + i / (2 * PIXELS) * 2 + i % 2; };
         const auto pixel_of = [&](unsigned i) {
-            return pixels[first_pixel(i / 4 % (BP / 2)) + i % 4 / 2 * OTHER_PIXEL];
+            return pixels[first_pixel(i / 4 % (PIXELS / 2)) + i % 4 / 2 * OTHER_PIXEL];
         };
         const int filter = filter_of(at), left = min(p.filters, filter_0 + rank * SHARE + share_of(rank)) - filter;
         const int64 pixel_a = pixel_of(at), pixel_b = WIDTH == 4 ? pixel_of(at + 2) : -1;
         const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
         float* const row = out.output + (int64)filter * p.out_pixels;
         float* to[] = {row + pixel_a, row + pixel_b};
-        asm volatile("" : "+l"(to[0]), "+l"(to[1]));  // before the wait
-        float sum[TURNS][4] = {};
+        asm volatile("" : "+l"(to[0]), "+l"(to[1]));  // computed before the wait
+        float sum[ITERATIONS][4] = {};
         barrier_wait_cluster(&arrived, 0);
 #pragma unroll
-        for (unsigned turn = 0; turn < TURNS; ++turn) add_blocks<WIDTH>(sum[turn], at + turn * STEP, size);
+        for (unsigned i = 0; i < ITERATIONS; ++i) add_blocks<WIDTH>(sum[i], at + i * STEP, size);
         const bool finite = are_finite(sum);
-        out.finish<TURNS, FILTERS>(sum, filter, left);
-        out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, TURNS, FILTERS>(sum, to, left_of, p);
+        out.finish<ITERATIONS, STEP_FILTERS>(sum, filter, left);
+        out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
         if (!finite)
 #pragma unroll 1
             for (unsigned i = 0; i < size; ++i)
@@ -255,9 +262,9 @@ struct Inbox {
             float of[WIDTH];
         };
         const bool exist = at < size;
-        const unsigned from = exist ? at : 0;  // no branch, so that all turns' sums are asked for at once
+        const unsigned from = exist ? at : 0;  // no branch, so that the loads of all iterations are issued together
 #pragma unroll
-        for (int block = 0; block < SPLIT; ++block) {
+        for (int block = 0; block < SPLIT_K; ++block) {
             const Sums more = *reinterpret_cast<const Sums*>(sums[block] + from);
 #pragma unroll
             for (unsigned i = 0; i < WIDTH; ++i) sum[i] += more.of[i];
@@ -266,9 +273,6 @@ struct Inbox {
         for (unsigned i = 0; i < WIDTH; ++i) sum[i] = exist ? sum[i] : 0.0f;
     }
 };
-
-#if SPLIT > 1
-#define CLUSTER __cluster_dims__(SPLIT, 1, 1)
 #else
-#define CLUSTER
+#define CLUSTER_DIMS
 #endif

@@ -1,54 +1,60 @@
-"""What the tf32x3 algorithms share on the host, as their kernels share tf32x3.cuh: limits, clusters, cost model."""
+"""Host-side helpers of the tf32x3 algorithms: limits on sizes, configurations with split-K over a cluster, cost terms.
+
+"3xTF32" computes an FP32 product as three products of TF32 parts; docs/tf32x3.md explains it. In TF32 the same kernels
+compute one product of the rounded operands.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import ceil, hypot
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Generic, Protocol, TypeVar
 
+from cuconv.algorithms.base import Configuration
 from cuconv.algorithms.common.implicit_gemm import depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem, UnsupportedProblem
 
-SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share a tile; 8 is what every GPU with clusters grants
-MAX_FILTER_AREA = 63  # the kernels' mask of filter positions has 64 bits, of which one stays empty
-MAX_TILE = 256  # a size is rounded up to whole tiles
+MAX_FILTER_AREA = 63  # the kernels keep a pixel's filter positions in a mask of 64 bits, and one bit stays 0
+MAX_TILE = 256  # filters or pixels; kernels round a size up to whole tiles, which must not exceed MAX_INDEX
 
 
 @dataclass(frozen=True, slots=True)
 class GridCosts:
-    """What a launch costs besides the stages of its blocks: microseconds, where the meaning does not say otherwise."""
+    """The cost model's constants of a launch besides the stages of its blocks, in microseconds of what each says."""
 
     start: float = constant("a launch")
     block: float = constant("a block from start to end, without its stages")
-    cluster: float = constant("the same, in addition, in a cluster")
+    cluster: float = constant("added to a block in a cluster")
     write: float = constant("an SM's time to write 2**12 outputs")
-    exchange: float = constant("an SM's time to exchange 2**12 sums with the cluster")
+    exchange: float = constant("an SM's time to exchange 2**12 sums within a cluster")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-@dataclass(frozen=True, slots=True)
-class OverlapCosts(GridCosts):
-    """The same for kernels of warpgroups that start while the one ahead of them ends, with their stages."""
+class Tile(Protocol):
+    """A block's tile of the output and its warps. Its str() is the tile's part of a configuration's str()."""
 
-    traffic: float = constant("fetching 2**11 elements for each SM at the same time, through the L2 cache")
-    turn: float = constant("a warpgroup's wait in a stage")
-    turn_filters: float = constant("the same, in addition, for each 64 filters")
-    turn_warpgroup: float = constant("the same, in addition, for each warpgroup of the block")
-    pointwise_turn: float = constant("the same, in addition, where the columns are the input as it lies")
-    work: float = constant("an SM's time for a warpgroup's stage, if others hide the wait")
-    work_filters: float = constant("the same, in addition, for each 64 filters")
-    work_single: float = constant("the same, in addition, where pixels are not loaded in pairs")
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+
+TileType = TypeVar("TileType", bound=Tile)
+Config = TypeVar("Config", bound=Configuration)
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """A tile, the blocks of a cluster that share it, and the grid; pointwise leaves out what padding needs."""
+class ClusterConfig(Generic[TileType]):
+    """A launch configuration: a tile, the split_k blocks of a cluster that share it, and the grid.
 
-    tile: Any  # the algorithm's own: has `threads`, and prints
-    split: int
+    pointwise: whether the kernel variant is for 1x1 filters without padding, which needs no tap table.
+    """
+
+    tile: TileType
+    split_k: int
     pointwise: bool
     blocks: int
     shared_bytes: int
@@ -57,34 +63,17 @@ class ClusterConfig:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.tile.threads
 
     def __str__(self) -> str:
-        return f"tile={self.tile} split={self.split} {grid_text(self)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What the cost model wants to know of a configuration's blocks.
-
-    resident: such blocks that an SM holds at a time. turns: stages that a warpgroup takes one after the other. wait_us,
-    work_us: a turn, if nothing but its latency counts, and what it takes of an SM's throughput. end_us: what the end of
-    a block takes of it. traffic_us: what a block on every SM adds to the time of all of them.
-    """
-
-    resident: int
-    turns: int
-    wait_us: float
-    work_us: float
-    end_us: float
-    traffic_us: float
+        return f"tile={self.tile} split={self.split_k} {grid_text(self)}"
 
 
 def check_indices(problem: ConvProblem, max_image: int) -> None:
-    """Raises UnsupportedProblem where a size does not fit the kernels' integers.
+    """Raise UnsupportedProblem where a size does not fit the kernels' integers.
 
-    max_image: elements of one image that the offsets in the kernel's tap table can tell apart.
+    max_image: the most elements of an image that the offsets of the kernel's tap table reach.
     """
     p = problem
     sizes = [
@@ -99,74 +88,28 @@ def check_indices(problem: ConvProblem, max_image: int) -> None:
     check_sizes(problem, "the tf32x3 algorithms", sizes)
 
 
-def those_that_fit(found: list, problem: ConvProblem, device: DeviceSpec) -> list:
-    """The configurations that the device can launch; raises UnsupportedProblem where there is none."""
-    blocks = min(config.blocks for config in found)
+def launchable(configs: Sequence[Config], problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+    """The configurations whose grid and shared memory the device allows; raises UnsupportedProblem without any."""
+    blocks = min(config.blocks for config in configs)
     if blocks > MAX_INDEX:
         raise UnsupportedProblem(f"{problem.label}: a grid of {blocks} blocks, the limit is {MAX_INDEX}")
     limit = device.shared_bytes_per_block
-    fit = [config for config in found if config.blocks <= MAX_INDEX and config.shared_bytes <= limit]
-    if not fit:
-        least = min(config.shared_bytes for config in found)
+    allowed = [config for config in configs if config.blocks <= MAX_INDEX and config.shared_bytes <= limit]
+    if not allowed:
+        least = min(config.shared_bytes for config in configs)
         raise UnsupportedProblem(
             f"{problem.label}: {least} bytes of shared memory for its {depth_of(problem)} weights in a filter, "
             f"the limit of {device.name} is {limit}"
         )
-    return fit
+    return allowed
 
 
-def blocks_of_an_sm(config: Any, device: DeviceSpec) -> int:
-    """Blocks of the SM that has most of them, where clusters spread evenly."""
-    clusters_at_a_time = max(1, device.clusters_at_a_time(config.split))
-    return ceil(config.blocks / config.split / clusters_at_a_time)
+def blocks_per_sm(config: ClusterConfig[Any], device: DeviceSpec) -> int:
+    """The blocks that the busiest SM computes in a launch, where clusters are spread evenly over the GPU."""
+    clusters_at_a_time = max(1, device.clusters_at_a_time(config.split_k))
+    return ceil(config.blocks / config.split_k / clusters_at_a_time)
 
 
-def end_us(costs: GridCosts, outputs: int, split: int) -> float:
-    """An SM's time to add up and write a block's share of a tile: of `split` parts of the sums, one is its own."""
-    return (costs.write + costs.exchange * (split - 1)) * outputs / split / 2**12
-
-
-def spread(config: ClusterConfig, device: DeviceSpec, registers: int) -> ClusterConfig:
-    """The configuration, taking shared memory in vain where an SM could hold more of its blocks than an even share.
-
-    Kernels overlap: what an SM has room for beyond its share comes while the one ahead ends, and crowds there. Room for
-    two launches is better left alone. registers: of a thread.
-    """
-    share = blocks_of_an_sm(config, device)
-    resident = device.resident_blocks(config.threads, registers, config.shared_bytes)
-    if share < resident < 2 * share:
-        return replace(config, shared_bytes=max(config.shared_bytes, device.shared_bytes_that_hold(share)))
-    return config
-
-
-def busiest_blocks(evenly: int, resident: int) -> int:
-    """Blocks of the busiest SM in a stream of kernels that overlap.
-
-    They spread evenly where an SM has room for this launch beside the one ahead. Otherwise some come as SMs empty one
-    by one, and crowd on the first of them, up to what an SM holds.
-    """
-    return evenly if 2 * evenly <= resident else max(evenly, resident)
-
-
-def overlapped_us(problem: ConvProblem, device: DeviceSpec, config: Any, costs: OverlapCosts, block: Block) -> float:
-    """Estimated time of a launch that overlaps with its neighbours.
-
-    Blocks come in rounds of `resident`. A turn takes its latency while an SM has few blocks, and its share of the
-    throughput where it has many: their norm goes from one to the other. What all blocks fetch adds the time of the
-    cache that they share. Memory hides behind all that, but not where both take long: their norm again.
-    """
-    of_an_sm = busiest_blocks(blocks_of_an_sm(config, device), block.resident)
-    start_us = costs.block + (costs.cluster if config.split > 1 else 0.0)
-
-    def round_us(blocks: float) -> float:
-        return start_us + block.turns * hypot(block.wait_us, blocks * block.work_us) + blocks * block.end_us
-
-    rounds, rest = divmod(of_an_sm, block.resident)
-    compute_us = rounds * round_us(block.resident) + (round_us(rest) if rest else 0.0)
-    compute_us += block.traffic_us * config.blocks / device.sm_count
-    return costs.start + hypot(compute_us, memory_us(problem, costs))
-
-
-def memory_us(problem: ConvProblem, costs: GridCosts) -> float:
-    """Time of the operands through device memory, each once."""
-    return costs.memory * problem.min_bytes / 2**20
+def memory_us(problem: ConvProblem, us_per_mib: float) -> float:
+    """The time to move each operand through device memory once, in microseconds."""
+    return us_per_mib * problem.min_bytes / 2**20

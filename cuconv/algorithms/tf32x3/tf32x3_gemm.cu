@@ -1,43 +1,61 @@
-// Implicit GEMM on the tensor cores with the accuracy of FP32, or of TF32, the reduction split over warps and over a
-// cluster.
+// Implicit GEMM with mma.sync, for compute capability 8.0 and up, with the accuracy of FP32 or of TF32.
 //
-// output[m, p] = sum over k of weight[m, k] * columns[k, p], with k = (c, ky, kx) as the weights lie and p a pixel
-// of any image; the columns are never formed, their elements are fetched from the input (im2col on the way into
-// shared memory). Each FP32 factor is split into two TF32 numbers, big + small, and three products are added:
-// small*big + big*small + big*big. What is dropped is of the order 2^-22. The tensor cores truncate when they
-// accumulate, so chains are short: a depth of 8, the small terms first, then added to FP32 registers. Of one product,
-// that of the rounded factors, is the accuracy of TF32.
+// output[m, p] = sum over k of weight[m, k] * columns[k, p], where k = (c, ky, kx) counts the weights of a filter as
+// they lie in memory, and p counts the pixels of all images. The columns are never stored: each element is copied from
+// the input on the way into shared memory (im2col). tf32x3/parts.cuh decomposes the operands into TF32 parts.
 //
-// PRODUCTS 3, or 1 for TF32
-// BM BN    tile of a block: filters x pixels
-// WM WN WK warps of a block over filters, pixels and the reduction
-// BK       depth of a stage; each of the WK warps takes an equal part of it
-// STAGES   stages in flight
-// SPLIT    blocks of a cluster that share a tile, each with a part of the reduction; 1 below compute capability 9.0
-// POINTWISE 1 for a 1x1 filter without padding
-// VECTOR   1 where rows of weights are 16-byte aligned
+// Pipeline of a block, which computes a tile of filters x pixels:
+//   cp.async    weights and columns of a stage, global -> shared memory; STAGES - 1 stages ahead
+//   decompose   fragments, shared memory -> registers
+//   mma.sync    chains of depth 8 that start at zero
+//   add         each chain to FP32 registers, because the tensor cores truncate when they accumulate
+// After the last stage the sums of all warps, and of all blocks of a cluster, are added in fixed order and written.
 //
-// Every argument is eight bytes, a pointer or a long long.
+// PRODUCTS          3 for FP32, 1 for TF32
+// FILTERS PIXELS    tile of a block
+// FILTER_WARPS      warps of a block over its filters
+// PIXEL_WARPS       warps of a block over its pixels
+// WARP_SPLIT_K      warps of a block over the reduction; each takes an equal part of every stage
+// STAGE_DEPTH       depth of a stage
+// STAGES            stages of the pipeline
+// WEIGHT_PADDING    floats that follow a row of weights in shared memory
+// COLUMN_PADDING    floats that follow a row of columns or of sums in shared memory
+// TAP_BYTES         bytes of an entry of the tap table
+// SPLIT_K           blocks of a cluster that share a tile, each with a part of the reduction; 1 below capability 9.0
+// POINTWISE         1 for a 1x1 filter without padding
+// VECTOR            1 where rows of weights are 16-byte aligned
+//
+// Every argument has eight bytes: a pointer or a long long.
 
+#include "common/hopper.cuh"
 #include "tf32x3/mma.cuh"
 
-constexpr int THREADS = 32 * WM * WN * WK;
-constexpr int MT = BM / WM / 16, NT = BN / WN / 8;  // mma tiles of a warp
-constexpr int STEPS = BK / WK / 8;                  // mma depths of a warp in a stage
-// Leading dimensions that put the fragments of a warp in 32 different banks.
-constexpr int A_LD = BK + 4, B_LD = BN + 8;
-constexpr int A_FLOATS = BM * A_LD, STAGE_FLOATS = A_FLOATS + BK * B_LD;
-constexpr int ROW_STEP = THREADS / BN;  // rows of columns that the block fetches at a time, one pixel a thread
-constexpr int NO_TAP = 63;              // a bit of the tap mask that is never set
+constexpr int THREADS = 32 * FILTER_WARPS * PIXEL_WARPS * WARP_SPLIT_K;
+constexpr int WARP_FILTERS = FILTERS / FILTER_WARPS, WARP_PIXELS = PIXELS / PIXEL_WARPS;
+constexpr int M_TILES = WARP_FILTERS / 16, N_TILES = WARP_PIXELS / 8;  // mma tiles of a warp
+constexpr int WARP_DEPTH = STAGE_DEPTH / WARP_SPLIT_K;                 // of a stage
+constexpr int STEPS = WARP_DEPTH / 8;                                  // mma depths of a warp in a stage
+// Rows in shared memory, in floats. The padding puts the fragments of a warp in 32 different banks.
+constexpr int WEIGHT_ROW = STAGE_DEPTH + WEIGHT_PADDING, COLUMN_ROW = PIXELS + COLUMN_PADDING;
+constexpr int WEIGHT_FLOATS = FILTERS * WEIGHT_ROW, STAGE_FLOATS = WEIGHT_FLOATS + STAGE_DEPTH * COLUMN_ROW;
+constexpr int ROW_STEP = THREADS / PIXELS;        // rows of columns that the block copies at a time, one pixel a thread
+constexpr int BLOCK_FILTERS = FILTERS / SPLIT_K;  // filters that a block of the cluster adds up and writes
 
-static_assert(THREADS % BN == 0 && BK % ROW_STEP == 0 && BK % (8 * WK) == 0, "a block covers a stage evenly");
-static_assert(BM % SPLIT == 0, "a cluster shares the rows of a tile evenly");
+static_assert(THREADS % PIXELS == 0 && STAGE_DEPTH % ROW_STEP == 0 && STAGE_DEPTH % (8 * WARP_SPLIT_K) == 0,
+              "a block covers a stage evenly");
+static_assert(FILTERS % SPLIT_K == 0, "a cluster shares the filters of a tile evenly");
+
+// An entry of the tap table, for one k of the reduction: the distance in floats from a pixel's source to its element,
+// times 64, plus the filter position. NO_TAP stands for a k beyond the reduction: position 63 is never in a mask.
+typedef int Tap;
+constexpr Tap NO_TAP = 63;
+static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the table");
 
 struct Problem {
     int channels, height, width, filters, kernel_h, kernel_w, pad_h, pad_w, out_w, out_pixels;
 };
 
-// Asynchronous copies; zeros where `exists` is false, and then the source is not read.
+// cp.async of 4 or 16 bytes. Where `exists` is false the target becomes zeros, and the source is not read.
 __device__ __forceinline__ void copy4(float* target, const float* source, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(target)), "l"(source),
                  "r"(exists ? 4 : 0));
@@ -46,67 +64,76 @@ __device__ __forceinline__ void copy16(float* target, const float* source, bool 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
                  "r"(exists ? 16 : 0));
 }
+// cp.async.commit_group closes a group of copies; cp.async.wait_group waits until at most PENDING groups are under way.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
+}
 
-// One warp's part of a stage, added to `sum`.
-__device__ __forceinline__ void multiply_stage(float (&sum)[MT][NT][4], const float* a_tile, const float* b_tile) {
-    const int group = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+// Adds a warp's part of a stage to `sum`. The small terms of a chain come first, while it is small itself and
+// truncation costs least.
+__device__ __forceinline__ void multiply_stage(float (&sum)[M_TILES][N_TILES][4], const float* weights,
+                                               const float* columns) {
+    const int row = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
 #pragma unroll 1  // unrolled, the fragments of several steps would not fit the registers
     for (int step = 0; step < STEPS; ++step) {
-        unsigned a_big[MT][4], a_small[MT][4], b_big[NT][2], b_small[NT][2];
+        unsigned a_big[M_TILES][4], a_small[M_TILES][4], b_big[N_TILES][2], b_small[N_TILES][2];
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
             for (int r = 0; r < 4; ++r)
-                split(a_tile[(i * 16 + group + r % 2 * 8) * A_LD + step * 8 + lane + r / 2 * 4], a_big[i][r],
-                      a_small[i][r]);
+                decompose(weights[(i * 16 + row + r % 2 * 8) * WEIGHT_ROW + step * 8 + lane + r / 2 * 4], a_big[i][r],
+                          a_small[i][r]);
 #pragma unroll
-        for (int j = 0; j < NT; ++j)
+        for (int j = 0; j < N_TILES; ++j)
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                split(b_tile[(step * 8 + lane + r * 4) * B_LD + j * 8 + group], b_big[j][r], b_small[j][r]);
+                decompose(columns[(step * 8 + lane + r * 4) * COLUMN_ROW + j * 8 + row], b_big[j][r], b_small[j][r]);
 #if PRODUCTS == 3
-        float chain[MT][NT][4] = {};
+        float chain[M_TILES][N_TILES][4] = {};
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int j = 0; j < NT; ++j) mma(chain[i][j], a_small[i], b_big[j]);
+            for (int j = 0; j < N_TILES; ++j) mma(chain[i][j], a_small[i], b_big[j]);
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int j = 0; j < NT; ++j) mma(chain[i][j], a_big[i], b_small[j]);
+            for (int j = 0; j < N_TILES; ++j) mma(chain[i][j], a_big[i], b_small[j]);
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int j = 0; j < NT; ++j) mma(chain[i][j], a_big[i], b_big[j]);
+            for (int j = 0; j < N_TILES; ++j) mma(chain[i][j], a_big[i], b_big[j]);
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int j = 0; j < NT; ++j)
+            for (int j = 0; j < N_TILES; ++j)
 #pragma unroll
                 for (int r = 0; r < 4; ++r) sum[i][j][r] += chain[i][j][r];
 #else
+        // No chain: over the whole reduction truncation costs less accuracy than the rounding of the operands.
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int j = 0; j < NT; ++j) mma(sum[i][j], a_big[i], b_big[j]);  // truncation costs less than rounding has
+            for (int j = 0; j < N_TILES; ++j) mma(sum[i][j], a_big[i], b_big[j]);
 #endif
     }
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-#if SPLIT > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// A barrier of all blocks that share the tile.
+__device__ __forceinline__ void tile_barrier() {
+#if SPLIT_K > 1
+    cluster_barrier();
 #else
     __syncthreads();
 #endif
 }
 
-// A float in the shared memory of block `rank` of the cluster, where this block has `p`.
+// The float in the shared memory of block `rank` of the cluster at the place that `p` has in this block.
 __device__ __forceinline__ float load_from_block(const float* p, int rank) {
-#if SPLIT > 1
-    unsigned address;
+#if SPLIT_K > 1
+    const unsigned address = address_in(shared_address(p), rank);
     float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
     return value;
 #else
@@ -114,17 +141,17 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 #endif
 }
 
-#if SPLIT > 1
-#define CLUSTER __cluster_dims__(SPLIT, 1, 1)
+#if SPLIT_K > 1
+#define CLUSTER_DIMS __cluster_dims__(SPLIT_K, 1, 1)
 #else
-#define CLUSTER
+#define CLUSTER_DIMS
 #endif
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     tf32x3_gemm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
-    extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS], taps; then the sums
+    extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
     const Problem p = {(int)channels, (int)height,   (int)width, (int)filters, (int)kernel_h,
                        (int)kernel_w, (int)pad_h, (int)pad_w, (int)out_w, (int)(out_h * out_w)};
     const int area = p.kernel_h * p.kernel_w;
@@ -132,14 +159,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
 
-    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
-    const int filter_tiles = (p.filters + BM - 1) / BM;
-    const int filter_0 = tile % filter_tiles * BM, pixel_0 = tile / filter_tiles * BN;
-    const int stages = (depth + BK - 1) / BK;
-    const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
+    // The block's tile, and its stages of the reduction: [first, last).
+    const int rank = blockIdx.x % SPLIT_K, tile = blockIdx.x / SPLIT_K;
+    const int filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
+    const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * PIXELS;
+    const int stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
+    const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
 
-    // This thread's pixel, for fetching columns and for writing the output.
-    const int column = threadIdx.x % BN, row_0 = threadIdx.x / BN;
+    // The thread's pixel: it copies the columns of this pixel, and writes outputs of it.
+    const int column = threadIdx.x % PIXELS, row_0 = threadIdx.x / PIXELS;
     const bool exists = pixel_0 + column < pixels;
     const int image = exists ? (pixel_0 + column) / p.out_pixels : 0;
     const int pixel = exists ? (pixel_0 + column) % p.out_pixels : 0;
@@ -149,96 +177,104 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     source += pixel;
 #else
     source += (int64)(y - p.pad_h) * p.width + (x - p.pad_w);
-    uint64 inside = 0;  // a bit for each filter position that meets the input here
+    uint64 inside = 0;  // bit i: filter position i meets the input at this pixel
     for (int tap = 0, ky = 0; ky < p.kernel_h; ++ky)
         for (int kx = 0; kx < p.kernel_w; ++kx, ++tap) {
             const int iy = y + ky - p.pad_h, ix = x + kx - p.pad_w;
             inside |= (uint64)(exists && iy >= 0 && iy < p.height && ix >= 0 && ix < p.width) << tap;
         }
-    // For each k of this block: distance from `source`, times 64, plus the filter position.
-    int* taps = reinterpret_cast<int*>(shared + STAGES * STAGE_FLOATS);
-    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) {
-        const int k = first * BK + i, c = k / area, tap = k % area;
+    Tap* taps = reinterpret_cast<Tap*>(shared + STAGES * STAGE_FLOATS);
+    for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS) {
+        const int k = first * STAGE_DEPTH + i, c = k / area, tap = k % area;
         taps[i] = k < depth ? (c * plane + tap / p.kernel_w * p.width + tap % p.kernel_w) * 64 + tap : NO_TAP;
     }
     __syncthreads();
 #endif
 
-    constexpr int WIDTH = VECTOR ? 4 : 1;                 // floats of a copy of weights
-    constexpr int A_STEP = THREADS * WIDTH / BK;          // rows of weights that the block fetches at a time
-    static_assert(BM % A_STEP == 0 && THREADS * WIDTH % BK == 0, "a block covers a stage evenly");
-    const int a_row = threadIdx.x / (BK / WIDTH), a_column = threadIdx.x % (BK / WIDTH) * WIDTH;
-    const float* const a_source = weight + (int64)(filter_0 + a_row) * depth + a_column;
+    constexpr int WIDTH = VECTOR ? 4 : 1;                       // floats of a copy of weights
+    constexpr int WEIGHT_STEP = THREADS * WIDTH / STAGE_DEPTH;  // rows of weights that the block copies at a time
+    static_assert(FILTERS % WEIGHT_STEP == 0 && THREADS * WIDTH % STAGE_DEPTH == 0, "a block covers a stage evenly");
+    const int weight_row = threadIdx.x / (STAGE_DEPTH / WIDTH);
+    const int weight_column = threadIdx.x % (STAGE_DEPTH / WIDTH) * WIDTH;
+    const float* const weight_source = weight + (int64)(filter_0 + weight_row) * depth + weight_column;
 
-    const auto fetch_stage = [&](int stage) {
-        float* a_tile = shared + stage % STAGES * STAGE_FLOATS;
-        float* b_tile = a_tile + A_FLOATS;
-        const bool a_exists = stage * BK + a_column < depth;
+    const auto copy_stage = [&](int stage) {
+        float* const weights = shared + stage % STAGES * STAGE_FLOATS;
+        float* const columns = weights + WEIGHT_FLOATS;
+        const bool k_exists = stage * STAGE_DEPTH + weight_column < depth;
 #pragma unroll
-        for (int i = 0; i < BM; i += A_STEP) {
-            const float* from = a_source + (int64)i * depth + stage * BK;
-            const bool row_exists = a_exists && filter_0 + a_row + i < p.filters;
+        for (int i = 0; i < FILTERS; i += WEIGHT_STEP) {
+            const float* from = weight_source + (int64)i * depth + stage * STAGE_DEPTH;
+            const bool row_exists = k_exists && filter_0 + weight_row + i < p.filters;
+            float* const to = weights + (weight_row + i) * WEIGHT_ROW + weight_column;
             if (WIDTH == 4)
-                copy16(a_tile + (a_row + i) * A_LD + a_column, from, row_exists);
+                copy16(to, from, row_exists);
             else
-                copy4(a_tile + (a_row + i) * A_LD + a_column, from, row_exists);
+                copy4(to, from, row_exists);
         }
 #pragma unroll
-        for (int row = row_0, i = 0; i < BK / ROW_STEP; row += ROW_STEP, ++i) {
+        for (int row = row_0, i = 0; i < STAGE_DEPTH / ROW_STEP; row += ROW_STEP, ++i) {
+            float* const to = columns + row * COLUMN_ROW + column;
 #if POINTWISE
-            const int k = stage * BK + row;
-            copy4(b_tile + row * B_LD + column, source + (int64)k * plane, exists && k < depth);
+            const int k = stage * STAGE_DEPTH + row;
+            copy4(to, source + (int64)k * plane, exists && k < depth);
 #else
-            const int tap = taps[(stage - first) * BK + row];
-            copy4(b_tile + row * B_LD + column, source + (tap >> 6), inside >> (tap & 63) & 1);
+            const Tap tap = taps[(stage - first) * STAGE_DEPTH + row];
+            copy4(to, source + (tap >> 6), inside >> (tap & 63) & 1);
 #endif
         }
     };
 
+    // Main loop. An empty group is committed where no stage is left to copy, so that the wait counts groups evenly.
     const int warp = threadIdx.x / 32;
-    const int warp_k = warp / (WM * WN), warp_m = warp % WM * (BM / WM), warp_n = warp / WM % WN * (BN / WN);
-    float sum[MT][NT][4] = {};
+    const int warp_k = warp / (FILTER_WARPS * PIXEL_WARPS);
+    const int warp_filter = warp % FILTER_WARPS * WARP_FILTERS;
+    const int warp_pixel = warp / FILTER_WARPS % PIXEL_WARPS * WARP_PIXELS;
+    float sum[M_TILES][N_TILES][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        if (first + i < last) fetch_stage(first + i);
-        asm volatile("cp.async.commit_group;");
+        if (first + i < last) copy_stage(first + i);
+        commit_copies();
     }
     for (int stage = first; stage < last; ++stage) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
-        __syncthreads();
-        if (stage + STAGES - 1 < last) fetch_stage(stage + STAGES - 1);
-        asm volatile("cp.async.commit_group;");
-        const float* a_tile = shared + stage % STAGES * STAGE_FLOATS;
-        multiply_stage(sum, a_tile + warp_m * A_LD + warp_k * STEPS * 8,
-                       a_tile + A_FLOATS + warp_k * STEPS * 8 * B_LD + warp_n);
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();  // this stage is there for all threads, and all have left the one that is overwritten next
+        if (stage + STAGES - 1 < last) copy_stage(stage + STAGES - 1);
+        commit_copies();
+        const float* const weights = shared + stage % STAGES * STAGE_FLOATS;
+        multiply_stage(sum, weights + warp_filter * WEIGHT_ROW + warp_k * WARP_DEPTH,
+                       weights + WEIGHT_FLOATS + warp_k * WARP_DEPTH * COLUMN_ROW + warp_pixel);
     }
 
-    // Every warp's sums to shared memory, then each block of the cluster adds up its share of the rows, in fixed order.
+    // Every warp stores its sums into shared memory: [WARP_SPLIT_K][FILTERS][COLUMN_ROW].
     __syncthreads();
-    const int group = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+    const int row = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < MT; ++i)
+    for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-        for (int j = 0; j < NT; ++j)
+        for (int j = 0; j < N_TILES; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = warp_k * BM + warp_m + i * 16 + group + half * 8;
-                *reinterpret_cast<float2*>(shared + row * B_LD + warp_n + j * 8 + lane * 2) =
+                const int filter = warp_k * FILTERS + warp_filter + i * 16 + row + half * 8;
+                *reinterpret_cast<float2*>(shared + filter * COLUMN_ROW + warp_pixel + j * 8 + lane * 2) =
                     make_float2(sum[i][j][half * 2], sum[i][j][half * 2 + 1]);
             }
-    cluster_barrier();
-    for (int row = rank * (BM / SPLIT) + row_0; row < (rank + 1) * (BM / SPLIT); row += ROW_STEP) {
+
+    // Each block of the cluster adds up the sums of its share of the filters, in fixed order, and writes the outputs.
+    tile_barrier();
+    for (int row = rank * BLOCK_FILTERS + row_0; row < (rank + 1) * BLOCK_FILTERS; row += ROW_STEP) {
         const int filter = filter_0 + row;
         float value = 0.0f;
 #pragma unroll
-        for (int block = 0; block < SPLIT; ++block)
+        for (int block = 0; block < SPLIT_K; ++block)
 #pragma unroll
-            for (int k = 0; k < WK; ++k) value += load_from_block(shared + (k * BM + row) * B_LD + column, block);
+            for (int k = 0; k < WARP_SPLIT_K; ++k)
+                value += load_from_block(shared + (k * FILTERS + row) * COLUMN_ROW + column, block);
         if (!exists || filter >= p.filters) continue;
         if (!isfinite(value)) value = plain_sum(input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
         if (bias) value += bias[filter];
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
         output[((int64)image * p.filters + filter) * p.out_pixels + pixel] = value;
     }
-    cluster_barrier();  // nobody leaves while its sums are read
+    tile_barrier();  // no block ends while another reads its sums
 }

@@ -1,4 +1,8 @@
-"""Implicit GEMM on the tensor cores at FP32 accuracy (3xTF32) or in TF32, split over warps and a cluster."""
+"""Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up.
+
+A block computes a tile of filters x pixels. Its warps may share the reduction, and on GPUs with clusters so may up to
+eight blocks. `tf32x3_gemm.cu` has the kernel, docs/tf32x3_gemm.md the design.
+"""
 
 from __future__ import annotations
 
@@ -9,69 +13,78 @@ from pathlib import Path
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, has_aligned_rows, is_pointwise, stages_of
 from cuconv.algorithms.tf32x3.tf32x3 import (
-    SPLITS,
     ClusterConfig,
     GridCosts,
-    blocks_of_an_sm,
+    blocks_per_sm,
     check_indices,
+    launchable,
     memory_us,
-    those_that_fit,
 )
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem
 
-SOURCE = Path(__file__).with_suffix(".cu")
-PRECISIONS = tuple(PRODUCTS)
-
-TAP_BYTES = 4  # an entry of its tap table: 6 bits for the filter position, the others for an offset into an image
-MAX_IMAGE = 2**25 - 1
-REGISTERS = {3: 128, 1: 88}  # of a thread, by products; no variant for compute capability 9.0 takes more
+CLUSTER_SIZES = (1, 2, 4, 8)  # values of split_k; every GPU with clusters grants eight blocks
+WEIGHT_PADDING = 4  # floats that follow a row of weights in shared memory, against bank conflicts
+COLUMN_PADDING = 8  # the same for a row of columns or of sums
+TAP_BYTES = 4  # an entry of the tap table: 6 bits for the filter position, the others for an offset into an image
+MAX_IMAGE = 2**25 - 1  # elements, as those bits can count
+REGISTERS = {3: 128, 1: 88}  # bound on a thread's registers in every variant of sm_90a, by products
 
 
 @dataclass(frozen=True, slots=True)
 class Costs(GridCosts):
-    """The constants of its cost model."""
+    """The constants of the cost model, in microseconds of what each says."""
 
-    taps: float = constant("a launch's tap tables, where there are any")
-    fetch: float = constant("a thread's wait in a stage for an element of columns")
-    pointwise_fetch: float = constant("the same where the columns are the input as it lies")
-    warp_group: float = constant("a block's wait in a stage, for each four warps")
+    taps: float = constant("the tap tables of a launch; a 1x1 filter without padding needs none")
+    fetch: float = constant("latency of a stage, for each element of columns that a thread copies")
+    fetch_pointwise: float = constant("the same for a 1x1 filter without padding")
+    warps: float = constant("latency of a stage, for each four warps of the block")
     multiply: float = constant("an SM's time for 2**16 multiply-adds")
-    columns: float = constant("an SM's time to fetch 2**11 elements of columns")
-    weights: float = constant("the same for weights")
+    columns: float = constant("an SM's time to copy 2**11 elements of columns")
+    weights: float = constant("an SM's time to copy 2**11 weights")
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block's tile of bm filters x bn pixels, its wm x wn x wk warps (wk over the reduction), and its pipeline."""
+    """A block's tile of filters x pixels, its warps, and its pipeline.
 
-    bm: int
-    bn: int
-    wm: int
-    wn: int
-    wk: int
-    bk: int  # depth of a stage
-    stages: int  # in flight
+    filter_warps, pixel_warps and warp_split_k are the warps over filters, over pixels and over the reduction.
+    stage_depth is the part of the reduction that a stage holds; `stages` of them are in shared memory.
+    """
+
+    filters: int
+    pixels: int
+    filter_warps: int
+    pixel_warps: int
+    warp_split_k: int
+    stage_depth: int
+    stages: int
 
     @property
     def threads(self) -> int:
-        return 32 * self.wm * self.wn * self.wk
+        """Threads of a block."""
+        return 32 * self.filter_warps * self.pixel_warps * self.warp_split_k
 
     @property
     def pipeline_bytes(self) -> int:
-        """Shared memory of the stages in flight; rows are padded against bank conflicts."""
-        return FLOAT_BYTES * self.stages * (self.bm * (self.bk + 4) + self.bk * (self.bn + 8))
+        """Shared memory of all stages, in bytes."""
+        weights = self.filters * (self.stage_depth + WEIGHT_PADDING)
+        columns = self.stage_depth * (self.pixels + COLUMN_PADDING)
+        return FLOAT_BYTES * self.stages * (weights + columns)
 
     @property
     def sums_bytes(self) -> int:
-        """Shared memory of every warp's sums, in the place of the stages."""
-        return FLOAT_BYTES * self.wk * self.bm * (self.bn + 8)
+        """Shared memory of every warp's sums, which take the place of the stages, in bytes."""
+        return FLOAT_BYTES * self.warp_split_k * self.filters * (self.pixels + COLUMN_PADDING)
 
     def __str__(self) -> str:
-        return f"{self.bm}x{self.bn}x{self.bk} stages={self.stages} warps={self.wm}x{self.wn}x{self.wk}"
+        warps = f"{self.filter_warps}x{self.pixel_warps}x{self.warp_split_k}"
+        return f"{self.filters}x{self.pixels}x{self.stage_depth} stages={self.stages} warps={warps}"
 
+
+Config = ClusterConfig[Tile]
 
 TILES = (
     Tile(32, 32, 1, 1, 8, 64, 3),
@@ -87,74 +100,88 @@ TILES = (
 )
 
 
-class Tf32x3Gemm(Algorithm[ClusterConfig, Costs]):
-    """Implicit GEMM on the tensor cores at FP32 accuracy (3xTF32) or in TF32, split over warps and a cluster."""
+class Tf32x3Gemm(Algorithm[Config, Costs]):
+    """Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."""
 
-    source = SOURCE
-    summary = "Implicit GEMM on the tensor cores at FP32 accuracy (3xTF32) or in TF32, split over warps and a cluster."
-    precisions = PRECISIONS
+    source = Path(__file__).with_suffix(".cu")
+    summary = "Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."
+    precisions = tuple(PRODUCTS)
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """Each tile once, and each other macro in each of its settings."""
-        sample = [_macros(tile, split=1, pointwise=False, vector=True) for tile in TILES]
+        """A sample: each tile once in each precision, and each other macro in each of its settings."""
+        sample = [_macros(tile, split_k=1, pointwise=False, vector=True) for tile in TILES]
         for pointwise, vector in ((False, False), (True, False), (True, True)):
             sample.append(_macros(TILES[0], 1, pointwise, vector))
         sample += [_macros(tile, 1, pointwise=False, vector=True, products=1) for tile in TILES]
         if int(arch.strip("sm_af")) >= 90:
-            sample += [_macros(TILES[0], split, pointwise=False, vector=True) for split in SPLITS[1:]]
-            sample.append(_macros(TILES[-1], SPLITS[-1], pointwise=True, vector=True))
+            sample += [_macros(TILES[0], split_k, pointwise=False, vector=True) for split_k in CLUSTER_SIZES[1:]]
+            sample.append(_macros(TILES[-1], CLUSTER_SIZES[-1], pointwise=True, vector=True))
         return sample
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[ClusterConfig]:
-        """The configurations that can run; raises UnsupportedProblem where there is none."""
+    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """Every configuration that can run; raises UnsupportedProblem where there is none."""
         check_indices(problem, MAX_IMAGE)
         pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
         found = []
         for tile in TILES:
-            stages = stages_of(problem, tile.bk)
-            tiles = ceil(problem.m / tile.bm) * ceil(problem.n * problem.out_pixels / tile.bn)
-            for split in SPLITS if device.has_clusters else SPLITS[:1]:
-                if split > stages:
+            stages = stages_of(problem, tile.stage_depth)
+            tiles = ceil(problem.m / tile.filters) * ceil(problem.n * problem.out_pixels / tile.pixels)
+            for split_k in CLUSTER_SIZES if device.has_clusters else (1,):
+                if split_k > stages:
                     break
-                taps = 0 if pointwise else ceil(stages / split) * tile.bk
+                taps = 0 if pointwise else ceil(stages / split_k) * tile.stage_depth
                 shared_bytes = max(tile.pipeline_bytes + TAP_BYTES * taps, tile.sums_bytes)
-                found.append(ClusterConfig(tile, split, pointwise, tiles * split, shared_bytes, products))
-        return those_that_fit(found, problem, device)
+                found.append(ClusterConfig(tile, split_k, pointwise, tiles * split_k, shared_bytes, products))
+        return launchable(found, problem, device)
 
-    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: ClusterConfig, costs: Costs) -> float:
-        """Estimated device time in microseconds.
+    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+        """The device time in microseconds, by the cost model with the given constants.
 
-        Blocks come in rounds of those that an SM holds; a round waits for a block's chain of stages, and every block of the
-        busiest SM adds its work.
+        Blocks run in waves of as many as an SM holds. A wave lasts as long as the chain of stages of one block; in
+        addition every block of the busiest SM takes its share of the SM's throughput.
         """
-        tile, split = config.tile, config.split
-        stages = stages_of(problem, tile.bk, split)
-        fetch_us = costs.pointwise_fetch if config.pointwise else costs.fetch
-        wait_us = fetch_us * tile.bn * tile.bk / tile.threads + costs.warp_group * tile.threads / 128
-        work_us = costs.multiply * tile.bm * tile.bn * tile.bk / 2**16
-        work_us += (costs.columns * tile.bn + costs.weights * tile.bm) * tile.bk / 2**11
-        outputs = tile.bm * tile.bn / 2**12
-        round_us = costs.block + stages * wait_us
-        block_us = stages * work_us + costs.write * outputs / split
-        if split > 1:
-            round_us += costs.cluster
-            block_us += costs.exchange * outputs * tile.wk
-        of_an_sm = blocks_of_an_sm(config, device)
-        rounds = ceil(of_an_sm / device.resident_blocks(tile.threads, REGISTERS[config.products], config.shared_bytes))
-        compute_us = rounds * round_us + of_an_sm * block_us
+        tile, split_k = config.tile, config.split_k
+        stages = stages_of(problem, tile.stage_depth, split_k)
+        fetch_us = costs.fetch_pointwise if config.pointwise else costs.fetch
+        latency_us = fetch_us * tile.pixels * tile.stage_depth / tile.threads + costs.warps * tile.threads / 128
+        work_us = costs.multiply * tile.filters * tile.pixels * tile.stage_depth / 2**16
+        work_us += (costs.columns * tile.pixels + costs.weights * tile.filters) * tile.stage_depth / 2**11
+        outputs = tile.filters * tile.pixels / 2**12
+        wave_us = costs.block + stages * latency_us
+        block_us = stages * work_us + costs.write * outputs / split_k
+        if split_k > 1:
+            wave_us += costs.cluster
+            block_us += costs.exchange * outputs * tile.warp_split_k
+        blocks = blocks_per_sm(config, device)
+        waves = ceil(blocks / device.resident_blocks(tile.threads, REGISTERS[config.products], config.shared_bytes))
+        compute_us = waves * wave_us + blocks * block_us
         start_us = costs.start if config.pointwise else costs.start + costs.taps
-        return start_us + max(compute_us, memory_us(problem, costs))
+        return start_us + max(compute_us, memory_us(problem, costs.memory))
 
-    def launches(self, problem: ConvProblem, config: ClusterConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-        """The kernel."""
-        macros = _macros(
-            config.tile, config.split, config.pointwise, has_aligned_rows(problem, aligned), config.products
-        )
+    def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+        """The launch of the one kernel."""
+        vector = has_aligned_rows(problem, aligned)
+        macros = _macros(config.tile, config.split_k, config.pointwise, vector, config.products)
         arguments = arguments_of(problem, relu)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)
 
 
-def _macros(tile: Tile, split: int, pointwise: bool, vector: bool, products: int = 3) -> Macros:
-    macros = {name.upper(): getattr(tile, name) for name in ("bm", "bn", "wm", "wn", "wk", "bk", "stages")}
-    return macros | {"SPLIT": split, "POINTWISE": int(pointwise), "VECTOR": int(vector), "PRODUCTS": products}
+def _macros(tile: Tile, split_k: int, pointwise: bool, vector: bool, products: int = PRODUCTS[FP32]) -> Macros:
+    """The macros of a kernel variant. vector: whether weights are copied 16 bytes at a time."""
+    return {
+        "FILTERS": tile.filters,
+        "PIXELS": tile.pixels,
+        "FILTER_WARPS": tile.filter_warps,
+        "PIXEL_WARPS": tile.pixel_warps,
+        "WARP_SPLIT_K": tile.warp_split_k,
+        "STAGE_DEPTH": tile.stage_depth,
+        "STAGES": tile.stages,
+        "WEIGHT_PADDING": WEIGHT_PADDING,
+        "COLUMN_PADDING": COLUMN_PADDING,
+        "TAP_BYTES": TAP_BYTES,
+        "SPLIT_K": split_k,
+        "POINTWISE": int(pointwise),
+        "VECTOR": int(vector),
+        "PRODUCTS": products,
+    }

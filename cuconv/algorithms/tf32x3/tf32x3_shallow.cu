@@ -1,47 +1,59 @@
-// Convolution of a short reduction (few channels, a small filter) on the tensor cores with the accuracy of FP32, or of
-// TF32: warps on their own, as many bytes under way as they can have.
+// Convolution of a short reduction (few channels, a small filter) with mma.sync, for compute capability 8.0 and up,
+// with the accuracy of FP32 or of TF32.
 //
-// A warp takes 32 pixels and all filters of its block. The elements of the input that a lane needs go straight into its
-// registers, are split once into TF32 numbers, big + small, and serve every filter: rows of the input, (c, ky), are
-// dealt out to the four lanes of a fragment's row, and of each a lane has the window that its four pixels see, so that
-// the positions of the filter in X share registers. Weights, split, stay in shared memory as fragments, laid out by
-// lane. Three products are added, small*big + big*small + big*big, in one chain over the whole reduction, small terms
-// first. Of one product, that of the rounded factors, is the accuracy of TF32. Warps wait for each other only until the
-// weights are there.
+// The reduction is over before a pipeline would have filled, so there is none: each warp works on its own, with as many
+// loads in flight as its registers hold. It computes 32 pixels for all filters of its block:
+//   load       columns of the next tile, global memory -> registers
+//   decompose  columns, in registers, once for all filters
+//   mma.sync   FILTERS filters at a time; one chain over the whole reduction, small terms first
+//   write      straight from the accumulators
+// The block decomposes its weights once, into shared memory. Warps wait for each other only until these are there.
 //
-// PRODUCTS 3, or 1 for TF32
-// ROWS     of the input that a lane has, with all positions of the filter in X
-// SINGLES  positions, of the rows that are left, that it has
-// KERNEL_H, KERNEL_W the filter's size
-// FILTERS  that a warp multiplies at a time: a multiple of 8
-// WARPS    of a block
-// REGISTERS that a thread may take
-// POINTWISE 1 for a 1x1 filter without padding
-// ADJACENT 1 where a lane's four pixels lie side by side: in an image where it is POINTWISE, else in a row
-// VECTOR   1 where it is ADJACENT and rows of the output lie over those of the input, 16-byte aligned
+// The four lanes that have the same pixels share the reduction out by rows of the input, (c, ky). Of each of its rows a
+// lane holds the window that its four pixels see, so that the filter's positions in X share registers:
 //
-// Every argument is eight bytes, a pointer or a long long.
+//     row of the input   x x x x x x        kx = 0: x x x x . .
+//                                                1: . x x x x .
+//                                                2: . . x x x x
+//
+// The rows that are left when every lane has had as many are shared out by single positions in X. A slot is one of a
+// lane's (row, position) pairs; an mma instruction takes two of each lane.
+//
+// PRODUCTS           3 for FP32, 1 for TF32
+// PIXELS             pixels of a warp
+// ROWS               rows of the input that a lane has, with all positions of the filter in X
+// SINGLES            single positions of a lane, of the rows that are left
+// KERNEL_H KERNEL_W  the filter's size
+// FILTERS            filters that a warp multiplies at a time: a multiple of 8
+// WARPS              warps of a block
+// REGISTERS          registers that a thread may take
+// POINTWISE          1 for a 1x1 filter without padding
+// ADJACENT           1 where a lane's four pixels are neighbours: in an image if POINTWISE, else in a row
+// VECTOR             1 where it is ADJACENT, and rows of the output lie over those of the input, 16-byte aligned
+//
+// Every argument has eight bytes: a pointer or a long long.
 
 #include "tf32x3/mma.cuh"
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int PIXELS = 32;                    // of a warp: four a lane, where four lanes have the same ones
-constexpr int WINDOW = 3 + KERNEL_W;          // elements of a row that four pixels see
-constexpr int WINDOWS = ROWS * WINDOW;
+constexpr int WINDOW = 3 + KERNEL_W;          // elements of a row that four neighbouring pixels see
+constexpr int WINDOWS = ROWS * WINDOW;        // elements of a lane in its rows
 constexpr int COUNT = WINDOWS + SINGLES * 4;  // elements of a lane
-constexpr int ROW_SLOTS = ROWS * KERNEL_W;
-constexpr int SLOTS = ROW_SLOTS + SINGLES;    // of a lane in the reduction
-constexpr int STEPS = (SLOTS + 1) / 2;        // mma depths, of which a lane has two slots
-constexpr int TILES = FILTERS / 8;            // of mma, at a time
+constexpr int ROW_SLOTS = ROWS * KERNEL_W;    // slots of a lane in its rows
+constexpr int SLOTS = ROW_SLOTS + SINGLES;    // slots of a lane
+constexpr int STEPS = (SLOTS + 1) / 2;        // mma depths
+constexpr int TILES = FILTERS / 8;            // mma tiles of filters at a time
 constexpr int LEFT = KERNEL_W / 2;            // columns of padding, where it is VECTOR
+constexpr int SM_REGISTERS = 64 * 1024;
 #if PRODUCTS == 3
-typedef uint4 Fragment;  // of B, a lane's: big of two slots, and small
+typedef uint4 Fragment;  // a lane's of tile B: two slots' big parts, then their small parts
 #else
 typedef uint2 Fragment;
 #endif
-static_assert(ADJACENT || POINTWISE, "pixels of other filters lie side by side");
+static_assert(PIXELS == 32, "eight rows of a fragment, each with four pixels");
+static_assert(ADJACENT || POINTWISE, "only pixels of a 1x1 filter may be apart");
 
-// A row of the input, (c, ky), and a position in X: those of a lane's slot.
+// The row of the input, (c, ky), and the position in X of a lane's slot.
 struct Slot {
     int row, kx;
 
@@ -52,7 +64,7 @@ struct Slot {
     }
 };
 
-// Where a slot's element under a pixel lies among a lane's.
+// The index among a lane's elements of the one that a slot has under a pixel, 0 to 3.
 __device__ __forceinline__ constexpr int element(int slot, int pixel) {
     const int in_rows = slot / KERNEL_W * WINDOW + slot % KERNEL_W;
     return pixel + (slot < ROW_SLOTS ? in_rows : WINDOWS + (slot - ROW_SLOTS) * 4);
@@ -62,11 +74,11 @@ struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
 };
 
-// A lane's part of a tile of pixels.
+// A lane's four pixels of a tile.
 struct Pixels {
-    const float* source[ADJACENT ? 1 : 4];  // of a row's window, or of each pixel; null where there is none
-    int y, x;                               // of the window's first element in the first row: in the padding, perhaps
-    int64 place;                            // of the first output that the lane writes; -1 where there is none
+    const float* source[ADJACENT ? 1 : 4];  // the window's first element, or that of each pixel; null without a pixel
+    int y, x;                               // of the window's first element, which may lie in the padding
+    int64 place;                            // offset of the first output that the lane writes; -1 where there is none
 
     __device__ __forceinline__ Pixels(unsigned tile, unsigned pixels, const float* input, const Problem& p) {
         const unsigned lane = threadIdx.x % 32, first = tile * PIXELS;
@@ -80,7 +92,8 @@ struct Pixels {
         source[0] = place < 0 ? nullptr : input + (int64)image * p.channels * plane + (int64)y * p.width + x;
 #else
         const unsigned image = first / p.out_pixels, within = first - image * p.out_pixels;
-        const auto where = [&](int offset, int planes) -> int64 {  // a tile meets two images at most
+        // The offset of a pixel of the tile in images of so many planes. A tile meets two images at most.
+        const auto where = [&](int offset, int planes) -> int64 {
             const unsigned pixel = within + offset;
             const bool next = pixel >= p.out_pixels;
             return first + offset < pixels ? (int64)(image + next) * planes * plane + pixel - (next ? plane : 0) : -1;
@@ -94,7 +107,7 @@ struct Pixels {
 #endif
     }
 
-    // Whether a row exists and meets the input, and how far it is.
+    // Whether a row of the reduction exists and meets the input; sets its distance from the source.
     __device__ __forceinline__ bool reaches(int row, const Problem& p, int64& distance) const {
         const int ky = row % KERNEL_H;
         distance = row / KERNEL_H * ((int64)p.height * p.width) + ky * p.width;
@@ -102,6 +115,7 @@ struct Pixels {
         return exists && (POINTWISE || (unsigned)(y + ky) < p.height);
     }
 
+    // Loads a lane's elements: a window of each of its rows, then four pixels of each single position.
     __device__ __forceinline__ void load(float (&values)[COUNT], const Problem& p) const {
         int64 distance;
 #pragma unroll
@@ -139,9 +153,9 @@ struct Pixels {
     }
 };
 
-// Splits the weights of `tiles` times eight filters into `fragments`: [tile][step][lane].
-__device__ __forceinline__ void split_weights(Fragment* fragments, const float* weight, int tiles, int filter_0,
-                                              const Problem& p) {
+// Decomposes the weights of `tiles` times eight filters into fragments of tile B: [tile][step][lane].
+__device__ __forceinline__ void decompose_weights(Fragment* fragments, const float* weight, int tiles, int filter_0,
+                                                  const Problem& p) {
     const int rows = p.channels * KERNEL_H;
 #pragma unroll 4
     for (int i = threadIdx.x; i < tiles * STEPS * 32; i += THREADS) {
@@ -152,7 +166,7 @@ __device__ __forceinline__ void split_weights(Fragment* fragments, const float* 
             const Slot slot(step * 2 + half, lane % 4);
             const bool exists = step * 2 + half < SLOTS && slot.row < rows && filter < p.filters;
             const int64 place = ((int64)filter * rows + slot.row) * KERNEL_W + slot.kx;
-            split(exists ? weight[place] : 0.0f, big[half], small[half]);
+            decompose(exists ? weight[place] : 0.0f, big[half], small[half]);
         }
 #if PRODUCTS == 3
         fragments[i] = {big[0], big[1], small[0], small[1]};
@@ -162,16 +176,16 @@ __device__ __forceinline__ void split_weights(Fragment* fragments, const float* 
     }
 }
 
-// The columns of a warp's pixels, split.
+// A lane's columns in parts, as fragments of tile A.
 struct Columns {
     unsigned big[COUNT], small[COUNT];
 
     __device__ __forceinline__ explicit Columns(const float (&values)[COUNT]) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) split(values[i], big[i], small[i]);
+        for (int i = 0; i < COUNT; ++i) decompose(values[i], big[i], small[i]);
     }
 
-    // A fragment of A: pixels 2 * half and 2 * half + 1 of each lane, by two slots.
+    // A fragment of tile A: pixels 2 * half and 2 * half + 1 of each lane, by the two slots of a step.
     __device__ __forceinline__ static void fragment(unsigned (&a)[4], const unsigned (&part)[COUNT], int half,
                                                     int step) {
 #pragma unroll
@@ -181,7 +195,8 @@ struct Columns {
         }
     }
 
-    // sum = columns * weights of FILTERS filters
+    // sum = columns * weights of FILTERS filters. The small terms come first, while the chain is small itself and
+    // truncation by the tensor cores costs least.
     __device__ __forceinline__ void multiply(float (&sum)[2][TILES][4], const Fragment* fragments) const {
 #pragma unroll
         for (int j = 0; j < TILES; ++j) {
@@ -215,7 +230,7 @@ struct Columns {
     }
 };
 
-// Stores as predicated instructions: the compiler would branch around each, its address with it.
+// Predicated stores. Left to itself the compiler branches around each store and the computation of its address.
 __device__ __forceinline__ void store(char* to, float value, bool exists) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(value),
                  "r"((int)exists)
@@ -241,24 +256,26 @@ __device__ __forceinline__ void transpose(float (&v)[4]) {
     }
 }
 
+// What a warp needs to write its outputs.
 struct Output {
     const float *input, *weight, *bias;
     float* output;
     bool relu;
 
+    // A sum with bias and ReLU.
     __device__ __forceinline__ float finish(float value, int filter, const Problem& p) const {
         if (bias && filter < p.filters) value += bias[filter];
         return relu && value < 0.0f ? 0.0f : value;  // a NaN stays
     }
 
-    // Writes FILTERS filters from `filter_0` on; whether all sums are finite.
+    // Writes FILTERS filters from `filter_0` on. Returns whether all sums are finite.
     __device__ __forceinline__ bool write(float (&sum)[2][TILES][4], int64 place, int filter_0,
                                           const Problem& p) const {
         const int lane = threadIdx.x % 4;
-        float check = 0.0f;
+        float check = 0.0f;  // stays 0 only if every sum times 0 is 0, which NaN and Inf times 0 are not
 #pragma unroll
         for (int i = 0; i < 8 * TILES; ++i) check = fmaf(sum[i % 2][i / 8][i / 2 % 4], 0.0f, check);
-        if (bias || relu)  // one branch for all
+        if (bias || relu)  // one branch for all sums
 #pragma unroll
             for (int i = 0; i < 8 * TILES; ++i) {
                 float& value = sum[i % 2][i / 8][i / 2 % 4];
@@ -271,7 +288,7 @@ struct Output {
 #pragma unroll
         for (int j = 0; j < TILES; ++j)
 #pragma unroll
-            for (int side = 0; side < 2; ++side) {  // a lane's pixels of filter 2 * lane + side
+            for (int side = 0; side < 2; ++side) {  // a lane's four pixels of filter 2 * lane + side
                 float v[4] = {sum[0][j][side], sum[0][j][side + 2], sum[1][j][side], sum[1][j][side + 2]};
 #if ADJACENT
                 char* const to = mine + (j * 8 + side) * (uint64)plane;
@@ -283,7 +300,7 @@ struct Output {
                 for (int i = 0; i < 4; ++i) store(to + i * 4, v[i], exists);
 #endif
 #else
-                transpose(v);  // a lane's pixel of filters 2 * i + side
+                transpose(v);  // one pixel of four filters, 2 * i + side: a warp writes 32 pixels side by side
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const int filter = j * 8 + i * 2 + side;
@@ -294,7 +311,8 @@ struct Output {
         return check == 0.0f;
     }
 
-    // The plain FP32 sums of a warp's pixels in their place, in all of a block's filters.
+    // Overwrites a tile of pixels with plain FP32 sums for all filters of the block. A warp calls it where an output is
+    // not finite, since Inf and NaN cannot be decomposed into parts.
     __device__ __forceinline__ void write_plain(unsigned first, unsigned pixels, int filter_0, int filters,
                                                 const Problem& p) const {
         const unsigned index = first + threadIdx.x % 32, image = index / p.out_pixels;
@@ -310,41 +328,50 @@ struct Output {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 64 * 1024 / (REGISTERS * THREADS))
+extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS * THREADS))
     tf32x3_shallow(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                    float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                    int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu,
-                   int64 blocks_of_a_tile, int64 block_filters) {
+                   int64 filter_blocks, int64 block_filters) {
     extern __shared__ Fragment fragments[];
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters,
                        (int)pad_h,    (int)pad_w,  (int)out_w, (int)(out_h * out_w)};
+
+    // filter_blocks blocks, neighbours in the grid, share the filters of the same pixels. The tiles of pixels go round
+    // among the warps of the grid.
     const unsigned pixels = images * p.out_pixels, tiles = (pixels + PIXELS - 1) / PIXELS;
-    const int filter_0 = blockIdx.x % (unsigned)blocks_of_a_tile * (int)block_filters;
-    const unsigned step = gridDim.x / (unsigned)blocks_of_a_tile * WARPS;
-    unsigned tile = blockIdx.x / (unsigned)blocks_of_a_tile * WARPS + threadIdx.x / 32;
+    const int filter_0 = blockIdx.x % (unsigned)filter_blocks * (int)block_filters;
+    const unsigned step = gridDim.x / (unsigned)filter_blocks * WARPS;
+    unsigned tile = blockIdx.x / (unsigned)filter_blocks * WARPS + threadIdx.x / 32;
     float values[COUNT];
-    int64 place = -1;  // of the pixels whose elements are on their way
+    int64 place = -1;  // of the pixels whose elements are in `values`
     const auto load = [&](const Pixels& here) {
         here.load(values, p);
         place = here.place;
     };
+
+    // Wait for the kernel ahead before the first access to global memory, but after the index arithmetic.
     const Pixels first_pixels(tile, pixels, input, p);
 #if __CUDA_ARCH__ >= 900
-    uint64 known = (uint64)input;  // before the first access to global memory
+    uint64 known = (uint64)input;
     for (const float* source : first_pixels.source) known |= (uint64)source;
     wait_for_kernel_ahead(known);
     launch_dependents();
 #endif
+
+    // Load the first tile, and meanwhile decompose the weights.
     if (tile < tiles) load(first_pixels);
-    split_weights(fragments, weight, block_filters / 8, filter_0, p);
+    decompose_weights(fragments, weight, block_filters / 8, filter_0, p);
     __syncthreads();
+
+    // Main loop: the next tile is loaded while this one is multiplied.
     const Output out = {input, weight, bias, output, relu != 0};
     while (tile < tiles) {
         const Columns columns(values);
         const int64 columns_place = place;
         const unsigned first = tile * PIXELS;
         tile += step;
-        if (tile < tiles) load(Pixels(tile, pixels, input, p));  // the next ones, meanwhile
+        if (tile < tiles) load(Pixels(tile, pixels, input, p));
         bool finite = true;
 #pragma unroll 1
         for (int f = 0; f < block_filters; f += FILTERS) {

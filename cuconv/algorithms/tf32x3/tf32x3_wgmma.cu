@@ -1,41 +1,61 @@
-// Implicit GEMM on Hopper's warpgroup tensor cores with the accuracy of FP32, or of TF32.
+// Implicit GEMM with wgmma, for Hopper, with the accuracy of FP32 or of TF32.
 //
-// output[p, m] = sum over k of columns[p, k] * weight[m, k], with k = (c, ky, kx) as the weights lie and p a pixel of
-// any image. Each FP32 factor is split into two TF32 numbers, big + small, and three products are added:
-// small*big + big*small + big*big; what is dropped is of the order 2^-22. The tensor cores truncate when they
-// accumulate, so a chain is one stage of 32, then added to FP32 registers. Of one product, that of the rounded factors,
-// is the accuracy of TF32.
+// output[p, m] = sum over k of columns[p, k] * weight[m, k], where k = (c, ky, kx) counts the weights of a filter as
+// they lie in memory, and p counts the pixels of all images. The columns are never stored. tf32x3/parts.cuh decomposes
+// the operands into TF32 parts.
 //
-// A, the pixels, goes from global memory to registers just as NCHW lies: the eight lanes of a fragment's column are
-// eight pixels side by side. B, the weights, is split by the block on its way into shared memory, K-major with a
-// 128-byte swizzle, as wgmma wants TF32.
+// TF32 wgmma takes only K-major operands from shared memory. Weights are K-major as they lie, so they are tile B. The
+// columns are not: they are tile A, which may come from registers, and NCHW needs no transformation. The eight lanes of
+// a fragment's column are eight pixels side by side.
 //
-// PRODUCTS 3, or 1 for TF32
-// BF    filters of a block's tile: 16, 32, 48, 64, 96 or 128
-// WP    warpgroups over pixels, 64 each
-// WK    warpgroups over the reduction, which take stages in turn
-// SPLIT blocks of a cluster that share a tile, each with a part of the reduction
-// POINTWISE 1 for a 1x1 filter without padding
-// VECTOR    1 where rows of weights are 16-byte aligned
-// KERNEL_H, KERNEL_W the filter's size
-// LARGE_FILTER 1 for more than 32 filter positions, up to 63
-// LINEAR    1 for one image and an output as wide as the input: pixels lie side by side as their sources do
-// WHOLE     1 for a reduction of whole stages, where it is POINTWISE
-// PAIRED    1 for pixels in pairs that lie side by side in input and output, aligned to eight bytes; only if POINTWISE
-// EVICT_FIRST  the share of the input that leaves the L2 cache first (eviction.cuh); 0 if not POINTWISE
-// RESIDENT  blocks that an SM's registers are to hold: left to itself the compiler takes a few too many
+// Pipeline of a warpgroup, by stage of the reduction:
+//   load       columns and weights, global memory -> registers; two stages ahead
+//   decompose  weights, registers -> shared memory, K-major with the 128-byte swizzle; one stage ahead
+//   decompose  columns, in registers
+//   wgmma      a chain over the stage that starts at zero
+//   add        the chain to FP32 registers
+// The partial sums of all warpgroups and blocks that share a tile are then added in fixed order (sums.cuh).
 //
-// Every argument is eight bytes, a pointer or a long long.
+// PRODUCTS           3 for FP32, 1 for TF32
+// FILTERS            filters of a block's tile: 16, 32, 48, 64, 96 or 128
+// PIXEL_WARPGROUPS   warpgroups over pixels, 64 each
+// WARPGROUP_SPLIT_K  warpgroups over the reduction; stages go round among them
+// SPLIT_K            blocks of a cluster that share a tile, each with a part of the reduction
+// STAGE_DEPTH        depth of a stage
+// INBOX_BYTES        shared memory for the sums from other blocks of the cluster
+// TAP_BYTES          bytes of an entry of the tap table
+// POINTWISE          1 for a 1x1 filter without padding
+// VECTOR             1 where rows of weights are 16-byte aligned
+// KERNEL_H KERNEL_W  the filter's size
+// LARGE_FILTER       1 for more than 32 filter positions, up to 63
+// LINEAR             1 for one image whose output is as wide as the input: pixels are neighbours as their sources are
+// WHOLE              1 for a reduction of whole stages; only if POINTWISE
+// PAIRED             1 for pixels in pairs that are neighbours in input and output, 8-byte aligned; only if POINTWISE
+// EVICT_FIRST        eighths of the input that L2 evicts first (common/eviction.cuh); 0 if not POINTWISE
+// MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
+//
+// Every argument has eight bytes: a pointer or a long long.
 
 #include "tf32x3/sums.cuh"
 
-constexpr int GROUP_THREADS = 128 * WP;  // that share weights in shared memory
-constexpr int THREADS = GROUP_THREADS * WK;
-constexpr int BP = 64 * WP;
-static_assert(WK == 1 || BP <= 2 * PARTS * BK, "the sums of its warpgroups take the place of the stages");
-constexpr int CHUNKS = (BF * BK / 4 + GROUP_THREADS - 1) / GROUP_THREADS;  // float4 of a thread
+constexpr int GROUP_THREADS = 128 * PIXEL_WARPGROUPS;  // threads that share a stage of weights in shared memory
+constexpr int THREADS = GROUP_THREADS * WARPGROUP_SPLIT_K;
+constexpr int TILE_PIXELS = 64 * PIXEL_WARPGROUPS;
+constexpr int ROW_THREADS = STAGE_DEPTH / 4;           // threads that load a row of weights, 16 bytes each
+constexpr int ROW_STEP = GROUP_THREADS / ROW_THREADS;  // from a thread's row of weights to its next one
+constexpr int THREAD_ROWS = FILTERS / ROW_STEP;        // rows of weights of a thread
+constexpr unsigned ROW_BYTES = STAGE_DEPTH * sizeof(float);
+constexpr unsigned PART_BYTES = TILE_FLOATS * sizeof(float), BUFFER_BYTES = PARTS * PART_BYTES;
+constexpr unsigned PIPELINE_BYTES = WARPGROUP_SPLIT_K * 2 * BUFFER_BYTES;
+static_assert(FILTERS % ROW_STEP == 0, "every thread has rows of weights");
+static_assert(WARPGROUP_SPLIT_K == 1 || TILE_PIXELS <= 2 * PARTS * STAGE_DEPTH,
+              "the sums of the warpgroups take the place of the stages");
+static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the tap table");
+#if SPLIT_K > 1
+static_assert(sizeof(Inbox<TILE_PIXELS>) == INBOX_BYTES, "the host makes room for the inbox");
+#endif
 
-// 16 bytes where they are, and else `value` stays what it is.
+// Loads 16 bytes where `exists`, without a branch; `value` stays what it is elsewhere.
 __device__ __forceinline__ void load_where(bool exists, float4& value, const float* from) {
     asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];}"
                  : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
@@ -48,64 +68,68 @@ __device__ __forceinline__ void store_shared(unsigned to, float4 value) {
                  : "memory");
 }
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
-    // [WK][2 stages][PARTS][TILE_FLOATS] and then, in its place, each warpgroup's sums; inbox; taps
+    // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
     const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w);
     const int depth = p.channels * KERNEL_H * KERNEL_W;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
 
-    const unsigned rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
-    const unsigned filter_tiles = (p.filters + BF - 1) / BF;
-    const int filter_0 = tile % filter_tiles * BF, pixel_0 = tile / filter_tiles * BP;
-    const unsigned stages = (depth + BK - 1) / BK;
-    const int first = stages * rank / SPLIT, last = stages * (rank + 1) / SPLIT;
+    // The block's tile, and its stages of the reduction: [first, last).
+    const unsigned rank = blockIdx.x % SPLIT_K, tile = blockIdx.x / SPLIT_K;
+    const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
+    const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
+    const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
+    const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
 
-    // A warp's threads agree on their group, which spares the tensor cores' addresses a way through each thread.
-    const int group_k = WK == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
+    // The shuffle tells the compiler that a warp's threads agree on their group, so that the addresses for the tensor
+    // cores stay in uniform registers.
+    const int group_k = WARPGROUP_SPLIT_K == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
     const int group_thread = threadIdx.x % GROUP_THREADS;
     const int fragment_pixel = pixel_0 + first_pixel(group_thread / 4);
     Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + OTHER_PIXEL, pixels, input, p);
 
-    auto& inbox = *reinterpret_cast<Inbox<BP>*>(shared + WK * (2 * PARTS) * TILE_FLOATS);
-    Tap* taps = reinterpret_cast<Tap*>(&inbox + (SPLIT > 1));
-#if SPLIT > 1
+    // Open the inbox, and build the tap table.
+    char* const behind_stages = reinterpret_cast<char*>(shared) + PIPELINE_BYTES;
+    Tap* taps = reinterpret_cast<Tap*>(behind_stages + INBOX_BYTES);
+#if SPLIT_K > 1
+    auto& inbox = *reinterpret_cast<Inbox<TILE_PIXELS>*>(behind_stages);
     inbox.open(rank);
-    if (threadIdx.x < BP) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
+    if (threadIdx.x < TILE_PIXELS) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
 #endif
 #if !POINTWISE
-    for (int i = threadIdx.x; i < (last - first) * BK; i += THREADS) taps[i] = make_tap(first * BK + i, depth, p);
+    for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS)
+        taps[i] = make_tap(first * STAGE_DEPTH + i, depth, p);
     __syncthreads();
 #endif
 
-    // The same number of turns for every warpgroup, whatever the stages left: wgmma must not diverge.
-    int turns = (last - first + WK - 1) / WK;
-    const int idle = WK > 1 && (turns - 1) * WK + group_k >= last - first;  // whether this one has none in the last
-    int left = depth - (first + group_k) * BK;  // of the reduction from this warpgroup's next stage to load on
+    // Every warpgroup has the same number of iterations, whatever stages are left: wgmma must not diverge.
+    int iterations = (last - first + WARPGROUP_SPLIT_K - 1) / WARPGROUP_SPLIT_K;
+    // Whether this warpgroup has no stage in the last iteration.
+    const int idle = WARPGROUP_SPLIT_K > 1 && (iterations - 1) * WARPGROUP_SPLIT_K + group_k >= last - first;
+    int left = depth - (first + group_k) * STAGE_DEPTH;  // of the reduction, from the next stage to load on
     const int lane = threadIdx.x % 4;
 #if POINTWISE
     pixel_a.source += (int64)(depth - left + lane) * plane;
     pixel_b.source += (int64)(depth - left + lane) * plane;
 #endif
-    taps += group_k * BK;
+    taps += group_k * STAGE_DEPTH;
 
-    // A thread carries 16 bytes of CHUNKS rows of weights, ROW_STEP apart.
-    constexpr int ROW_STEP = GROUP_THREADS / 8;
-    static_assert(CHUNKS * ROW_STEP == BF, "every thread has rows");
-    const int chunk = group_thread % 8, chunk_row = group_thread / 8;
+    // Weights: a thread carries 16 bytes of each of its rows from global to shared memory.
+    const int chunk = group_thread % ROW_THREADS, chunk_row = group_thread / ROW_THREADS;
     const float* row = weight + ((int64)(filter_0 + chunk_row) * depth + (POINTWISE ? depth - left : 0) + chunk * 4);
     const int rows = p.filters - filter_0 - chunk_row;  // from this thread's first on
-    float4 weights[CHUNKS];
+    float4 weights[THREAD_ROWS];
     const auto load_weights = [&](bool exist) {
-        const int those = exist && (WHOLE || chunk * 4 < left) ? rows : 0;
-        const float* from = POINTWISE ? row : row + (depth - left);  // not counted on where registers are few
+        const int existing_rows = exist && (WHOLE || chunk * 4 < left) ? rows : 0;
+        const float* from = POINTWISE ? row : row + (depth - left);  // incremented only where registers allow
 #pragma unroll
-        for (int i = 0; i < CHUNKS; ++i) {
-            const bool row_exists = i * ROW_STEP < those;
+        for (int i = 0; i < THREAD_ROWS; ++i) {
+            const bool row_exists = i * ROW_STEP < existing_rows;
             weights[i] = float4{};
 #if VECTOR
             load_where(row_exists, weights[i], from);
@@ -117,25 +141,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
 #endif
             from += (uint64)(unsigned)depth * ROW_STEP;
 #if VECTOR
-            asm("" : "+l"(from));  // added to, which the compiler would make multiplications of
+            asm("" : "+l"(from));  // an addition; left to itself the compiler would multiply
 #endif
         }
     };
-    constexpr unsigned PART_BYTES = TILE_FLOATS * 4, BUFFER_BYTES = PARTS * PART_BYTES;
+    // With the 128-byte swizzle, 16-byte chunk c of row r lies at chunk c ^ r % 8. ROW_STEP is a multiple of 8, so a
+    // thread's rows have the same place within their swizzle pattern.
     float* const tiles = shared + group_k * (2 * PARTS) * TILE_FLOATS;
-    unsigned place = shared_address(tiles) + chunk_row * (BK * 4) + (chunk ^ chunk_row % 8) * 16;  // swizzled
+    unsigned place = shared_address(tiles) + chunk_row * ROW_BYTES + (chunk ^ chunk_row % 8) * 16;
 #if POINTWISE
-    asm volatile("" : "+r"(place));  // kept, where registers allow
+    asm volatile("" : "+r"(place));  // kept in a register instead of computed again for every stage
 #endif
     const auto store_weights = [&](unsigned buffer) {
 #pragma unroll
-        for (int i = 0; i < CHUNKS; ++i) {
+        for (int i = 0; i < THREAD_ROWS; ++i) {
             float4 big, small;
-            split(weights[i].x, big.x, small.x);
-            split(weights[i].y, big.y, small.y);
-            split(weights[i].z, big.z, small.z);
-            split(weights[i].w, big.w, small.w);
-            const unsigned to = place + buffer + i * ROW_STEP * (BK * 4);
+            decompose(weights[i], big, small);
+            const unsigned to = place + buffer + i * ROW_STEP * ROW_BYTES;
             store_shared(to, big);
             if (PARTS == 2) store_shared(to + PART_BYTES, small);
         }
@@ -145,53 +167,62 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
         named_barrier<GROUP_THREADS>(group_k + 1);
     };
 
-    float sum[BF / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
-    const auto load = [&](bool exists) {  // this warpgroup's next stage
+    float sum[FILTERS / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
+    // Loads this warpgroup's next stage into `weights` and `next`.
+    const auto load = [&](bool exists) {
         load_weights(exists);
         if (exists) load_columns(next, pixel_a, pixel_b, left - lane, plane, taps + lane);
 #if POINTWISE
-        row += WK * BK;
-        pixel_a.source += (int64)(WK * BK) * plane;
-        pixel_b.source += (int64)(WK * BK) * plane;
+        row += WARPGROUP_SPLIT_K * STAGE_DEPTH;
+        pixel_a.source += (int64)(WARPGROUP_SPLIT_K * STAGE_DEPTH) * plane;
+        pixel_b.source += (int64)(WARPGROUP_SPLIT_K * STAGE_DEPTH) * plane;
 #endif
-        taps += WK * BK;
-        left -= WK * BK;
+        taps += WARPGROUP_SPLIT_K * STAGE_DEPTH;
+        left -= WARPGROUP_SPLIT_K * STAGE_DEPTH;
     };
-    const auto take = [&](unsigned buffer) {  // what was loaded
+    // Takes over what was loaded: weights into a buffer of shared memory, columns into `values`.
+    const auto take = [&](unsigned buffer) {
         store_weights(buffer);
         for (int step = 0; step < STEPS; ++step)
             for (int r = 0; r < 4; ++r) values[step][r] = next[step][r];
     };
-#if SPLIT > 1
-    inbox.wait_for_cluster();
+
+    // Wait for the cluster's inboxes, and for the kernel ahead before the first access to global memory. The next
+    // launch is called only now: while these blocks wait, its blocks would fill the SMs that the kernel ahead leaves
+    // first, and occupancy would be uneven.
+#if SPLIT_K > 1
+    cluster_wait();
 #endif
-    // Before the first access to global memory.
     wait_for_kernel_ahead((uint64)row | (uint64)pixel_a.source | (LINEAR || PAIRED ? 0 : (uint64)pixel_b.source));
-    // Not sooner: while these blocks wait, the next launch would crowd on the SMs that the last one leaves first.
     launch_dependents();
-    // Every warpgroup has a first stage. No branch: the compiler would store its weights before the columns set off.
+
+    // Fill the pipeline. Every warpgroup has a first stage, and no branch around its loads: the compiler would store
+    // the weights, which it has to wait for, before it issues the loads of the columns.
     load(true);
     take(0);
-    if (turns > 1) load(turns - 1 > idle);
+    if (iterations > 1) load(iterations - 1 > idle);
     group_barrier();
-    for (unsigned buffer = 0; turns > 0; --turns, buffer ^= BUFFER_BYTES) {
-        float big[STEPS][4], small[STEPS][4], chain[BF / 2];
-        split_columns(values, big, small);
+
+    // Main loop. While the tensor cores work on a stage, the next one is stored, and the loads of the one after it
+    // start.
+    for (unsigned buffer = 0; iterations > 0; --iterations, buffer ^= BUFFER_BYTES) {
+        float big[STEPS][4], small[STEPS][4], chain[FILTERS / 2];
+        decompose_columns(values, big, small);
         start_products(chain, sum, big, small, swizzled_descriptor(tiles) + buffer / 16);
-        // While the tensor cores work: the stage after this one has arrived, the one after that sets off.
-        if (turns > 1) take(buffer ^ BUFFER_BYTES);
-        if (turns > 2) load(turns - 2 > idle);
+        if (iterations > 1) take(buffer ^ BUFFER_BYTES);
+        if (iterations > 2) load(iterations - 2 > idle);
         finish_products(chain, sum);
         group_barrier();
     }
 
+    // Add up the partial sums of the tile, and write the output.
     const Output out = {input, weight, bias, output, relu != 0};
-    float kept[KEPT<WK>][4];
-    add_groups<WK, GROUP_THREADS>(kept, sum, shared, group_k);
-#if SPLIT == 1
-    write_accumulators<WK>(kept, out, p, pixel_a.place, pixel_b.place, filter_0, group_k);
+    float kept[KEPT<WARPGROUP_SPLIT_K>][4];
+    add_warpgroups<WARPGROUP_SPLIT_K, GROUP_THREADS>(kept, sum, shared, group_k);
+#if SPLIT_K == 1
+    write_accumulators<WARPGROUP_SPLIT_K>(kept, out, p, pixel_a.place, pixel_b.place, filter_0, group_k);
 #else
-    inbox.send<WK>(kept, rank, group_k);
+    inbox.send<WARPGROUP_SPLIT_K>(kept, rank, group_k);
     inbox.write<THREADS>(out, p, filter_0, rank);
 #endif
 }

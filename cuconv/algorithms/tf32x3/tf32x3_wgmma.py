@@ -1,9 +1,14 @@
-"""Implicit GEMM on Hopper's warpgroup tensor cores at FP32 accuracy (3xTF32) or in TF32, split over a cluster."""
+"""Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper.
+
+A block computes a tile of filters x pixels. Its warpgroups may share the reduction, and so may the blocks of a cluster.
+`tf32x3_wgmma.cu` has the kernel, docs/tf32x3_wgmma.md the design. tf32x3_stationary finds its pixels and columns in the
+same way and takes `has_pixel_pairs` and `column_macros` from here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
@@ -20,76 +25,92 @@ from cuconv.algorithms.common.implicit_gemm import (
 )
 from cuconv.algorithms.common.limits import HOPPER_ARCH, require_hopper
 from cuconv.algorithms.tf32x3.tf32x3 import (
-    Block,
     ClusterConfig,
-    OverlapCosts,
+    GridCosts,
+    blocks_per_sm,
     check_indices,
-    end_us,
-    overlapped_us,
-    spread,
-    those_that_fit,
+    launchable,
+    memory_us,
 )
 from cuconv.costs import constant
-from cuconv.device import REGISTERS_PER_SM, DeviceSpec
+from cuconv.device import PORTABLE_CLUSTER_BLOCKS, REGISTERS_PER_SM, DeviceSpec
 from cuconv.jit import Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem
 
-SOURCE = Path(__file__).with_suffix(".cu")
-PRECISIONS = tuple(PRODUCTS)
+WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
+STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
+PIECE_FILTERS = 2  # of a piece of the accumulators, which only one block of a cluster writes
+TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filter position
+MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
+MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 
-SPLITS = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # blocks of a cluster that share a tile
-FILLING_SPLITS = (3, 5, 6, 14)  # of these, what fills the SMs better; of no use where there are blocks enough
-FILLED = 3  # blocks an SM
-PORTABLE_SPLIT = 8
-PIECE_FILTERS = 2  # a block of a cluster writes whole pieces of the accumulators
-PIXELS = 64  # that a warpgroup computes
-STAGE_DEPTH = 32
-TAP_BYTES = 8  # an entry of the tap table: an offset into an image and a filter position
-MAX_IMAGE = 2**29 - 1
-SMALL_FILTER_AREA = 32  # of more, the kernel keeps a wider mask of filter positions
+CLUSTER_SIZES = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # values of split_k
+FILLING_CLUSTER_SIZES = (3, 5, 6, 14)  # fill the SMs better than a power of two, of use only where blocks are few
+FEW_BLOCKS_PER_SM = 3  # up to which those sizes are candidates
 
 
 @dataclass(frozen=True, slots=True)
-class Costs(OverlapCosts):
-    """The constants of its cost model."""
+class Costs(GridCosts):
+    """The constants of the cost model, in microseconds of what each says."""
 
-    unaligned: float = constant("an SM's time for 64 filters of a stage, in addition, where rows are not aligned")
-    gather: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
+    traffic: float = constant("2**11 elements fetched for each SM at the same time, through the L2 cache")
+    latency: float = constant("a warpgroup's latency of a stage")
+    latency_filters: float = constant("added latency for each 64 filters")
+    latency_warpgroups: float = constant("added latency for each warpgroup of the block")
+    latency_pointwise: float = constant("added latency for a 1x1 filter without padding")
+    work: float = constant("an SM's time for a warpgroup's stage, where other warpgroups hide the latency")
+    work_filters: float = constant("added work for each 64 filters")
+    work_unpaired: float = constant("added work where pixels are not loaded in pairs")
+    work_unaligned: float = constant("added work for each 64 filters where rows of weights are not aligned")
+    warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block's tile of bf filters x 64 * wp pixels, and its wp x wk warpgroups (wk over the reduction)."""
+    """A block's tile of filters x pixels, and its warpgroups.
 
-    bf: int
-    wp: int
-    wk: int
+    pixel_warpgroups of them divide the pixels, 64 each, and warpgroup_split_k of them share the reduction for each 64.
+    """
+
+    filters: int
+    pixel_warpgroups: int
+    warpgroup_split_k: int
 
     @property
     def pixels(self) -> int:
-        return PIXELS * self.wp
+        """Pixels of the tile."""
+        return WARPGROUP_PIXELS * self.pixel_warpgroups
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups of the block."""
+        return self.pixel_warpgroups * self.warpgroup_split_k
 
     @property
     def threads(self) -> int:
-        return 128 * self.wp * self.wk
+        """Threads of the block."""
+        return 128 * self.warpgroups
 
     def pipeline_bytes(self, products: int) -> int:
-        """Shared memory of two stages of weights of each of the wk warpgroups; then of their sums."""
-        return FLOAT_BYTES * self.wk * 2 * PARTS[products] * self.bf * STAGE_DEPTH
+        """Shared memory of two stages of weights for each share of the reduction, in bytes; sums take their place."""
+        return FLOAT_BYTES * self.warpgroup_split_k * 2 * PARTS[products] * self.filters * STAGE_DEPTH
 
-    def registers(self, split: int, products: int) -> int:
-        """Of a thread, about: the compiler is told how many blocks of so many an SM is to hold."""
+    def registers(self, split_k: int, products: int) -> int:
+        """Registers of a thread, about: enough for the accumulators, a chain of products and two stages of columns."""
         if products == 1:
-            return 96 if self.bf == 16 and split == 1 else 64 + self.bf
-        return min(128 if self.bf == 32 else 104 + self.bf, REGISTERS_PER_SM // self.threads)
+            return 96 if self.filters == 16 and split_k == 1 else 64 + self.filters
+        return min(128 if self.filters == 32 else 104 + self.filters, REGISTERS_PER_SM // self.threads)
 
-    def resident(self, split: int, products: int) -> int:
-        """Blocks that an SM's registers hold."""
-        return max(1, REGISTERS_PER_SM // (self.threads * self.registers(split, products)))
+    def min_blocks_per_sm(self, split_k: int, products: int) -> int:
+        """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler."""
+        return max(1, REGISTERS_PER_SM // (self.threads * self.registers(split_k, products)))
 
     def __str__(self) -> str:
-        return f"{self.bf}x{self.pixels}x{STAGE_DEPTH} warpgroups={self.wp}x{self.wk}"
+        warpgroups = f"{self.pixel_warpgroups}x{self.warpgroup_split_k}"
+        return f"{self.filters}x{self.pixels}x{STAGE_DEPTH} warpgroups={warpgroups}"
 
+
+Config = ClusterConfig[Tile]
 
 TILES = (
     Tile(16, 1, 1),
@@ -110,130 +131,201 @@ TILES = (
 )
 
 
-class Tf32x3Wgmma(Algorithm[ClusterConfig, Costs]):
-    """Implicit GEMM on Hopper's warpgroup tensor cores at FP32 accuracy (3xTF32) or in TF32, split over a cluster."""
+class Tf32x3Wgmma(Algorithm[Config, Costs]):
+    """Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper."""
 
-    source = SOURCE
-    summary = (
-        "Implicit GEMM on Hopper's warpgroup tensor cores at FP32 accuracy (3xTF32) or in TF32, split over a cluster."
-    )
-    precisions = PRECISIONS
+    source = Path(__file__).with_suffix(".cu")
+    summary = "Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper; the reduction is split-K."
+    precisions = tuple(PRODUCTS)
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """Each tile once, and each other macro in each of its settings."""
+        """A sample: each tile with and without split-K in each precision, and each other macro in each setting."""
         if arch != HOPPER_ARCH:
             return []
         small, large = TILES[0], TILES[-1]
         one, many = ConvProblem(1, 32, 9, 9, 8, 3, 3, 1, 1), ConvProblem(2, 32, 9, 9, 8, 3, 3)
         pointwise, uneven = ConvProblem(1, 32, 9, 9, 8, 1, 1), ConvProblem(2, 33, 9, 9, 8, 1, 1)
         paired, large_filter = ConvProblem(2, 32, 9, 8, 8, 1, 1), ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3)
-        sample = [_macros(problem, tile, split=1, aligned=True) for tile in TILES for problem in (one, many)]
+        sample = [_macros(problem, tile, split_k=1, aligned=True) for tile in TILES for problem in (one, many)]
         for problem, aligned in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
             sample += [_macros(problem, tile, 1, aligned) for tile in (small, large)]
-        sample += [_macros(paired, tile, split, aligned=True) for tile in TILES for split in (1, PORTABLE_SPLIT)]
-        sample += [_macros(one, tile, PORTABLE_SPLIT, aligned=True) for tile in TILES]
-        sample += [_macros(one, tile, FILLING_SPLITS[0], aligned=False) for tile in TILES]
-        sample += [_macros(many, large, split, aligned=True) for split in SPLITS[1:]]
-        sample.append(_macros(large_filter, large, SPLITS[-1], aligned=False))
-        sample += [_macros(many, tile, split, aligned=True, products=1) for tile in TILES for split in (1, SPLITS[-2])]
+        split_ks = (1, PORTABLE_CLUSTER_BLOCKS)
+        sample += [_macros(paired, tile, split_k, aligned=True) for tile in TILES for split_k in split_ks]
+        sample += [_macros(one, tile, PORTABLE_CLUSTER_BLOCKS, aligned=True) for tile in TILES]
+        sample += [_macros(one, tile, FILLING_CLUSTER_SIZES[0], aligned=False) for tile in TILES]
+        sample += [_macros(many, large, split_k, aligned=True) for split_k in CLUSTER_SIZES[1:]]
+        sample.append(_macros(large_filter, large, CLUSTER_SIZES[-1], aligned=False))
+        split_ks = (1, CLUSTER_SIZES[-2])
+        sample += [_macros(many, tile, split_k, aligned=True, products=1) for tile in TILES for split_k in split_ks]
         for problem, aligned in ((pointwise, False), (paired, True)):
             sample += [_macros(problem, tile, 1, aligned, products=1) for tile in (small, large)]
         pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
         return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels]
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[ClusterConfig]:
-        """The configurations that can run; raises UnsupportedProblem where there is none."""
+    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """Every configuration that can run; raises UnsupportedProblem where there is none."""
         check_device_and_indices(problem, device)
         pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
         stages = stages_of(problem, STAGE_DEPTH)
-        splits = [split for split in SPLITS if split <= device.max_cluster_blocks]
+        cluster_sizes = [size for size in CLUSTER_SIZES if size <= device.max_cluster_blocks]
         found = []
         for tile in TILES:
-            tiles = ceil(problem.m / tile.bf) * ceil(problem.n * problem.out_pixels / tile.pixels)
-            for split in splits:
-                if split * tile.wk > stages or split * PIECE_FILTERS > tile.bf:
+            tiles = ceil(problem.m / tile.filters) * ceil(problem.n * problem.out_pixels / tile.pixels)
+            for split_k in cluster_sizes:
+                if split_k * tile.warpgroup_split_k > stages or split_k * PIECE_FILTERS > tile.filters:
                     break
-                if split in FILLING_SPLITS and tiles * split > FILLED * device.sm_count:
+                if split_k in FILLING_CLUSTER_SIZES and tiles * split_k > FEW_BLOCKS_PER_SM * device.sm_count:
                     continue
-                taps = 0 if pointwise else (ceil(stages / split) + 1) * STAGE_DEPTH
-                shared_bytes = (
-                    tile.pipeline_bytes(products) + inbox_bytes(tile.bf, tile.pixels, split) + TAP_BYTES * taps
-                )
-                config = ClusterConfig(tile, split, pointwise, tiles * split, shared_bytes, products)
-                found.append(spread(config, device, tile.registers(split, products)))
-        return those_that_fit(found, problem, device)
+                taps = 0 if pointwise else (ceil(stages / split_k) + 1) * STAGE_DEPTH
+                shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile, split_k) + TAP_BYTES * taps
+                config = ClusterConfig(tile, split_k, pointwise, tiles * split_k, shared_bytes, products)
+                found.append(_with_even_occupancy(config, device))
+        return launchable(found, problem, device)
 
-    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: ClusterConfig, costs: Costs) -> float:
-        """Estimated device time in microseconds."""
-        tile, split = config.tile, config.split
-        stages = stages_of(problem, STAGE_DEPTH, split)
-        warpgroups, filters, outputs = tile.wp * tile.wk, tile.bf / 64, tile.bf * tile.pixels
-        shares = shared_filters(tile.bf, split) * tile.pixels
-        wait_us = costs.turn + costs.turn_filters * filters + costs.turn_warpgroup * warpgroups
-        wait_us += costs.pointwise_turn if config.pointwise else 0.0
-        single_us = 0.0 if has_pairs(problem, aligned=True) else costs.work_single
-        work_us = (costs.work + costs.work_filters * filters + single_us) * warpgroups
-        work_us += 0.0 if has_aligned_rows(problem, aligned=True) else costs.unaligned * filters * tile.wk
-        block = Block(
-            resident=device.resident_blocks(tile.threads, tile.registers(split, config.products), config.shared_bytes),
-            turns=ceil(stages / tile.wk),
-            wait_us=wait_us,
-            work_us=work_us,
-            end_us=end_us(costs, shares, split) + costs.gather * (tile.wk - 1) * outputs / 2**12,
-            traffic_us=costs.traffic * stages * STAGE_DEPTH * (tile.bf + tile.pixels) / 2**11,
-        )
-        return overlapped_us(problem, device, config, costs, block)
+    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+        """The device time in microseconds, by the cost model with the given constants.
 
-    def launches(self, problem: ConvProblem, config: ClusterConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-        """The kernel; it may start while the one ahead of it in the stream ends, and waits by itself."""
-        macros = _macros(problem, config.tile, config.split, aligned, config.products)
-        grid = (config.blocks, config.threads)
-        return (
-            Launch(
-                self.source, macros, self.name, *grid, arguments_of(problem, relu), config.shared_bytes, overlap=True
-            ),
-        )
+        Blocks run in waves of as many as an SM holds. A stage takes its latency while an SM has few warpgroups, and its
+        share of the SM's throughput where it has many: their norm goes from one to the other. What all blocks fetch
+        through the L2 cache is added. Device memory hides behind all that, unless both take long: a norm again.
+        """
+        tile, stages = config.tile, stages_of(problem, STAGE_DEPTH, config.split_k)
+        iterations = ceil(stages / tile.warpgroup_split_k)
+        latency_us, work_us = _latency_us(config, costs), _work_us(problem, tile, costs)
+        start_us = costs.block + (costs.cluster if config.split_k > 1 else 0.0)
+        epilogue_us = _epilogue_us(config, costs)
 
+        def wave_us(blocks: int) -> float:
+            return start_us + iterations * hypot(latency_us, blocks * work_us) + blocks * epilogue_us
 
-def has_pairs(problem: ConvProblem, aligned: bool) -> bool:
-    """Whether pixels can be loaded and stored in pairs: those of a 1x1 filter, of planes of an even number."""
-    return aligned and is_pointwise(problem) and problem.out_pixels % 2 == 0
+        resident = _resident_blocks(config, device)
+        waves, rest = divmod(_blocks_of_busiest_sm(blocks_per_sm(config, device), resident), resident)
+        compute_us = waves * wave_us(resident) + (wave_us(rest) if rest else 0.0)
+        traffic_us = costs.traffic * stages * STAGE_DEPTH * (tile.filters + tile.pixels) / 2**11
+        compute_us += traffic_us * config.blocks / device.sm_count
+        return costs.start + hypot(compute_us, memory_us(problem, costs.memory))
 
-
-def layer_macros(problem: ConvProblem, aligned: bool) -> Macros:
-    """What the kernels are compiled for of a layer: it decides how they find the columns."""
-    pointwise = is_pointwise(problem)
-    return {
-        "KERNEL_H": problem.kh,
-        "KERNEL_W": problem.kw,
-        "POINTWISE": int(pointwise),
-        "LARGE_FILTER": int(problem.filter_area > SMALL_FILTER_AREA),
-        "LINEAR": int(is_linear(problem)),
-        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
-        "PAIRED": int(has_pairs(problem, aligned)),
-        "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
-    }
-
-
-def shared_filters(bf: int, split: int) -> int:
-    """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
-    return ceil(bf / PIECE_FILTERS / split) * PIECE_FILTERS * split
-
-
-def inbox_bytes(bf: int, pixels: int, split: int) -> int:
-    """Shared memory in which a block of a cluster receives sums: those of its share, places of pixels, a barrier."""
-    return FLOAT_BYTES * shared_filters(bf, split) * pixels + 8 * pixels + 16 if split > 1 else 0
+    def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+        """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
+        macros = _macros(problem, config.tile, config.split_k, aligned, config.products)
+        arguments, grid = arguments_of(problem, relu), (config.blocks, config.threads)
+        return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 
 def check_device_and_indices(problem: ConvProblem, device: DeviceSpec) -> None:
-    """Raises UnsupportedProblem for another architecture, and where a size does not fit the kernel's integers."""
+    """Raise UnsupportedProblem for a GPU other than Hopper, and where a size does not fit the kernel's integers."""
     require_hopper(problem, device)
     check_indices(problem, MAX_IMAGE)
 
 
-def _macros(problem: ConvProblem, tile: Tile, split: int, aligned: bool, products: int = 3) -> Macros:
-    vector = int(has_aligned_rows(problem, aligned))
-    macros = {"BF": tile.bf, "WP": tile.wp, "WK": tile.wk, "SPLIT": split, "VECTOR": vector}
-    macros |= {"RESIDENT": tile.resident(split, products), "PRODUCTS": products}
-    return macros | layer_macros(problem, aligned)
+def has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
+    """Whether pixels can be loaded and stored in pairs: a 1x1 filter, over planes of an even number of pixels.
+
+    aligned: whether input, weight and output all start at a multiple of 16 bytes.
+    """
+    return aligned and is_pointwise(problem) and problem.out_pixels % 2 == 0
+
+
+def column_macros(problem: ConvProblem, aligned: bool) -> Macros:
+    """The macros that say how the kernels find and load the columns of a layer."""
+    pointwise = is_pointwise(problem)
+    return {
+        "KERNEL_H": problem.kh,
+        "KERNEL_W": problem.kw,
+        "STAGE_DEPTH": STAGE_DEPTH,
+        "POINTWISE": int(pointwise),
+        "LARGE_FILTER": int(problem.filter_area > MASK_BITS),
+        "LINEAR": int(is_linear(problem)),
+        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
+        "PAIRED": int(has_pixel_pairs(problem, aligned)),
+        "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
+    }
+
+
+def shared_filters(filters: int, split_k: int) -> int:
+    """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
+    return ceil(filters / PIECE_FILTERS / split_k) * PIECE_FILTERS * split_k
+
+
+def inbox_bytes(tile: Tile, split_k: int) -> int:
+    """The shared memory in which a block of a cluster receives sums, in bytes; 0 where the cluster is one block.
+
+    It holds the sums of the block's share of the filters from every block, the output places of the pixels, and an
+    mbarrier with as many bytes of padding.
+    """
+    if split_k == 1:
+        return 0
+    return FLOAT_BYTES * shared_filters(tile.filters, split_k) * tile.pixels + 8 * tile.pixels + 16
+
+
+def _resident_blocks(config: Config, device: DeviceSpec) -> int:
+    """The occupancy: blocks of the configuration that an SM holds at a time."""
+    registers = config.tile.registers(config.split_k, config.products)
+    return device.resident_blocks(config.threads, registers, config.shared_bytes)
+
+
+def _with_even_occupancy(config: Config, device: DeviceSpec) -> Config:
+    """The configuration with enough shared memory that an SM holds no more than its even share of the blocks.
+
+    Kernels overlap: the first SMs that the kernel ahead leaves would take as many blocks as they hold, while others
+    idle. An SM that holds two even shares is left alone: then this launch fits beside the one ahead.
+    """
+    even_share = blocks_per_sm(config, device)
+    if even_share < _resident_blocks(config, device) < 2 * even_share:
+        shared_bytes = max(config.shared_bytes, device.shared_bytes_that_hold(even_share))
+        return replace(config, shared_bytes=shared_bytes)
+    return config
+
+
+def _blocks_of_busiest_sm(even_share: int, resident: int) -> int:
+    """The blocks that the busiest SM computes in a stream of kernels that overlap.
+
+    They spread evenly where an SM has room for this launch beside the one ahead. Otherwise occupancy is uneven: blocks
+    are placed as SMs empty, and the first of them is filled.
+    """
+    return even_share if 2 * even_share <= resident else max(even_share, resident)
+
+
+def _latency_us(config: Config, costs: Costs) -> float:
+    """The latency of a stage, in microseconds."""
+    filters, warpgroups = config.tile.filters / 64, config.tile.warpgroups
+    latency_us = costs.latency + costs.latency_filters * filters + costs.latency_warpgroups * warpgroups
+    return latency_us + (costs.latency_pointwise if config.pointwise else 0.0)
+
+
+def _work_us(problem: ConvProblem, tile: Tile, costs: Costs) -> float:
+    """The time of an SM's throughput that a stage of every warpgroup of a block takes, in microseconds."""
+    filters = tile.filters / 64
+    unpaired_us = 0.0 if has_pixel_pairs(problem, aligned=True) else costs.work_unpaired
+    work_us = (costs.work + costs.work_filters * filters + unpaired_us) * tile.warpgroups
+    if has_aligned_rows(problem, aligned=True):
+        return work_us
+    return work_us + costs.work_unaligned * filters * tile.warpgroup_split_k
+
+
+def _epilogue_us(config: Config, costs: Costs) -> float:
+    """The time of an SM's throughput to add up and write a block's share of a tile, in microseconds.
+
+    Of the split_k parts of a block's sums one is its own, and the others are exchanged.
+    """
+    tile, split_k = config.tile, config.split_k
+    outputs, shared_outputs = tile.filters * tile.pixels, shared_filters(tile.filters, split_k) * tile.pixels
+    write_us = (costs.write + costs.exchange * (split_k - 1)) * shared_outputs / split_k / 2**12
+    return write_us + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) * outputs / 2**12
+
+
+def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, products: int = PRODUCTS[FP32]) -> Macros:
+    """The macros of the kernel variant for a layer. aligned: whether all operands start at a multiple of 16 bytes."""
+    return {
+        "FILTERS": tile.filters,
+        "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
+        "WARPGROUP_SPLIT_K": tile.warpgroup_split_k,
+        "SPLIT_K": split_k,
+        "INBOX_BYTES": inbox_bytes(tile, split_k),
+        "TAP_BYTES": TAP_BYTES,
+        "VECTOR": int(has_aligned_rows(problem, aligned)),
+        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products),
+        "PRODUCTS": products,
+        **column_macros(problem, aligned),
+    }

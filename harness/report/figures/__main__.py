@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness import command
 from harness.report.figures import draw
+from harness.report.provenance import OF_A_CPU
 from harness.results.comparisons import find_results
 
 
@@ -25,11 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _draw_all(options: argparse.Namespace) -> None:
-    for results in find_results(options.results, options.device, options.sweep):
+    found = find_results(options.results, options.device, options.sweep)
+    for results in found:
         out = options.out / results.device / results.sweep
         written = draw(results, out)
         why = "" if written else f", for no case of {results.csv_path} has a time of cuConv's and of a rival's"
         print(f"{out}: {len(written)} files{why}")
+    if any(results.device == "cpu" for results in found):
+        print(f"\n{OF_A_CPU}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""precision="tf32": what is rounded, who computes it, and what is said where nobody can."""
+"""Tests of precision="tf32" without a GPU: the rounding of operands, the algorithms that offer it, and their plans."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -9,31 +9,28 @@ import torch
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, algorithms, reference
 from cuconv.algorithms import ALGORITHMS, offering
-from cuconv.algorithms.fp16x3.fp16x3 import fp16x3
-from cuconv.algorithms.pointwise import fp16x3_pointwise
-from cuconv.algorithms.common.implicit_gemm import tf32x3_wgmma
-from cuconv.algorithms.common.weight_packing import Split
+from cuconv.algorithms.common.weight_packing import WeightPacking
+from cuconv.algorithms.tf32x3 import tf32x3_wgmma
 from cuconv.device import A100, H200
 from cuconv.select import plan, predicted_us
 from harness.catalogue import load_sweep
 from harness.contenders import cuconv_gpu
+from tests.cuconv.algorithms.problems import TYPICAL, TYPICAL_POINTWISE, typical_problem
 
-OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_presplit", "tf32x3_shallow", "tf32x3_stationary")
-OFFERING += ("fp16x3", "fp16x3_pointwise")
-PROBLEM = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
-POINTWISE = ConvProblem(8, 96, 28, 28, 128, 1, 1)
-SHALLOW = ConvProblem(8, 3, 28, 28, 128, 3, 3, 1, 1)
-SPECIAL = {"tf32x3_shallow": SHALLOW, "tf32x3_stationary": POINTWISE, "fp16x3_pointwise": POINTWISE}
-IN_TF32 = replace(PROBLEM, precision="tf32")
+OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_shallow", "fp16x3", "fp16x3_pointwise")
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
 
-def in_tf32(problem: ConvProblem) -> ConvProblem:
+def in_tf32(problem):
+    """The problem, allowed to be computed in TF32."""
     return replace(problem, precision="tf32")
 
 
+IN_TF32 = in_tf32(TYPICAL)
+
+
 def plans(problem, device, names=OFFERING):
-    """Of those of the algorithms that compute the problem."""
+    """The plan of each named algorithm that computes the problem, by name."""
     found = {}
     for name in names:
         with suppress(UnsupportedProblem):
@@ -41,7 +38,8 @@ def plans(problem, device, names=OFFERING):
     return found
 
 
-def float_of(bits: int) -> float:
+def float_of(bits):
+    """The FP32 number with the given bits."""
     return float(torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32))
 
 
@@ -49,7 +47,7 @@ def float_of(bits: int) -> float:
     ("value", "rounded"),
     [
         (1.0, 1.0),
-        (1 + 2**-11, 1 + 2**-10),  # half way, away from zero
+        (1 + 2**-11, 1 + 2**-10),  # a tie goes away from zero
         (1 + 2**-11 - 2**-23, 1.0),
         (-1 - 2**-11, -1 - 2**-10),
         (2 - 2**-12, 2.0),
@@ -71,12 +69,12 @@ def test_rounded_values_have_eleven_bits_and_are_the_nearest():
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001])
-def test_a_nan_stays_one_whatever_its_bits(bits):
+def test_a_nan_of_any_bits_stays_a_nan(bits):
     assert reference.round_to_tf32(torch.tensor([bits], dtype=torch.int32).view(torch.float32)).isnan().all()
 
 
-def test_the_error_of_rounding_is_that_of_the_class():
-    """As accurate as verification expects, and far from FP32."""
+def test_rounding_has_the_error_that_verification_expects():
+    """Within the tolerance for TF32, and far from FP32."""
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 64, 9, 9, generator=generator), torch.randn(32, 64, 3, 3, generator=generator)
     truth = reference.conv2d(x, weight, (1, 1))
@@ -85,7 +83,7 @@ def test_the_error_of_rounding_is_that_of_the_class():
     assert 2e-4 < error < 4e-4
 
 
-def test_who_offers_what():
+def test_the_algorithms_of_each_precision():
     assert offering("tf32") == OFFERING
     assert offering("fp32") == algorithms()
 
@@ -98,7 +96,7 @@ def test_an_unknown_precision_names_the_known_ones(precision):
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in OFFERING])
-def test_an_algorithm_that_does_not_offer_it_names_those_that_do(algorithm):
+def test_an_algorithm_in_fp32_only_names_those_in_tf32(algorithm):
     wanted = f"algorithm='{algorithm}' does not compute in precision='tf32': must be one of auto, {', '.join(OFFERING)}"
     with pytest.raises(UnsupportedProblem) as caught:
         plan(IN_TF32, H200, algorithm)
@@ -106,26 +104,25 @@ def test_an_algorithm_that_does_not_offer_it_names_those_that_do(algorithm):
 
 
 @each_device
-def test_auto_takes_the_least_predicted_time_of_those_that_offer_it_and_those_in_fp32(device):
-    rounded = 0
+def test_auto_takes_the_least_predicted_time_of_both_precisions(device):
+    in_one_product = 0
     for case in load_sweep("paper", batches=[1, 32]).cases:
-        problem = replace(case.problem, precision="tf32")
+        problem = in_tf32(case.problem)
         chosen, in_fp32 = plan(problem, device), plan(case.problem, device)
-        rounded += chosen.algorithm in OFFERING and chosen.config.products == 1
+        in_one_product += chosen.precision == "tf32"
         for other in [in_fp32, *plans(problem, device).values()]:
             assert predicted_us(problem, device, chosen) <= predicted_us(problem, device, other)
-    assert rounded > 86  # of 172
+    assert in_one_product > 86, "half of the cases"
 
 
-def test_what_nobody_computes_in_tf32_is_computed_in_fp32():
-    """Allowed to round is not obliged to."""
-    large_filter = ConvProblem(1, 3, 20, 20, 8, 11, 11, precision="tf32")
-    assert plan(large_filter, H200) == plan(replace(large_filter, precision="fp32"), H200)
+def test_a_problem_that_no_algorithm_computes_in_tf32_is_computed_in_fp32():
+    large_filter = ConvProblem(1, 3, 20, 20, 8, 11, 11)
+    assert plan(in_tf32(large_filter), H200) == plan(large_filter, H200)
     assert plan(large_filter, H200).algorithm == "two_stage"
 
 
 @each_device
-def test_one_product_is_predicted_to_take_less_than_three(device):
+def test_one_product_is_predicted_to_take_less_time_than_three(device):
     problems = [case.problem for case in load_sweep("paper", batches=[1, 32]).cases]
     for name in OFFERING if device is H200 else OFFERING[:1]:
         times = {1: 0.0, 3: 0.0}
@@ -133,38 +130,47 @@ def test_one_product_is_predicted_to_take_less_than_three(device):
             for same in (problem, in_tf32(problem)):
                 for computed in plans(same, device, [name]).values():
                     times[computed.config.products] += predicted_us(same, device, computed)
-        clearly = 1 if name == "tf32x3_shallow" else 0.95  # it waits for memory, whatever the products
-        assert 0 < times[1] < clearly * times[3], name
+        # tf32x3_shallow waits for memory, whatever the number of products.
+        bound = 1 if name == "tf32x3_shallow" else 0.95
+        assert 0 < times[1] < bound * times[3], name
 
 
 @pytest.mark.parametrize("name", OFFERING)
-def test_every_kernel_is_compiled_for_the_products_of_its_configuration(name):
-    algorithm, in_fp32 = ALGORITHMS[name], SPECIAL.get(name, PROBLEM)
-    for problem, products in ((in_fp32, 3), (in_tf32(in_fp32), 1)):
-        for config in algorithm.candidates(problem, H200):
-            launches = algorithm.launches(problem, config, aligned=True, relu=False)
-            assert {launch.macros["PRODUCTS"] for launch in launches} == {products}
-            assert str(config).endswith(" products=1") == (products == 1)
+@pytest.mark.parametrize(("precision", "products"), [("fp32", 3), ("tf32", 1)])
+def test_kernels_are_compiled_for_the_products_of_the_precision(name, precision, products):
+    algorithm, problem = ALGORITHMS[name], replace(typical_problem(name), precision=precision)
+    for config in algorithm.candidates(problem, H200):
+        launches = algorithm.launches(problem, config, aligned=True, relu=False)
+        assert {launch.macros["PRODUCTS"] for launch in launches} == {products}
+        assert str(config).endswith(" products=1") == (products == 1)
 
 
-def test_small_parts_take_no_memory():
+def test_one_product_stores_no_small_parts_in_shared_memory():
     assert all(tile.pipeline_bytes(1) * 2 == tile.pipeline_bytes(3) for tile in tf32x3_wgmma.TILES)
 
 
-def test_low_parts_take_no_memory():
-    """What they leave is filled with stages."""
-    three, one = (Split(64, 16, products).workspace_bytes(PROBLEM) for products in (3, 1))
-    assert three - one == 2 * PROBLEM.m * PROBLEM.c * PROBLEM.filter_area
-    three, one = ({(c.tile, c.blocks): c for c in fp16x3.candidates(p, H200)} for p in (PROBLEM, IN_TF32))
+def test_one_product_packs_no_low_parts():
+    three, one = (WeightPacking(64, 16, products).workspace_bytes(TYPICAL) for products in (3, 1))
+    assert three - one == 2 * TYPICAL.m * TYPICAL.c * TYPICAL.filter_area
+
+
+def test_one_product_leaves_shared_memory_for_more_stages():
+    fp16x3 = ALGORITHMS["fp16x3"]
+    three, one = ({(c.tile, c.blocks): c for c in fp16x3.candidates(p, H200)} for p in (TYPICAL, IN_TF32))
     assert all(one[size].input_stages > three[size].input_stages for size in three)
     assert all(one[size].weight_stages > three[size].weight_stages for size in three)
-    three, one = (fp16x3_pointwise.candidates(p, H200) for p in (POINTWISE, in_tf32(POINTWISE)))
-    assert max(c.stages for c in one if c.resident) >= max(c.stages for c in three if c.resident)
+
+
+def test_one_product_leaves_more_pixel_stages_beside_resident_weights():
+    pointwise, problem = ALGORITHMS["fp16x3_pointwise"], TYPICAL_POINTWISE
+    three, one = (pointwise.candidates(p, H200) for p in (problem, in_tf32(problem)))
+    stages = [max(c.pixel_stages for c in configs if c.weights_resident) for configs in (three, one)]
+    assert stages[0] <= stages[1]
 
 
 @pytest.mark.parametrize("exponent", [6, 14])
-def test_scaled_to_fp16_values_round_as_to_tf32(exponent):
-    """But for ties, and down to 2^-20 of the maximum, wherever the scale leaves that."""
+def test_values_scaled_to_fp16_round_as_to_tf32(exponent):
+    """FP16 and TF32 differ only in ties, down to 2^-20 of the maximum and for every scale that keeps so much."""
     generator = torch.Generator().manual_seed(2)
     magnitudes = 2.0 ** torch.randint(-19, 1, (2, 64, 9, 9), generator=generator)
     x, weight = torch.randn(2, 64, 9, 9, generator=generator), torch.randn(32, 64, 3, 3, generator=generator)
@@ -177,15 +183,15 @@ def test_scaled_to_fp16_values_round_as_to_tf32(exponent):
     assert torch.linalg.vector_norm(ours - theirs) < 3e-5 * torch.linalg.vector_norm(theirs)
 
 
-def test_a_plan_says_that_it_is_in_tf32():
+def test_a_plan_in_tf32_says_so():
     assert str(cuconv.plan(IN_TF32, H200)).endswith("products=1")
-    assert "products" not in str(cuconv.plan(PROBLEM, H200))
+    assert "products" not in str(cuconv.plan(TYPICAL, H200))
 
 
-def test_the_contender_offers_what_computes_in_its_precision():
-    contender = object.__new__(cuconv_gpu.Contender)  # without a GPU
-    for precision, names in (("fp32", algorithms()), ("tf32", OFFERING)):
-        contender.precision = precision
-        offers = contender.offers(PROBLEM, None, 0)
-        assert [offer.algorithm for offer in offers] == ["auto", *names]
-        assert {offer.precision for offer in offers} == {precision}
+@pytest.mark.parametrize(("precision", "names"), [("fp32", algorithms()), ("tf32", OFFERING)])
+def test_the_contender_offers_the_algorithms_of_its_precision(precision, names):
+    contender = object.__new__(cuconv_gpu.Contender)  # its constructor needs a GPU
+    contender.precision = precision
+    offers = contender.offers(TYPICAL, None, 0)
+    assert [offer.algorithm for offer in offers] == ["auto", *names]
+    assert {offer.precision for offer in offers} == {precision}

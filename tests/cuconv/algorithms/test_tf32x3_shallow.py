@@ -1,16 +1,18 @@
-"""Configurations of the kernel for short reductions: pure functions of problem and device."""
+"""Tests of tf32x3_shallow's configurations and launches; they are pure functions of problem and device."""
 
 from math import ceil
 
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
-from cuconv.algorithms.common.implicit_gemm import tf32x3_shallow
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.tf32x3.tf32x3_shallow import FILTERS, slots_of, steps_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from tests.cuconv.algorithms.problems import PROBLEMS, each_device, each_precision, in_precision, launched, one_by_one
 
-STEM = ConvProblem(8, 3, 224, 224, 64, 3, 3, 1, 1)
+SHALLOW = ALGORITHMS["tf32x3_shallow"]
+STEM = ConvProblem(8, 3, 224, 224, 64, 3, 3, 1, 1)  # the first layer of a network
 
 
 @each_device
@@ -19,38 +21,32 @@ def test_candidates_cover_the_output_and_fit_the_device(device, precision):
     computed = 0
     for problem in in_precision(precision, PROBLEMS):
         try:
-            found = tf32x3_shallow.candidates(problem, device)
+            configs = SHALLOW.candidates(problem, device)
         except UnsupportedProblem:
             continue
         computed += 1
-        assert len(set(map(str, found))) == len(found)
+        assert len(set(map(str, configs))) == len(configs)
         tiles = ceil(problem.n * problem.out_pixels / 32)
-        for config in found:
-            split = ceil(problem.m / config.block_filters)
-            assert config.block_filters % tf32x3_shallow.FILTERS == 0 and config.blocks % split == 0
-            assert config.blocks // split <= ceil(tiles / config.warps), "a block without pixels"
-            assert config.blocks <= max(split, config.resident * device.sm_count), "they stay"
+        for config in configs:
+            filter_blocks = ceil(problem.m / config.block_filters)
+            assert config.block_filters % FILTERS == 0 and config.blocks % filter_blocks == 0
+            assert config.blocks // filter_blocks <= ceil(tiles / config.warps), "a block without pixels"
+            assert config.blocks <= max(filter_blocks, config.resident * device.sm_count), "a second wave"
             assert config.resident * (config.shared_bytes + 1024) <= device.shared_bytes_per_sm
             assert config.workspace_bytes == 0
-            assert tf32x3_shallow.predicted_us(problem, device, config) > 0
-    assert computed >= 9  # of 1x1 with few channels, and of the first layers
+            assert SHALLOW.predicted_us(problem, device, config) > 0
+    assert computed >= 9, "the first layers of networks, and 1x1 layers of few channels"
 
 
-def test_lanes_share_a_reduction_out():
-    slots = {  # (channels, kh, kw): rows with all positions in X, and single positions of the rows that are left
-        (3, 3, 3): (2, 1),
-        (4, 3, 3): (3, 0),
-        (1, 3, 3): (0, 3),
-        (1, 5, 5): (1, 2),
-        (17, 1, 1): (5, 0),
-        (4, 3, 1): (3, 0),
-    }
-    for (c, kh, kw), expected in slots.items():
-        problem = ConvProblem(1, c, 8, 8, 8, kh, kw, kh // 2, kw // 2)
-        rows, singles = tf32x3_shallow.slots_of(problem)
-        assert (rows, singles) == expected
-        assert rows * kw + singles == ceil(c * kh * kw / 4)
-        assert tf32x3_shallow.steps_of(problem) == ceil(c * kh * kw / 8)
+@pytest.mark.parametrize(
+    ("c", "kh", "kw", "rows", "singles"),
+    [(3, 3, 3, 2, 1), (4, 3, 3, 3, 0), (1, 3, 3, 0, 3), (1, 5, 5, 1, 2), (17, 1, 1, 5, 0), (4, 3, 1, 3, 0)],
+)
+def test_four_lanes_share_a_reduction_by_rows_and_then_by_single_positions(c, kh, kw, rows, singles):
+    problem = ConvProblem(1, c, 8, 8, 8, kh, kw, kh // 2, kw // 2)
+    assert slots_of(problem) == (rows, singles)
+    assert rows * kw + singles == ceil(c * kh * kw / 4)
+    assert steps_of(problem) == ceil(c * kh * kw / 8)
 
 
 @pytest.mark.parametrize(
@@ -64,40 +60,44 @@ def test_lanes_share_a_reduction_out():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_it_does_not_compute_is_refused(problem, message):
+def test_unsupported_problems_are_refused(problem, message):
     with pytest.raises(UnsupportedProblem, match=message):
-        tf32x3_shallow.configure(problem, H200)
+        SHALLOW.configure(problem, H200)
 
 
 @pytest.mark.parametrize(
     ("problem", "aligned", "adjacent", "vector"),
     [
         (STEM, True, 1, 1),
-        (STEM, False, 1, 0),  # positions in X share what a lane has, whatever the alignment
+        (STEM, False, 1, 0),  # neighbours share the window that they see, whatever the alignment
         (ConvProblem(1, 3, 8, 10, 8, 3, 3), True, 1, 0),  # the output is narrower than the input
         (one_by_one(16), True, 1, 1),
         (one_by_one(16), False, 0, 0),
-        (one_by_one(16, hw=7), True, 0, 0),
+        (one_by_one(16, hw=7), True, 0, 0),  # a plane of 49 pixels
     ],
 )
-def test_how_pixels_lie(problem, aligned, adjacent, vector):
-    macros = launched(tf32x3_shallow, problem, aligned=aligned).macros
+def test_pixels_are_moved_together_where_rows_and_alignment_allow(problem, aligned, adjacent, vector):
+    macros = launched(SHALLOW, problem, aligned=aligned).macros
     assert (macros["ADJACENT"], macros["VECTOR"]) == (adjacent, vector)
 
 
-def test_arguments_are_the_kernels():
+def test_the_launch_passes_the_kernels_arguments():
     problem = ConvProblem(2, 3, 12, 16, 17, 3, 3, 1, 1)
-    launch, config = launched(tf32x3_shallow, problem, relu=True), tf32x3_shallow.configure(problem, H200)
+    launch, config = launched(SHALLOW, problem, relu=True), SHALLOW.configure(problem, H200)
     sizes = (2, 3, 12, 16, 17, 3, 3, 1, 1, 12, 16, 1)
-    split = ceil(17 / config.block_filters)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, split, config.block_filters)
-    assert launch.threads == config.threads and launch.overlap
-    assert not launched(tf32x3_shallow, problem, A100).overlap
+    filter_blocks = ceil(17 / config.block_filters)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, filter_blocks, config.block_filters)
+    assert launch.threads == config.threads
+
+
+@pytest.mark.parametrize(("device", "overlap"), [(H200, True), (A100, False)], ids=["sm_90a", "sm_80"])
+def test_launches_overlap_where_the_device_allows_it(device, overlap):
+    assert launched(SHALLOW, STEM, device).overlap == overlap
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_variants_sample_every_shape_of_a_reduction(arch):
-    sample = tf32x3_shallow.variants(arch)
+def test_variants_sample_every_pixel_layout_and_precision(arch):
+    sample = SHALLOW.variants(arch)
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     assert {(m["ADJACENT"], m["VECTOR"]) for m in sample} == {(0, 0), (1, 0), (1, 1)}
     assert {m["PRODUCTS"] for m in sample} == {3, 1}

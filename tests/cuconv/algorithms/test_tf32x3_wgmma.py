@@ -1,4 +1,4 @@
-"""Configurations of the Hopper GEMM: pure functions of problem and device."""
+"""Tests of tf32x3_wgmma's configurations and launches; they are pure functions of problem and device."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,21 +7,21 @@ from math import ceil
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
-from cuconv.algorithms.common.implicit_gemm import tf32x3_wgmma
-from cuconv.algorithms.tf32x3.tf32x3 import blocks_of_an_sm
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.tf32x3.tf32x3 import blocks_per_sm
+from cuconv.algorithms.tf32x3.tf32x3_wgmma import CLUSTER_SIZES, FILLING_CLUSTER_SIZES, TILES
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
-from tests.cuconv.algorithms.problems import PROBLEMS, each_precision, in_precision, launched, one_by_one
+from tests.cuconv.algorithms.problems import PROBLEMS, TYPICAL, each_precision, in_precision, launched, one_by_one
 
+WGMMA = ALGORITHMS["tf32x3_wgmma"]
 B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 
 
-@pytest.mark.parametrize("tile", tf32x3_wgmma.TILES, ids=str)
-def test_tiles_divide_as_the_kernel_asserts(tile):
-    assert tile.bf in (16, 32, 48, 64, 96, 128)
-    assert tile.bf % 16 == 0 and tile.threads >= 2 * tile.pixels
-    for split, products in product(tf32x3_wgmma.SPLITS, (3, 1)):
-        registers = tile.registers(split, products)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_registers_of_a_block_fit_an_sm(tile):
+    for split_k, products in product(CLUSTER_SIZES, (3, 1)):
+        registers = tile.registers(split_k, products)
         assert tile.threads * registers <= 64 * 1024 and registers <= 256
 
 
@@ -29,54 +29,50 @@ def test_tiles_divide_as_the_kernel_asserts(tile):
 def test_candidates_cover_the_output_and_fit_the_device(precision):
     for problem in in_precision(precision, PROBLEMS):
         stages = ceil(problem.c * problem.filter_area / 32)
-        for config in tf32x3_wgmma.candidates(problem, H200):
+        for config in WGMMA.candidates(problem, H200):
             tile, pixels = config.tile, problem.n * problem.out_pixels
-            tiles = ceil(problem.m / tile.bf) * ceil(pixels / tile.pixels)
-            assert config.blocks == tiles * config.split < 2**31
-            assert config.split * tile.wk <= stages
-            assert config.split <= tile.bf / 2, "two filters of a piece belong to one block"
+            tiles = ceil(problem.m / tile.filters) * ceil(pixels / tile.pixels)
+            assert config.blocks == tiles * config.split_k < 2**31
+            assert config.split_k * tile.warpgroup_split_k <= stages, "a warpgroup without stages"
+            assert config.split_k <= tile.filters / 2, "a block of the cluster without a pair of filters to write"
             pipeline_bytes = tile.pipeline_bytes(config.products)
             assert pipeline_bytes <= config.shared_bytes <= H200.shared_bytes_per_block
-            sums_bytes = 4 * tile.wk * tile.bf * tile.pixels if tile.wk > 1 else 0
-            assert pipeline_bytes >= sums_bytes, "the sums take the place of the stages"
+            sums = tile.warpgroup_split_k * tile.filters * tile.pixels if tile.warpgroup_split_k > 1 else 0
+            assert pipeline_bytes >= 4 * sums, "the sums of the warpgroups take the place of the stages"
             assert config.workspace_bytes == 0
-            assert tf32x3_wgmma.predicted_us(problem, H200, config) > 0
+            assert WGMMA.predicted_us(problem, H200, config) > 0
 
 
 @pytest.mark.parametrize("device", [A100, B200], ids=lambda device: device.arch)
-def test_hopper_only(device):
-    assert tf32x3_wgmma.variants(device.arch) == []
+def test_only_hopper_is_supported(device):
+    assert WGMMA.variants(device.arch) == []
     with pytest.raises(UnsupportedProblem, match=f"the instructions of sm_90a, {device.name} is {device.arch}"):
-        tf32x3_wgmma.configure(one_by_one(64), device)
+        WGMMA.configure(one_by_one(64), device)
 
 
-def test_clusters_of_16_only_where_they_were_seen_to_run():
+def test_clusters_of_16_blocks_need_a_whole_gpu():
     problem = ConvProblem(1, 832, 7, 7, 160, 1, 1)
     part = replace(H200, sm_count=16)
-    assert max(config.split for config in tf32x3_wgmma.candidates(problem, H200)) == 16
-    assert max(config.split for config in tf32x3_wgmma.candidates(problem, part)) == 8
+    assert max(config.split_k for config in WGMMA.candidates(problem, H200)) == 16
+    assert max(config.split_k for config in WGMMA.candidates(problem, part)) == 8
 
 
-def test_splits_that_fill_the_sms_only_while_they_are_not_full():
-    def splits(batch):
-        found = tf32x3_wgmma.candidates(ConvProblem(batch, 512, 14, 14, 64, 3, 3, 1, 1), H200)
-        return {config.split for config in found if config.tile.bf == 64}
-
-    assert splits(1) == set(tf32x3_wgmma.SPLITS)
-    assert splits(64) == {1, 2, 4, 8, 16}
+@pytest.mark.parametrize(("batch", "split_ks"), [(1, set(CLUSTER_SIZES)), (64, {1, 2, 4, 8, 16})])
+def test_odd_cluster_sizes_are_offered_only_while_sms_idle(batch, split_ks):
+    configs = WGMMA.candidates(ConvProblem(batch, 512, 14, 14, 64, 3, 3, 1, 1), H200)
+    assert {config.split_k for config in configs if config.tile.filters == 64} == split_ks
 
 
 def test_configure_takes_the_candidate_of_least_predicted_time():
-    problem = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
-    times = [tf32x3_wgmma.predicted_us(problem, H200, c) for c in tf32x3_wgmma.candidates(problem, H200)]
-    assert tf32x3_wgmma.predicted_us(problem, H200, tf32x3_wgmma.configure(problem, H200)) == min(times)
+    times = [WGMMA.predicted_us(TYPICAL, H200, config) for config in WGMMA.candidates(TYPICAL, H200)]
+    assert WGMMA.predicted_us(TYPICAL, H200, WGMMA.configure(TYPICAL, H200)) == min(times)
 
 
-def test_a_deep_filter_is_split_until_its_tap_table_fits():
+def test_a_long_reduction_is_split_until_its_tap_table_fits():
     deep = ConvProblem(1, 12000, 3, 3, 8, 3, 3, 1, 1)
-    assert {config.split for config in tf32x3_wgmma.candidates(deep, H200)} == {4, 5, 6, 8, 14, 16}
+    assert {config.split_k for config in WGMMA.candidates(deep, H200)} == {4, 5, 6, 8, 14, 16}
     with pytest.raises(UnsupportedProblem, match="bytes of shared memory for its 540000 weights in a filter"):
-        tf32x3_wgmma.configure(ConvProblem(1, 60000, 3, 3, 8, 3, 3, 1, 1), H200)
+        WGMMA.configure(ConvProblem(1, 60000, 3, 3, 8, 3, 3, 1, 1), H200)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +86,13 @@ def test_a_deep_filter_is_split_until_its_tap_table_fits():
 )
 def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
     with pytest.raises(UnsupportedProblem, match=message):
-        tf32x3_wgmma.configure(problem, H200)
+        WGMMA.configure(problem, H200)
 
 
 @pytest.mark.parametrize(("kh", "kw", "large"), [(1, 1, 0), (5, 5, 0), (4, 8, 0), (3, 11, 1), (7, 9, 1)])
-def test_more_filter_positions_than_bits_of_a_word(kh, kw, large):
+def test_a_filter_of_more_than_32_positions_needs_a_wider_mask(kh, kw, large):
     problem = ConvProblem(1, 16, 30, 30, 16, kh, kw)
-    assert launched(tf32x3_wgmma, problem).macros["LARGE_FILTER"] == large
+    assert launched(WGMMA, problem).macros["LARGE_FILTER"] == large
 
 
 @pytest.mark.parametrize(
@@ -106,62 +102,64 @@ def test_more_filter_positions_than_bits_of_a_word(kh, kw, large):
         (ConvProblem(1, 16, 30, 20, 16, 5, 3, 0, 1), 1),
         (ConvProblem(2, 16, 30, 20, 16, 3, 3, 1, 1), 0),
         (ConvProblem(1, 16, 30, 20, 16, 3, 3, 1, 0), 0),
-        (ConvProblem(1, 1, 2, 70000, 16, 1, 1), 0),
+        (ConvProblem(1, 1, 2, 70000, 16, 1, 1), 0),  # beyond the exact range of the kernel's division
     ],
     ids=str,
 )
 def test_linear_is_one_image_as_wide_as_its_output(problem, linear):
-    assert launched(tf32x3_wgmma, problem).macros["LINEAR"] == linear
+    assert launched(WGMMA, problem).macros["LINEAR"] == linear
 
 
 @pytest.mark.parametrize(("c", "k", "whole"), [(64, 1, 1), (65, 1, 0), (64, 3, 0)])
-def test_whole_stages_need_no_look_at_the_end_of_the_reduction(c, k, whole):
+def test_whole_is_a_1x1_reduction_of_whole_stages(c, k, whole):
     problem = ConvProblem(1, c, 14, 14, 16, k, k, k // 2, k // 2)
-    assert launched(tf32x3_wgmma, problem).macros["WHOLE"] == whole
+    assert launched(WGMMA, problem).macros["WHOLE"] == whole
 
 
-def test_arguments_are_the_kernels_and_launches_overlap():
+def test_the_launch_passes_the_kernels_arguments_and_overlaps():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
-    launch = launched(tf32x3_wgmma, problem, relu=True)
+    launch = launched(WGMMA, problem, relu=True)
     assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
-    assert launch.threads == tf32x3_wgmma.configure(problem, H200).tile.threads
+    assert launch.threads == WGMMA.configure(problem, H200).threads
     assert launch.overlap
 
 
-def test_vector_loads_need_whole_and_aligned_rows():
-    def vector(c, aligned=True):
-        return launched(tf32x3_wgmma, one_by_one(c), aligned=aligned).macros["VECTOR"]
-
-    assert (vector(64), vector(66), vector(64, aligned=False)) == (1, 0, 0)
+def test_vector_loads_need_whole_and_aligned_rows_of_weights():
+    assert launched(WGMMA, one_by_one(64)).macros["VECTOR"] == 1
+    assert launched(WGMMA, one_by_one(66)).macros["VECTOR"] == 0
+    assert launched(WGMMA, one_by_one(64), aligned=False).macros["VECTOR"] == 0
 
 
 def test_variants_sample_every_tile_and_setting():
-    sample = tf32x3_wgmma.variants("sm_90a")
+    sample = WGMMA.variants("sm_90a")
+    tiles = {(tile.filters, tile.pixel_warpgroups, tile.warpgroup_split_k) for tile in TILES}
+
+    def tiles_of(variants):
+        return {(m["FILTERS"], m["PIXEL_WARPGROUPS"], m["WARPGROUP_SPLIT_K"]) for m in variants}
+
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
-    assert {(m["BF"], m["WP"], m["WK"]) for m in sample} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
-    assert {m["SPLIT"] for m in sample} == set(tf32x3_wgmma.SPLITS)
-    assert {(m["BF"], m["WP"], m["WK"]) for m in sample if m["PRODUCTS"] == 1} == {
-        (t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES
-    }
-    for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE"):
+    for products in (3, 1):
+        assert tiles_of(m for m in sample if m["PRODUCTS"] == products) == tiles
+    assert {m["SPLIT_K"] for m in sample} == set(CLUSTER_SIZES)
+    for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE", "PAIRED"):
         assert {m[name] for m in sample} == {0, 1}
-    narrow = [m for m in sample if m["SPLIT"] in tf32x3_wgmma.FILLING_SPLITS and not m["VECTOR"]]
-    assert {(m["BF"], m["WP"], m["WK"]) for m in narrow} == {(t.bf, t.wp, t.wk) for t in tf32x3_wgmma.TILES}
+    assert tiles_of(m for m in sample if m["SPLIT_K"] in FILLING_CLUSTER_SIZES and not m["VECTOR"]) == tiles
 
 
 @each_precision
-def test_no_sm_has_room_for_some_blocks_of_the_next_launch_but_not_for_all(precision):
+def test_an_sm_holds_an_even_share_of_the_blocks_or_two(precision):
+    """Room for more than an even share, but not for a second launch, would make occupancy uneven."""
     for problem in in_precision(precision, PROBLEMS):
-        for config in tf32x3_wgmma.candidates(problem, H200):
-            registers = config.tile.registers(config.split, config.products)
+        for config in WGMMA.candidates(problem, H200):
+            registers = config.tile.registers(config.split_k, config.products)
             resident = H200.resident_blocks(config.threads, registers, config.shared_bytes)
-            evenly = blocks_of_an_sm(config, H200)
-            assert resident <= evenly or resident >= 2 * evenly
+            even_share = blocks_per_sm(config, H200)
+            assert resident <= even_share or resident >= 2 * even_share
 
 
 @pytest.mark.parametrize("device", [H200, B200, A100], ids=lambda device: device.name)
 @pytest.mark.parametrize("resident", [1, 2, 3, 5, 8])
-def test_memory_taken_in_vain_holds_as_many_blocks_as_are_wanted(device, resident):
+def test_shared_memory_can_limit_the_occupancy(device, resident):
     least = device.shared_bytes_that_hold(resident)
     assert device.resident_blocks(32, 32, least) == resident
     assert device.resident_blocks(32, 32, least - 128) > resident
