@@ -12,9 +12,9 @@ from harness.results.comparisons import Results
 
 Report = dict[str, Any]
 
-OF_A_CPU = """The times in results/cpu are of a CPU: the paper's two stages in plain torch beside torch's own convolutions.
-They check the harness and make no claim about cuConv, whose kernels need an NVIDIA GPU. The results of an H200 are in
-results/nvidia-h200 and in README.md."""
+OF_A_CPU = """The times in results/cpu are of a CPU: the paper's two stages in plain torch beside torch's own
+convolutions. They check the harness and make no claim about cuConv, whose kernels need an NVIDIA GPU. The results of an
+H200 are in results/nvidia-h200 and in README.md."""
 
 
 def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:

@@ -1,8 +1,8 @@
 """python -m tests.gpu.sanitize: every algorithm under compute-sanitizer's memcheck and racecheck, on a GPU.
 
 Each tool runs this module again with --launch, which launches configurations of every algorithm in both precisions on
-small problems: filters of 1x1, 3x3, 5x5 and 7x7, odd shapes, blocks alone and in clusters. Prints for each tool how many
-configurations ran and what it found; the exit code is 1 where it found something.
+small problems: filters of 1x1, 3x3, 5x5 and 7x7, odd shapes, blocks alone and in clusters. For each tool the number of
+configurations and of errors is printed. The exit code is 1 where there was an error.
 """
 
 from __future__ import annotations

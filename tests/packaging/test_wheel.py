@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = (".py", ".toml", ".cu", ".cuh")
 
 USE = """
 import importlib.util
@@ -45,7 +46,8 @@ def test_the_wheel_has_the_library_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert packages == {"cuconv"}
-    in_tree = {str(path.relative_to(ROOT)) for path in (ROOT / "cuconv").rglob("*") if path.suffix in (".py", ".toml", ".cu", ".cuh", ".typed")}
+    in_tree = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cuconv").rglob("*") if path.suffix in SHIPPED}
+    in_tree.add("cuconv/py.typed")
     assert in_tree == {name for name in names if name.startswith("cuconv/")}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -1,199 +1,201 @@
-// Shared by the parts of fp16x3_pointwise: sizes, tiles, and what lies where in shared memory.
+// Sizes of fp16x3_pointwise, its tiles and their order, and the state that the warps of a block share.
+//
+//   output tile      BF filters x the pixels of WARPGROUP_TILES warpgroup tiles
+//   warpgroup tile   the pixels of one consumer, at most 64: next to each other in all images (plain), in one image
+//                    (SHIFTED), or a whole image (PLANE)
+//   chunk            CHANNELS channels of the reduction
 #pragma once
 
 #define KH 1
 #define KW 1
-#define FACTORS  // of filters, not their exponents
-#define BLOCK_SUMS (TEAMS * 64 * FILTERS)
-#define BLOCK_FLAGS TEAMS
+#define FLOAT_FILTER_SCALES
+#define BLOCK_SUMS (CONSUMERS * 64 * FILTERS)
+#define BLOCK_FLAGS CONSUMERS
 #include "common/weight_packing.cuh"
 
-constexpr int ALL_THREADS = (TEAMS + 1) * 128;
-constexpr int COPIER_REGISTERS = TEAMS == 3 ? PLANE ? 32 : 56 : SHIFTED || SPLIT_LAST > 1 && PLANE ? 56 : 40;
-constexpr int MULTIPLIER_REGISTERS = TEAMS == 3 ? PLANE ? 160 : 152 : SHIFTED || SPLIT_LAST > 1 && PLANE ? 224 : 232;
-constexpr int TEAM_TILE = 64;                   // pixels of a team
-constexpr int TILE_TEAMS = JOINT ? 1 : TEAMS;  // with pixels of their own
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? PLANE ? 32 : 56 : SHIFTED || TAIL_SPLIT_K > 1 && PLANE ? 56 : 40;
+constexpr int CONSUMER_REGISTERS =
+    CONSUMERS == 3 ? PLANE ? 160 : 152 : SHIFTED || TAIL_SPLIT_K > 1 && PLANE ? 224 : 232;
+constexpr int WARPGROUP_PIXELS = 64;                                // of a warpgroup tile: the rows of wgmma
+constexpr int WARPGROUP_TILES = WARPGROUP_SPLIT_K ? 1 : CONSUMERS;  // of an output tile
 constexpr int GRAIN = SHIFTED ? SHIFTED : 1;
-static_assert(SHIFTED == 0 || SHIFTED % 4 == 0 && 32 % SHIFTED == 0, "sixteen bytes are written at once");
-constexpr int OWN_PIXELS = TEAM_TILE - (GRAIN - 1);  // from a team's pixels to the next one's, where SHIFTED
-// Floats of a channel in shared memory, and of a filter's sums on the way to the output: fragments are read without
-// bank conflicts. Images lie as in global memory.
-constexpr int PITCH = PLANE ? PLANE : 68;
-constexpr int STAGE_FLOATS = CHANNELS * PITCH;  // of a warpgroup
-constexpr int WEIGHT_STAGE = ROW_BYTES + CHANNELS * 4 + BF * 4;  // with the channels' scales and the filters' factors
-constexpr int SUMS = BF / 2;
-constexpr bool SINGLE = RESIDENT && WEIGHT_STAGES == 1;  // all channels in a chunk, whose products are the sums
-constexpr int STRIDE = JOINT ? TEAMS : 1;                         // from a team's chunk to its next one
-constexpr int TEAM_WEIGHT_STAGES = WEIGHT_STAGES / STRIDE;        // where weights do not stay: for each team its own
-constexpr int WEIGHT_USERS = (JOINT ? 1 : TEAMS) * (GROUP / 32);  // warps
+constexpr int TILE_STEP = WARPGROUP_PIXELS - (GRAIN - 1);  // pixels from a warpgroup tile to the next, where SHIFTED
+constexpr int PIXEL_STAGE_FLOATS = CHANNELS * PITCH;       // of one consumer
+constexpr int WEIGHT_STAGE_BYTES = ROW_BYTES + CHANNELS * 4 + BF * 4;  // weights, channel scales, filter scales
+constexpr int SUMS = BF / 2;                                           // of a consumer's thread
+constexpr bool SINGLE_CHUNK = WEIGHTS_RESIDENT && WEIGHT_STAGES == 1;  // whose products are the sums
+constexpr int CHUNK_STEP = WARPGROUP_SPLIT_K ? CONSUMERS : 1;          // from a consumer's chunk to its next one
+constexpr int CONSUMER_WEIGHT_STAGES = WEIGHT_STAGES / CHUNK_STEP;     // where weights are not resident
+constexpr int WEIGHT_READERS = WARPGROUP_TILES * (WARPGROUP / 32);     // warps that read a stage of weights
 
-// Of a tile that a block begins.
-__device__ __forceinline__ int first_chunk(int team) { return JOINT ? team : 0; }
+static_assert(SHIFTED == 0 || SHIFTED % 4 == 0 && 32 % SHIFTED == 0, "16 bytes are written at once");
+static_assert(WEIGHTS_RESIDENT || GRID_STRIDE, "tiles with the same pixels are neighbours unless weights are resident");
+static_assert(TAIL_SPLIT_K == 1 || !WEIGHTS_RESIDENT && !WARPGROUP_SPLIT_K,
+              "a consumer goes through all chunks of a part, and weights come with each chunk");
+static_assert(WEIGHTS_RESIDENT || CONSUMER_WEIGHT_STAGES == PIXEL_STAGES, "a chunk's pixels and weights share a stage");
 
-// Of a thread that multiplies: the first of its two pixels in its team's 64, and how far on the other one is. Side by
-// side where both are read at once, else so that a warp's lie in all banks: where PLANE is odd, four lanes' channels
-// are an odd multiple of two banks apart, and rows begin in two banks of each eight.
-__device__ __forceinline__ int first_pixel_of(int thread) {
+// The first chunk of a consumer in a tile that the block does not share.
+__device__ __forceinline__ int first_chunk(int consumer) { return WARPGROUP_SPLIT_K ? consumer : 0; }
+
+// The first of a thread's two pixels within its warpgroup tile; the second is SECOND_PIXEL further on. Plain pixels are
+// neighbours, which one load reads. Others are further apart, so that a warp's reads lie in all banks: with an odd
+// PLANE, the channels of four lanes are an odd multiple of two banks apart, and pixels are in two banks of each eight.
+__device__ __forceinline__ int first_pixel(int thread) {
     const int warp = thread / 32, row = thread % 32 / 4;
     return PLANE ? warp * 2 + row / 2 * 8 + row % 2 : warp * 16 + row * (SHIFTED ? 1 : 2);
 }
-constexpr int OTHER_PIXEL = PLANE ? 32 : SHIFTED ? 8 : 1;
-static_assert(PLANE == 0 || PLANE > 32 && PLANE <= TEAM_TILE, "a thread's other pixel alone may be missing");
-// Whether there is the other one.
-__device__ __forceinline__ bool has_other(int first_pixel) { return PLANE == 0 || first_pixel + OTHER_PIXEL < PLANE; }
+constexpr int SECOND_PIXEL = PLANE ? 32 : SHIFTED ? 8 : 1;
+static_assert(PLANE == 0 || PLANE > 32 && PLANE <= WARPGROUP_PIXELS, "only a thread's second pixel may be missing");
+__device__ __forceinline__ bool has_second(int first) { return PLANE == 0 || first + SECOND_PIXEL < PLANE; }
 
-// Read anew each time, so that nothing that follows from it takes a register meanwhile.
-__device__ __forceinline__ unsigned own_thread() {
+// threadIdx.x, read again at each call: a value that is kept, and all that follows from it, would take registers.
+__device__ __forceinline__ unsigned thread_index() {
     unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-// Of a block that splits its own weights: no kernel ahead has waited for the input, and so each thread does, when
-// `known` is, which is not 0. Not sooner may the next kernel begin.
-__device__ __forceinline__ void wait_and_let_next_follow(uint64 known) {
+// For a block that packs its weights: no kernel of this call has waited for the kernels ahead, so each thread that
+// reads operands does. `known` is as in wait_for_kernel_ahead. The next kernel must not start before.
+__device__ __forceinline__ void wait_then_launch_dependents(uint64 known) {
     wait_for_kernel_ahead(known);
     launch_dependents();
 }
 
-// How many floats an element is off where 128 bytes begin.
-__device__ __forceinline__ unsigned offset_of(const float* element) { return (unsigned)(uint64)element / 4 % 32; }
+// Floats from the last multiple of 128 bytes to an element.
+__device__ __forceinline__ unsigned misalignment(const float* element) { return (unsigned)(uint64)element / 4 % 32; }
 
-// Sizes, by the names that plain_sum wants, and what there is of tiles.
+// The sizes of a problem, by the names that plain_sum needs, and of its tiles.
 struct Sizes {
     const int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     unsigned images;
-    int chunks, stretches, filter_tiles;  // a stretch: the pixels of a tile
-    unsigned rows;                        // of an image, each a team's pixels, where SHIFTED
+    int chunks, pixel_tiles, filter_tiles;
+    unsigned image_tiles;  // warpgroup tiles of an image, where SHIFTED
 };
 
-static_assert(RESIDENT || STRIDED, "tiles of the same pixels follow each other where weights do not stay");
-static_assert(SPLIT_LAST == 1 || !RESIDENT && !JOINT, "teams go through all of a part's chunks, with weights for each");
-static_assert(RESIDENT || TEAM_WEIGHT_STAGES == STAGES, "a chunk's pixels and weights have the same turn");
-
-// The turn of a team's chunk among the places in shared memory, counted on: a remainder would take ten instructions.
-struct Turn {
-    int slot = 0, parity = 0;  // parity: of how often all of them have been used
-
-    __device__ __forceinline__ void advance() {
-        slot = slot + 1 < STAGES ? slot + 1 : 0;
-        parity ^= slot == 0;
-    }
-};
-
-struct SharedState {
-    uint64 full_pixels[TEAMS][STAGES], empty_pixels[TEAMS][STAGES];
+struct Shared {
+    uint64 full_pixels[CONSUMERS][PIXEL_STAGES], empty_pixels[CONSUMERS][PIXEL_STAGES];
     uint64 full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
-    // Read anew each time, as nothing here may take a register for long.
-    volatile int tiles;            // of the block
-    // Where SPLIT_LAST: which of the block's tiles it has a part of, and that part's chunks.
-    volatile int partial, begin, end;
-    volatile unsigned reciprocal;  // times 2^32, of the pixels of an image, or its rows where SHIFTED
+    // Volatile, so that they are read again each time and take no register in between.
+    volatile int tiles;  // of the block
+    // TAIL_SPLIT_K: which of the block's tiles it has a part of, and the chunks of that part.
+    volatile int split_tile, begin_chunk, end_chunk;
+    volatile unsigned reciprocal;  // of the divisor of Block::divide, times 2^32
 };
 
-// A tile, and where its weights are in shared memory. Where STRIDED, tiles of the same pixels follow each other and all
-// blocks work side by side: what they read and write at a time lies together in memory. Else tiles of the same filters
-// do, of which a block has a stretch of its own.
+// An output tile. With a grid stride, tiles with the same pixels follow each other and a block takes every gridDim.x-th
+// tile: what all blocks read and write at a time lies together in memory. Otherwise tiles with the same filters follow
+// each other, and a block takes consecutive ones.
 struct Tile {
-    int stretch, filter_tile;
-    int loads = 0;  // of other filters' weights, so far, where these stay
-    int count = 0;  // of the block's tiles before
+    int pixel_tile, filter_tile;
+    int loads = 0;  // of other filters' weights so far, where weights are resident
+    int count = 0;  // of the block's tiles before this one
 
     __device__ __forceinline__ Tile(int tile, const Sizes& s)
-        : stretch(STRIDED ? tile / s.filter_tiles : tile % s.stretches),
-          filter_tile(STRIDED ? tile % s.filter_tiles : tile / s.stretches) {}
+        : pixel_tile(GRID_STRIDE ? tile / s.filter_tiles : tile % s.pixel_tiles),
+          filter_tile(GRID_STRIDE ? tile % s.filter_tiles : tile / s.pixel_tiles) {}
     __device__ __forceinline__ void move_to(int tile, const Sizes& s) {
         const Tile there(tile, s);
-        stretch = there.stretch, filter_tile = there.filter_tile;
+        pixel_tile = there.pixel_tile, filter_tile = there.filter_tile;
     }
-    // Whether the next one has other weights.
-    __device__ __forceinline__ bool is_last(const Sizes& s) const {
-        return !RESIDENT || !STRIDED && stretch + 1 == s.stretches;
+    // Whether the block's next tile waits for weights: these are not resident, or its filters are others.
+    __device__ __forceinline__ bool ends_use_of_weights(const Sizes& s) const {
+        return !WEIGHTS_RESIDENT || !GRID_STRIDE && pixel_tile + 1 == s.pixel_tiles;
     }
     __device__ __forceinline__ void advance(const Sizes& s) {
         ++count;
-        if (STRIDED) {
-            move_to(stretch * s.filter_tiles + filter_tile + gridDim.x, s);
-        } else if (++stretch == s.stretches) {
-            stretch = 0, ++filter_tile, ++loads;
+        if (GRID_STRIDE) {
+            move_to(pixel_tile * s.filter_tiles + filter_tile + gridDim.x, s);
+        } else if (++pixel_tile == s.pixel_tiles) {
+            pixel_tile = 0, ++filter_tile, ++loads;
         }
     }
-    // Which of all teams' pixels a team's are.
-    __device__ __forceinline__ unsigned row(int team) const { return stretch * TILE_TEAMS + (JOINT ? 0 : team); }
+    // The consumer's warpgroup tile, counted over all images.
+    __device__ __forceinline__ unsigned warpgroup_tile(int consumer) const {
+        return pixel_tile * WARPGROUP_TILES + (WARPGROUP_SPLIT_K ? 0 : consumer);
+    }
 };
 
-// Place of a chunk's weights in shared memory and how often it was filled before; `unit` counts a team's chunks.
-__device__ __forceinline__ int weight_slot(int team, int unit, int chunk) {
-    return RESIDENT ? chunk : unit % TEAM_WEIGHT_STAGES + (JOINT ? team * TEAM_WEIGHT_STAGES : 0);
-}
-__device__ __forceinline__ int weight_round(int unit, const Tile& tile) {
-    return RESIDENT ? tile.loads : unit / TEAM_WEIGHT_STAGES;
-}
-
-// Tiles of the last round, which leaves blocks idle, are split by chunks: SPLIT_LAST blocks have a part each of one.
-// Who has its first chunks computes them after all else, and adds what the others have computed before all else.
-struct LastRound {
-    const int rounds, part;  // whole tiles of a block before; the block's part
+// Tail split-K. The last wave has fewer tiles than the grid has blocks, so TAIL_SPLIT_K blocks share each of its tiles
+// by chunks. A block with later chunks computes them before its whole tiles, the block with the first chunks after
+// them: the partial sums are there when they are needed.
+//
+//   block 2i      [ whole tile ............... ][ first chunks of a last tile ][ accumulate ][ write ]
+//   block 2i + 1  [ its other chunks ][ publish ][ whole tile ............... ][ write ]
+struct LastWave {
+    const int waves, part;  // whole tiles of a block; the block's part of a last tile
     const bool takes_part;
 
-    __device__ __forceinline__ explicit LastRound(const Sizes& s)
-        : rounds(s.stretches * s.filter_tiles / (int)gridDim.x), part(blockIdx.x % SPLIT_LAST),
-          takes_part(rounds * gridDim.x + blockIdx.x / SPLIT_LAST < s.stretches * s.filter_tiles) {}
-    // Which of the block's tiles it has a part of.
-    __device__ __forceinline__ int partial() const { return !takes_part ? -1 : part > 0 ? 0 : rounds; }
-    // The block's tile of that number.
-    __device__ __forceinline__ int tile_of(int count, int partial) const {
-        return count == partial ? rounds * gridDim.x + blockIdx.x / SPLIT_LAST
-                                : (count - (partial == 0 && part > 0)) * gridDim.x + blockIdx.x;
+    __device__ __forceinline__ explicit LastWave(const Sizes& s)
+        : waves(s.pixel_tiles * s.filter_tiles / (int)gridDim.x), part(blockIdx.x % TAIL_SPLIT_K),
+          takes_part(waves * gridDim.x + blockIdx.x / TAIL_SPLIT_K < s.pixel_tiles * s.filter_tiles) {}
+    // Which of the block's tiles is the one that it has a part of; -1 for none.
+    __device__ __forceinline__ int split_tile() const { return !takes_part ? -1 : part > 0 ? 0 : waves; }
+    // The tile that is the block's `count`-th.
+    __device__ __forceinline__ int tile_of(int count, int split_tile) const {
+        return count == split_tile ? waves * gridDim.x + blockIdx.x / TAIL_SPLIT_K
+                                   : (count - (split_tile == 0 && part > 0)) * gridDim.x + blockIdx.x;
     }
-    __device__ __forceinline__ int chunk_of(int part, const Sizes& s) const { return s.chunks * part / SPLIT_LAST; }
+    __device__ __forceinline__ int begin_chunk(int part, const Sizes& s) const {
+        return s.chunks * part / TAIL_SPLIT_K;
+    }
 };
 
-struct Pointwise {
+// What all warps of a block know: sizes, where its stages are, and which tiles it computes.
+struct Block {
     const Sizes& s;
     const float* const input;
-    float* const pixels;   // stages
-    char* const weights;   // stages
-    SharedState& shared;
-    const int first;  // of the block's tiles
+    float* const pixels;  // stages
+    char* const weights;  // stages
+    Shared& shared;
+    const int first;  // tile of the block
 
     __device__ __forceinline__ Tile first_tile() const { return Tile(first, s); }
     __device__ __forceinline__ void advance(Tile& tile) const {
         tile.advance(s);
-        if (SPLIT_LAST > 1) tile.move_to(LastRound(s).tile_of(tile.count, shared.partial), s);
+        if (TAIL_SPLIT_K > 1) tile.move_to(LastWave(s).tile_of(tile.count, shared.split_tile), s);
     }
-    // Of a tile, those that the block and team compute; each STRIDE-th.
-    __device__ __forceinline__ int begin_chunk(const Tile& tile, int team) const {
-        return SPLIT_LAST > 1 && tile.count == shared.partial ? shared.begin : first_chunk(team);
+    // Whether the tile's weights are not those of the block's tile before.
+    __device__ __forceinline__ bool begins_weights(const Tile& tile) const {
+        return tile.count == 0 || !GRID_STRIDE && tile.pixel_tile == 0;
+    }
+    // The chunks of a tile that the block computes; a consumer has each CHUNK_STEP-th.
+    __device__ __forceinline__ int begin_chunk(const Tile& tile, int consumer) const {
+        return TAIL_SPLIT_K > 1 && tile.count == shared.split_tile ? shared.begin_chunk : first_chunk(consumer);
     }
     __device__ __forceinline__ int end_chunk(const Tile& tile) const {
-        return SPLIT_LAST > 1 && tile.count == shared.partial ? shared.end : s.chunks;
+        return TAIL_SPLIT_K > 1 && tile.count == shared.split_tile ? shared.end_chunk : s.chunks;
     }
 
-    // The image of a pixel, and its place there.
+    // A pixel: its image, and its place there.
     struct Place {
         unsigned image, pixel;
-        // Offset in the elements of an array with `planes` an image; -1 beyond the last pixel.
+        // The offset in an array with so many planes for each image; -1 beyond the last image.
         __device__ __forceinline__ int64 offset(const Sizes& s, int planes) const {
             return image < s.images ? (int64)image * planes * s.out_pixels + pixel : -1;
         }
     };
-    // Of a team's pixel; of an image there may be none.
-    __device__ __forceinline__ Place locate(const Tile& tile, int team, int pixel) const {
-        if (PLANE) return {tile.row(team), (unsigned)pixel};
-        return divide(tile.row(team) * TEAM_TILE + pixel, s.out_pixels);
+    // A pixel of a plain warpgroup tile or of a whole image; the image may not have it.
+    __device__ __forceinline__ Place locate(const Tile& tile, int consumer, int pixel) const {
+        if (PLANE) return {tile.warpgroup_tile(consumer), (unsigned)pixel};
+        return divide(tile.warpgroup_tile(consumer) * WARPGROUP_PIXELS + pixel, s.out_pixels);
     }
-    // Of the first of a team's pixels where SHIFTED: every OWN_PIXELS-th of an image, and for the last ones of an
-    // image the first of its last TEAM_TILE pixels.
-    __device__ __forceinline__ Place locate_row(const Tile& tile, int team) const {
-        const Place row = divide(tile.row(team), s.rows);
-        return {row.image, row.pixel + 1 < s.rows ? row.pixel * OWN_PIXELS : s.out_pixels - TEAM_TILE};
+    // The first pixel of a shifted warpgroup tile: every TILE_STEP-th of an image. The last tile of an image has its
+    // last 64 pixels.
+    __device__ __forceinline__ Place locate_shifted(const Tile& tile, int consumer) const {
+        const Place there = divide(tile.warpgroup_tile(consumer), s.image_tiles);
+        return {there.image,
+                there.pixel + 1 < s.image_tiles ? there.pixel * TILE_STEP : s.out_pixels - WARPGROUP_PIXELS};
     }
-    // By what `reciprocal` is of.
+    // Quotient and remainder, by a multiplication. `by` is the number whose reciprocal is in shared memory.
     __device__ __forceinline__ Place divide(unsigned x, unsigned by) const {
         const unsigned quotient = __umulhi(x, shared.reciprocal), rest = x - quotient * by;  // or one more
         return rest < by ? Place{quotient, rest} : Place{quotient + 1, rest - by};
     }
 
-    __device__ __forceinline__ float* stages(int team) const { return pixels + team * STAGES * STAGE_FLOATS; }
+    __device__ __forceinline__ float* pixel_stages(int consumer) const {
+        return pixels + consumer * PIXEL_STAGES * PIXEL_STAGE_FLOATS;
+    }
+    __device__ __forceinline__ char* weight_stage(int stage) const { return weights + stage * WEIGHT_STAGE_BYTES; }
 };

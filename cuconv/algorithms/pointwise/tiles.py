@@ -1,103 +1,191 @@
-"""Tiles of the fp16x3_pointwise kernel: a configuration, what its blocks compute, and in which order."""
+"""The tiles of fp16x3_pointwise: which pixels a consumer has, a launch configuration, and how much work that makes.
+
+An output tile is `filters` x `pixels`; the input channels are its reduction, taken in chunks. A consumer is a warpgroup
+that multiplies. Its pixels, at most 64, are a warpgroup tile. The consumers of a block have a warpgroup tile each, or
+all have the same one and share its chunks (split-K across the warpgroups of a block).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from math import ceil
 
 from cuconv.algorithms.common.implicit_gemm import grid_text
-from cuconv.algorithms.pointwise.variants import Form
-from cuconv.problem import ConvProblem
+from cuconv.algorithms.common.weight_packing import operand_bytes
+from cuconv.problem import FLOAT_BYTES, ConvProblem
 
-# As in the .cu file.
 WARPGROUP = 128  # threads
-TEAM_PIXELS = 64  # of a warpgroup that multiplies
+WARPGROUP_PIXELS = 64  # of a warpgroup tile: the rows of a wgmma instruction
+VECTOR = 4  # pixels of a 16-byte copy
+PRODUCER_THREADS = {2: 64, 3: 32}  # that copy the pixels of one consumer, by the consumers of a block
+MAX_PIXEL_STAGES = 6
+STATIC_BYTES = 1536  # static shared memory that every configuration leaves room for
+BARRIER_BYTES = 2 * 8  # of a stage: a barrier that it is full, and one that it is empty
+STATE_BYTES = 20  # of a block, beside its barriers
+ALIGNMENT = 128  # of dynamic shared memory: static shared memory is padded to a multiple of it
+PADDED_PITCH = 68  # floats of 64 pixels in shared memory, so that reads of fragments meet no bank conflict
+
+
+class PixelLayout(Enum):
+    """Which pixels a warpgroup tile has. The value is what str(config) says of it."""
+
+    PLAIN = ""
+    """The next 64 pixels, counted through all images."""
+
+    SHIFTED_8 = " shifted=8"
+    """Up to 64 pixels of one image. The output is cut at multiples of 8 floats: no two tiles share a sector of L2."""
+
+    SHIFTED_4 = " shifted=4"
+    """The same, cut at multiples of 4 floats: fewer tiles, since less of each is computed twice."""
+
+    WHOLE_IMAGES = " images"
+    """All pixels of one image."""
+
+    @property
+    def grain(self) -> int:
+        """The multiple, in floats, at which the output of a shifted layout is cut; 0 in the other layouts."""
+        return {PixelLayout.SHIFTED_8: 8, PixelLayout.SHIFTED_4: 4}.get(self, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp16x3PointwiseConfig:
-    """A block's tile and chunk, its pipeline, and its grid.
+    """The tile of a block, its pipeline and its grid.
 
-    joint: the teams have the same pixels and take turns with the chunks, instead of pixels of their own.
-    resident: the weights of a tile's filters stay. own: the block splits them itself. split_last: blocks that share
-    each tile of the last round, or 1. staged: filters of a team that are on their way out at once. form: which pixels a
-    team has.
+    filters, channels: of a tile, and of a chunk.
+    consumers: warpgroups that multiply. warpgroup_split_k: they share the chunks of the same pixels.
+    pixel_stages, weight_stages: chunks in shared memory, of each consumer's pixels and of weights.
+    weights_resident: all weights of a tile stay for the tiles that follow. packs_weights: the block packs them itself.
+    tail_split_k: blocks that share each tile of the last wave, or 1.
+    epilogue_filters: filters of a consumer in shared memory at once on the way to the output.
+    products: tensor-core products for one FP32 product.
     """
 
     filters: int
     channels: int
-    teams: int
-    joint: bool
-    stages: int
+    consumers: int
+    warpgroup_split_k: bool
+    pixel_stages: int
     weight_stages: int
-    resident: bool
-    own: bool
-    split_last: int
-    staged: int
-    form: Form
+    weights_resident: bool
+    packs_weights: bool
+    tail_split_k: int
+    epilogue_filters: int
+    layout: PixelLayout
     blocks: int
     shared_bytes: int
     workspace_bytes: int
     products: int
 
     @property
+    def sharers(self) -> int:
+        """The consumers that have the same pixels."""
+        return self.consumers if self.warpgroup_split_k else 1
+
+    @property
+    def warpgroup_tiles(self) -> int:
+        """The warpgroup tiles of a tile: one where the consumers share it, else one for each consumer."""
+        return 1 if self.warpgroup_split_k else self.consumers
+
+    @property
     def pixels(self) -> int:
-        """Of a tile."""
-        return TEAM_PIXELS * (1 if self.joint else self.teams)
+        """The pixels of a tile."""
+        return WARPGROUP_PIXELS * self.warpgroup_tiles
 
     @property
     def threads(self) -> int:
-        """Of a block: its teams, and a warpgroup that copies."""
-        return WARPGROUP * (self.teams + 1)
+        """The threads of a block: its consumers, and a warpgroup of producers."""
+        return WARPGROUP * (self.consumers + 1)
 
     def __str__(self) -> str:
-        stages = f"{self.stages}+{self.weight_stages}{' own' if self.own else ' resident' if self.resident else ''}"
-        tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.teams}' if self.joint else ''}"
-        stages += f" split={self.split_last}" if self.split_last > 1 else ""
-        return f"tile={tile}{self.form.value} stages={stages} staged={self.staged} {grid_text(self)}"
+        weights = " own" if self.packs_weights else " resident" if self.weights_resident else ""
+        stages = f"{self.pixel_stages}+{self.weight_stages}{weights}"
+        tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.consumers}' if self.warpgroup_split_k else ''}"
+        stages += f" split={self.tail_split_k}" if self.tail_split_k > 1 else ""
+        return f"tile={tile}{self.layout.value} stages={stages} staged={self.epilogue_filters} {grid_text(self)}"
 
 
-def pitch(problem: ConvProblem, form: Form) -> int:
-    """Floats in shared memory of a channel's pixels, and of a filter's on the way to the output, as in the .cu file."""
-    return problem.out_pixels if form is Form.IMAGES else 68
+def pitch(plane: int) -> int:
+    """Floats in shared memory from a channel's pixels to the next channel's; outputs have the same pitch.
+
+    plane: pixels of an image in the layout of whole images, which lie as in global memory; 0 in the other layouts.
+    """
+    return plane or PADDED_PITCH
 
 
-def turns_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    """Chunks of a tile, one after the other: a team's, where each has some of them."""
-    return ceil(ceil(problem.c / config.channels) / (config.teams if config.joint else 1))
+def plane_of(problem: ConvProblem, layout: PixelLayout) -> int:
+    """The macro PLANE: pixels of an image in the layout of whole images, else 0."""
+    return problem.out_pixels if layout is PixelLayout.WHOLE_IMAGES else 0
 
 
-def is_strided(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:
-    """Whether a block takes every so many tiles, so that all work side by side: where its weights can be the same."""
-    return not config.resident or config.blocks % ceil(problem.m / config.filters) == 0
+def pixel_stage_bytes(channels: int, consumers: int, plane: int) -> int:
+    """The shared memory that one pixel stage of every consumer takes, in bytes."""
+    return consumers * channels * pitch(plane) * FLOAT_BYTES
 
 
-def loads_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    """Of other filters' weights, by a block that has most of them."""
-    if is_strided(problem, config):
-        return 1
-    stretches = stretches_of(problem, 1 if config.joint else config.teams, config.form)
-    tiles = stretches * ceil(problem.m / config.filters)
-    of_block = ceil(tiles / config.blocks)
-    begins_with_filters = tiles % config.blocks == 0 and max(stretches, of_block) % min(stretches, of_block) == 0
-    return ceil(of_block / stretches) + (0 if begins_with_filters or tiles == stretches else 1)
+def weight_stage_bytes(filters: int, channels: int, products: int) -> int:
+    """The shared memory that a chunk's packed weights take, with the scales of its filters and channels, in bytes."""
+    return filters * channels * operand_bytes(products) + (filters + channels) * FLOAT_BYTES
 
 
-def rows_of(problem: ConvProblem, form: Form) -> int:
-    """Teams' pixels, all together."""
-    if form is Form.PLAIN:
-        return ceil(problem.n * problem.out_pixels / TEAM_PIXELS)
-    if form is Form.IMAGES:
+def epilogue_bytes(epilogue_filters: int, consumers: int, plane: int) -> int:
+    """The shared memory that outputs pass through on their way out, in bytes."""
+    return consumers * epilogue_filters * pitch(plane) * FLOAT_BYTES
+
+
+def static_shared_bytes(consumers: int, weight_stages: int) -> int:
+    """The static shared memory of a block that configurations leave room for, in bytes; most of it is barriers."""
+    barrier_bytes = BARRIER_BYTES * (weight_stages + consumers * MAX_PIXEL_STAGES)
+    units = ceil((barrier_bytes + STATE_BYTES) / ALIGNMENT)
+    return max(STATIC_BYTES, units * ALIGNMENT)
+
+
+def iterations(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    """The chunks of a tile that one consumer multiplies, one after the other."""
+    return ceil(ceil(problem.c / config.channels) / config.sharers)
+
+
+def warpgroup_tile_count(problem: ConvProblem, layout: PixelLayout) -> int:
+    """The warpgroup tiles that cover the pixels of all images."""
+    if layout is PixelLayout.PLAIN:
+        return ceil(problem.n * problem.out_pixels / WARPGROUP_PIXELS)
+    if layout is PixelLayout.WHOLE_IMAGES:
         return problem.n
-    slack = form.grain - 1
-    return problem.n * ceil((problem.out_pixels - slack) / (TEAM_PIXELS - slack))
+    overlap = layout.grain - 1  # pixels that a tile may have to leave to the one before it
+    return problem.n * ceil((problem.out_pixels - overlap) / (WARPGROUP_PIXELS - overlap))
 
 
-def stretches_of(problem: ConvProblem, teams: int, form: Form) -> int:
-    """Tiles of the same filters; teams: with pixels of their own."""
-    return ceil(rows_of(problem, form) / teams)
+def pixel_tile_count(problem: ConvProblem, warpgroup_tiles: int, layout: PixelLayout) -> int:
+    """The tiles with the same filters, where each tile has so many warpgroup tiles."""
+    return ceil(warpgroup_tile_count(problem, layout) / warpgroup_tiles)
 
 
-def tiles_of(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
-    stretches = stretches_of(problem, 1 if config.joint else config.teams, config.form)
-    return stretches * ceil(problem.m / config.filters)
+def filter_tile_count(problem: ConvProblem, filters: int) -> int:
+    """The tiles with the same pixels."""
+    return ceil(problem.m / filters)
+
+
+def tile_count(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    """The output tiles of all blocks."""
+    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
+    return pixel_tiles * filter_tile_count(problem, config.filters)
+
+
+def has_grid_stride(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:
+    """Whether a block takes every `blocks`-th tile, so that all blocks work on neighbouring pixels at a time.
+
+    Resident weights allow it only where all of these tiles have the same filters. Elsewhere a block has consecutive
+    tiles, ordered by their filters.
+    """
+    return not config.weights_resident or config.blocks % filter_tile_count(problem, config.filters) == 0
+
+
+def weight_loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+    """How often the busiest block loads the weights of a filter tile, where weights are resident."""
+    if has_grid_stride(problem, config):
+        return 1
+    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
+    tiles = pixel_tiles * filter_tile_count(problem, config.filters)
+    of_block = ceil(tiles / config.blocks)
+    begins_with_filters = tiles % config.blocks == 0 and max(pixel_tiles, of_block) % min(pixel_tiles, of_block) == 0
+    return ceil(of_block / pixel_tiles) + (0 if begins_with_filters or tiles == pixel_tiles else 1)

@@ -1,4 +1,4 @@
-"""Configurations of the 1x1 kernel on FP16 tensor cores: pure functions of problem and device."""
+"""Tests of fp16x3_pointwise's configurations and launches; they are pure functions of problem and device."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -7,227 +7,251 @@ from math import ceil
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit
-from cuconv.algorithms.pointwise import fp16x3_pointwise
-from cuconv.algorithms.pointwise.variants import SHIFTED, TEAMS, Form, most_filters, own_weights
-from cuconv.algorithms.pointwise.tiles import loads_of, pitch, rows_of, tiles_of
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.pointwise.candidates import chunk_channels, tile_filters
+from cuconv.algorithms.pointwise.registers import CONSUMERS, most_filters, packed_weights
+from cuconv.algorithms.pointwise.tiles import PixelLayout, tile_count, warpgroup_tile_count, weight_loads
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
+POINTWISE = ALGORITHMS["fp16x3_pointwise"]
 HEAVY = ConvProblem(128, 256, 14, 14, 1024, 1, 1)
 ODD = ConvProblem(3, 70, 13, 7, 37, 1, 1)
-SMALL = ConvProblem(70, 832, 7, 7, 200, 1, 1)
-DEEP = ConvProblem(1, 4200, 7, 7, 16, 1, 1, precision="tf32")  # so many chunks that barriers count
-USUAL = [HEAVY, ODD, SMALL]
+SMALL_PLANES = ConvProblem(70, 832, 7, 7, 200, 1, 1)
+DEEP = ConvProblem(1, 4200, 7, 7, 16, 1, 1, precision="tf32")  # so many resident chunks that their barriers count
+USUAL = [HEAVY, ODD, SMALL_PLANES]
 IN_TF32 = [DEEP, *(replace(problem, precision="tf32") for problem in USUAL)]
 FIT = [*USUAL, *IN_TF32, *(problem for problem in PROBLEMS if problem.filter_area == 1 and not problem.pad_h)]
 
+PLAIN, WHOLE_IMAGES = PixelLayout.PLAIN, PixelLayout.WHOLE_IMAGES
+SHIFTED = (PixelLayout.SHIFTED_8, PixelLayout.SHIFTED_4)
+VARIANTS_STEP = 31  # of the kernel variants, each of which takes half a second to compile
 
-def test_candidates_fit_the_device_and_cover_the_problem():
+
+def main_macros(problem, config, aligned=True):
+    """The macros of the main kernel of a configuration."""
+    return POINTWISE.launches(problem, config, aligned, relu=False)[-1].macros
+
+
+def test_candidates_differ_and_fit_the_device():
     assert len(FIT) > 3
     for problem in FIT:
-        configs = fp16x3_pointwise.candidates(problem, H200)
+        configs = POINTWISE.candidates(problem, H200)
         assert len({str(config) for config in configs}) == len(configs)
         for config in configs:
-            barrier_bytes = fp16x3_pointwise.BARRIER_BYTES * (config.teams * config.stages + config.weight_stages)
-            static_bytes = max(barrier_bytes, fp16x3_pointwise.STATIC_BYTES)
+            static_bytes = POINTWISE.static_shared_bytes(main_macros(problem, config))
             assert config.shared_bytes + static_bytes <= H200.shared_bytes_per_block
-            assert config.stages >= (2 if config.resident or config.joint else 3)
-            assert config.weight_stages >= (1 if config.resident else 2)
-            assert 1 <= config.blocks <= min(H200.sm_count, tiles_of(problem, config))
-            single = config.resident and config.weight_stages == 1
-            most = most_filters(config.teams, config.channels, config.products, single, config.form)
+            assert config.pixel_stages >= (2 if config.weights_resident or config.warpgroup_split_k else 3)
+            assert config.weight_stages >= (1 if config.weights_resident else 2)
+            assert 1 <= config.blocks <= min(H200.sm_count, tile_count(problem, config))
+            single_chunk = config.weights_resident and config.weight_stages == 1
+            most = most_filters(config.consumers, config.channels, config.products, single_chunk, config.layout)
             assert config.filters <= most
-            assert fp16x3_pointwise.predicted_us(problem, H200, config) > 0
+            assert POINTWISE.predicted_us(problem, H200, config) > 0
 
 
-def test_weights_stay_where_all_chunks_have_a_place():
+def test_resident_weights_are_those_of_all_chunks():
     for problem in FIT:
-        for config in fp16x3_pointwise.candidates(problem, H200):
-            if config.resident:
+        for config in POINTWISE.candidates(problem, H200):
+            if config.weights_resident:
                 assert config.weight_stages == ceil(problem.c / config.channels)
 
 
-def test_blocks_split_weights_themselves_where_these_stay_and_registers_hold_them():
-    own = [config for problem in FIT for config in fp16x3_pointwise.candidates(problem, H200) if config.own]
-    assert {config.teams for config in own} == set(TEAMS)
-    for config in own:
-        assert config.resident and config.workspace_bytes == 0
+def test_blocks_pack_weights_that_are_resident_and_fit_the_registers():
+    packing = [c for problem in FIT for c in POINTWISE.candidates(problem, H200) if c.packs_weights]
+    assert {config.consumers for config in packing} == set(CONSUMERS)
+    for config in packing:
+        assert config.weights_resident and config.workspace_bytes == 0
         assert config.filters * config.channels * config.weight_stages <= 2**14 * 1.2
-    assert own_weights(64, 64, 8, 2) == 128 and own_weights(80, 48, 7, 3) == 120
+    # 64 x 64 x 8 weights are 128 for each of 256 threads; 80 x 48 x 7 do not divide evenly among 12 warps.
+    assert packed_weights(64, 64, 8, 2) == 128
+    assert packed_weights(80, 48, 7, 3) == 120
 
 
-def test_a_block_that_splits_weights_itself_is_one_launch():
-    def launches(problem, aligned):
-        config = next(config for config in fp16x3_pointwise.candidates(problem, H200) if config.own)
-        return fp16x3_pointwise.launches(problem, config, aligned, relu=False)
+@pytest.mark.parametrize(
+    ("problem", "aligned", "weights_at_once"), [(HEAVY, True, 4), (HEAVY, False, 1), (ODD, True, 1)]
+)
+def test_a_block_that_packs_its_weights_needs_one_launch(problem, aligned, weights_at_once):
+    config = next(config for config in POINTWISE.candidates(problem, H200) if config.packs_weights)
+    (main,) = POINTWISE.launches(problem, config, aligned, relu=False)
+    assert main.overlap and main.kernel == "fp16x3_pointwise" and main.macros["PACKS_WEIGHTS"] == weights_at_once
 
-    for problem, aligned, own in (HEAVY, True, 4), (HEAVY, False, 1), (ODD, True, 1):
-        (main,) = launches(problem, aligned)
-        assert main.overlap and main.kernel == "fp16x3_pointwise" and main.macros["OWN"] == own
 
-
-def test_other_filters_under_way_cost_another_split():
+def test_weight_loads_of_the_busiest_block():
     few = ConvProblem(8, 256, 14, 14, 256, 1, 1)
-    config = next(c for c in fp16x3_pointwise.candidates(few, H200) if c.own and (c.filters, c.pixels) == (64, 128))
-    assert loads_of(few, config) == 1  # a tile each
+    configs = (c for c in POINTWISE.candidates(few, H200) if c.packs_weights)
+    config = next(c for c in configs if (c.filters, c.pixels) == (64, 128))
+    assert weight_loads(few, config) == 1, "a tile for each block"
     many = ConvProblem(16, 48, 55, 55, 800, 1, 1)
-    config = next(c for c in fp16x3_pointwise.candidates(many, H200) if c.own and c.filters == 160)
-    assert loads_of(many, config) == 2
-    assert loads_of(many, replace(config, blocks=1)) == 5
-    assert loads_of(many, replace(config, blocks=130)) == 1  # side by side, each with one of five tiles
+    config = next(c for c in POINTWISE.candidates(many, H200) if c.packs_weights and c.filters == 160)
+    assert weight_loads(many, config) == 2, "132 blocks share five filter tiles"
+    assert weight_loads(many, replace(config, blocks=1)) == 5
+    assert weight_loads(many, replace(config, blocks=130)) == 1, "a grid stride of 26 times five filter tiles"
 
 
-def test_teams_share_tiles_where_these_are_few():
+def test_consumers_share_tiles_where_these_are_few():
     few = ConvProblem(8, 512, 14, 14, 256, 1, 1)
-    joint = [config for config in fp16x3_pointwise.candidates(few, H200) if config.joint]
-    assert {config.teams for config in joint} == set(TEAMS)
-    for config in joint:
-        assert config.pixels == 64 and ceil(few.c / config.channels) >= 2 * config.teams
-        assert config.resident or config.weight_stages == config.teams * config.stages
-    assert fp16x3_pointwise.configure(few, H200).joint
-    assert not any(config.joint for config in fp16x3_pointwise.candidates(HEAVY, H200) if config.filters > 64)
+    sharing = [config for config in POINTWISE.candidates(few, H200) if config.warpgroup_split_k]
+    assert {config.consumers for config in sharing} == set(CONSUMERS)
+    for config in sharing:
+        assert config.pixels == 64 and ceil(few.c / config.channels) >= 2 * config.consumers
+        assert config.weights_resident or config.weight_stages == config.consumers * config.pixel_stages
+    assert POINTWISE.configure(few, H200).warpgroup_split_k
+    assert not any(c.warpgroup_split_k for c in POINTWISE.candidates(HEAVY, H200) if c.filters > 64)
 
 
 def of_144_filters(images):
-    """Configurations of tiles of 128 pixels with all filters, with whole tiles alone and with a split last round."""
+    """A problem, and its configurations of 144 filters x 128 pixels without tail split-K and with it."""
     problem = ConvProblem(images, 512, 14, 14, 144, 1, 1)
-    found = [c for c in fp16x3_pointwise.candidates(problem, H200) if (c.filters, c.pixels) == (144, 128)]
-    whole, split = ([c for c in found if (c.split_last > 1) is is_split] for is_split in (False, True))
+    found = [c for c in POINTWISE.candidates(problem, H200) if (c.filters, c.pixels) == (144, 128)]
+    whole, split = ([c for c in found if (c.tail_split_k > 1) is is_split] for is_split in (False, True))
     return problem, whole, split
 
 
-def test_the_last_round_is_split_among_the_blocks_that_it_leaves_idle():
-    problem, (whole,), (split,) = of_144_filters(128)  # 196 tiles: after a round of 132 there are 64
-    assert (split.split_last, split.blocks) == (2, H200.sm_count)
-    left_bytes = split.blocks * split.teams * (4 * 64 * split.filters + 4)  # sums, and a flag that says they are there
-    assert split == replace(whole, split_last=2, workspace_bytes=whole.workspace_bytes + left_bytes)
-    first, main = fp16x3_pointwise.launches(problem, split, aligned=True, relu=False)
-    assert first.arguments[-1] == split.blocks and main.macros["SPLIT_LAST"] == 2
-    split_us, whole_us = (fp16x3_pointwise.predicted_us(problem, H200, config) for config in (split, whole))
+def test_blocks_share_the_tiles_of_a_last_wave_that_leaves_sms_idle():
+    problem, (whole,), (split,) = of_144_filters(128)  # 196 tiles: 64 are left after a wave of 132
+    assert (split.tail_split_k, split.blocks) == (2, H200.sm_count)
+    published_bytes = split.blocks * split.consumers * (4 * 64 * split.filters + 4)  # partial sums and a flag
+    assert split == replace(whole, tail_split_k=2, workspace_bytes=whole.workspace_bytes + published_bytes)
+    packing, main = POINTWISE.launches(problem, split, aligned=True, relu=False)
+    assert packing.arguments[-1] == split.blocks and main.macros["TAIL_SPLIT_K"] == 2
+    split_us, whole_us = (POINTWISE.predicted_us(problem, H200, config) for config in (split, whole))
     assert split_us < whole_us
 
 
 @pytest.mark.parametrize(("images", "parts"), [(64, []), (86, []), (87, [4]), (120, [2]), (150, []), (173, [4])])
-def test_a_round_is_split_if_one_comes_before_and_half_of_the_sms_are_idle(images, parts):
-    """98, 132, 134, 184, 230 and 265 tiles."""
-    assert [config.split_last for config in of_144_filters(images)[2]] == parts
+def test_a_last_wave_is_split_if_another_comes_before_and_half_of_the_sms_are_idle(images, parts):
+    """The problems have 98, 132, 134, 184, 230 and 265 tiles."""
+    assert [config.tail_split_k for config in of_144_filters(images)[2]] == parts
 
 
-def test_more_filters_are_staged_only_where_that_costs_no_chunk():
-    staged = set()
+def test_more_epilogue_filters_never_cost_a_pixel_stage():
+    seen = set()
     for problem in FIT:
-        for config in fp16x3_pointwise.candidates(problem, H200):
-            staged.add(config.staged)
-            more = 4 * config.teams * (max(fp16x3_pointwise.STAGED) - config.staged) * pitch(problem, config.form)
-            if more:
-                assert config.shared_bytes + more + fp16x3_pointwise.STATIC_BYTES > H200.shared_bytes_per_block
-    assert staged == set(fp16x3_pointwise.STAGED)
+        for config in POINTWISE.candidates(problem, H200):
+            macros = main_macros(problem, config)
+            seen.add(config.epilogue_filters)
+            more_bytes = 4 * config.consumers * (64 - config.epilogue_filters) * macros["PITCH"]
+            if more_bytes:
+                static_bytes = POINTWISE.static_shared_bytes(macros)
+                assert config.shared_bytes + more_bytes + static_bytes > H200.shared_bytes_per_block
+    assert seen == {32, 64}
 
 
-def test_rows_are_shifted_where_they_begin_anywhere_and_are_long():
-    def forms(h, w):
+def test_shifted_layouts_are_for_large_planes_of_no_multiple_of_four_pixels():
+    def layouts(h, w):
         problem = ConvProblem(16, 64, h, w, 64, 1, 1)
-        return {config.form for config in fp16x3_pointwise.candidates(problem, H200)}
+        return {config.layout for config in POINTWISE.candidates(problem, H200)}
 
-    assert forms(27, 27) == forms(13, 11) == forms(11, 14) == {Form.PLAIN, *SHIFTED}
-    assert forms(28, 28) == {Form.PLAIN} and not forms(7, 7) & set(SHIFTED)
+    assert layouts(27, 27) == layouts(13, 11) == layouts(11, 14) == {PLAIN, *SHIFTED}
+    assert layouts(28, 28) == {PLAIN} and not layouts(7, 7) & set(SHIFTED)
 
 
-@pytest.mark.parametrize("form", SHIFTED)
-def test_shifted_rows_cover_an_image_wherever_it_begins(form):
-    """A team's pixels are 64 of its image; of these it writes from one multiple of the grain on to another one."""
-    own = 65 - form.grain
+@pytest.mark.parametrize("layout", SHIFTED)
+def test_shifted_tiles_cover_an_image_wherever_it_begins(layout):
+    """A tile has 64 pixels of its image, and writes those from one multiple of the grain to another."""
+    step = 65 - layout.grain
     for plane in (129, 169, 176, 177, 178, 247, 248, 729, 3025):
         problem = ConvProblem(5, 64, 1, plane, 64, 1, 1)
-        rows, rest = divmod(rows_of(problem, form), 5)
+        tiles, rest = divmod(warpgroup_tile_count(problem, layout), 5)
         assert rest == 0
-        for start in range(form.grain):  # of the plane, off a multiple of the grain
-            begins = [0, *(row * own + -(start + row * own) % form.grain for row in range(1, rows)), plane]
-            for row, (begin, end) in enumerate(pairwise(begins)):
-                first = row * own if row + 1 < rows else plane - 64
+        for start in range(layout.grain):  # of the plane, in floats off a multiple of the grain
+            begins = [0, *(tile * step + -(start + tile * step) % layout.grain for tile in range(1, tiles)), plane]
+            for tile, (begin, end) in enumerate(pairwise(begins)):
+                first = tile * step if tile + 1 < tiles else plane - 64
                 assert first <= begin < end <= first + 64
 
 
-def test_a_finer_grain_takes_fewer_rows():
+def test_a_finer_grain_needs_fewer_tiles():
     problem = ConvProblem(1, 64, 27, 27, 64, 1, 1)
-    assert [rows_of(problem, form) for form in SHIFTED] == [13, 12]
+    assert [warpgroup_tile_count(problem, layout) for layout in SHIFTED] == [13, 12]
 
 
-def test_shifted_rows_need_no_alignment():
+def test_shifted_layouts_need_no_alignment():
     problem = ConvProblem(16, 64, 27, 27, 64, 1, 1)
-    for form in SHIFTED:
-        config = next(c for c in fp16x3_pointwise.candidates(problem, H200) if c.form is form)
+    for layout in SHIFTED:
+        config = next(c for c in POINTWISE.candidates(problem, H200) if c.layout is layout)
         for aligned in True, False:
-            macros = fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros
-            assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (form.grain, 0, 0)
+            macros = main_macros(problem, config, aligned)
+            assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (layout.grain, 0, 0)
 
 
-def test_whole_images_are_of_small_planes_that_begin_anywhere():
-    def has_images(c, h, w, m):
-        configs = fp16x3_pointwise.candidates(ConvProblem(16, c, h, w, m, 1, 1), H200)
-        return Form.IMAGES in {config.form for config in configs}
-
-    assert has_images(64, 7, 7, 48) and has_images(36, 5, 7, 200) and has_images(64, 7, 9, 64)
-    assert not has_images(64, 4, 8, 64) and not has_images(64, 8, 8, 64) and not has_images(64, 6, 6, 64)
-    assert not has_images(64, 5, 5, 64) and not has_images(64, 5, 13, 64)
-    assert not has_images(66, 7, 7, 64) and not has_images(64, 7, 7, 50)  # no whole vectors
+@pytest.mark.parametrize(("c", "h", "w", "m"), [(64, 7, 7, 48), (36, 5, 7, 200), (64, 7, 9, 64)])
+def test_whole_images_are_for_planes_of_33_to_63_pixels(c, h, w, m):
+    assert WHOLE_IMAGES in {config.layout for config in POINTWISE.candidates(ConvProblem(16, c, h, w, m, 1, 1), H200)}
 
 
-def images(problem):
-    return [c for c in fp16x3_pointwise.candidates(problem, H200) if c.form is Form.IMAGES]
+@pytest.mark.parametrize(
+    ("c", "h", "w", "m"),
+    [
+        (64, 4, 8, 64),  # multiples of four pixels
+        (64, 8, 8, 64),
+        (64, 6, 6, 64),
+        (64, 5, 5, 64),  # too small
+        (64, 5, 13, 64),  # too large
+        (66, 7, 7, 64),  # channels or filters that are no multiple of four
+        (64, 7, 7, 50),
+    ],
+)
+def test_other_planes_have_no_layout_of_whole_images(c, h, w, m):
+    configs = POINTWISE.candidates(ConvProblem(16, c, h, w, m, 1, 1), H200)
+    assert WHOLE_IMAGES not in {config.layout for config in configs}
 
 
-def test_a_team_has_a_whole_image():
-    teams = set()
-    for config in images(SMALL):
-        teams.add((config.teams, config.joint))
-        tiles = ceil(70 / (1 if config.joint else config.teams)) * ceil(200 / config.filters)
-        assert tiles_of(SMALL, config) == tiles
-        pixels, staged = config.teams * config.stages * config.channels, config.teams * config.staged
+def of_whole_images(problem):
+    """The configurations in the layout of whole images."""
+    return [config for config in POINTWISE.candidates(problem, H200) if config.layout is WHOLE_IMAGES]
+
+
+def test_a_consumer_has_a_whole_image():
+    seen = set()
+    for config in of_whole_images(SMALL_PLANES):
+        seen.add((config.consumers, config.warpgroup_split_k))
+        pixel_tiles = ceil(70 / (1 if config.warpgroup_split_k else config.consumers))
+        assert tile_count(SMALL_PLANES, config) == pixel_tiles * ceil(200 / config.filters)
+        floats = 49 * config.consumers * (config.pixel_stages * config.channels + config.epilogue_filters)
         weights = config.weight_stages * (config.filters * config.channels + config.filters + config.channels)
-        assert config.shared_bytes == 4 * (49 * (pixels + staged) + weights)
-    assert {(2, False), (3, False), (2, True), (3, True)} == teams
+        assert config.shared_bytes == 4 * (floats + weights)
+    assert seen == {(2, False), (3, False), (2, True), (3, True)}
 
 
-def test_images_are_copied_at_once_where_operands_are_aligned():
-    for config in images(SMALL):
+def test_whole_images_are_copied_in_bulk_where_operands_are_aligned():
+    for config in of_whole_images(SMALL_PLANES):
         for aligned in True, False:
-            macros = fp16x3_pointwise.launches(SMALL, config, aligned, relu=False)[-1].macros
+            macros = main_macros(SMALL_PLANES, config, aligned)
             assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == (0, int(aligned), 49)
 
 
-def test_images_are_copied_in_less_time_than_single_elements():
-    busy = replace(SMALL, n=256)
-    of_form = {}
-    for config in fp16x3_pointwise.candidates(busy, H200):
-        us = fp16x3_pointwise.predicted_us(busy, H200, config)
-        of_form[config.form] = min(us, of_form.get(config.form, us))
-    assert of_form[Form.IMAGES] < of_form[Form.PLAIN]
+def test_whole_images_are_predicted_faster_than_single_elements():
+    busy = replace(SMALL_PLANES, n=256)
+    best = {}
+    for config in POINTWISE.candidates(busy, H200):
+        us = POINTWISE.predicted_us(busy, H200, config)
+        best[config.layout] = min(us, best.get(config.layout, us))
+    assert best[WHOLE_IMAGES] < best[PLAIN]
 
 
-def test_filters_and_channels_are_padded_little():
-    assert fp16x3_pointwise._filters(144, (160, 128, 64, 32)) == [144, 80, 48, 32]
-    assert fp16x3_pointwise._filters(16, (160, 64)) == [16]
-    assert fp16x3_pointwise._channels(48) == [16, 48] and fp16x3_pointwise._channels(96) == [32, 48]
-    assert fp16x3_pointwise._channels(3) == [16]
+def test_tiles_and_chunks_pad_little():
+    assert tile_filters(144, (160, 128, 64, 32)) == [144, 80, 48, 32]
+    assert tile_filters(16, (160, 64)) == [16]
+    assert chunk_channels(48) == [16, 48] and chunk_channels(96) == [32, 48]
+    assert chunk_channels(3) == [16]
 
 
-def test_weights_are_split_first_and_both_launches_overlap():
-    config = next(config for config in fp16x3_pointwise.candidates(ODD, H200) if not config.own)
-    split, main = fp16x3_pointwise.launches(ODD, config, aligned=True, relu=True)
-    assert (split.kernel, split.arguments) == ("split_weights", (WEIGHT, WORKSPACE, 37, 70, 0))
-    assert (main.kernel, main.blocks, main.threads) == ("fp16x3_pointwise", config.blocks, 128 * (config.teams + 1))
+def test_weights_are_packed_first_and_both_launches_overlap():
+    config = next(config for config in POINTWISE.candidates(ODD, H200) if not config.packs_weights)
+    packing, main = POINTWISE.launches(ODD, config, aligned=True, relu=True)
+    assert (packing.kernel, packing.arguments) == ("pack_weights", (WEIGHT, WORKSPACE, 37, 70, 0))
+    assert (main.kernel, main.blocks) == ("fp16x3_pointwise", config.blocks)
+    assert main.threads == 128 * (config.consumers + 1), "consumers and a warpgroup of producers"
     assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 3, 70, 13, 7, 37, 1)
-    assert split.overlap and main.overlap and split.macros == main.macros and main.macros["OWN"] == 0
+    assert packing.overlap and main.overlap and packing.macros == main.macros and main.macros["PACKS_WEIGHTS"] == 0
 
 
-def test_vectors_need_aligned_operands_and_planes_of_whole_vectors():
-    def vector(problem, aligned):
-        config = fp16x3_pointwise.configure(problem, H200)
-        return fp16x3_pointwise.launches(problem, config, aligned, relu=False)[-1].macros["VECTOR"]
-
-    assert (vector(HEAVY, True), vector(HEAVY, False), vector(ODD, True)) == (1, 0, 0)
+@pytest.mark.parametrize(("problem", "aligned", "vector"), [(HEAVY, True, 1), (HEAVY, False, 0), (ODD, True, 0)])
+def test_vectors_need_aligned_operands_and_planes_of_whole_vectors(problem, aligned, vector):
+    assert main_macros(problem, POINTWISE.configure(problem, H200), aligned)["VECTOR"] == vector
 
 
 @pytest.mark.parametrize(
@@ -239,27 +263,27 @@ def test_vectors_need_aligned_operands_and_planes_of_whole_vectors():
         (ConvProblem(1, 8, 2**15, 2**14, 8, 1, 1), "2147483648 bytes in a plane, the limit of fp16x3_pointwise is"),
     ],
 )
-def test_what_does_not_suit_the_kernel_is_refused_in_one_sentence(problem, message):
+def test_unsupported_problems_are_refused_in_one_sentence(problem, message):
     with pytest.raises(UnsupportedProblem, match=message):
-        fp16x3_pointwise.configure(problem, H200)
+        POINTWISE.configure(problem, H200)
 
 
 def test_hopper_only():
-    assert fp16x3_pointwise.variants(A100.arch) == []
+    assert POINTWISE.variants(A100.arch) == []
     with pytest.raises(UnsupportedProblem, match=f"sm_90a, {A100.name} is sm_80"):
-        fp16x3_pointwise.configure(one_by_one(64), A100)
+        POINTWISE.configure(one_by_one(64), A100)
 
 
 def test_products_are_not_serialised():
-    """The compiler says so where it has to wait after every instruction of the tensor cores."""
-    for macros in fp16x3_pointwise.variants("sm_90a"):
-        log = jit.cubin(fp16x3_pointwise.SOURCE, "sm_90a", macros).with_suffix(".log").read_text()
-        assert "serialized" not in log, macros
+    """The compiler's report says so where it has to wait after each instruction of the tensor cores."""
+    for macros in POINTWISE.variants("sm_90a")[::VARIANTS_STEP]:
+        log = jit.cubin(POINTWISE.source, "sm_90a", macros).with_suffix(".log").read_text()
+        assert log and "serialized" not in log, macros
 
 
-def test_more_of_a_batch_never_costs_less():
+def test_a_larger_batch_is_never_predicted_faster():
     times = []
     for n in (1, 8, 32, 128):
         problem = ConvProblem(n, 256, 14, 14, 256, 1, 1)
-        times.append(fp16x3_pointwise.predicted_us(problem, H200, fp16x3_pointwise.configure(problem, H200)))
+        times.append(POINTWISE.predicted_us(problem, H200, POINTWISE.configure(problem, H200)))
     assert times == sorted(times)
