@@ -1,14 +1,17 @@
-"""Checks that several algorithms share: sizes beyond a kernel's integers, and GPUs without its instructions."""
+"""Checks that algorithms share: sizes beyond a kernel's integers, GPUs without its instructions, no tile that fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem, UnsupportedProblem
 
 MAX_INDEX = 2**31 - 1  # kernels count in 32-bit integers
 HOPPER_ARCH = "sm_90a"  # the only architecture with wgmma; DeviceSpec.arch of a Hopper GPU
+
+Config = TypeVar("Config")
 
 
 def check_sizes(problem: ConvProblem, algorithm: str, sizes: Iterable[tuple[str, int, int]]) -> None:
@@ -24,3 +27,13 @@ def require_hopper(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(
             f"{problem.label}: needs the instructions of {HOPPER_ARCH}, {device.name} is {device.arch}"
         )
+
+
+def require_fit(found: list[Config], problem: ConvProblem, device: DeviceSpec, algorithm: str) -> list[Config]:
+    """The configurations found; raises UnsupportedProblem where there is none, as no tile fits shared memory."""
+    if found:
+        return found
+    raise UnsupportedProblem(
+        f"{problem.label}: no tile of {algorithm} with its {problem.kh}x{problem.kw} filter fits "
+        f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
+    )

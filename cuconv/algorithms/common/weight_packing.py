@@ -9,21 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TypeVar
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.costs import constant
-from cuconv.device import DeviceSpec
 from cuconv.jit import WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 KERNEL = "pack_weights"
 # The same numbers stand in weight_packing.cuh; a test compares them.
 FILTERS = 32  # of a block
 GROUP_WARPS = 5  # the most warps of a block that share eight channels
 PART_BYTES = 2  # of an operand's part, one FP16 number
-
-Config = TypeVar("Config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +33,6 @@ class WeightPackingCosts:
 def operand_bytes(products: int) -> int:
     """The bytes of a weight or an input element in all its FP16 parts."""
     return PART_BYTES * PARTS[products]
-
-
-def require_fit(found: list[Config], problem: ConvProblem, device: DeviceSpec, algorithm: str) -> list[Config]:
-    """The configurations found; raises UnsupportedProblem where there is none, as no tile fits shared memory."""
-    if found:
-        return found
-    raise UnsupportedProblem(
-        f"{problem.label}: no tile of {algorithm} with its {problem.kh}x{problem.kw} filter fits "
-        f"the {device.shared_bytes_per_block} bytes of shared memory of {device.name}"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
-from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes, require_fit
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import WORKSPACE, Launch

@@ -167,11 +167,12 @@ struct Consumer {
     }
 
     // Arrives for the warp, once what it loaded from the stage has come: an arrival alone can overtake loads from
-    // shared memory that are under way. loaded: bits that depend on every load, of numbers that are not negative.
+    // shared memory that are under way. loaded: bits that depend on every load, of numbers that are not negative. By the
+    // PTX memory model __syncwarp orders the loads of all lanes before the arrival, which releases them to the producer.
     __device__ __forceinline__ void release(uint64* barrier, int loaded) const {
         asm("" : "+r"(loaded));  // hides from the compiler that the test below never holds
         __syncwarp();
-        if (lane == 0 || loaded < 0) barrier_arrive(barrier);
+        if (ALL_LANES_ARRIVE || lane == 0 || loaded < 0) barrier_arrive(barrier);
     }
 
     // sum += chain, rescaled to the tile's first chunk. Returns bits for release().

@@ -80,11 +80,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int consumer = 0; consumer < CONSUMERS; ++consumer)
             for (int i = 0; i < PIXEL_STAGES; ++i) {
                 barrier_init(shared.full_pixels[consumer] + i, PRODUCERS);
-                barrier_init(shared.empty_pixels[consumer] + i, WARPGROUP / 32);
+                barrier_init(shared.empty_pixels[consumer] + i, RELEASES);
             }
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
             barrier_init(shared.full_weights + i, 1);
-            barrier_init(shared.empty_weights + i, WEIGHT_READERS);
+            barrier_init(shared.empty_weights + i, WEIGHT_RELEASES);
         }
         fence_async_shared();
     }

@@ -27,7 +27,13 @@ constexpr int SUMS = BF / 2;                                           // of a c
 constexpr bool SINGLE_CHUNK = WEIGHTS_RESIDENT && WEIGHT_STAGES == 1;  // whose products are the sums
 constexpr int CHUNK_STEP = WARPGROUP_SPLIT_K ? CONSUMERS : 1;          // from a consumer's chunk to its next one
 constexpr int CONSUMER_WEIGHT_STAGES = WEIGHT_STAGES / CHUNK_STEP;     // where weights are not resident
-constexpr int WEIGHT_READERS = WARPGROUP_TILES * (WARPGROUP / 32);     // warps that read a stage of weights
+// racecheck follows an arrival's order for the arriving thread alone, not by __syncwarp for its warp. `make sanitize`
+// therefore compiles kernels in which every lane of a warp arrives.
+#ifndef ALL_LANES_ARRIVE
+#define ALL_LANES_ARRIVE 0
+#endif
+constexpr int RELEASES = WARPGROUP / 32 * (ALL_LANES_ARRIVE ? 32 : 1);  // arrivals of a consumer that has read a stage
+constexpr int WEIGHT_RELEASES = WARPGROUP_TILES * RELEASES;             // the same of all that read a stage of weights
 
 static_assert(SHIFTED == 0 || SHIFTED % 4 == 0 && 32 % SHIFTED == 0, "16 bytes are written at once");
 static_assert(WEIGHTS_RESIDENT || GRID_STRIDE, "tiles with the same pixels are neighbours unless weights are resident");

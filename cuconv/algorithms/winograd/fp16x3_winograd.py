@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
-from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, require_fit
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
