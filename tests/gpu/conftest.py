@@ -1,5 +1,6 @@
 """Settings of the GPU tests: they are skipped without a GPU, and a run in which all pass writes the GPU proof."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,14 @@ import torch
 from harness.results import proof
 
 HERE = Path(__file__).parent
+
+
+def pytest_configure(config):
+    """Give each worker of pytest-xdist one GPU: worker n takes number n modulo their count."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker.startswith("gw") and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        gpus = torch.cuda.device_count()  # by NVML, so that no context is made
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker[2:]) % max(1, gpus))
 
 
 def pytest_collection_modifyitems(items):

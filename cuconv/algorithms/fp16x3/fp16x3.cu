@@ -88,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int group = role - CONSUMERS / WARPGROUP;
         WeightFetcher weights = {workspace.rows,
                                  workspace.rows + WorkUnit(share.begin, g).tile_chunk(g) * ROWS * ROW_BYTES, rows_end,
-                                 shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS};
+                                 shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS,
+                                 group ^ 1};
         weights.advance(group * ROWS);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, shared, group,
                              (int)threadIdx.x % WARPGROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};

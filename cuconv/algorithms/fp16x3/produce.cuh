@@ -70,20 +70,21 @@ struct WeightFetcher {
     const char* const end;
     const unsigned stages;  // address in shared memory
     int row, last;          // of the block's share
+    // Of the other warpgroup's phase that comes before the next chunk: phase i - 1 of warpgroup 1 before the i-th chunk of
+    // warpgroup 0, and phase i of warpgroup 0 before the i-th chunk of warpgroup 1. Phase -1 counts as completed.
+    int parity;
 
     __device__ __forceinline__ void fetch_ready(Shared& shared, int group) {
         while (row < last) {
-            // Before chunk 2 i of warpgroup 0 comes phase i - 1 of warpgroup 1, and before chunk 2 i + 1 of warpgroup 1
-            // phase i of warpgroup 0. Phase -1 counts as completed.
-            const unsigned chunk = row / (unsigned)ROWS;
-            if (!barrier_passed(shared.rows_fetched + (group ^ 1), (chunk / 2 + group ^ 1) & 1)) return;
+            const bool begins_chunk = row % (unsigned)ROWS == 0;  // afterwards the chunk's rows are this thread's
+            if (begins_chunk && !barrier_passed(shared.rows_fetched + (group ^ 1), parity)) return;
             const unsigned stage = row % (unsigned)WEIGHT_STAGES, use = row / (unsigned)WEIGHT_STAGES;
             if (use > 0 && !barrier_passed(shared.empty_weights + stage, use - 1 & 1)) return;
             fetch(stages + stage * ROW_BYTES, next, ROW_BYTES, shared.full_weights + stage);
             ++row, advance(1);
             if (row % ROWS == 0) {  // the next chunk is the other warpgroup's
                 barrier_arrive(shared.rows_fetched + group);
-                row += ROWS, advance(ROWS);
+                row += ROWS, advance(ROWS), parity ^= 1;
             }
         }
     }
