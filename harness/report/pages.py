@@ -24,6 +24,7 @@ from harness.precision import FP32, PRECISIONS
 from harness.report import figures
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, losses_table, named
+from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import memory_bound_table
 from harness.report.paper import paper_table
@@ -133,6 +134,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "memory_bound": lambda results, plots: memory_bound_table(results),
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
+    "host": lambda results, plots: host_table(results),
 }
 ARGUMENTS = {"algorithm": named()}
 

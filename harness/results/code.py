@@ -50,12 +50,18 @@ def normalised(text: str, suffix: str) -> str:
 
 def _shown(node: object) -> str:
     """A syntax tree as text. `ast.dump` would write fields that only some versions of Python have, and docstrings."""
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 alone ends a format specification with an empty string
+        return f"JoinedStr(values={_shown([value for value in node.values if not _is_empty_string(value)])})"
     if isinstance(node, ast.AST):
         fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []) and name != "kind")
         return f"{type(node).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in fields)})"
     if isinstance(node, list):
         return f"[{', '.join(_shown(item) for item in node if not _is_bare_string(item))}]"
     return repr(node)
+
+
+def _is_empty_string(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""
 
 
 def _is_bare_string(node: object) -> bool:

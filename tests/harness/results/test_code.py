@@ -105,6 +105,12 @@ def test_code_counts(suffix, change):
     assert edited(suffix, change) != normalised(TEXTS[suffix], suffix)
 
 
+def test_a_format_specification_is_the_same_for_every_version_of_python():
+    assert "value=''" not in normalised('f"{number:{width}}"', ".py")
+    assert normalised('f"{number:{width}}"', ".py") != normalised('f"{number:{width}} "', ".py")
+    assert normalised('f("")', ".py") != normalised("f()", ".py")
+
+
 def test_a_raw_string_is_kept_to_the_letter():
     assert '''R"x(a  // b)" c)x"''' in normalised("""auto s = R"x(a  // b)" c)x"; // words""", ".cu")
 

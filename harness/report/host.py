@@ -1,0 +1,30 @@
+"""What a call costs the host, beside torch's: the table of a device's host.csv."""
+
+from __future__ import annotations
+
+from harness.report.markdown import markdown
+from harness.results.comparisons import Results
+from harness.results.csv_file import read_csv
+
+CSV = "host.csv"
+COLUMNS = ("layer", "provider", "algorithm", "output", "calls", "median_us")
+OURS, TORCH = ("cuconv", "auto", "new"), ("torch", "default", "new")
+
+
+def host_table(results: Results) -> str:
+    """A line for each layer: the host microseconds of a call of conv2d and of torch's, each with a new output.
+
+    A sentence says on how many layers ours costs more. Without a host.csv of the device a sentence says what to run.
+    Raises ResultsError where the file is something else.
+    """
+    path = results.folder.parent / "host" / CSV
+    remedy = "measure first with 'python -m harness.measure.host_time' on a GPU"
+    if not path.exists():
+        return f"Not measured on {results.device}: {remedy}."
+    rows = read_csv(path, COLUMNS, text=("layer", "provider", "algorithm", "output"), name=CSV, remedy=remedy)
+    times = rows.set_index(["layer", "provider", "algorithm", "output"]).median_us
+    layers = list(dict.fromkeys(rows.layer))
+    body = [[layer, *(f"{times[layer, *kind]:.1f}" for kind in (OURS, TORCH))] for layer in layers]
+    dearer = sum(bool(times[layer, *OURS] > times[layer, *TORCH]) for layer in layers)
+    table = markdown(["HW-N-K-M-C, host us", "cuconv.conv2d", "torch"], body)
+    return f"{table}\n\nOn {dearer} of {len(layers)} layers a call of cuConv costs the host more than torch's."
