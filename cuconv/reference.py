@@ -1,4 +1,4 @@
-"""What the kernels must compute, in plain torch operations on any device: a float64 convolution and the two stages.
+"""The reference for the kernels, in plain torch operations on any device: a float64 convolution and the two stages.
 
 This module needs torch (`pip install torch`), which the rest of the library does not.
 """

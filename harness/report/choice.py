@@ -87,7 +87,7 @@ def without(results: Results, name: str, precision: str = FP32) -> pd.DataFrame:
 
 
 def losses_table(results: Results) -> str:
-    """What auto loses without each algorithm, in each precision: by `without`, which says what that can tell.
+    """Tabulate the loss of auto without each algorithm, in each precision. `without` says how far that can be trusted.
 
     The number of cases on which auto chooses it, the geometric mean of the loss over all cases, and the worst case.
     Empty where auto was not measured.

@@ -1,4 +1,4 @@
-"""What a call costs the host, beside torch's: the table of a device's host.csv."""
+"""The table of a device's host.csv: the host time of a call, beside torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What conv2d uses of torch, without a GPU: signatures, streams and where memory comes from."""
+"""The part of torch that conv2d uses, without a GPU: signatures, streams and where memory comes from."""
 
 from types import SimpleNamespace
 

@@ -123,7 +123,7 @@ extern "C" __global__ void empty() {}""")
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_header_of_the_kernels_is_known_to_the_cache(name):
-    """What the sources include lies in the package, and none of it is left out."""
+    """Every header that a source includes, directly or not, is found in the package."""
     files = jit.included_files(ALGORITHMS[name].source)
     named = {line.split('"')[1] for file in files for line in file.read_text().splitlines() if "#include" in line}
     assert {str(file.relative_to(jit.INCLUDES)) for file in files[1:]} == named

@@ -1,4 +1,4 @@
-"""What a LaunchSequence hands to the driver; a fake driver reads it from memory as the real one does."""
+"""Arguments that a LaunchSequence hands to the driver; a fake driver reads them from memory as the real one does."""
 
 import ctypes
 import gc

@@ -113,7 +113,7 @@ def test_graph_capture_sees_new_data_at_each_replay(k):
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_a_thread_that_never_used_the_gpu_can_call(case, library):
-    """Such a thread has GPU 0 as its current GPU, but no context of it."""
+    """A new thread has GPU 0 as its current GPU, but no context of it."""
     x, weight, truth = case
     arrays = [x, weight, poisoned_output(PROBLEM)]
     if library == "cupy":

@@ -70,8 +70,8 @@ struct WeightFetcher {
     const char* const end;
     const unsigned stages;  // address in shared memory
     int row, last;          // of the block's share
-    // Of the other warpgroup's phase that comes before the next chunk: phase i - 1 of warpgroup 1 before the i-th chunk of
-    // warpgroup 0, and phase i of warpgroup 0 before the i-th chunk of warpgroup 1. Phase -1 counts as completed.
+    // The parity of the other warpgroup's phase before the next chunk. Phase i - 1 of warpgroup 1 comes before the i-th
+    // chunk of warpgroup 0, and phase i of warpgroup 0 before the i-th of warpgroup 1. Phase -1 counts as completed.
     int parity;
 
     __device__ __forceinline__ void fetch_ready(Shared& shared, int group) {

@@ -192,14 +192,14 @@ def _can_pack_weights(c: Fp16x3PointwiseConfig) -> bool:
 
 
 def _packing_weights(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
-    """The same where the block packs its weights itself: it needs no workspace."""
+    """Return a configuration whose block packs its weights itself, which needs no workspace."""
     return replace(config, packs_weights=True, workspace_bytes=0)
 
 
 def _with_tail_split_k(
     problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig
 ) -> list[Fp16x3PointwiseConfig]:
-    """The same with split-K in the last wave, if that wave leaves at least half of the SMs idle; else nothing.
+    """Return a configuration with split-K in the last wave, if that wave leaves half of the SMs idle; else nothing.
 
     The last wave must not be the only one: all parts of a tile would end together then, and wait for each other.
     """

@@ -1,4 +1,4 @@
-"""What the registers of fp16x3_pointwise hold: the largest tiles, and the weights that a block can pack itself.
+"""Limits that the registers of fp16x3_pointwise set: the largest tiles, and the weights that a block can pack itself.
 
 The limits of tiles are measured: with more filters the compiler spills registers or serialises the products.
 """

@@ -148,7 +148,7 @@ struct LastWave {
     }
 };
 
-// What all warps of a block know: sizes, where its stages are, and which tiles it computes.
+// The state that all warps of a block share: sizes, where its stages are, and which tiles it computes.
 struct Block {
     const Sizes& s;
     const float* const input;

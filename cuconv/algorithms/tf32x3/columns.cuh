@@ -1,7 +1,7 @@
 // Columns and products of the tf32x3 kernels for Hopper: finding a pixel's elements of the input, loading them into
 // registers as fragments of wgmma's tile A, decomposing and multiplying them.
 //
-// Of the including file's macros it uses FILTERS, STAGE_DEPTH, PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
+// It uses the including file's macros FILTERS, STAGE_DEPTH, PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
 // LINEAR, WHOLE, PAIRED and EVICT_FIRST.
 #pragma once
 

@@ -5,7 +5,7 @@
 // added as a whole. Of every eight filters, thread t of a warp has 2 * (t % 4) and the next one, of the pixels in rows
 // t / 4 and t / 4 + 8 of the warp's part of tile A (PTX ISA, "Register fragments for wgmma").
 //
-// Of the including file's macros it uses FILTERS, SPLIT_K, and those of columns.cuh.
+// It uses the including file's macros FILTERS and SPLIT_K, and those of columns.cuh.
 #pragma once
 
 #include "tf32x3/columns.cuh"
@@ -19,7 +19,7 @@ __device__ __forceinline__ int share_of(int rank) {
     return SHARE * SPLIT_K == FILTERS ? SHARE : max(0, min(SHARE, FILTERS - rank * SHARE));
 }
 
-// What a block needs to write its tile of the output. `pixel` is always the offset of the pixel's output of filter 0,
+// The operands and sizes with which a block writes its tile of the output. `pixel` is always the offset of the pixel's output of filter 0,
 // -1 where there is no pixel.
 struct Output {
     const float *input, *weight, *bias;

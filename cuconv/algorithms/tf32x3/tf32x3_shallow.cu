@@ -256,7 +256,7 @@ __device__ __forceinline__ void transpose(float (&v)[4]) {
     }
 }
 
-// What a warp needs to write its outputs.
+// The operands and sizes with which a warp writes its outputs.
 struct Output {
     const float *input, *weight, *bias;
     float* output;

@@ -23,7 +23,7 @@
 //
 // gridDim.x is a multiple of the number of filter tiles. Every argument has eight bytes: a pointer or a long long.
 
-// What this kernel fixes of the headers' macros.
+// The headers' macros that are fixed in this kernel.
 #define PRODUCTS 3
 #define POINTWISE 1
 #define KERNEL_H 1
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
         return Pixel(tile * WARPGROUP_PIXELS + row + offset, pixels, input, p);
     };
 
-    // What is loaded next: the pixels of a tile, from this lane's next k on, of which `left` are there.
+    // The next load: the pixels of a tile, from this lane's next k on, of which `left` are there.
     int next_tile = tile, left = depth - lane;
     Pixel pixel_a = pixel_of(tile, 0), pixel_b = pixel_of(tile, OTHER_PIXEL);
     pixel_a.source += (int64)lane * plane;

@@ -2,7 +2,7 @@
 // shared memory.
 #pragma once
 
-// What the fp16x3 headers want to know. A transformed filter has KH taps for each point, in place of KH rows of KW.
+// Macros that the fp16x3 headers read. A transformed filter has KH taps for each point, in place of KH rows of KW.
 #define POINTS (KW + 3)
 #define FILTER_ROWS POINTS
 #define FILTER_COLUMNS KH

@@ -13,7 +13,7 @@ static_assert(CELLS % PASS_CELLS == 0);
 __device__ __forceinline__ void consumers_barrier() { named_barrier<8, CONSUMERS>(); }
 __device__ __forceinline__ void pair_barrier(int warp) { named_barrier<64>(4 + warp); }
 
-// What a warpgroup's points contribute to the outputs of a cell. i: the index of the cell's sum for each point. The
+// The contribution of a warpgroup's points to the outputs of a cell. i: the index of the cell's sum for each point. The
 // last two points of a warpgroup are a pair. Before them come 0 or infinity (KW 3), or both of these, or the pair 1,
 // -1.
 __device__ __forceinline__ void contribute(int warpgroup, const Sums& sums, int i, float* to) {

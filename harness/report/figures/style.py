@@ -1,4 +1,4 @@
-"""What all figures have in common: fonts, colours, the logarithmic axis, the caption, and how files are written.
+"""The style that all figures share: fonts, colours, the logarithmic axis, the caption, and how files are written.
 
 A README is read at about 900 pixels, so figures are WIDTH = 9 inches wide: a point is then as large as it says, and no
 text is smaller than SMALL points. Backgrounds are white and opaque, so figures read on dark pages too.
@@ -63,7 +63,7 @@ def ratio_range(values: Sequence[float]) -> Range:
 
 
 def ticks_between(ends: Range, most: int) -> list[float]:
-    """As many round ratios between two as there are, but at most `most` where fewer are round enough."""
+    """The round ratios between two ratios, as ticks of an axis: at most `most`, unless even the roundest are more."""
     for digits in TICKS:
         ticks = [digit * 10.0**decade for decade in DECADES for digit in digits]
         shown = [tick for tick in ticks if ends[0] <= tick <= ends[1]]

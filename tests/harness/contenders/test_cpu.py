@@ -141,7 +141,7 @@ def test_cudnn_status_becomes_a_row_status(code, status):
 @pytest.mark.parametrize(("precision", "math"), [("fp32", 3), ("tf32", 0)])  # CUDNN_FMA_MATH, CUDNN_DEFAULT_MATH
 def test_a_classic_call_is_told_what_it_may_round_to(precision, math):
     class Library:
-        """Of calls that all succeed; keeps the math type that is set."""
+        """A library whose calls all succeed; it keeps the math type that is set."""
 
         def __getattr__(self, name):
             return lambda *_: 0

@@ -25,7 +25,7 @@ def launched(label: str) -> list[str]:
 
 
 def log(kernels: list[str]) -> str:
-    """As ncu prints it: remarks, a header, a line of units, a line for each kernel."""
+    """The output of ncu: remarks, a header, a line of units, a line for each kernel."""
     metrics = [metric for several in METRICS.values() for metric in several]
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL)

@@ -10,7 +10,7 @@ def test_algorithms_table(tmp_path):
     assert rows.pop("algorithm") == ["precision", "ran", "best rival", "best of all", "otherwise"]
     rows = {name: row for name, row in rows.items() if not name.startswith("---")}
     assert rows == {
-        "cuConv auto": ["fp32", "7 of 8", "-", "4", "incorrect 1"],  # of two equal times the first in the roster
+        "cuConv auto": ["fp32", "7 of 8", "-", "4", "incorrect 1"],  # of two equal times the first in the registry
         "cuConv two_stage": ["fp32", "1 of 8", "-", "0", "not offered 7"],
         "cuDNN implicit_gemm": ["fp32", "3 of 8", "2", "1", "not offered 5"],
         "cuDNN fft": ["fp32", "0 of 8", "0", "0", "unsupported 1, not offered 7"],

@@ -1,4 +1,4 @@
-"""Who is compared with whom, and what never counts; expected numbers are worked out by hand."""
+"""Comparisons: the pairs that are compared, and rows that never count; expected numbers are worked out by hand."""
 
 import math
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_a_tf32_subject_has_no_time(tmp_path):
     assert best.rival_algorithm == "gemm"
 
 
-def test_equal_times_go_to_the_first_of_the_roster(tmp_path):
+def test_equal_times_go_to_the_first_of_the_registry(tmp_path):
     rows = [
         row("eng10", 10.0, provider="cudnn_engine"), row("default", 10.0, provider="torch"),
         row("winograd", 10.0, provider="cudnn"), row("gemm", 10.0, provider="cudnn"), row("auto", 10.0),

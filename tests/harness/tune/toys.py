@@ -113,7 +113,7 @@ def rows(*names: str) -> list[Row]:
 
 
 def measured(*names: str) -> list[tuple[Case, str, ToyConfig, float]]:
-    """The same with the case, as `write` takes it."""
+    """A row with its case, as `write` takes it."""
     found = []
     for case in cases():
         for name in names or TOYS:
@@ -139,6 +139,6 @@ def write(folder: Path, measured: Iterable[tuple[Case, str, object, float]], *re
 
 
 def report(**changes: object) -> dict[str, object]:
-    """What environment.json says of an H200, with changes."""
+    """The facts of an H200 in environment.json, with changes."""
     facts = {"gpu": H200.name, "compute_capability": "9.0", "multiprocessors": H200.sm_count, "commit": None}
     return facts | changes
