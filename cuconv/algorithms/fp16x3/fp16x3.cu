@@ -7,19 +7,22 @@
 // is another start address of wgmma. So each input element is loaded and decomposed once for all taps.
 //
 // Each operand is scaled by a power of two and decomposed into two FP16 parts, x = high + low. The tensor cores compute
-// low * high + high * low + high * high for one row of the filter; that chain is then added to FP32 registers. Weights
-// are scaled by filter and channel (common/weight_packing.cuh), the input by chunk of channels as it comes.
+// low * high + high * low + high * high for one row of the filter; that chain is then added to FP32 registers. For the
+// accuracy of TF32 they compute high * high alone, and a chain is a whole chunk. Weights are scaled by filter and
+// channel (common/weight_packing.cuh), the input by chunk of channels as it comes.
 //
 //   pack_weights      weights -> scaled FP16 parts in the workspace, a kernel ahead of this one
 //   producers 0       chunk 0: load, scale, decompose -> stage 0  | chunk 2 -> stage 2 | ...
 //   producers 1       chunk 1: load, scale, decompose -> stage 1  | chunk 3 -> stage 3 | ...
 //     a thread each   bulk copies of weight rows: workspace -> weight stages
-//   consumers 0, 1    for each row of the filter: chain = wgmma(input stage, weight stage); sums += chain * factor
+//   consumers 0, 1    for each chain: chain = wgmma(input stage, weight stages); sums += chain * factor
 //                     at a tile's end: sums -> staging -> bias, ReLU -> output
 //
-//   full_input, empty_input        hand stages of input over and back: 4 arrivals of producer warps, 2 of consumers
-//   full_weights, empty_weights    the same for weight rows: the bytes of a bulk copy, 2 of consumers
-//   rows_fetched                   of each producer warpgroup: the other one may fetch the next chunk's weight rows
+//   full_input      mbarriers: a stage of input has been written (4 arrivals, one of each producer warp)
+//   empty_input     a stage of input has been read (2 arrivals, one of each consumer warpgroup)
+//   full_weights    a weight row has come (its bulk copy's bytes)
+//   empty_weights   a weight row has been read (2 arrivals, one of each consumer warpgroup)
+//   rows_fetched    a counter: the producer whose row is next may fetch it
 //
 // Stream-K: a block takes an equal share of all (tile, chunk) pairs in order. Where blocks share a tile, its first
 // block adds the partial sums of the others in order.
@@ -75,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(shared.full_weights + i, 1);
             barrier_init(shared.empty_weights + i, 2);
         }
-        for (int i = 0; i < 2; ++i) barrier_init(shared.rows_fetched + i, 1);
+        shared.rows_fetched = 0;
         fence_async_shared();
     }
     __syncthreads();
@@ -88,8 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int group = role - CONSUMERS / WARPGROUP;
         WeightFetcher weights = {workspace.rows,
                                  workspace.rows + WorkUnit(share.begin, g).tile_chunk(g) * ROWS * ROW_BYTES, rows_end,
-                                 shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS,
-                                 group ^ 1};
+                                 shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS};
         weights.advance(group * ROWS);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, shared, group,
                              (int)threadIdx.x % WARPGROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};

@@ -61,31 +61,27 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
 
 // Fetches the weight rows of a warpgroup's chunks, as stages become free. One thread of each producer warpgroup has
 // one, and all rows of the share must be fetched in order: empty_weights tells only the parity of a stage's uses, so
-// whether use n may begin cannot be told before use n - 1 has. The two threads therefore alternate with their chunks,
-// and hand over through the mbarriers rows_fetched. An arrival releases and a test that succeeds acquires (PTX memory
-// model). So what the other thread knew when it handed over, this thread knows: for every earlier row the stage was
-// free and its copy has started, and an earlier phase of empty_weights cannot be seen any more.
+// whether use n may begin cannot be told before use n - 1 has. The two threads therefore alternate with their chunks:
+// a thread goes on where the counter rows_fetched says that all rows before its own have been fetched.
+//
+// The counter's accesses are relaxed: an atomic exchange and a volatile load. That suffices, since shared memory
+// performs each thread's accesses in program order. A thread that reads the count therefore tests empty_weights after
+// the thread that wrote it did, and cannot see an older phase. What a stage holds is not ordered by the counter but by
+// empty_weights, whose test acquires. A release would wait for the input that the thread has under way (MEMBAR).
 struct WeightFetcher {
     const char *const rows, *next;  // in the workspace, in the order of their use, again and again
     const char* const end;
     const unsigned stages;  // address in shared memory
     int row, last;          // of the block's share
-    // The parity of the other warpgroup's phase before the next chunk. Phase i - 1 of warpgroup 1 comes before the i-th
-    // chunk of warpgroup 0, and phase i of warpgroup 0 before the i-th of warpgroup 1. Phase -1 counts as completed.
-    int parity;
 
-    __device__ __forceinline__ void fetch_ready(Shared& shared, int group) {
-        while (row < last) {
-            const bool begins_chunk = row % (unsigned)ROWS == 0;  // afterwards the chunk's rows are this thread's
-            if (begins_chunk && !barrier_passed(shared.rows_fetched + (group ^ 1), parity)) return;
+    __device__ __forceinline__ void fetch_ready(Shared& shared) {
+        while (row < last && shared.rows_fetched == row) {
             const unsigned stage = row % (unsigned)WEIGHT_STAGES, use = row / (unsigned)WEIGHT_STAGES;
             if (use > 0 && !barrier_passed(shared.empty_weights + stage, use - 1 & 1)) return;
             fetch(stages + stage * ROW_BYTES, next, ROW_BYTES, shared.full_weights + stage);
-            ++row, advance(1);
-            if (row % ROWS == 0) {  // the next chunk is the other warpgroup's
-                barrier_arrive(shared.rows_fetched + group);
-                row += ROWS, advance(ROWS), parity ^= 1;
-            }
+            atomicExch(const_cast<int*>(&shared.rows_fetched), ++row);
+            advance(1);
+            if (row % ROWS == 0) row += ROWS, advance(ROWS);  // the next chunk is the other warpgroup's
         }
     }
     __device__ __forceinline__ void advance(int count) {
@@ -117,8 +113,7 @@ struct Producer {
     }
 
     // Loads a job's values. Predicated instructions rather than branches, which would keep jobs from overlapping.
-    // EARLY: before griddepcontrol.wait, and so from L2, since nothing is said about what the L1 cache holds until
-    // then.
+    // EARLY: before griddepcontrol.wait, and so past the L1 cache, which may hold what an earlier kernel has read.
     template <bool EARLY = false>
     __device__ __forceinline__ void load(float (&values)[8], int job, int chunk) const {
         const int channel = chunk * CHANNELS + channel_of(job);
@@ -166,7 +161,7 @@ struct Producer {
 
     __device__ __forceinline__ void run(const Share& share) {
         float values[2][BATCH][8];
-        int exponent = TARGET - 3;  // of the input's scale: right for maxima of 1/4 to 512, with one product 1/2 to 256
+        int exponent = TARGET - 3;  // of the input's scale: right for maxima of 1/4 to 512; PRODUCTS 1: of 1/2 to 256
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
@@ -187,7 +182,7 @@ struct Producer {
             const float* const scales = shared.channel_scales[group][buffer];
             unsigned most = 0;
             if (thread == 0)
-                do weights.fetch_ready(shared, group);
+                do weights.fetch_ready(shared);
                 while (use > 0 && !barrier_passed(shared.empty_input + stage, use - 1 & 1));
             else if (use > 0)
                 barrier_wait(shared.empty_input + stage, use - 1 & 1);
@@ -201,7 +196,7 @@ struct Producer {
                     if (job < JOBS) load(values[(batch + 1) % 2][i], job, next ? at.chunk : chunk);
                 }
                 // With every batch, since a chunk may take long. The branch also keeps conversions behind the loads.
-                if (thread == 0) weights.fetch_ready(shared, group);
+                if (thread == 0) weights.fetch_ready(shared);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = batch * BATCH + i;
@@ -226,6 +221,6 @@ struct Producer {
             if (thread % 32 == 0) barrier_arrive(shared.full_input + stage);
         }
         if (thread == 0)
-            while (weights.row < weights.last) weights.fetch_ready(shared, group);
+            while (weights.row < weights.last) weights.fetch_ready(shared);
     }
 };

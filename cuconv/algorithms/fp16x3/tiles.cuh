@@ -37,10 +37,10 @@ struct Geometry {
     }
 };
 
-// Static shared memory. The first index of the last arrays is a warpgroup of producers.
+// Static shared memory. The first index of channel_scales, maxima and sources is a producer warpgroup.
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES], full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
-    uint64 rows_fetched[2];  // phase i: the warpgroup has fetched the weight rows of its i-th chunk
+    volatile int rows_fetched;  // weight rows of the block's share whose copies have started
     __align__(16) float channel_scales[2][2][CHANNELS];   // of the current and the next chunk, times the input's scale
     __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // of warps, double-buffered
     int exponents[IN_STAGES];                             // of the input's scale in each stage
