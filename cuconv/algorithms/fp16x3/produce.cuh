@@ -161,7 +161,7 @@ struct Producer {
 
     __device__ __forceinline__ void run(const Share& share) {
         float values[2][BATCH][8];
-        int exponent = TARGET - 3;  // of the input's scale: right for maxima of 1/4 to 512; PRODUCTS 1: of 1/2 to 256
+        int exponent = TARGET - 3;  // right for maxima of 1/4 to 512; PRODUCTS 1: of 1/2 to 256
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
