@@ -1,8 +1,8 @@
 """The registry of algorithms: one instance of each subclass of `cuconv.algorithms.base.Algorithm`, by name.
 
 Each family of algorithms has a folder. It holds a module and a CUDA source of the same stem for every algorithm, and
-the headers that only this family includes. `common` has what several families share. To add an algorithm, add its
-class to the list below.
+the headers that only this family includes. `common` has what several families share. To add an algorithm, import its
+class and add an instance of it to the list below.
 """
 
 from cuconv.algorithms.base import registry

@@ -96,16 +96,28 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
     @abstractmethod
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
-        """The device time of all kernels in microseconds, by the cost model with the given constants."""
+        """The device time of all kernels in microseconds, by the cost model with the given constants.
+
+        Each algorithm defines its model here; `configure` and `predicted_us` call it. It takes the constants as an
+        argument because `harness.tune` tries other values of them.
+        """
 
     def predicted_us(
         self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs | None = None
     ) -> float:
-        """The estimate by which "auto" chooses, in microseconds; it uses the fitted constants unless given others."""
+        """The estimate by which "auto" chooses, in microseconds; it uses the fitted constants unless given others.
+
+        `cuconv.select` compares one configuration of each algorithm by it, the one that `configure` returns.
+        `harness.tune` selects the configurations to measure by it and, with trial constants, fits the models.
+        """
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))
 
     def configure(self, problem: ConvProblem, device: DeviceSpec) -> Config:
-        """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate."""
+        """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate.
+
+        `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses. An
+        algorithm that has a rule instead, such as two_stage, overrides it.
+        """
         constants = self.costs(problem.precision)
         return min(
             self.candidates(problem, device),
