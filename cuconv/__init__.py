@@ -1,4 +1,4 @@
-"""cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW with stride 1."""
+"""cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW."""
 
 from cuconv.conv import algorithms, conv2d, plan
 from cuconv.problem import ConvProblem, UnsupportedProblem

@@ -18,6 +18,7 @@ from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
 from cuconv.device import DeviceSpec, device_spec, import_cupy
+from cuconv.geometry import Geometry, pair
 from cuconv.jit import LaunchSequence
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
@@ -26,8 +27,8 @@ MAX_READY_CALLS = 4096  # prepared calls that a thread keeps
 
 # The rank of each operand, and what the message says about any other rank.
 RANKS = {
-    "input": (4, "4 are needed, NCHW"),
-    "weight": (4, "4 are needed, (M, C, KH, KW)"),
+    "input": (4, "4 are needed, NCHW, or 3 for one image"),
+    "weight": (4, "4 are needed, (M, C / groups, KH, KW)"),
     "bias": (1, "1 is needed, (M,)"),
     "out": (4, "4 are needed, NCHW"),
 }
@@ -53,37 +54,53 @@ def conv2d(
     input: Any,
     weight: Any,
     bias: Any = None,
-    *,
+    stride: int | tuple[int, int] = 1,
     padding: int | str | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    *,
     relu: bool = False,
     algorithm: str = "auto",
     precision: str = FP32,
     out: Any = None,
 ) -> Any:
-    """The convolution of CNN inference on a GPU: stride 1, float32, contiguous NCHW.
+    """The convolution of CNN inference on a GPU, in float32 and contiguous NCHW.
 
-    input      (N, C, H, W): a torch CUDA tensor or a CuPy array; the other operands are of the same library and GPU
-    weight     (M, C, KH, KW)
+    The first seven arguments have the order and meaning of torch.nn.functional.conv2d. A number stands for both axes,
+    a pair is (vertical, horizontal).
+
+    input      (N, C, H, W), or (C, H, W) for one image: a torch CUDA tensor or a CuPy array; the other operands are of
+               the same library and GPU
+    weight     (M, C / groups, KH, KW)
     bias       (M,), added to every output of its filter; None for no bias
-    padding    rows and columns of zeros on each side: a number, (vertical, horizontal), "valid" (none) or "same" (odd
-               filters only: the output has the input's size)
+    stride     rows and columns of the padded input from one output pixel to the next
+    padding    rows and columns of zeros on each side: a number, a pair, "valid" (none) or "same" (odd filters and
+               stride 1 only: the output has the input's size)
+    dilation   rows and columns of the padded input from one filter position to the next
+    groups     equal parts of the channels; each part of the filters, M / groups, reads one of them
     relu       whether outputs that are negative after the bias become 0; a NaN stays a NaN
     algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
                relative error of about 3e-4), which is faster for large problems
     out        (N, M, OH, OW) to write to, which shares no memory with the other operands; None for a new array
 
-    Returns (N, M, OH, OW), where OH = H + 2*pad - KH + 1 and OW likewise, enqueued on the current stream of the
-    operands' library. Bias and ReLU are part of the last kernel. Operands are never copied; temporary memory, of
-    `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
-    captured in a CUDA graph.
+    Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
+    on the current stream of the operands' library; without N where the input has none. Bias and ReLU are part of the
+    last kernel. Operands are never copied; temporary memory, of `plan(...).workspace_bytes`, comes from the same
+    library. After a first call of the same shape a call can be captured in a CUDA graph.
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
     cannot be computed, ValueError for an unknown algorithm, ImportError where CuPy is not installed.
     """
     library = library_of(input)
+    if type(stride) is not int:
+        stride = pair("stride", stride)
     if type(padding) is not int and not isinstance(padding, str):
-        padding = _pair(padding)
+        padding = pair("padding", padding)
+    if type(dilation) is not int:
+        dilation = pair("dilation", dilation)
+    if type(groups) is not int:
+        raise UnsupportedProblem(f"groups={groups!r}: must be a whole number")
     relu = bool(relu)
     try:
         signature = library.signature
@@ -92,13 +109,21 @@ def conv2d(
         bias_signature = None if bias is None else signature(bias)
         out_signature = None if out is None else signature(out)
         operands = (signature(input), signature(weight), bias_signature, out_signature)
-        key = (*operands, aligned, padding, relu, algorithm, precision)
+        key = (*operands, aligned, stride, padding, dilation, groups, relu, algorithm, precision)
     except (AttributeError, TypeError):
         _check_operands(library, _named(input, weight, bias, out))  # raises if one of them is no array of this library
         raise
     call = _thread.ready_calls.get(key)
     if call is None:
-        call = _prepare(library, _named(input, weight, bias, out), aligned, padding, relu, algorithm, precision)
+        if len(input.shape) == 3:
+            options = (stride, padding, dilation, groups)
+            batch_out = None if out is None else out[None]
+            batch = conv2d(
+                input[None], weight, bias, *options, relu=relu, algorithm=algorithm, precision=precision, out=batch_out
+            )
+            return batch[0] if out is None else out
+        geometry = Geometry(stride, padding, dilation, groups)
+        call = _prepare(library, _named(input, weight, bias, out), aligned, geometry, relu, algorithm, precision)
         _keep(key, call)
     if call.current_context() == call.context:
         return call(input, weight, bias, out)
@@ -176,7 +201,7 @@ def _prepare(
     library: TorchArrays | CupyArrays,
     operands: dict[str, Any],
     aligned: bool,
-    padding: int | str | tuple[int, int],
+    geometry: Geometry,
     relu: bool,
     algorithm: str,
     precision: str,
@@ -185,7 +210,7 @@ def _prepare(
     _check_operands(library, operands)
     input, weight = operands["input"], operands["weight"]
     device = library.device(input)
-    problem = _problem(input.shape, weight.shape, _pads(padding, weight.shape), precision)
+    problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     launch_plan = plan(problem, device, algorithm)
     _check_together(library, operands, problem, device)
     launches = ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, aligned, relu)
@@ -215,51 +240,6 @@ def _check_operand(library: Any, name: str, array: Any) -> None:
     if len(array.shape) != rank:
         raise UnsupportedProblem(f"{name} has {len(array.shape)} dimensions {tuple(array.shape)}: {needed}")
     library.check(name, array)
-
-
-def _problem(
-    input_shape: tuple[int, ...], weight_shape: tuple[int, ...], pads: tuple[int, int], precision: str
-) -> ConvProblem:
-    n, c, h, w = map(int, input_shape)
-    m, weight_c, kh, kw = map(int, weight_shape)
-    if weight_c != c:
-        raise UnsupportedProblem(
-            f"weight has {weight_c} channels, input {c}: they must be equal (groups are not supported)"
-        )
-    return ConvProblem(n, c, h, w, m, kh, kw, *pads, precision)
-
-
-def _pair(padding: Any) -> tuple[int, int]:
-    """A padding as (vertical, horizontal).
-
-    Only whole numbers are accepted. 1.0 and True equal 1 as keys of prepared calls, so whether they were accepted would
-    depend on earlier calls.
-    """
-    if isinstance(padding, (tuple, list)) and len(padding) == 2 and type(padding[0]) is type(padding[1]) is int:
-        return padding[0], padding[1]
-    raise _bad_padding(padding)
-
-
-def _pads(padding: int | str | tuple[int, int], weight_shape: tuple[int, ...]) -> tuple[int, int]:
-    """The padding as (vertical, horizontal) rows and columns of zeros on each side."""
-    if isinstance(padding, int):
-        return padding, padding
-    if isinstance(padding, tuple):
-        return padding
-    if padding == "valid":
-        return 0, 0
-    if padding != "same":
-        raise _bad_padding(padding)
-    kh, kw = weight_shape[2:]
-    if kh % 2 == 0 or kw % 2 == 0:
-        raise UnsupportedProblem(
-            f"padding='same' with a filter of {kh}x{kw}: only odd sizes have equal padding on both sides"
-        )
-    return kh // 2, kw // 2
-
-
-def _bad_padding(padding: Any) -> UnsupportedProblem:
-    return UnsupportedProblem(f"padding={padding!r}: must be a whole number, a pair of them, 'same' or 'valid'")
 
 
 def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem, device: int) -> None:

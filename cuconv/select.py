@@ -59,14 +59,16 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
 
 def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
-    plans, refusals = [], []
+    plans: list[LaunchPlan] = []
+    refusals: dict[str, UnsupportedProblem] = {}
     for name in offering(problem.precision):
         try:
             plans.append(plan(problem, device, name))
         except UnsupportedProblem as error:
-            refusals.append(error)
+            refusals[name] = error
     if problem.precision != FP32:
         plans.append(plan(replace(problem, precision=FP32), device))
     if not plans:
-        raise refusals[0]  # the first algorithm computes the most, so its reason is the most general
+        # Of the algorithm that computes the most, since its reason is the most general.
+        raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))

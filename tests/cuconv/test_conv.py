@@ -26,8 +26,8 @@ def test_other_kinds_of_array(value):
 
 
 def test_wrong_rank_names_the_layout():
-    with pytest.raises(UnsupportedProblem, match=r"input has 3 dimensions \(1, 3, 3\): 4 are needed, NCHW"):
-        cuconv.conv2d(torch.ones(1, 3, 3), torch.ones(1, 1, 1, 1))
+    with pytest.raises(UnsupportedProblem, match=r"input has 2 dimensions \(3, 3\): 4 are needed, NCHW, or 3"):
+        cuconv.conv2d(torch.ones(3, 3), torch.ones(1, 1, 1, 1))
 
 
 def test_a_plan_prints_itself_and_its_workspace():
@@ -216,7 +216,7 @@ def test_an_accepted_call_does_not_let_a_different_one_through(cuda):
         cuconv.conv2d(X, WEIGHT.numpy())
 
 
-@pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1,), "full"])
+@pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1, 1, 1), "full"])
 def test_padding_that_equals_a_known_one_is_still_refused(cuda, padding):
     cuconv.conv2d(X, WEIGHT, padding=1, algorithm="two_stage")
     with pytest.raises(UnsupportedProblem, match="must be a whole number"):

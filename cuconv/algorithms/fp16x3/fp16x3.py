@@ -11,7 +11,14 @@ from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.limits import (
+    HOPPER_ARCH,
+    MAX_INDEX,
+    check_sizes,
+    require_dense,
+    require_fit,
+    require_hopper,
+)
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -177,6 +184,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem or a GPU that the kernel is not for."""
     p = problem
     require_hopper(problem, device)
+    require_dense(problem, SOURCE.stem)
     if p.pad_h >= p.kh or p.pad_w >= p.kw:
         raise UnsupportedProblem(
             f"{p.label}: padding ({p.pad_h}, {p.pad_w}), for fp16x3 it must be less than the filter's {p.kh}x{p.kw}"

@@ -19,8 +19,8 @@ __device__ __forceinline__ int share_of(int rank) {
     return SHARE * SPLIT_K == FILTERS ? SHARE : max(0, min(SHARE, FILTERS - rank * SHARE));
 }
 
-// The operands and sizes with which a block writes its tile of the output. `pixel` is always the offset of the pixel's output of filter 0,
-// -1 where there is no pixel.
+// The operands and sizes with which a block writes its tile of the output. `pixel` is always the offset of the pixel's
+// output of filter 0, -1 where there is no pixel.
 struct Output {
     const float *input, *weight, *bias;
     float* output;
@@ -38,7 +38,7 @@ struct Output {
     // since Inf and NaN cannot be decomposed into parts.
     __device__ __forceinline__ void write_plain(const Problem& p, int64 pixel, int filter) const {
         if (pixel < 0 || filter >= p.filters) return;
-        const int64 image_size = (int64)p.filters * p.out_pixels;
+        const int64 image_size = (int64)CHANNEL_GROUPS * p.filters * p.out_pixels;
         const int y = pixel % image_size / p.out_w, x = pixel % image_size % p.out_w;
         write(plain_sum(input, weight, p, KERNEL_H, KERNEL_W, pixel / image_size, filter, y, x), p, pixel, filter);
     }

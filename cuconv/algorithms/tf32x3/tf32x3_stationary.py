@@ -21,7 +21,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     is_pointwise,
     stages_of,
 )
-from cuconv.algorithms.common.limits import HOPPER_ARCH
+from cuconv.algorithms.common.limits import HOPPER_ARCH, require_dense
 from cuconv.algorithms.tf32x3.tf32x3 import launchable, memory_us
 from cuconv.algorithms.tf32x3.tf32x3_wgmma import (
     STAGE_DEPTH,
@@ -124,6 +124,7 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3StationaryConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
+        require_dense(problem, self.name)
         check_device_and_indices(problem, device)
         if not is_pointwise(problem):
             raise UnsupportedProblem(f"{problem.label}: tf32x3_stationary is for filters of 1x1 without padding")

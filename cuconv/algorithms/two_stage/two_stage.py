@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
-from cuconv.algorithms.common.limits import MAX_INDEX
+from cuconv.algorithms.common.limits import MAX_INDEX, require_dense
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
@@ -144,6 +144,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
 
         Raises UnsupportedProblem where the kernel's 32-bit indices cannot count the blocks or a plane.
         """
+        require_dense(problem, self.name)
         images = _images_per_pass(problem)
         for rows, dots in REUSE:
             threads = _threads(images * problem.out_pixels, dots)

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.limits import (
+    HOPPER_ARCH,
+    MAX_INDEX,
+    check_sizes,
+    require_dense,
+    require_fit,
+    require_hopper,
+)
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.costs import constant
@@ -220,6 +227,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem or a GPU that the kernel is not for."""
     p = problem
     require_hopper(problem, device)
+    require_dense(problem, SOURCE.stem)
     if p.kw not in COLUMNS:
         raise UnsupportedProblem(f"{p.label}: {p.kw} columns in a filter, fp16x3_winograd computes 3 or 5")
     if p.kh == 1 and p.kw == 5:  # rare, and its variants spill registers
