@@ -8,6 +8,7 @@ sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -226,16 +227,26 @@ def _keep(layers: list[Layer], what: str, wanted: Iterable[Any] | None, where: s
     if not unknown and wanted:
         return [layer for layer in layers if set(values_of(layer)) & set(wanted)]
     wrong = f"has no {what} {unknown[0]!r}" if unknown else f"is filtered by no {what}"
-    hint = _choice(present, str(unknown[0]) if unknown else "", config)
+    hint = _choice(present, what, str(unknown[0]) if unknown else "", config)
     if unknown and what == "network" and unknown[0] in known_networks():
-        hint += f"; --config configs/networks/{unknown[0]}.yaml measures that network alone"
+        hint += f"; {unknown[0]} is in --config {_configs_with(unknown[0])}"
     raise CatalogueError(f"{where} {wrong}: {hint}")
 
 
-def _choice(present: list[str], unknown: str, config: str | Path) -> str:
+def _choice(present: list[str], what: str, unknown: str, config: str | Path) -> str:
     """The values to choose from: all where they are few, otherwise those that resemble the unknown one."""
     if len(present) <= FEW:
         return f"must be one of {', '.join(present)}"
     close = get_close_matches(unknown, present, n=3)
     nearest = f"did you mean {', '.join(close)}? " if close else ""
-    return f"{nearest}'python -m harness.run --config {config} --list' prints all {len(present)}"
+    return f"{nearest}'python -m harness.run --config {config} --list' prints every {what}"
+
+
+def _configs_with(network: str) -> str:
+    """The sweeps of configs/ that have layers of a known network, or else the file of that network."""
+    sweeps = []
+    for name in _stems(CONFIGS):
+        with suppress(CatalogueError):  # a sweep that cannot be read is no choice
+            if any(network in case.layer.networks for case in load_sweep(name).cases):
+                sweeps.append(name)
+    return " or ".join(sweeps or [f"configs/networks/{network}.yaml"])

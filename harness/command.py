@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
 from cuconv.costs import CostsError
 from harness.errors import GpuLost, UserError
 
-OK, GPU_LOST, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+OK, GPU_LOST, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
-    """Do the work of a command and return its exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C.
+    """Do the work of a command and return its exit code.
+
+    It is 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C, 141 where the reader of the output is gone.
 
     command: its name, such as "harness.run", with which the line on standard error begins. go_on: what a user can do
     with the rows that were measured before a lost GPU or Ctrl-C; empty where nothing is kept.
@@ -20,6 +23,7 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
     then = f"; {go_on}" if go_on else ""
     try:
         work()
+        sys.stdout.flush()  # here, not at the interpreter's exit, so that a broken pipe is seen
     except (UserError, CostsError) as error:
         return _say(f"{command}: {error}", USER_ERROR)
     except GpuLost as error:
@@ -27,6 +31,10 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
     except KeyboardInterrupt:
         kept = "; the rows so far are kept" if go_on else ""
         return _say(f"{command}: interrupted{kept}{then}", INTERRUPTED)
+    except BrokenPipeError:
+        # The recipe of Python's page on SIGPIPE: what is still to be written at the exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     return OK
 
 

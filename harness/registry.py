@@ -36,6 +36,10 @@ class Provider:
         """The names of the algorithms in order of display, empty where they are listed case by case."""
         return tuple(self.colours)
 
+    def may_have(self, algorithm: str) -> bool:
+        """Whether a name is of one of its algorithms, or like those that it lists case by case, such as "eng3"."""
+        return algorithm in self.colours if self.colours else algorithm.startswith("eng")
+
     def colour_of(self, algorithm: str) -> str:
         """The colour of an algorithm in every figure."""
         return self.colours.get(algorithm, self.colour)

@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     device = _device(options.device)
-    if options.device is None and device.type == "cpu":
-        print("No GPU found: measuring the CPU's contenders instead of cuConv and cuDNN.")
+    if device.type == "cpu" and (note := _note_on_a_cpu(options)):
+        print(note)
     chosen = _sweep(options, device)
     if options.list:
         _print_list(chosen, device)
@@ -70,7 +70,7 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
             if options.resume
             else frozenset(),
             entrants=entrants,
-            device_name=slug,
+            device_slug=slug,
             precision=options.precision,
         )
         try:
@@ -81,19 +81,33 @@ def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -
 
 
 def _entrants(options: argparse.Namespace, csv_path: Path, device: str, chosen: Sweep) -> Entrants:
-    """The rivals of --against best. Raises UsageError with the command that measures all rivals, where none has."""
+    """The rivals of --against best; a warning says how many cases have none.
+
+    Raises UsageError where none was ever measured. Either message has the command that measures all rivals.
+    """
+    all_rivals = _command_of_all_rivals(options, chosen)
     if not csv_path.exists():
-        slices = {"--net": options.net, "--batch": options.batch, "--filter-size": options.filter_size}
-        typed = ["python", "-m", "harness.run", "--config", options.config or chosen.name]
-        typed += ["--device", options.device] if options.device else []
-        for option, values in (slices | {"--layer": options.layer}).items():
-            typed += [option, *map(str, values)] if values else []
-        typed += ["--precision", options.precision] if options.precision != FP32 else []
         raise UsageError(
             f"--against best: {csv_path} does not exist, so nobody knows the fastest rivals on {device}: "
-            f"measure them all first with '{shlex.join(typed)}'"
+            f"measure them all first with '{all_rivals}'"
         )
-    return fastest_rivals(csv_path, device, options.precision)
+    entrants = fastest_rivals(csv_path, device, options.precision)
+    if alone := sum(case.key not in entrants for case in chosen.cases):
+        print(
+            f"Warning: {csv_path} has no time of a rival for {alone} of {len(chosen.cases)} cases, which are "
+            f"measured without rivals: '{all_rivals} --resume' measures the rivals"
+        )
+    return entrants
+
+
+def _command_of_all_rivals(options: argparse.Namespace, chosen: Sweep) -> str:
+    """The command that measures every contender on the cases of this one."""
+    typed = ["python", "-m", "harness.run", "--config", options.config or chosen.name]
+    typed += ["--device", options.device] if options.device else []
+    for option, values in _slices(options).items():
+        typed += [option, *map(str, values)]
+    typed += ["--precision", options.precision] if options.precision != FP32 else []
+    return shlex.join(typed)
 
 
 def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Namespace) -> None:
@@ -111,16 +125,18 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     counts = measured["status"].value_counts()
     print(f"\n{len(measured)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
     print(f"results: {out / 'measurements.csv'}")
-    print(_next_step(out, device, options.out is None))
+    print(_next_step(out, device, chosen.name))
     if device == "cpu":
         print(f"\n{OF_A_CPU}")
 
 
-def _next_step(out: Path, device: str, in_results: bool) -> str:
-    """The commands that make tables and figures of a results folder; they look under results/ by default."""
-    if not in_results:
-        return "next: tables and figures read results/DEVICE/SWEEP, which the same command fills without --out"
-    these = f"--device {device} --sweep {out.name}"
+def _next_step(out: Path, device: str, sweep: str) -> str:
+    """The commands that make tables and figures of a results folder, which must be called DEVICE/SWEEP for them."""
+    if out.parent.name != device:
+        return f"next: tables and figures read folders called DEVICE/SWEEP, which '--out {out / device / sweep}' fills"
+    these = f"--device {device} --sweep {shlex.quote(out.name)}"
+    if out.parent.parent != Path("results"):
+        these = f"--results {shlex.quote(str(out.parent.parent))} {these}"
     return (
         f"next: 'python -m harness.report.tables {these}' prints all tables, "
         f"'python -m harness.report.figures {these}' draws figures into plots/{device}/{out.name}"
@@ -170,12 +186,28 @@ def _device(wanted: str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if wanted == "cuda" else torch.device(wanted)
 
 
+def _slices(options: argparse.Namespace) -> dict[str, list]:
+    """The options that choose some of a sweep's cases, with their values: those that were given."""
+    named = {"--net": options.net, "--batch": options.batch, "--filter-size": options.filter_size}
+    return {option: values for option, values in (named | {"--layer": options.layer}).items() if values}
+
+
+def _note_on_a_cpu(options: argparse.Namespace) -> str:
+    """The line that a CPU's command begins with: that there is no GPU, and the sweep that was not asked for by name."""
+    parts = [] if options.device else ["No GPU found: measuring the CPU's contenders instead of cuConv and cuDNN."]
+    slices = " and ".join(_slices(options))
+    if not options.config and slices:
+        parts.append(f"The sweep is a slice of paper, by {slices}, instead of smoke, the small sweep for CPUs.")
+    elif not options.config:
+        parts.append("The sweep is smoke, a small one, because a CPU takes long for all of paper.")
+    return " ".join(parts)
+
+
 def _sweep(options: argparse.Namespace, device: torch.device) -> Sweep:
     if options.runs is not None and not 1 <= options.runs <= MAX_RUNS:
         raise UsageError(f"--runs {options.runs}: must be from 1 to {MAX_RUNS}")
     # A CPU's default is small, but a slice that was asked for by name is looked for where all layers are.
-    sliced = options.net or options.batch or options.filter_size or options.layer
-    config = options.config or ("smoke" if device.type == "cpu" and not sliced else "paper")
+    config = options.config or ("smoke" if device.type == "cpu" and not _slices(options) else "paper")
     return load_sweep(
         config, networks=options.net, batches=options.batch, filter_sizes=options.filter_size, layers=options.layer
     )
@@ -187,6 +219,8 @@ def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, 
     if not possible:
         raise UsageError(f"--precision {options.precision}: on {device.type} everything computes in {FP32}; use a GPU")
     for name in options.provider or ():
+        if device.type == "cpu" and name in PROVIDERS and name not in possible:
+            raise UsageError(f"--provider {name}: it needs a GPU; on a CPU it must be one of {', '.join(possible)}")
         if name not in possible:
             raise UsageError(
                 f"--provider {name}: on {device.type} in {options.precision} there are {', '.join(possible)}"
@@ -195,11 +229,15 @@ def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, 
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:
-    known = [name for provider in providers for name in PROVIDERS[provider].algorithms]
+    known = [name for provider in providers for name in PROVIDERS[provider].algorithms or ("eng0", "eng1", "...")]
     for name in options.algorithm or ():
-        # cuDNN names its engines, and lists them case by case.
-        if name not in known and not ("cudnn_engine" in providers and name.startswith("eng")):
-            raise UsageError(f"--algorithm {name}: {', '.join(providers)} have {', '.join(known)}")
+        if any(PROVIDERS[provider].may_have(name) for provider in providers):
+            continue
+        there = f"the algorithms of {', '.join(providers)} are {', '.join(known)}"
+        owners = ", ".join(provider.name for provider in PROVIDERS.values() if provider.may_have(name))
+        if owners and providers == ("cpu",):
+            raise UsageError(f"--algorithm {name}: it is of {owners} and needs a GPU; {there}")
+        raise UsageError(f"--algorithm {name}: {there}")
     return frozenset(options.algorithm) if options.algorithm else None
 
 
@@ -209,10 +247,12 @@ def _print_list(chosen: Sweep, device: torch.device) -> None:
         if provider.device == device.type:
             names = ", ".join(provider.algorithms) or "engines, listed by cuDNN for each case"
             print(f"provider {provider.name}: {names}")
-    print(f"{LABELS}\nlayers of {chosen.name}, labelled at batch {chosen.cases[0].batch}, network: names")
-    for case in chosen.cases:
-        if case.batch == chosen.cases[0].batch:
-            print(f"  {case.label:22} {case.networks_cell}: {case.layers_cell}")
+    batch = chosen.cases[0].batch
+    layers = [case for case in chosen.cases if case.batch == batch]
+    print(f"{LABELS}\n{len(layers)} layers of {chosen.name}, labelled at batch {batch}, network: names")
+    print("Layers of one shape stand on one line, with ';' between their names.")
+    for case in layers:
+        print(f"  {case.label:22} {case.networks_cell}: {case.layers_cell}")
 
 
 def _print_cases(chosen: Sweep, providers: tuple[str, ...], runs: int) -> None:

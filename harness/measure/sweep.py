@@ -34,8 +34,9 @@ class Options:
     """The choices for a sweep: device, providers and algorithms (None: all), runs of each, seed of the data.
 
     workspace_limit is in bytes. environment is the identifier that each row carries. done has the keys of rows that
-    are there already and stay. entrants, where given, has for each case the rivals that take part beside ours, on the
-    device of that name. precision is that of the whole sweep.
+    are there already and stay. entrants, where given, has for each case the rivals that take part beside ours.
+    device_slug names the device's folder under results/, such as "nvidia-h200" or "cpu"; it says which algorithms are
+    ours, and is needed with entrants alone. precision is that of the whole sweep.
     """
 
     device: torch.device
@@ -47,7 +48,7 @@ class Options:
     environment: str
     done: frozenset[tuple[str, ...]] = field(default=frozenset())
     entrants: Entrants | None = None
-    device_name: str = ""
+    device_slug: str = ""
     precision: str = FP32
 
 
@@ -218,12 +219,12 @@ def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool
     if row_key(case, provider, algorithm, options.precision) in options.done:
         return False
     entrants = options.entrants
-    return entrants is None or takes_part(entrants, case.key, provider, algorithm, options.device_name)
+    return entrants is None or takes_part(entrants, case.key, provider, algorithm, options.device_slug)
 
 
 def _may_offer(case: Case, provider: str, options: Options) -> bool:
     """False where no algorithm of a provider takes part: listing a provider's engines costs a tenth of a second."""
-    if options.entrants is None or provider == comparison(options.device_name).provider:
+    if options.entrants is None or provider == comparison(options.device_slug).provider:
         return True
     return any(chosen == provider for chosen, _ in options.entrants.get(case.key, ()))
 

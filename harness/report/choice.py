@@ -14,6 +14,7 @@ import pandas as pd
 from harness import registry
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.report.markdown import NONE, markdown, of, times
+from harness.report.provenance import mixture
 from harness.report.speedups import by_batch
 from harness.results.comparisons import AUTO, CASE, Results, each, fastest, geometric_mean, problem_of, timed
 
@@ -54,7 +55,10 @@ def _autos(results: Results, precision: str) -> pd.DataFrame:
 
 
 def choice_table(results: Results, precision: str = FP32) -> str:
-    """The time of auto over that of the best of cuConv's own algorithms, by batch size. Empty without both."""
+    """The time of auto over that of the best of cuConv's own algorithms, by batch size. Empty without both.
+
+    A last sentence warns where they are not of one measurement.
+    """
     table = choice(results, precision)
     if table.empty:
         return ""
@@ -64,7 +68,14 @@ def choice_table(results: Results, precision: str = FP32) -> str:
         at = f"{times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
         near = of(int((rows.behind <= NEAR).sum()), len(rows))
         body.append([batch, times(rows.behind.median()), times(geometric_mean(rows.behind), 3), near, at])
-    return markdown(["batch", "median", "geometric mean", f"within {NEAR - 1:.0%}", "worst"], body)
+    header = ["batch", "median", "geometric mean", f"within {NEAR - 1:.0%}", "worst"]
+    return _warned(markdown(header, body), results, precision)
+
+
+def _warned(table: str, results: Results, *precisions: str) -> str:
+    """A table, and a sentence below it where the rows of the library in these precisions are of several codes."""
+    warning = mixture(results, _ours(results, *precisions))
+    return f"{table}\n\n{warning}" if warning else table
 
 
 def without(results: Results, name: str, precision: str = FP32) -> pd.DataFrame:
@@ -90,7 +101,7 @@ def losses_table(results: Results) -> str:
     """Tabulate the loss of auto without each algorithm, in each precision. `without` says how far that can be trusted.
 
     The number of cases on which auto chooses it, the geometric mean of the loss over all cases, and the worst case.
-    Empty where auto was not measured.
+    A last sentence warns where the rows are not of one measurement. Empty where auto was not measured.
     """
     body = []
     for name in named():
@@ -98,7 +109,10 @@ def losses_table(results: Results) -> str:
             table = without(results, name, precision)
             if _is_possible(results, name, precision, table):
                 body.append([name, precision, *_loss_cells(table, name)])
-    return markdown(["without", "precision", "chosen", "geometric mean", "worst"], body, left=(0, 1)) if body else ""
+    if not body:
+        return ""
+    header = ["without", "precision", "chosen", "geometric mean", "worst"]
+    return _warned(markdown(header, body, left=(0, 1)), results, *PRECISIONS)
 
 
 def _is_possible(results: Results, name: str, precision: str, table: pd.DataFrame) -> bool:
@@ -134,7 +148,7 @@ def algorithm_table(results: Results, name: str) -> str:
         return f"auto takes {name} on none of the {len(columns[FP32])} cases, in {precisions}."
     labels = list(next(iter(facts.values())))
     rows = [[label, *(column[label] for column in facts.values())] for label in labels]
-    return markdown(["", *(precision.upper() for precision in facts)], rows)
+    return _warned(markdown(["", *(precision.upper() for precision in facts)], rows), results, *facts)
 
 
 def _facts(table: pd.DataFrame, name: str) -> dict[str, str]:

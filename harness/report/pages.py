@@ -28,7 +28,7 @@ from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import memory_bound_table
 from harness.report.paper import paper_table
-from harness.report.provenance import provenance
+from harness.report.provenance import mixture, provenance
 from harness.report.speedups import floor_table, grid_table, headline_table, with_tf32, worst_table
 from harness.results.comparisons import Results, find_results, full_precision
 
@@ -87,7 +87,9 @@ def _headline(results: Results, plots: str) -> str:
 
 
 def _measured(results: Results) -> str:
-    return f"Measured on {provenance(results, full_precision(results.frame))}."
+    rows = full_precision(results.frame)
+    warning = mixture(results, rows[rows.algorithm.isin(results.comparison.subjects)])
+    return f"Measured on {provenance(results, rows)}. {warning}".strip()
 
 
 def _standing(results: Results) -> str:
@@ -97,8 +99,8 @@ def _standing(results: Results) -> str:
         grid_table(results.of_subject()),
         "The cases of the smallest speedups, HW-N-K-M-C:",
         worst_table(results),
-        "Cases lost, and the time over the floor of a kernel without tensor cores: the largest of FLOP / 120 TFLOP/s, "
-        "bytes / 4 TB/s and 2.5 us.",
+        "Cases lost, and the time over the floor, a fixed yardstick: the largest of FLOP / 120 TFLOP/s, bytes / 4 TB/s "
+        "and 2.5 us. It is no bound: tensor cores can go below it.",
         floor_table(results),
     ])  # fmt: skip
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
-from harness.results.comparisons import Results
+from harness import registry
+from harness.results import environment
+from harness.results.comparisons import Results, grouped
 
 Report = dict[str, Any]
 
@@ -31,11 +32,39 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
     return ", ".join([*parts, *_dates(used)])
 
 
+def mixture(results: Results, rows: pd.DataFrame) -> str:
+    """A sentence where the rows of our algorithms are not all of equal machine, versions and code; otherwise "".
+
+    It names the algorithms that were measured otherwise than the first subject, auto on a GPU. A row whose report is
+    not in environment.json says nothing.
+    """
+    ours, subject = results.comparison.provider, results.subject
+    group_of = _groups(environment.read(results.folder))
+    mine = rows[(rows.provider == ours) & rows.environment.isin(list(group_of))]
+    found = {name: {group_of[name] for name in members.environment} for name, members in grouped(mine, "algorithm")}
+    if len(set().union(*found.values())) <= 1:
+        return ""
+    provider, autos = registry.PROVIDERS[ours], found.get(subject, set())
+    others = [name for name in provider.algorithms if name in found and found[name] != autos]
+    if not autos or not others:
+        return f"Rows of {provider.label} are of several codes, versions or machines."
+    which = "Some rows" if any(found[name] & autos for name in others) else "Rows"
+    return f"{which} of {subject} are of other code, versions or machine than those of {', '.join(others)}."
+
+
+def _groups(reports: dict[str, Report]) -> dict[str, int]:
+    """A number for each report by its name in environment.json, the same number for comparable reports."""
+    first: list[Report] = []
+    groups = {}
+    for name, report in reports.items():
+        group = next((i for i, other in enumerate(first) if environment.comparable(report, other)), len(first))
+        first += [report] if group == len(first) else []
+        groups[name] = group
+    return groups
+
+
 def _reports(results: Results, rows: pd.DataFrame) -> list[Report]:
-    try:
-        stored = json.loads((results.folder / "environment.json").read_text())["environments"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    stored = environment.read(results.folder)
     names = set(rows.environment)
     return [report for name, report in stored.items() if name in names] or list(stored.values())
 

@@ -134,8 +134,8 @@ def title_with_tf32(results: Results, ours: str) -> str:
 def floor_table(results: Results) -> str:
     """The first subject by batch size: over cuDNN, over the faster of cuDNN and cuBLAS, and beside the floor.
 
-    The floor of a case is max(FLOP / 120 TFLOP/s, bytes / 4 TB/s, 2.5 us). Its columns are the geometric mean of time
-    over floor, and the case that is furthest from its floor.
+    The floor of a case is a fixed yardstick, max(FLOP / 120 TFLOP/s, bytes / 4 TB/s, 2.5 us), and no bound. Its columns
+    are the geometric mean of time over floor, and the case that is furthest from its floor.
     """
     body = []
     for batch, cases in grouped(results.of_subject(), "batch"):

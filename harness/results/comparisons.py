@@ -43,8 +43,8 @@ COMPARISON_COLUMNS = (
     "floor_us",
 )
 
-# The floor of a case on a GPU: FLOP/s of FP32 units with room for Winograd's savings, bytes/s of memory, one kernel.
-# Tensor cores can go below it.
+# The floor of a case on a GPU is a fixed yardstick: the largest of the times by FLOP/s, by bytes/s, and of one kernel.
+# It is no bound: tensor cores can go below it.
 FLOOR_FLOP_PER_S = 120e12
 FLOOR_BYTES_PER_S = 4e12
 FLOOR_KERNEL_US = 2.5

@@ -1,5 +1,9 @@
 """How commands end: one line on standard error, and an exit code that tells why."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from cuconv.costs import CostsError
@@ -47,3 +51,13 @@ def test_where_nothing_is_kept_nothing_is_promised(capsys):
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         ends(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("lines", [1, 10_000], ids=["within the buffer", "more than the buffer"])
+def test_a_reader_that_is_gone_is_no_traceback(lines):
+    program = f"from harness.command import exit_code; exit(exit_code('it', lambda: print('line\\n' * {lines})))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

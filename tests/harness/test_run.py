@@ -14,6 +14,7 @@ import torch
 
 from harness import run
 from harness.errors import UsageError
+from harness.report import tables
 from harness.results.records import ResultsFolder, read
 
 SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--runs", "2"]
@@ -127,6 +128,38 @@ def test_dry_run_and_list_measure_nothing(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+def test_every_layer_that_list_counts_has_a_line(capsys):
+    assert harness("--device", "cpu", "--config", "paper", "--list") == 0
+    printed = capsys.readouterr().out
+    assert "86 layers of paper" in printed
+    assert sum(line.startswith("  ") for line in printed.splitlines()) == 86
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        ([], "The sweep is smoke, a small one, because a CPU takes long"),
+        (["--net", "alexnet", "--batch", "1"], "The sweep is a slice of paper, by --net and --batch, instead of smoke"),
+        (["--config", "smoke", "--batch", "1"], ""),
+    ],
+)
+def test_a_cpu_is_told_the_sweep_that_it_did_not_name(arguments, note, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert harness(*arguments, "--dry-run") == 0
+    (first,) = [line for line in capsys.readouterr().out.splitlines() if "No GPU found" in line]
+    assert note in first and ("The sweep is" in first) == bool(note)
+
+
+def test_figures_find_a_folder_of_out_that_is_called_as_they_expect(tmp_path, capsys):
+    assert harness(*SLICE, "--batch", 1, "--out", tmp_path / "mine") == 0
+    where = tmp_path / "mine" / "cpu" / "smoke"
+    assert f"'--out {where}' fills" in capsys.readouterr().out
+    assert harness(*SLICE, "--batch", 1, "--out", where) == 0
+    command = shlex.split(capsys.readouterr().out.split("next: '")[1].split("'")[0])
+    assert command[:3] == ["python", "-m", "harness.report.tables"] and tables.main(command[3:]) == 0
+    assert "## cpu, sweep smoke" in capsys.readouterr().out
+
+
 def test_the_next_commands_are_of_the_folder_that_was_filled(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert harness(*SLICE, "--batch", 1, "--algorithm", "native") == 0
@@ -148,6 +181,21 @@ def test_against_best_without_measurements_names_the_command_that_makes_them(tmp
     assert harness(*arguments, "--against", "best") == 0, "the command helped"
 
 
+def test_against_best_warns_of_cases_without_a_measured_rival(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert harness(*SLICE, "--batch", 1) == 0
+    capsys.readouterr()
+    assert harness(*SLICE, "--batch", 1, "--against", "best") == 0
+    assert "Warning" not in capsys.readouterr().out
+    assert harness(*SLICE, "--batch", 1, 2, "--against", "best") == 0
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
+    assert "results/cpu/smoke/measurements.csv has no time of a rival for 1 of 2 cases" in warning
+    assert harness(*shlex.split(warning.split("'")[1])[3:], "--runs", 1) == 0
+    capsys.readouterr()
+    assert harness(*SLICE, "--batch", 1, 2, "--against", "best") == 0
+    assert "Warning" not in capsys.readouterr().out, "the command helped"
+
+
 def test_an_unknown_layer_is_told_with_a_few_that_resemble_it(capsys):
     assert harness("--device", "cpu", "--config", "paper", "--layer", "4a_3x", "--dry-run") == 2
     said = capsys.readouterr().err
@@ -160,8 +208,13 @@ def test_an_unknown_layer_is_told_with_a_few_that_resemble_it(capsys):
     [
         (["--net", "lenet"], ["lenet", "googlenet", "squeezenet"]),
         (["--config", "nowhere"], ["nowhere", "paper"]),
-        (["--provider", "cudnn"], ["cudnn", "cpu"]),
-        (["--algorithm", "winograd"], ["winograd", "two_stage", "onednn", "native", "fft"]),
+        (["--net", "alexnet"], ["alexnet", "googlenet, squeezenet", "--config full"]),
+        (["--provider", "cudnn"], ["--provider cudnn: it needs a GPU", "cpu"]),
+        (["--provider", "nobody"], ["--provider nobody", "cpu"]),
+        (["--algorithm", "winograd"], ["winograd: it is of cudnn and needs a GPU", "two_stage, onednn, native, fft"]),
+        (["--algorithm", "fp16x3"], ["fp16x3: it is of cuconv and needs a GPU", "two_stage, onednn, native, fft"]),
+        (["--algorithm", "eng3"], ["eng3: it is of cudnn_engine and needs a GPU", "two_stage, onednn, native, fft"]),
+        (["--algorithm", "nothing"], ["nothing: the algorithms of cpu are two_stage, onednn, native, fft"]),
         (["--layer", "nolayer"], ["nolayer", "5a_5x5red"]),
         (["--filter-size", "11"], ["11", "3, 5, 1"]),
         (["--batch", "0"], ["0"]),
@@ -194,6 +247,13 @@ def test_a_sweep_with_tf32_allowed_is_of_those_who_offer_it():
     assert {"cudnn", "cudnn_engine", "torch", "cublas"} <= set(there) and "cpu" not in there
     with pytest.raises(UsageError, match="--provider cpu: on cuda in tf32 there are"):
         run._providers(SimpleNamespace(precision="tf32", provider=["cpu"]), torch.device("cuda"))
+
+
+def test_an_engine_of_cudnn_may_have_any_number():
+    wanted = SimpleNamespace(algorithm=["eng3_k11=2"])
+    assert run._algorithms(wanted, ("cuconv", "cudnn_engine")) == {"eng3_k11=2"}
+    with pytest.raises(UsageError, match=r"--algorithm eng3_k11=2: the algorithms of cuconv are auto"):
+        run._algorithms(wanted, ("cuconv",))
 
 
 def test_a_slice_by_name_needs_no_config_without_a_gpu(capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from harness import command
 from harness.report.figures import draw
-from harness.report.provenance import OF_A_CPU
 from harness.results.comparisons import find_results
 
 
@@ -30,10 +29,9 @@ def _draw_all(options: argparse.Namespace) -> None:
     for results in found:
         out = options.out / results.device / results.sweep
         written = draw(results, out)
-        why = "" if written else f", for no case of {results.csv_path} has a time of cuConv's and of a rival's"
-        print(f"{out}: {len(written)} files{why}")
-    if any(results.device == "cpu" for results in found):
-        print(f"\n{OF_A_CPU}")
+        ours = "cuConv" if results.on_gpu else results.shown(results.subject)
+        why = f", because no case of {results.csv_path} was measured by both {ours} and a rival"
+        print(f"{out}: {len(written)} files{'' if written else why}")
 
 
 if __name__ == "__main__":

@@ -168,8 +168,13 @@ def test_ours_in_tf32_has_figures_of_its_own(drawn, tmp_path):
 def test_where_nothing_compares_there_is_no_figure(tmp_path, capsys, rows):
     csv_path = write(tmp_path / "results", rows)
     out = draw(tmp_path, rows)
-    expected = f"{out}: 0 files, for no case of {csv_path} has a time of cuConv's and of a rival's\n"
+    expected = f"{out}: 0 files, because no case of {csv_path} was measured by both cuConv and a rival\n"
     assert capsys.readouterr().out == expected and not out.exists()
+
+
+def test_a_cpu_without_rivals_is_told_by_its_own_names(tmp_path, capsys):
+    draw(tmp_path, [row("two_stage", 2.0, provider="cpu")], device="cpu")
+    assert "was measured by both CPU two_stage and a rival" in capsys.readouterr().out
 
 
 def test_a_cpu_and_other_filter_sizes(tmp_path):

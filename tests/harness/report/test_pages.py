@@ -68,10 +68,26 @@ def test_the_headline_is_a_figure_a_table_and_where_it_was_measured(page):
     assert f"Measured on {GPU}." in filled(page, "headline")
 
 
+def test_the_headline_says_where_its_subjects_are_of_different_code(page):
+    path = page.parent.parent / f"results/{GPU}/paper/environment.json"
+    rows = [row("auto", 10.0, environment="e1"), row("two_stage", 20.0, environment="e2"),
+            row("fp16x3", 9.0, environment="e3"), row("gemm", 30.0, provider="cudnn", environment="e4")]  # fmt: skip
+    write(page.parent.parent / "results", rows)
+    codes = {"e1": "a", "e2": "a", "e3": "b", "e4": "c"}
+    path.write_text(
+        json.dumps({"environments": {name: {"gpu": "NVIDIA Test", "code": of} for name, of in codes.items()}})
+    )
+    assert filled(page, "headline").endswith("Measured on NVIDIA Test.")
+    path.write_text(path.read_text().replace('"a"', '"new"', 1))
+    warning = "Rows of auto are of other code, versions or machine than those of two_stage."
+    assert filled(page, "headline").endswith(f"Measured on NVIDIA Test. {warning}")
+
+
 def test_every_table_has_its_numbers(page):
     standing = filled(page, "standing")
     assert cells(standing.split("The cases")[0])["1"] == ["1.44x, 2/3", "0.25x, 0/1", "-", "0.93x, 2/4"]
     assert "| 7-1-3-32-832" in standing and "time / floor" in standing
+    assert "FLOP / 120 TFLOP/s, bytes / 4 TB/s and 2.5 us. It is no bound" in standing
     assert cells(filled(page, "paper"))["1x1, batch 1: mean speedup"][1] == "1.83x"
     algorithm = filled(page, "algorithm two_stage")
     assert cells(algorithm)["auto takes it on"] == ["1 of 7 cases"]

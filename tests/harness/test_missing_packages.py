@@ -1,0 +1,55 @@
+"""A command of the harness whose packages are not installed says so in one sentence."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import SWEEP, write
+
+
+def ends(folder, *arguments, without):
+    """The exit code and standard error of a command for which some packages seem not to be installed."""
+    hide = "".join(f"sys.modules[{name!r}] = None\n" for name in without)  # an import of it fails
+    (folder / "sitecustomize.py").write_text(f"import sys\n{hide}")
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("harness.run", ["torch"]),
+        ("harness.run", ["pandas", "pydantic", "yaml", "nvtx"]),
+        ("harness.measure.accuracy", ["torch"]),
+        ("harness.tune", ["scipy"]),
+        ("harness.report.tables", ["pandas"]),
+        ("harness.report.figures", ["matplotlib", "PIL"]),
+    ],
+)
+def test_what_is_missing_and_the_remedy_are_one_sentence(tmp_path, command, missing):
+    code, said = ends(tmp_path, command, without=missing)
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith(f"{command}: {sys.executable} lacks {', '.join(missing)}, which the extra 'bench' installs")
+    assert "make bench" in said and "pip install -e '.[bench]'" in said
+
+
+def test_a_bare_interpreter_has_nothing():
+    done = subprocess.run([sys.executable, "-ES", "-m", "harness.run"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "torch" in done.stderr
+
+
+def test_tables_need_no_torch_and_no_matplotlib(tmp_path):
+    write(tmp_path / "results", SWEEP)
+    arguments = ["harness.report.tables", "--results", tmp_path / "results"]
+    assert ends(tmp_path, *arguments, without=["torch", "matplotlib", "nvtx", "tqdm"]) == (0, "")
+
+
+def test_the_list_of_layers_needs_no_package_for_drawing(tmp_path):
+    assert ends(tmp_path, "harness.run", "--device", "cpu", "--list", without=["matplotlib", "PIL", "scipy"]) == (0, "")
