@@ -31,6 +31,7 @@ RANKS = {
     "weight": (4, "4 are needed, (M, C / groups, KH, KW)"),
     "bias": (1, "1 is needed, (M,)"),
     "out": (4, "4 are needed, NCHW"),
+    "residual": (4, "4 are needed, NCHW"),
 }
 
 
@@ -60,6 +61,7 @@ def conv2d(
     groups: int = 1,
     *,
     relu: bool = False,
+    residual: Any = None,
     algorithm: str = "auto",
     precision: str = FP32,
     out: Any = None,
@@ -78,16 +80,18 @@ def conv2d(
                stride 1 only: the output has the input's size)
     dilation   rows and columns of the padded input from one filter position to the next
     groups     equal parts of the channels; each part of the filters, M / groups, reads one of them
-    relu       whether outputs that are negative after the bias become 0; a NaN stays a NaN
+    relu       whether outputs that are negative after bias and residual become 0; a NaN stays a NaN
+    residual   (N, M, OH, OW), added to the output before ReLU; None for no residual
     algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
                relative error of about 3e-4), which is faster for large problems
     out        (N, M, OH, OW) to write to, which shares no memory with the other operands; None for a new array
 
     Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
-    on the current stream of the operands' library; without N where the input has none. Bias and ReLU are part of the
-    last kernel. Operands are never copied; temporary memory, of `plan(...).workspace_bytes`, comes from the same
-    library. After a first call of the same shape a call can be captured in a CUDA graph.
+    on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some
+    algorithms, the residual are part of the last kernel. Operands are never copied; temporary memory, of
+    `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
+    captured in a CUDA graph.
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
     cannot be computed, ValueError for an unknown algorithm, ImportError where CuPy is not installed.
@@ -105,30 +109,38 @@ def conv2d(
     try:
         signature = library.signature
         addresses = library.pointer(input) | library.pointer(weight) | (0 if out is None else library.pointer(out))
-        aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
         bias_signature = None if bias is None else signature(bias)
         out_signature = None if out is None else signature(out)
-        operands = (signature(input), signature(weight), bias_signature, out_signature)
+        operands: tuple[Hashable, ...] = (signature(input), signature(weight), bias_signature, out_signature)
+        if residual is not None:
+            addresses |= library.pointer(residual)
+            operands = (*operands, signature(residual))
+        aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
         key = (*operands, aligned, stride, padding, dilation, groups, relu, algorithm, precision)
     except (AttributeError, TypeError):
-        _check_operands(library, _named(input, weight, bias, out))  # raises if one of them is no array of this library
+        _check_operands(
+            library, _named(input, weight, bias, out, residual)
+        )  # raises if one of them is no array of this library
         raise
     call = _thread.ready_calls.get(key)
     if call is None:
         if len(input.shape) == 3:
             options = (stride, padding, dilation, groups)
             batch_out = None if out is None else out[None]
+            batch_residual = None if residual is None else residual[None]
             batch = conv2d(
-                input[None], weight, bias, *options, relu=relu, algorithm=algorithm, precision=precision, out=batch_out
-            )
+                input[None], weight, bias, *options, relu=relu, residual=batch_residual, algorithm=algorithm,
+                precision=precision, out=batch_out,
+            )  # fmt: skip
             return batch[0] if out is None else out
         geometry = Geometry(stride, padding, dilation, groups)
-        call = _prepare(library, _named(input, weight, bias, out), aligned, geometry, relu, algorithm, precision)
+        named = _named(input, weight, bias, out, residual)
+        call = _prepare(library, named, aligned, geometry, relu, algorithm, precision)
         _keep(key, call)
     if call.current_context() == call.context:
-        return call(input, weight, bias, out)
+        return call(input, weight, bias, out, residual)
     with _made_current(call.device):
-        return call(input, weight, bias, out)
+        return call(input, weight, bias, out, residual)
 
 
 class _Call:
@@ -154,25 +166,32 @@ class _Call:
             self._new_workspace = library.allocator((-(-workspace_bytes // FLOAT_BYTES),), device)
         self._enqueue = launches.enqueue
         self._output_bytes = FLOAT_BYTES * prod(problem.output_shape)
-        shapes = {"input": problem.input_shape, "weight": problem.weight_shape, "bias": (problem.m,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "input": problem.input_shape,
+            "weight": problem.weight_shape,
+            "bias": (problem.m,),
+            "residual": problem.output_shape,
+        }
         self._read_bytes = [(name, FLOAT_BYTES * prod(shape)) for name, shape in shapes.items()]
 
-    def __call__(self, input: Any, weight: Any, bias: Any, out: Any) -> Any:
+    def __call__(self, input: Any, weight: Any, bias: Any, out: Any, residual: Any) -> Any:
         """Allocate, launch and return the output; the call's context must be current."""
         pointer, workspace, workspace_at = self._pointer, None, 0
         output = self._new_output() if out is None else out
         input_at, weight_at, output_at = pointer(input), pointer(weight), pointer(output)
         bias_at = 0 if bias is None else pointer(bias)
+        residual_at = 0 if residual is None else pointer(residual)
         if out is not None:
-            self._check_apart(output_at, input_at, weight_at, bias_at)
+            self._check_apart(output_at, input_at, weight_at, bias_at, residual_at)
         if self._new_workspace is not None:
             workspace = self._new_workspace()  # once launched it may be freed: the allocator reuses it in stream order
             workspace_at = pointer(workspace)
-        self._enqueue(self._current_stream(), input_at, weight_at, bias_at, output_at, workspace_at)
+        stream = self._current_stream()
+        self._enqueue(stream, input_at, weight_at, bias_at, output_at, workspace_at, residual_at)
         return output
 
     def _check_apart(self, output_at: int, *read_at: int) -> None:
-        """Raise UnsupportedProblem if the output overlaps an operand; a bias at address 0 does not exist."""
+        """Raise UnsupportedProblem if the output overlaps an operand; one at address 0 does not exist."""
         end = output_at + self._output_bytes
         for (name, size), start in zip(self._read_bytes, read_at, strict=True):
             if start < end and output_at < start + size:
@@ -213,15 +232,19 @@ def _prepare(
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     launch_plan = plan(problem, device, algorithm)
     _check_together(library, operands, problem, device)
-    launches = ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, aligned, relu)
+    chosen = ALGORITHMS[launch_plan.algorithm]
+    if "residual" in operands:
+        launches = chosen.launches_with_residual(problem, launch_plan.config, aligned, relu, device_spec(device))
+    else:
+        launches = chosen.launches(problem, launch_plan.config, aligned, relu)
     with _made_current(device):
         sequence = LaunchSequence(launches, device_spec(device).arch, device)
         return _Call(library, problem, device, sequence, launch_plan.workspace_bytes)
 
 
-def _named(input: Any, weight: Any, bias: Any, out: Any) -> dict[str, Any]:
-    """The operands by name, without a bias or an output that is None."""
-    operands = {"input": input, "weight": weight, "bias": bias, "out": out}
+def _named(input: Any, weight: Any, bias: Any, out: Any, residual: Any) -> dict[str, Any]:
+    """The operands by name, without a bias, an output or a residual that is None."""
+    operands = {"input": input, "weight": weight, "bias": bias, "out": out, "residual": residual}
     return {name: array for name, array in operands.items() if array is not None or name in ("input", "weight")}
 
 
@@ -250,8 +273,10 @@ def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem
     if "bias" in operands and tuple(operands["bias"].shape) != (problem.m,):
         shape = tuple(operands["bias"].shape)
         raise UnsupportedProblem(f"bias has shape {shape}: it must be {(problem.m,)}, a value for each filter")
-    if "out" in operands and tuple(operands["out"].shape) != problem.output_shape:
-        raise UnsupportedProblem(f"out has shape {tuple(operands['out'].shape)}: it must be {problem.output_shape}")
+    for name in ("out", "residual"):
+        if name in operands and tuple(operands[name].shape) != problem.output_shape:
+            shape = tuple(operands[name].shape)
+            raise UnsupportedProblem(f"{name} has shape {shape}: it must be {problem.output_shape}")
 
 
 @cache

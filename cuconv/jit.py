@@ -102,7 +102,9 @@ class Address:
         return Address(self.operand, self.offset + offset)
 
 
-INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE = map(Address, ("input", "weight", "bias", "output", "workspace"))
+OPERANDS = INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, RESIDUAL = tuple(
+    map(Address, ("input", "weight", "bias", "output", "workspace", "residual"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,12 @@ class LaunchSequence:
             pointers.append(start + 8 * place)
         return (ctypes.c_void_p * len(pointers))(*pointers)
 
-    def enqueue(self, stream: int, input: int, weight: int, bias: int, output: int, workspace: int) -> None:
+    def enqueue(
+        self, stream: int, input: int, weight: int, bias: int, output: int, workspace: int, residual: int = 0
+    ) -> None:
         """Launch all kernels on a stream, given by its pointer; the address of an operand that is not used is 0."""
         values = self._values
-        _write_operands(values, 0, input, weight, bias, output, workspace)
+        _write_operands(values, 0, input, weight, bias, output, workspace, residual)
         for place, operand, offset in self._moved:
             values[place] = values[operand] + offset
         if stream != self._stream:
@@ -186,7 +190,7 @@ class LaunchSequence:
                 _check(status)
 
 
-_OPERANDS = {address.operand: place for place, address in enumerate((INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE))}
+_OPERANDS = {address.operand: place for place, address in enumerate(OPERANDS)}
 _write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
 
 

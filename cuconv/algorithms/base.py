@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cuconv import costs
+from cuconv.algorithms.common.add_residual import add_residual
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
+from cuconv.jit import RESIDUAL, Launch
 from cuconv.problem import FP32, ConvProblem
 
 Macros = dict[str, int]
@@ -62,6 +64,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
     precisions: ClassVar[tuple[str, ...]] = (FP32,)
     """The precisions that a problem may ask for."""
 
+    fuses_residual: ClassVar[bool] = False
+    """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
+
     costs_type: ClassVar[type]
     """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 
@@ -93,6 +98,21 @@ class Algorithm(ABC, Generic[Config, Costs]):
         aligned: whether input, weight and output all start at a multiple of 16 bytes.
         relu: whether the last kernel replaces negative outputs by 0.
         """
+
+    def launches_with_residual(
+        self, problem: ConvProblem, config: Config, aligned: bool, relu: bool, device: DeviceSpec
+    ) -> tuple[Launch, ...]:
+        """The kernels of a call that adds a residual, a tensor like the output, before ReLU.
+
+        aligned: as for `launches`, of the residual as well.
+        """
+        if self.fuses_residual and aligned:
+            *before, last = self.launches(problem, config, aligned, relu)
+            last = replace(last, arguments=(*last.arguments, RESIDUAL))
+            return tuple(replace(one, macros={**one.macros, "RESIDUAL": 1}) for one in (*before, last))
+        overlap = device.compute_capability >= (9, 0)
+        adding = add_residual(problem, aligned, relu, overlap)
+        return (*self.launches(problem, config, aligned, relu=False), adding)
 
     @abstractmethod
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:

@@ -12,6 +12,7 @@ from cuconv import ConvProblem, UnsupportedProblem, conv
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import TorchArrays
 from cuconv.device import H200
+from cuconv.jit import RESIDUAL
 
 
 def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
@@ -119,7 +120,7 @@ def test_operands_reach_the_launch(cuda, bias, relu):
     for _ in range(2):
         out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")
         assert out.shape == (2, 9, 5, 7) and out.dtype == torch.float32
-        addresses = (X.data_ptr(), WEIGHT.data_ptr(), bias_address, out.data_ptr(), 0)
+        addresses = (X.data_ptr(), WEIGHT.data_ptr(), bias_address, out.data_ptr(), 0, 0)
         assert Recorder.enqueued.pop() == (launches, (77, 3), addresses)
     assert Recorder.made == [(launches, "sm_90a", 3)]
 
@@ -136,7 +137,7 @@ def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monke
         cuda.tensors.stream = stream
         cuconv.conv2d(X, torch.zeros(9, 4, 3, 3), padding=1, algorithm="two_stage", out=out)
     assert [workspace.shape for workspace in workspaces] == [(9 * 2 * 9 * 5 * 7,)] * 2
-    assert [(stream, addresses[-1]) for _, stream, addresses in Recorder.enqueued] == [
+    assert [(stream, addresses[-2]) for _, stream, addresses in Recorder.enqueued] == [
         ((77, 3), workspaces[0].data_ptr()),
         ((78, 3), workspaces[1].data_ptr()),
     ]
@@ -249,3 +250,17 @@ def test_a_bias_that_does_not_fit_is_refused_before_any_launch(cuda, bias, error
 def test_a_bias_on_the_cpu_is_refused():
     with pytest.raises(UnsupportedProblem, match="bias is on cpu"):
         TorchArrays(torch).check("bias", BIAS)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
+    residual = torch.zeros(2, 9, 5, 7)
+    algorithm = "tf32x3_gemm" if fused else "two_stage"
+    cuconv.conv2d(X, WEIGHT, algorithm=algorithm, relu=True, residual=residual)
+    launches, _, addresses = Recorder.enqueued[-1]
+    assert addresses[-1] == residual.data_ptr()
+    assert launches[-1].arguments.count(RESIDUAL) == 1
+    assert (launches[-1].kernel == "add_residual") is not fused
+    assert [launch.macros.get("RESIDUAL", 0) for launch in launches] == ([1] if fused else [0, 0])
+    with pytest.raises(UnsupportedProblem, match=r"residual has shape \(9, 2, 5, 7\): it must be \(2, 9, 5, 7\)"):
+        cuconv.conv2d(X, WEIGHT, residual=residual.view(9, 2, 5, 7))

@@ -33,6 +33,7 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         "1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: much work, or memory-bound"
     )
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

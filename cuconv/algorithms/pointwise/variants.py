@@ -30,6 +30,9 @@ SINGLE_CHUNK = {"weights_resident": 1, "weight_stages": 1}
 RELOADED = {"weights_resident": 1, "grid_stride": 0}  # resident weights that change on the way
 
 
+RESIDUAL_EVERY = 5  # of the sample, also with a residual
+
+
 def macros_of(
     filters: int,
     channels: int,
@@ -79,7 +82,8 @@ def macros_of(
 
 def sample() -> list[Macros]:
     """The largest tiles that registers hold, in every code path, and a few small ones."""
-    return [*_many_chunks(), *_single_chunk(), *_small(), *_one_product(), *_evict_first()]
+    found = [*_many_chunks(), *_single_chunk(), *_small(), *_one_product(), *_evict_first()]
+    return found + [macros | {"RESIDUAL": 1} for macros in found[::RESIDUAL_EVERY]]
 
 
 def _largest(products: int, single_chunk: bool, layout: PixelLayout = PixelLayout.PLAIN) -> list[Size]:

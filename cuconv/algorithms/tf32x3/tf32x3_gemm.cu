@@ -24,7 +24,7 @@
 // SPLIT_K           blocks of a cluster that share a tile, each with a part of the reduction; 1 below capability 9.0
 // POINTWISE         1 for a 1x1 filter without padding
 // VECTOR            1 where rows of weights are 16-byte aligned
-// STRIDE_H and more stride, dilation and groups where one of them is above 1 (common/geometry.cuh)
+// STRIDE_H and more stride, dilation and groups where one of them is above 1, and RESIDUAL (common/geometry.cuh)
 //
 // Every argument has eight bytes: a pointer or a long long.
 
@@ -177,7 +177,8 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     tf32x3_gemm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
-                int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
+                int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
+                int64 relu RESIDUAL_ARGUMENT) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
     // With groups, the channels and filters of one group.
     const Problem p = {(int)channels / CHANNEL_GROUPS, (int)height,   (int)width, (int)filters / CHANNEL_GROUPS,
@@ -199,6 +200,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     weight += group * p.filters * depth;
     bias = bias ? bias + group * p.filters : bias;
     output += group * p.filters * p.out_pixels;
+    WITH_RESIDUAL(residual += group * p.filters * p.out_pixels;)
 #endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * PIXELS;
     const int stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
@@ -318,9 +320,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
                 value += load_from_block(shared + (k * FILTERS + row) * COLUMN_ROW + column, block);
         if (!exists || filter >= p.filters) continue;
         if (!isfinite(value)) value = plain_sum(input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
+        const int64 at = ((int64)image * CHANNEL_GROUPS * p.filters + filter) * p.out_pixels + pixel;
         if (bias) value += bias[filter];
+        WITH_RESIDUAL(value += residual[at];)
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
-        output[((int64)image * CHANNEL_GROUPS * p.filters + filter) * p.out_pixels + pixel] = value;
+        output[at] = value;
     }
     tile_barrier();  // no block ends while another reads its sums
 }

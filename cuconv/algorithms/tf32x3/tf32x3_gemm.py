@@ -118,6 +118,7 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -129,6 +130,7 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         if int(arch.strip("sm_af")) >= 90:
             sample += [_macros(TILES[0], split_k, pointwise=False, vector=True) for split_k in CLUSTER_SIZES[1:]]
             sample.append(_macros(TILES[-1], CLUSTER_SIZES[-1], pointwise=True, vector=True))
+        sample.append(_macros(TILES[0], 1, pointwise=False, vector=True) | {"RESIDUAL": 1})
         for tile in (TILES[0], TILES[-1]):
             for pointwise in (False, True):
                 sample.append(_macros(tile, 1, pointwise, vector=True) | geometry_macros(SPARSE))

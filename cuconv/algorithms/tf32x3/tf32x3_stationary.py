@@ -109,6 +109,7 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
 
     source = Path(__file__).with_suffix(".cu")
     summary = "1x1 convolution with wgmma at FP32 accuracy (3xTF32), for Hopper: many pixels, weights stay in an SM."
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -120,7 +121,8 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
         sample = [_macros(problem, tile, aligned=True) for problem in (single, paired, uneven) for tile in TILES]
         sample += [_macros(linear, tile, aligned) for tile in (TILES[0], TILES[-1]) for aligned in (True, False)]
         evicted = [_macros(problem, TILES[-1], aligned=True) for problem in (uneven, paired)]
-        return sample + [macros | {"EVICT_FIRST": 5} for macros in evicted]
+        residual = [_macros(problem, tile, aligned=True) for problem in (single, paired) for tile in TILES]
+        return sample + [m | {"EVICT_FIRST": 5} for m in evicted] + [m | {"RESIDUAL": 1} for m in residual]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3StationaryConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""

@@ -33,7 +33,7 @@
 // PAIRED             1 for pixels in pairs that are neighbours in input and output, 8-byte aligned; only if POINTWISE
 // EVICT_FIRST        eighths of the input that L2 evicts first (common/eviction.cuh); 0 if not POINTWISE
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
-// STRIDE_H and more  stride, dilation and groups where one of them is above 1 (common/geometry.cuh)
+// STRIDE_H and more  stride, dilation and groups where one of them is above 1, and RESIDUAL (common/geometry.cuh)
 //
 // Every argument has eight bytes: a pointer or a long long.
 
@@ -72,7 +72,8 @@ __device__ __forceinline__ void store_shared(unsigned to, float4 value) {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
-                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
+                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
+                 int64 relu RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
     // With groups, the channels and filters of one group.
@@ -93,6 +94,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     weight += group_id * p.filters * depth;
     bias = bias ? bias + group_id * p.filters : bias;
     output += group_id * p.filters * p.out_pixels;
+    WITH_RESIDUAL(residual += group_id * p.filters * p.out_pixels;)
 #endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
     const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
@@ -228,7 +230,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     }
 
     // Add up the partial sums of the tile, and write the output.
-    const Output out = {input, weight, bias, output, relu != 0};
+    const Output out = {input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
     float kept[KEPT<WARPGROUP_SPLIT_K>][4];
     add_warpgroups<WARPGROUP_SPLIT_K, GROUP_THREADS>(kept, sum, shared, group_k);
 #if SPLIT_K == 1

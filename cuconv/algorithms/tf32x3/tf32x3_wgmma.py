@@ -141,6 +141,7 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper; the reduction is split-K."
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -169,7 +170,10 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         for problem in (sparse, skipping, stem):
             sample += [_macros(problem, tile, split_k, aligned=True) for tile in (small, large) for split_k in (1, 8)]
         pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
-        return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels]
+        residual = [
+            _macros(problem, tile, k, aligned=True) for problem in (many, paired) for tile in TILES for k in (1, 8)
+        ]
+        return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
