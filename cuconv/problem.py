@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 FLOAT_BYTES = 4
 PRECISIONS = FP32, TF32 = ("fp32", "tf32")
@@ -86,6 +87,16 @@ class ConvProblem:
     def out_w(self) -> int:
         """Columns of an output plane."""
         return (self.w + 2 * self.pad_w - self.dilation_w * (self.kw - 1) - 1) // self.stride_w + 1
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """Stride, padding, dilation and groups as keyword arguments of conv2d, torch's and ours."""
+        return {
+            "stride": (self.stride_h, self.stride_w),
+            "padding": (self.pad_h, self.pad_w),
+            "dilation": (self.dilation_h, self.dilation_w),
+            "groups": self.groups,
+        }
 
     @property
     def is_dense(self) -> bool:

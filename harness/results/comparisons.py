@@ -21,9 +21,11 @@ from cuconv.problem import ConvProblem
 from harness import registry
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.results import records
+from harness.results.csv_file import GEOMETRY
 from harness.results.records import CASE_COLUMNS, ResultsError
 
 CASE = list(CASE_COLUMNS)
+LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
 AUTO = "auto"  # the library's own choice
 CPU = "cpu"
 COMPARISON_COLUMNS = (
@@ -189,7 +191,7 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
             continue
         rows = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
         part = cases.merge(rows[[*CASE, "mean_us", "least_us", "most_us"]], on=CASE, how="left")
-        parts.append(part.assign(subject=subject).sort_values(["k", "batch", "h", "w", "m", "c", "pad"]))
+        parts.append(part.assign(subject=subject).sort_values(["k", "batch", *LAYER]))
     if not parts:
         return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
     table = pd.concat(parts, ignore_index=True)
@@ -224,17 +226,23 @@ def is_memory_bound(problem: ConvProblem) -> bool:
 
 def problem_of(case: Any) -> ConvProblem:
     """The convolution of a row, given as a named tuple or a series with the columns CASE."""
-    return ConvProblem(case.batch, case.c, case.h, case.w, case.m, case.k, case.k, case.pad, case.pad)
+    stride, dilation = int(case.stride), int(case.dilation)
+    return ConvProblem(
+        case.batch, case.c, case.h, case.w, case.m, case.k, case.k, case.pad, case.pad,
+        stride_h=stride, stride_w=stride, dilation_h=dilation, dilation_w=dilation, groups=int(case.groups),
+    )  # fmt: skip
 
 
 def layer_label(case: Any) -> str:
     """The paper's HW-M-C of a row: input size, filters, input channels.
 
-    The size is HxW where the input is not square. The padding follows where it is not the usual (K-1)/2.
+    The size is HxW where the input is not square. Stride, dilation and groups above 1 follow as -s2, -d2 and -g32,
+    and the padding where it is not the usual one, half of the dilated filter.
     """
     size = str(case.h) if case.h == case.w else f"{case.h}x{case.w}"
-    padding = "" if 2 * case.pad == case.k - 1 else f" p{case.pad}"
-    return f"{size}-{case.m}-{case.c}{padding}"
+    padding = "" if 2 * case.pad == (case.k - 1) * case.dilation else f" p{case.pad}"
+    steps = "".join(f"-{name[0]}{value}" for name in GEOMETRY if (value := getattr(case, name)) > 1)
+    return f"{size}-{case.m}-{case.c}{steps}{padding}"
 
 
 def geometric_mean(values: Iterable[float]) -> float:
