@@ -109,7 +109,10 @@ class Algorithm(ABC, Generic[Config, Costs]):
         if self.fuses_residual and aligned:
             *before, last = self.launches(problem, config, aligned, relu)
             last = replace(last, arguments=(*last.arguments, RESIDUAL))
-            return tuple(replace(one, macros={**one.macros, "RESIDUAL": 1}) for one in (*before, last))
+            return tuple(
+                replace(one, macros={**one.macros, "RESIDUAL": 1}) if one.source == self.source else one
+                for one in (*before, last)
+            )
         overlap = device.compute_capability >= (9, 0)
         adding = add_residual(problem, aligned, relu, overlap)
         return (*self.launches(problem, config, aligned, relu=False), adding)

@@ -78,6 +78,11 @@ SPARSE = [
     ConvProblem(3, 9, 10, 8, 9, 7, 7, 3, 3, groups=9),
     ConvProblem(1, 64, 30, 30, 6, 3, 3, 3, 3, stride_h=2, stride_w=3, dilation_h=3, dilation_w=2, groups=2),
     ConvProblem(1, 2048, 1, 1, 1000, 1, 1),
+    ConvProblem(3, 65, 1, 1, 7, 1, 1),
+    ConvProblem(33, 960, 1, 1, 242, 1, 1),
+    ConvProblem(6, 16, 5, 7, 33, 5, 7),
+    ConvProblem(4, 128, 28, 28, 320, 1, 1, stride_h=2, stride_w=2),
+    ConvProblem(16, 512, 14, 14, 1024, 1, 1, stride_h=2, stride_w=2),
     ConvProblem(1, 3, 40, 41, 9, 9, 8),
 ]
 
