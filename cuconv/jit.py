@@ -54,16 +54,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CUCONV_CACHE_DIR") or Path.home() / ".cache" / "cuconv")
 
 
+def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
+    """Whether the cache on disk has the cubin of a .cu file."""
+    return _cubin_path(source, arch, _options(source, arch, macros)).exists()
+
+
 def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Path:
     """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file unless the cache has it."""
     options = _options(source, arch, macros)
-    binary = cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
+    binary = _cubin_path(source, arch, options)
     if not binary.exists():
         code, log = _compile(source, options)
         _write_atomically(binary.with_suffix(".cu"), source.read_bytes())
         _write_atomically(binary.with_suffix(".log"), log.encode())
         _write_atomically(binary, code)  # last: readers take its presence to mean that the others exist
     return binary
+
+
+def _cubin_path(source: Path, arch: str, options: list[str]) -> Path:
+    return cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
 
 
 def included_files(source: Path) -> list[Path]:
