@@ -173,7 +173,7 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
 
     Times are in microseconds: least_us and most_us are of the subject's runs, mean_us is their mean. Absent values
     are NaN: the subject's times where it has none, rival_us where no rival has one, speedup (rival_us / mean_us) where
-    either is missing, floor_us on a CPU. A subject without a single row in the frame has none here.
+    either is missing, floor_us on a CPU. A subject that computes none of the cases has no row.
     """
     frame, who = results.frame, results.comparison
     others = timed(frame, *theirs)
@@ -187,7 +187,8 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
     runs = timed(frame, ours)[list(records.RUN_COLUMNS)]
     mine, parts = timed(frame, ours).assign(least_us=runs.min(axis=1), most_us=runs.max(axis=1)), []
     for subject in who.subjects:
-        if not ((frame.provider == who.provider) & (frame.algorithm == subject)).any():
+        entered = frame[(frame.provider == who.provider) & (frame.status != "unsupported")]
+        if not (entered.algorithm == subject).any():
             continue
         rows = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
         part = cases.merge(rows[[*CASE, "mean_us", "least_us", "most_us"]], on=CASE, how="left")
