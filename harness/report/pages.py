@@ -105,6 +105,21 @@ def _standing(results: Results) -> str:
     ])  # fmt: skip
 
 
+def _sweep(results: Results, name: str) -> str:
+    """The speedups of another sweep of the same device, by batch and filter size, and the smallest of them."""
+    folder = results.folder.with_name(name)
+    if not folder.exists():
+        return f"The sweep {name} was not measured on {results.device}."
+    other = Results.read(folder)
+    subject, rivals = other.shown(other.subject), other.comparison.rivals_label
+    return "\n\n".join([
+        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
+        grid_table(other.of_subject()),
+        "The cases of the smallest speedups:",
+        worst_table(other),
+    ])  # fmt: skip
+
+
 def _accuracy(results: Results) -> str:
     rows = results.frame
     shown = replace(results, frame=rows[(rows.precision == FP32) | (rows.provider == results.comparison.provider)])
@@ -130,6 +145,7 @@ def _choice(results: Results) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "headline": _headline,
     "standing": lambda results, plots: _standing(results),
+    "sweep": lambda results, plots, name: _sweep(results, name),
     "algorithm": lambda results, plots, name: algorithm_table(results, name),
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),
@@ -138,7 +154,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
 }
-ARGUMENTS = {"algorithm": named()}
+ARGUMENTS: dict[str, tuple[str, ...]] = {"algorithm": tuple(named()), "sweep": ("strided", "grouped")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
