@@ -59,8 +59,10 @@ class Costs:
     issue: float = constant("an SM's time to issue 2**10 loads of a warp")
     store: float = constant("an SM's time to issue 2**10 stores of a warp")
     multiply: float = constant("an SM's time for 2**16 multiply-adds")
-    fetch: float = constant("an SM's time for 2**10 cycles of loads from the L1 cache or from shared memory")
+    fetch: float = constant("an SM's time for 2**10 cycles of loads from the L1 cache")
+    fetch_staged: float = constant("an SM's time for 2**10 cycles of loads from shared memory")
     memory: float = constant("2**20 bytes of operands through device memory")
+    memory_staged: float = constant("added for 2**20 bytes of operands where blocks stage their planes")
     memory_pieces: float = constant("added for 2**20 bytes of output that are not written in whole sectors")
 
 
@@ -166,10 +168,12 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         stores = outputs * strip.filters / macros["OUT_VECTOR"]
         issue_us = (costs.issue * (windows + weights) + costs.store * stores) / 2**10
         issue_us += costs.multiply * outputs * weights * WARP / 2**16
-        fetch_us = costs.fetch * windows * cycles_of_load(problem, strip, staged) / 2**10
+        cycles = windows * cycles_of_load(problem, strip, staged)
+        fetch_us = (costs.fetch_staged if staged else costs.fetch) * cycles / 2**10
         pieces = not staged and problem.out_w % 8 > 0  # a sector has eight outputs
         written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
-        memory_us = costs.memory * problem.min_bytes / 2**20 + costs.memory_pieces * pieces * written_mib
+        memory_us = (costs.memory + costs.memory_staged * staged) * problem.min_bytes / 2**20
+        memory_us += costs.memory_pieces * pieces * written_mib
         return costs.start + hypot(latency_us, warps * issue_us, warps * fetch_us, memory_us)
 
     def launches(self, problem: ConvProblem, config: DepthwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
