@@ -87,7 +87,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
 
     source = SOURCE
     summary = (
-        "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Any problem."
+        "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Stride 1, any size."
     )
     costs_type = Costs
 
