@@ -1,0 +1,45 @@
+"""Every convolution of a block of code by cuConv, without a change of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cuconv.nn import operator
+from cuconv.problem import FP32, UnsupportedProblem
+
+
+class _Mode(TorchDispatchMode):
+    """Sends aten.convolution to cuConv. It stands below autograd, so that gradients are torch's own."""
+
+    def __init__(self, precision: str):
+        super().__init__()
+        self._precision = precision
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.convolution.default and not kwargs:
+            input, weight, bias, stride, padding, dilation, transposed, _, groups = args
+            if not transposed and input.dim() == 4 and operator.qualifies(input, weight, bias):
+                geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
+                try:
+                    return operator._launch(input, weight, bias, *geometry, precision=self._precision)
+                except UnsupportedProblem:
+                    pass  # torch computes it, or says what is wrong
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def enabled(precision: str = FP32) -> Iterator[None]:
+    """Compute every convolution in the block by cuConv where it can, and by torch elsewhere.
+
+    It reaches aten.convolution whoever calls it. Gradients are torch's own. precision: "fp32", or "tf32" for inputs and
+    weights that may be rounded to TF32.
+    """
+    with _Mode(precision):
+        yield

@@ -1,0 +1,46 @@
+"""What convert() did with each convolution of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A convolution by its name in the model: what was folded into it, or why it stays with torch."""
+
+    name: str
+    folded: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """The convolutions of a converted model, in order; `traced` says whether torch.fx could trace the model.
+
+    why_not_traced is torch.fx's reason otherwise. Prints as a table.
+    """
+
+    rows: list[Converted] = field(default_factory=list)
+    traced: bool = True
+    why_not_traced: str = ""
+
+    @property
+    def replaced(self) -> list[Converted]:
+        """The convolutions that cuConv computes."""
+        return [row for row in self.rows if not row.reason]
+
+    @property
+    def left(self) -> list[Converted]:
+        """The convolutions that stay with torch."""
+        return [row for row in self.rows if row.reason]
+
+    def __str__(self) -> str:
+        width = max((len(row.name) for row in self.rows), default=0)
+        lines = [f"{len(self.replaced)} of {len(self.rows)} convolutions replaced"]
+        if not self.traced:
+            lines.append(f"module by module, as torch.fx cannot trace the model: {self.why_not_traced}")
+        for row in self.rows:
+            what = f"left: {row.reason}" if row.reason else " + ".join(("conv", *row.folded))
+            lines.append(f"  {row.name:{width}}  {what}")
+        return "\n".join(lines)
