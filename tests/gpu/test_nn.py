@@ -1,6 +1,7 @@
 """cuConv in torch on a GPU: the operator, graphs, converted models, and what falls through."""
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -108,9 +109,13 @@ def _enabled(x, weight, bias):
         return F.conv2d(x, weight, bias, padding=1)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "googlenet", "squeezenet1_1", "mobilenet_v3_small", "densenet121"])
+TORCHVISION = ("resnet18", "googlenet", "squeezenet1_1", "mobilenet_v3_small", "densenet121")
+
+
+@pytest.mark.parametrize("name", TORCHVISION if find_spec("torchvision") else ())
 def test_torchvisions_models(name):
-    torchvision = pytest.importorskip("torchvision")
+    import torchvision
+
     torch.manual_seed(0)
     options = {"init_weights": False, "aux_logits": False} if name == "googlenet" else {}
     model = torchvision.models.get_model(name, weights=None, **options).eval().cuda()
