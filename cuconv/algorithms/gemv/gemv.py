@@ -69,10 +69,11 @@ class Gemv(Algorithm[GemvConfig, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """All kernel variants; they are the same for every architecture."""
-        sizes = [(f, i, *warps) for f, i, warps in product(FILTERS, IMAGES, WARPS)]
-        found = [_macros(*size, vector=vector) for size in sizes for vector in (VECTOR, 1)]
-        return found + [_macros(*size, vector=VECTOR) | {"RESIDUAL": 1} for size in sizes[::7]]
+        """A sample, the same for every architecture: each tile, and for the largest one each other setting."""
+        found = [_macros(filters, images, *WARPS[0], VECTOR) for filters, images in product(FILTERS, IMAGES)]
+        largest = (FILTERS[-1], IMAGES[-1])
+        found += [_macros(*largest, *warps, vector) for warps in WARPS[1:] for vector in (VECTOR, 1)]
+        return [*found, _macros(*largest, *WARPS[-1], VECTOR) | {"RESIDUAL": 1}]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[GemvConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""

@@ -121,7 +121,7 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
         sample = [_macros(problem, tile, aligned=True) for problem in (single, paired, uneven) for tile in TILES]
         sample += [_macros(linear, tile, aligned) for tile in (TILES[0], TILES[-1]) for aligned in (True, False)]
         evicted = [_macros(problem, TILES[-1], aligned=True) for problem in (uneven, paired)]
-        residual = [_macros(problem, tile, aligned=True) for problem in (single, paired) for tile in TILES]
+        residual = [_macros(paired, tile, aligned=True) for tile in TILES]
         return sample + [m | {"EVICT_FIRST": 5} for m in evicted] + [m | {"RESIDUAL": 1} for m in residual]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3StationaryConfig]:

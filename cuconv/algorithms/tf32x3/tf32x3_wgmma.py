@@ -171,7 +171,7 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
             sample += [_macros(problem, tile, split_k, aligned=True) for tile in (small, large) for split_k in (1, 8)]
         pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
         residual = [
-            _macros(problem, tile, k, aligned=True) for problem in (many, paired) for tile in TILES for k in (1, 8)
+            _macros(problem, tile, k, aligned=True) for problem, k in ((many, 8), (paired, 1)) for tile in TILES
         ]
         return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
 

@@ -86,9 +86,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
     """The paper's algorithm; candidates() has the one configuration of a fixed rule."""
 
     source = SOURCE
-    summary = (
-        "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Stride 1, any size."
-    )
+    summary = "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Stride 1."
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
