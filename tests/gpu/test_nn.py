@@ -13,6 +13,12 @@ from cuconv.nn import operator
 from tests.cuconv.nn.test_nn import MODELS, close, made
 
 
+@pytest.fixture(autouse=True)
+def no_tf32(monkeypatch):
+    """Keep torch's own convolutions in FP32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.fixture
 def counted(monkeypatch):
     """The number of calls that cuConv computed."""
@@ -89,14 +95,13 @@ def test_enabled(counted):
     assert close(out, copy.deepcopy(model).double()(x.double()))
 
 
-@pytest.mark.parametrize("kind", ["half", "channels_last", "empty", "one image"])
+@pytest.mark.parametrize("kind", ["half", "channels_last", "empty"])
 def test_what_cuconv_does_not_take(counted, kind):
     x, weight, bias = operands()
     x, weight, bias = {
         "half": lambda: (x.half(), weight.half(), bias.half()),
         "channels_last": lambda: (x.to(memory_format=torch.channels_last), weight, bias),
         "empty": lambda: (x[:0], weight, bias),
-        "one image": lambda: (x[0], weight, bias),
     }[kind]()
     theirs = F.conv2d(x, weight, bias, padding=1)
     for ours in (cuconv.nn.conv2d(x, weight, bias, padding=1), _enabled(x, weight, bias)):
