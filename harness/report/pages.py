@@ -27,6 +27,7 @@ from harness.report.choice import algorithm_table, choice_table, losses_table, n
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import memory_bound_table
+from harness.report.networks import networks_section
 from harness.report.paper import paper_table
 from harness.report.provenance import mixture, provenance
 from harness.report.speedups import floor_table, grid_table, headline_table, with_tf32, worst_table
@@ -153,6 +154,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
+    "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
 ARGUMENTS: dict[str, tuple[str, ...]] = {"algorithm": tuple(named()), "sweep": ("strided", "grouped")}
 
