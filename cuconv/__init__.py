@@ -2,6 +2,7 @@
 
 from cuconv.conv import algorithms, conv2d, plan
 from cuconv.precompile import precompile
+from cuconv.prepared import prepare
 from cuconv.problem import ConvProblem, UnsupportedProblem
 
-__all__ = ["ConvProblem", "UnsupportedProblem", "algorithms", "conv2d", "plan", "precompile"]
+__all__ = ["ConvProblem", "UnsupportedProblem", "algorithms", "conv2d", "plan", "precompile", "prepare"]

@@ -57,7 +57,7 @@ class Geometry:
 def pair(name: str, value: Any) -> tuple[int, int]:
     """The value of an argument that is no number, as (vertical, horizontal): a pair, or one number in a tuple or list.
 
-    Only whole numbers are accepted. 1.0 and True equal 1 as keys of prepared calls, so whether they were accepted would
+    Only whole numbers are accepted. 1.0 and True equal 1 as keys of ready calls, so whether they were accepted would
     depend on earlier calls.
     """
     if isinstance(value, (tuple, list)) and len(value) in (1, 2) and all(type(number) is int for number in value):

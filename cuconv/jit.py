@@ -111,8 +111,8 @@ class Address:
         return Address(self.operand, self.offset + offset)
 
 
-OPERANDS = INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, RESIDUAL = tuple(
-    map(Address, ("input", "weight", "bias", "output", "workspace", "residual"))
+OPERANDS = INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, RESIDUAL, PACKED, FLAGS = tuple(
+    map(Address, ("input", "weight", "bias", "output", "workspace", "residual", "packed", "flags"))
 )
 
 
@@ -182,11 +182,20 @@ class LaunchSequence:
         return (ctypes.c_void_p * len(pointers))(*pointers)
 
     def enqueue(
-        self, stream: int, input: int, weight: int, bias: int, output: int, workspace: int, residual: int = 0
+        self,
+        stream: int,
+        input: int,
+        weight: int,
+        bias: int,
+        output: int,
+        workspace: int,
+        residual: int = 0,
+        packed: int = 0,
+        flags: int = 0,
     ) -> None:
         """Launch all kernels on a stream, given by its pointer; the address of an operand that is not used is 0."""
         values = self._values
-        _write_operands(values, 0, input, weight, bias, output, workspace, residual)
+        _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
         for place, operand, offset in self._moved:
             values[place] = values[operand] + offset
         if stream != self._stream:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from cuconv import jit
-from cuconv.algorithms import ALGORITHMS
+from cuconv import jit, select
+from cuconv.algorithms.common import weight_packing
 from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec, import_cupy
 from cuconv.problem import ConvProblem
@@ -19,6 +19,7 @@ def precompile(
     device: DeviceSpec | int | None = None,
     *,
     residual: bool = False,
+    prepared: bool = False,
     algorithm: str = "auto",
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
@@ -29,6 +30,7 @@ def precompile(
 
     device     a DeviceSpec, a GPU's ordinal, or None for the current GPU
     residual   whether the calls have a residual
+    prepared   whether they are calls of what `prepare` returns
     progress   called with the number of kernels that are compiled and the number of all, after each
 
     Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
@@ -36,7 +38,9 @@ def precompile(
     if device is None:
         device = import_cupy().cuda.runtime.getDevice()
     spec = device_spec(device) if isinstance(device, int) else device
-    missing = [kernel for kernel in _kernels(problems, spec, residual, algorithm) if not jit.is_cached(*kernel)]
+    missing = [
+        kernel for kernel in _kernels(problems, spec, residual, prepared, algorithm) if not jit.is_cached(*kernel)
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         jobs = [threads.submit(jit.cubin, *kernel) for kernel in missing]
         for done, job in enumerate(as_completed(jobs), start=1):
@@ -47,18 +51,15 @@ def precompile(
 
 
 def _kernels(
-    problems: Iterable[ConvProblem], spec: DeviceSpec, residual: bool, algorithm: str
+    problems: Iterable[ConvProblem], spec: DeviceSpec, residual: bool, prepared: bool, algorithm: str
 ) -> list[tuple[Path, str, dict[str, int]]]:
     """The kernel variants of the problems' plans, each once: source, architecture and macros."""
     found = {}
     for problem in problems:
-        chosen = plan(problem, spec, algorithm)
-        kind = ALGORITHMS[chosen.algorithm]
-        launches = (
-            kind.launches_with_residual(problem, chosen.config, True, False, spec)
-            if residual
-            else kind.launches(problem, chosen.config, aligned=True, relu=False)
-        )
+        chosen = plan(problem, spec, algorithm, prepared=prepared)
+        launches = select.launches_of(chosen, problem, True, False, residual, spec)
+        if prepared:
+            launches = weight_packing.prepare(launches)[1]  # of one module with what packs the weights
         for launch in launches:
             found[launch.source, tuple(launch.macros.items())] = dict(launch.macros)
     return [(source, spec.arch, macros) for (source, _), macros in found.items()]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cuconv import costs
 from cuconv.algorithms.common.add_residual import add_residual
+from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.device import DeviceSpec
 from cuconv.jit import RESIDUAL, Launch
 from cuconv.problem import FP32, ConvProblem
@@ -135,17 +136,28 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))
 
-    def configure(self, problem: ConvProblem, device: DeviceSpec) -> Config:
+    def packing(self, problem: ConvProblem, config: Config) -> WeightPacking | None:
+        """How a kernel ahead of the main one packs the weights; None where there is no such kernel."""
+        return None
+
+    def prepared_us(
+        self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs | None = None
+    ) -> float:
+        """The estimate for weights that are packed already."""
+        constants = costs or self.costs(problem.precision)
+        packing = self.packing(problem, config)
+        packing_us = packing.predicted_us(problem, constants) if packing else 0.0  # type: ignore[arg-type]
+        return self.estimate_us(problem, device, config, constants) - packing_us
+
+    def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
         """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate.
 
         `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses. An
-        algorithm that has a rule instead, such as two_stage, overrides it.
+        algorithm that has a rule instead, such as two_stage, overrides it. prepared: for weights that are packed.
         """
         constants = self.costs(problem.precision)
-        return min(
-            self.candidates(problem, device),
-            key=lambda config: self.estimate_us(problem, device, config, constants),
-        )
+        predict = self.prepared_us if prepared else self.estimate_us
+        return min(self.candidates(problem, device), key=lambda config: predict(problem, device, config, constants))
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the main kernel of a variant may have.

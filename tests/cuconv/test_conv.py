@@ -1,18 +1,18 @@
 """conv2d without a GPU: what it refuses, which launches it prepares, and what a repeated call uses again."""
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, conv
+from cuconv import ConvProblem, UnsupportedProblem, call
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import TorchArrays
 from cuconv.device import H200
 from cuconv.jit import RESIDUAL
+from tests.cuconv.fake_gpu import Recorder
 
 
 def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
@@ -47,64 +47,6 @@ def test_auto_is_one_of_the_algorithms_for_any_shape():
 def test_unknown_algorithm_names_the_known_ones():
     with pytest.raises(ValueError, match="algorithm='magic': must be one of auto, two_stage"):
         cuconv.plan(ConvProblem(1, 1, 3, 3, 1, 1, 1), H200, "magic")
-
-
-class TensorsOfGpu3(TorchArrays):
-    """CPU tensors in the place of GPU 3's; a tensor that requires a gradient counts as one of GPU 4."""
-
-    def __init__(self):
-        super().__init__(torch)
-        self.stream = 77
-
-    def check(self, name, tensor):
-        pass
-
-    def device(self, tensor):
-        return 3 + tensor.requires_grad
-
-    def current_stream(self, device):
-        return lambda: (self.stream, device)
-
-    def allocator(self, shape, device):
-        return lambda: torch.empty(shape)
-
-
-class FakeCuda:
-    """cupy.cuda of a machine with several GPUs, of which GPU 0 is current; a context is a number."""
-
-    def __init__(self):
-        self.devices = [0]  # the GPUs that were made current, in order
-        self.runtime = SimpleNamespace(
-            getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)
-        )
-        self.driver = SimpleNamespace(ctxGetCurrent=lambda: 1000 + self.devices[-1])
-
-
-class Recorder:
-    """A LaunchSequence that launches nothing: it records what is prepared and what is enqueued."""
-
-    made, enqueued = [], []
-
-    def __init__(self, launches, arch, device):
-        self.launches = launches
-        Recorder.made.append((launches, arch, device))
-
-    def enqueue(self, stream, *addresses):
-        Recorder.enqueued.append((self.launches, stream, addresses))
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """conv2d without a GPU: launches go to Recorder."""
-    cuda, library = FakeCuda(), TensorsOfGpu3()
-    cuda.tensors = library
-    Recorder.made, Recorder.enqueued = [], []
-    monkeypatch.setattr(conv, "LaunchSequence", Recorder)
-    monkeypatch.setattr(conv, "_cuda", lambda: cuda)
-    monkeypatch.setattr(conv, "_thread", conv._Thread())
-    monkeypatch.setattr(conv, "library_of", lambda array: library)
-    monkeypatch.setattr(conv, "device_spec", lambda device: H200)
-    return cuda
 
 
 X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(9)
@@ -200,7 +142,7 @@ def test_threads_share_nothing_that_a_call_writes_to(cuda):
 
 
 def test_prepared_calls_are_limited_in_number(cuda, monkeypatch):
-    monkeypatch.setattr(conv, "MAX_READY_CALLS", 2)
+    monkeypatch.setattr(call, "MAX_READY_CALLS", 2)
     for padding in (0, 1, 2, 1, 2, 0):
         cuconv.conv2d(X, WEIGHT, padding=padding)
     assert len(Recorder.made) == 4

@@ -34,6 +34,7 @@ PROBLEMS = [  # layers of the networks first, then odd sizes
 ]
 MUST_RUN = {
     "cuconv": {"auto", *algorithms()},
+    "cuconv_prepared": {"auto"},
     "cudnn": {"implicit_gemm", "implicit_precomp_gemm", "gemm"},
     "cudnn_engine": set(),  # cuDNN names them: at least three
     "torch": {"default", "benchmark", "deterministic"},

@@ -124,7 +124,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
         sample += [_macros(Tile(f, p, True), 3, 3, slots, False, (2, 3)) for f, p, slots in odd]
         sample += [_macros(tile, 7, 7, 3, True, (2, 3)) for tile in TILES]
         sample.append(_macros(Tile(64, 256), 3, 3, 6, False, (2, 3)))
-        sample += [macros | {"RESIDUAL": 1} for macros in sample]
+        sample += [macros | {"RESIDUAL": 1} for macros in sample] + [macros | {"PREPARED": 1} for macros in sample]
         return sample + [_with_one_product(macros) for macros in sample]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
@@ -175,6 +175,10 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
             _packing(config).launch(problem, self.source, macros, blocks),
             Launch(self.source, macros, self.name, blocks, THREADS, arguments, config.shared_bytes, overlap=True),
         )
+
+    def packing(self, problem: ConvProblem, config: Fp16x3Config) -> WeightPacking:
+        """How the kernel ahead of the main one packs the weights."""
+        return _packing(config)
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the kernels of a variant may have."""

@@ -111,6 +111,10 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         publishers = c.blocks if c.tail_split_k > 1 else 0
         return (WeightPacking(c.filters, c.channels, c.products).launch(p, self.source, macros, publishers), main)
 
+    def packing(self, problem: ConvProblem, config: Fp16x3PointwiseConfig) -> WeightPacking | None:
+        """How the kernel ahead of the main one packs the weights; None where the blocks pack them."""
+        return None if config.packs_weights else WeightPacking(config.filters, config.channels, config.products)
+
     def static_shared_bytes(self, macros: Macros) -> int:
         """The static shared memory that configurations of a variant leave room for, in bytes."""
         return static_shared_bytes(macros["CONSUMERS"], macros["WEIGHT_STAGES"])

@@ -137,7 +137,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
                 )
         return tuple(found)
 
-    def configure(self, problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
+    def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> TwoStageConfig:
         """The geometry with the most reuse of loaded elements whose grid has THREADS_PER_SM threads per SM.
 
         Raises UnsupportedProblem where the kernel's 32-bit indices cannot count the blocks or a plane.

@@ -145,7 +145,8 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
             found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5, 5)]
         widest, first = TILE_SHAPES[5][-1], TILE_SHAPES[3][0]
         found += [_macros(5, 5, 4, False, (2, 2), 3, widest), _macros(3, 5, 7, False, (3, 2), 2, widest)]
-        return [*found, _macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
+        found += [_macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
+        return found + [macros | {"PREPARED": 1} for macros in found[::5]]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -198,6 +199,10 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
             _packing(config.cluster).launch(problem, self.source, macros, blocks),
             Launch(self.source, macros, self.name, blocks, threads, arguments, config.shared_bytes, overlap=True),
         )
+
+    def packing(self, problem: ConvProblem, config: WinogradConfig) -> WeightPacking:
+        """How the kernel ahead of the main one transforms and packs the weights."""
+        return _packing(config.cluster)
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the kernels of a variant may have."""
