@@ -12,9 +12,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuconv.nn import operator
 from cuconv.problem import FP32, UnsupportedProblem
 
+# Their first nine arguments are the same. Traced TorchScript has the second one.
+CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default)
+# Under torch.inference_mode these reach the mode whole; elsewhere autograd has made them aten.convolution.
+COMPOSITES = (
+    torch.ops.aten.conv2d.default,
+    torch.ops.aten.conv2d.padding,
+    torch.ops.aten._convolution_mode.default,
+)
+
 
 class _Mode(TorchDispatchMode):
-    """Sends aten.convolution to cuConv. It stands below autograd, so that gradients are torch's own."""
+    """Sends aten.convolution to cuConv. It stands below autograd, so that gradients are torch's own.
+
+    A TorchFunctionMode would see only calls from Python: no convolutions of TorchScript or of C++ code, and those of
+    nn.Conv2d, F.conv2d and torch.convolution each by another name.
+    """
 
     def __init__(self, precision: str):
         super().__init__()
@@ -23,8 +36,11 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.convolution.default and not kwargs:
-            input, weight, bias, stride, padding, dilation, transposed, _, groups = args
+        if func in COMPOSITES:
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        if func in CONVOLUTIONS and not kwargs:
+            input, weight, bias, stride, padding, dilation, transposed, _, groups = args[:9]
             if not transposed and input.dim() == 4 and operator.qualifies(input, weight, bias):
                 geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
                 try:
@@ -38,8 +54,10 @@ class _Mode(TorchDispatchMode):
 def enabled(precision: str = FP32) -> Iterator[None]:
     """Compute every convolution in the block by cuConv where it can, and by torch elsewhere.
 
-    It reaches aten.convolution whoever calls it. Gradients are torch's own. precision: "fp32", or "tf32" for inputs and
-    weights that may be rounded to TF32.
+    It reaches aten.convolution whoever calls it. Gradients are torch's own. Every operation of the block costs the host
+    a few microseconds more, so a model that runs often is better converted. torch.compile does not compile inside the
+    block. precision: "fp32", or "tf32" for inputs and weights that may be rounded to TF32; ValueError for others.
     """
+    operator.check_precision(precision)
     with _Mode(precision):
         yield

@@ -18,12 +18,14 @@ class Converted:
 class Report:
     """The convolutions of a converted model, in order; `traced` says whether torch.fx could trace the model.
 
-    why_not_traced is torch.fx's reason otherwise. Prints as a table.
+    why_not_traced is the reason otherwise, and why_not_precompiled the reason why kernels compile at the first forward
+    in spite of an example. Prints as a table.
     """
 
     rows: list[Converted] = field(default_factory=list)
     traced: bool = True
     why_not_traced: str = ""
+    why_not_precompiled: str = ""
 
     @property
     def replaced(self) -> list[Converted]:
@@ -36,10 +38,13 @@ class Report:
         return [row for row in self.rows if row.reason]
 
     def __str__(self) -> str:
+        """The counts and a line for each convolution."""
         width = max((len(row.name) for row in self.rows), default=0)
         lines = [f"{len(self.replaced)} of {len(self.rows)} convolutions replaced"]
         if not self.traced:
-            lines.append(f"module by module, as torch.fx cannot trace the model: {self.why_not_traced}")
+            lines.append(f"module by module, as the model is not traced: {self.why_not_traced}")
+        if self.why_not_precompiled:
+            lines.append(f"some kernels compile at the first forward: {self.why_not_precompiled}")
         for row in self.rows:
             what = f"left: {row.reason}" if row.reason else " + ".join(("conv", *row.folded))
             lines.append(f"  {row.name:{width}}  {what}")

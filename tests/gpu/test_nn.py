@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn import operator
-from tests.cuconv.nn.test_nn import MODELS, close, made
+from cuconv.nn import modules, operator
+from cuconv.prepared import PreparedConv2d
+from tests.cuconv.nn.models import MODELS, close, made
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +22,11 @@ def no_tf32(monkeypatch):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The number of calls that cuConv computed."""
+    """The calls that cuConv computed, "plain" or "prepared"."""
     calls = []
-    launch = operator._launch
-    monkeypatch.setattr(operator, "_launch", lambda *a, **k: calls.append(1) or launch(*a, **k))
+    launch, run = operator._launch, PreparedConv2d._run
+    monkeypatch.setattr(operator, "_launch", lambda *a, **k: calls.append("plain") or launch(*a, **k))
+    monkeypatch.setattr(PreparedConv2d, "_run", lambda *a, **k: calls.append("prepared") or run(*a, **k))
     return calls
 
 
@@ -83,15 +85,39 @@ def test_a_converted_model_in_a_graph(counted):
         x.copy_(torch.randn_like(x))
         graph.replay()
         assert close(out, copy.deepcopy(model).double()(x.double()))
-    assert counted
+    assert set(counted) == {"prepared"}
 
 
-def test_enabled(counted):
+def test_branches_of_one_image_are_written_to_their_place(counted):
+    model, x = made("fire")
+    model, x = model.cuda(), x.cuda()
+    converted, _ = cuconv.nn.convert(model, example=x[:1])
+    assert any(isinstance(module, modules.Concatenation) for module in converted.modules())
+    for images in (x[:1], x):
+        assert close(converted(images), copy.deepcopy(model).double()(images.double()))
+    assert set(counted) == {"prepared"}
+
+
+def test_changed_weights_of_a_converted_model(counted):
+    model, x = made("block")
+    converted, _ = cuconv.nn.convert(model.cuda())
+    converted(x.cuda())
+    other, _ = made("block")
+    for parameter in other.parameters():
+        parameter.mul_(1.5)
+    again, _ = cuconv.nn.convert(other.cuda())
+    converted.load_state_dict(again.state_dict())
+    assert close(converted(x.cuda()), copy.deepcopy(other).double()(x.cuda().double()))
+    assert set(counted) == {"prepared"}
+
+
+@pytest.mark.parametrize("recording", [torch.no_grad, torch.inference_mode])
+def test_enabled(counted, recording):
     model, x = made("block")
     model, x = model.cuda(), x.cuda()
-    with cuconv.nn.enabled():
+    with recording(), cuconv.nn.enabled():
         out = model(x)
-    assert len(counted) == 3
+    assert counted == ["plain"] * 3
     assert close(out, copy.deepcopy(model).double()(x.double()))
 
 
