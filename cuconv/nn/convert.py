@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuconv
 from cuconv.nn.graph import Rewriter
-from cuconv.nn.modules import CONVOLUTIONS, Conv2d, hooked, why_not
+from cuconv.nn.modules import CONVOLUTIONS, hooked, module_for, why_not
 from cuconv.nn.operator import check_precision, recorded
 from cuconv.nn.report import Converted, Report
 from cuconv.problem import FP32
@@ -24,12 +24,13 @@ def convert(
     example: Tensor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> tuple[nn.Module, Report]:
-    """A copy of a model in eval mode whose convolutions are cuConv's, and a report of what was done with each.
+    """A copy of a model in eval mode whose layers are cuConv's, and a report of what was done with each.
 
-    Where torch.fx traces the model, a BatchNorm2d, an addition and a ReLU that follow a convolution are folded into it,
-    if nothing else uses what lies between; the copy is a torch.fx.GraphModule, without the model's own methods. Where
-    it does not, or where modules have hooks, convolutions are replaced one by one, and nothing is folded. Everything
-    else stays as it is. The model itself is not changed.
+    Layers are convolutions, and fully connected layers where they get at most 32 rows. Where torch.fx traces the model,
+    a BatchNorm2d, an addition and a ReLU that follow a convolution are folded into it, and a ReLU that follows a fully
+    connected layer, if nothing else uses what lies between; the copy is a torch.fx.GraphModule, without the model's own
+    methods. Where it does not, or where modules have hooks, layers are replaced one by one, and nothing is folded.
+    Everything else stays as it is. The model itself is not changed.
 
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
     example    an input of the model on a GPU: the kernels for its size are compiled now, side by side, instead of at
@@ -97,14 +98,14 @@ def _precompile(
 
 
 def _replace_modules(model: nn.Module, precision: str, report: Report, name: str = "") -> nn.Module:
-    """The same model with its convolutions replaced by cuConv's. Nothing is folded: what calls them is not known."""
-    if isinstance(model, CONVOLUTIONS):
+    """The same model with its layers replaced by cuConv's. Nothing is folded: what calls them is not known."""
+    if isinstance(model, (*CONVOLUTIONS, nn.Linear)):
         if reason := why_not(model):
             report.rows.append(Converted(name, reason=reason))
             return model
-        assert isinstance(model, nn.Conv2d)
-        report.rows.append(Converted(name))
-        return Conv2d(model, precision=precision)
+        assert isinstance(model, (nn.Conv2d, nn.Linear))
+        report.rows.append(Converted(name, kind="conv" if isinstance(model, nn.Conv2d) else "linear"))
+        return module_for(model, False, precision)
     for child, module in model.named_children():
         setattr(model, child, _replace_modules(module, precision, report, f"{name}.{child}" if name else child))
     return model

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from cuconv.nn.modules import CONVOLUTIONS, Concatenation, Conv2d, is_batch_norm, is_relu, why_not
+from cuconv.nn.modules import CONVOLUTIONS, Concatenation, Conv2d, is_batch_norm, is_relu, module_for, why_not
 from cuconv.nn.operator import conv2d
 from cuconv.nn.report import Converted, Report
 
@@ -38,7 +38,8 @@ class Rewriter:
     def run(self) -> fx.GraphModule:
         """Replace every convolution that cuConv takes over."""
         for node in list(self._graph.nodes):
-            if node.op == "call_module" and isinstance(self._modules.get(str(node.target)), CONVOLUTIONS):
+            module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+            if isinstance(module, (*CONVOLUTIONS, nn.Linear)):
                 self._convert(node)
             elif node.op == "call_function" and node.target in CONV2D:
                 node.target, node.kwargs = conv2d, {**node.kwargs, "precision": self._precision}
@@ -54,20 +55,21 @@ class Rewriter:
         return self._model
 
     def _convert(self, node: fx.Node) -> None:
-        """Replace one convolution and what is folded into it, or report why it stays."""
+        """Replace one convolution or fully connected layer and what is folded into it, or report why it stays."""
         name = str(node.target)
         conv = self._modules[name]
         if reason := why_not(conv):
             self._report.rows.append(Converted(name, reason=reason))
             return
-        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(conv, (nn.Conv2d, nn.Linear))
         folded: list[str] = []
         chain, residual, before = [node], None, node
-        if (norm := self._batch_norm_after(node)) is not None:
+        if isinstance(conv, nn.Conv2d) and (norm := self._batch_norm_after(node)) is not None:
             conv = fuse_conv_bn_eval(conv.eval(), self._modules[str(norm.target)])
             folded.append("batch norm")
             chain.append(norm)
-        if (add := self._sum_after(chain[-1])) is not None and not self._writes_between(node, add, chain):
+        add = self._sum_after(chain[-1]) if isinstance(conv, nn.Conv2d) else None
+        if add is not None and not self._writes_between(node, add, chain):
             residual = next(operand for operand in add.args[:2] if operand is not chain[-1])
             folded.append("residual")
             chain.append(add)
@@ -75,7 +77,7 @@ class Rewriter:
         if (relu := _only_user(chain[-1])) is not None and self._is_relu(relu):
             folded.append("relu")
             chain.append(relu)
-        place = self._add_module(name, Conv2d(conv, relu="relu" in folded, precision=self._precision))
+        place = self._add_module(name, module_for(conv, "relu" in folded, self._precision))
         # Where the convolution was, since later nodes may write to its input; with a residual, where that is known.
         input = node.args[0] if node.args else node.kwargs["input"]
         with self._graph.inserting_before(before):
@@ -83,7 +85,8 @@ class Rewriter:
         chain[-1].replace_all_uses_with(fused)
         for replaced in reversed(chain):
             self._graph.erase_node(replaced)
-        self._report.rows.append(Converted(name, tuple(folded)))
+        kind = "conv" if isinstance(conv, nn.Conv2d) else "linear"
+        self._report.rows.append(Converted(name, tuple(folded), kind=kind))
 
     def _concatenate(self, cat: fx.Node) -> None:
         """Replace torch.cat along the channels where all that it joins are convolutions, of use to nothing else."""
@@ -110,7 +113,7 @@ class Rewriter:
             return False
         return isinstance(self._modules.get(str(node.target)), Conv2d) and len(node.args) == 1
 
-    def _add_module(self, name: str, module: Conv2d) -> str:
+    def _add_module(self, name: str, module: nn.Module) -> str:
         """Put a module in the place of a convolution, or beside it where the model calls that one several times."""
         place = name
         if self._uses[name] > 1:

@@ -1,11 +1,13 @@
-"""Modules of converted models: a convolution with a residual and ReLU, and convolutions that are concatenated."""
+"""Modules of converted models: convolutions with a residual and ReLU, concatenated ones, fully connected layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -13,6 +15,7 @@ from cuconv.nn.operator import autocasts, check_precision, conv2d, output_shape,
 from cuconv.prepared import PreparedConv2d, prepare
 from cuconv.problem import FP32, UnsupportedProblem
 
+MAX_ROWS = 32  # of a fully connected layer's input; more have not been compared with cuBLAS
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -37,6 +40,7 @@ class Conv2d(nn.Module):
         self.register_parameter("bias", conv.bias)  # type: ignore[arg-type]
         if not self.weight.is_contiguous():
             self.weight = nn.Parameter(self.weight.detach().contiguous(), self.weight.requires_grad)
+        self.in_channels, self.out_channels, self.kernel_size = conv.in_channels, conv.out_channels, conv.kernel_size
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
         self.relu, self.precision = relu, precision
 
@@ -82,8 +86,8 @@ class Conv2d(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and options, as torch.nn.Conv2d prints them."""
-        m, c, kh, kw = self.weight.shape
-        text = f"{c * self.groups}, {m}, kernel_size=({kh}, {kw}), stride={self.stride}, padding={self.padding}"
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        text += f", padding={self.padding}"
         text += "" if self.dilation == (1, 1) else f", dilation={self.dilation}"
         text += "" if self.groups == 1 else f", groups={self.groups}"
         return text + (", relu" if self.relu else "") + ("" if self.precision == FP32 else f", {self.precision}")
@@ -112,6 +116,50 @@ class Concatenation(nn.Module):
         return output
 
 
+class Linear(nn.Module):
+    """relu(input @ weight.T + bias) for few rows: a 1x1 convolution of images of one pixel.
+
+    Made from a torch.nn.Linear. An input of more than MAX_ROWS rows goes to torch.
+    """
+
+    def __init__(self, linear: nn.Linear, *, relu: bool = False, precision: str = FP32):
+        """Raises ValueError for what `why_not` names, and for an unknown precision."""
+        super().__init__()
+        if reason := why_not(linear):
+            raise ValueError(f"this layer stays with torch: {reason}")
+        conv = nn.utils.skip_init(nn.Conv2d, linear.in_features, linear.out_features, 1)
+        conv.weight = nn.Parameter(linear.weight.detach()[:, :, None, None], linear.weight.requires_grad)
+        conv.bias = linear.bias
+        self.conv = Conv2d(conv, relu=relu, precision=precision)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        """(M, K), for code that reads it as torch.nn.Linear's."""
+        return self.conv.weight.flatten(1)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """(M,), or None."""
+        return self.conv.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., M) for an input (..., K)."""
+        rows = prod(input.shape[:-1])
+        if not 0 < rows <= MAX_ROWS:
+            output = F.linear(input, self.weight, self.bias)
+            return output.relu() if self.conv.relu else output
+        output = self.conv(input.reshape(rows, input.shape[-1], 1, 1))
+        return output.reshape(*input.shape[:-1], output.shape[1])
+
+
+def module_for(layer: nn.Conv2d | nn.Linear, relu: bool, precision: str) -> Conv2d | Linear:
+    """cuConv's module for a layer of torch."""
+    if isinstance(layer, nn.Linear):
+        return Linear(layer, relu=relu, precision=precision)
+    return Conv2d(layer, relu=relu, precision=precision)
+
+
 def runs_now(input: Tensor) -> bool:
     """Whether a call is computed as it is made, on a GPU: no gradient is recorded, and no tool of torch follows it."""
     return (
@@ -133,14 +181,16 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 def why_not(conv: nn.Module) -> str:
     """Why a module stays with torch; "" where cuConv takes it over."""
-    if type(conv) is not nn.Conv2d:
+    if type(conv) not in (nn.Conv2d, nn.Linear):
         return f"it is a {type(conv).__name__}"
-    if conv.padding_mode != "zeros":
-        return f"its padding_mode is {conv.padding_mode!r}"
     if conv.weight.dtype != torch.float32:
         return f"its weight is {conv.weight.dtype}"
     if hooked(conv):
         return "it has hooks"
+    if not isinstance(conv, nn.Conv2d):
+        return ""
+    if conv.padding_mode != "zeros":
+        return f"its padding_mode is {conv.padding_mode!r}"
     if pads_of(conv.padding, conv.weight, conv.stride, conv.dilation) is None:
         return f"padding={conv.padding!r} with this filter is not the same on both sides"
     return ""

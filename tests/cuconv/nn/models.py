@@ -64,6 +64,19 @@ class Fire(nn.Module):
         return torch.cat([torch.relu(self.one(x)), torch.relu(self.three(x))], 1)
 
 
+class Classifier(nn.Module):
+    """A convolution, pooling, and two fully connected layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(2)
+        self.hidden = nn.Sequential(nn.Dropout(), nn.Linear(32, 20), nn.ReLU(inplace=True), nn.Dropout())
+        self.last = nn.Linear(20, 10)
+
+    def forward(self, x):
+        return self.last(self.hidden(torch.flatten(self.pool(F.relu(self.conv(x))), 1)))
+
+
 class Untraceable(nn.Module):
     def __init__(self):
         super().__init__()
@@ -93,6 +106,7 @@ MODELS = {
     "block": (Block, 8),
     "branches": (Branches, 3),
     "fire": (Fire, 3),
+    "classifier": (Classifier, 3),
     "untraceable": (Untraceable, 3),
     "writes its input": (WritesItsInput, 4),
 }

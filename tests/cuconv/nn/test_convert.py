@@ -32,6 +32,7 @@ def test_a_converted_model_computes_the_same(on_a_gpu, name):
         ("block", [("batch norm", "relu"), ("batch norm", "residual", "relu"), ("batch norm",)]),
         ("branches", [(), ("relu",), (), ("batch norm", "relu")]),
         ("fire", [("relu",), ("relu",), ("relu",)]),
+        ("classifier", [("relu",), ("relu",), ()]),
         ("untraceable", [(), ()]),
         ("writes its input", [()]),
     ],
@@ -40,7 +41,7 @@ def test_the_report_tells_what_was_folded(name, folded):
     model, _ = made(name)
     _, report = cuconv.nn.convert(model)
     assert [row.folded for row in report.rows] == folded
-    assert str(report).startswith(f"{len(folded)} of {len(folded)} convolutions replaced")
+    assert str(report).startswith(f"{len(folded)} of {len(folded)} layers replaced")
     assert report.traced == (name != "untraceable")
 
 
@@ -167,6 +168,17 @@ DIFFICULT = {
     "branches": lambda: Model(
         lambda model, x: torch.cat([F.relu(model.conv(x)), model.conv_0(x)], 1), conv=pointwise(), conv_0=pointwise()
     ),
+    "a batch norm after a fully connected layer": lambda: nn.Sequential(
+        pointwise(), nn.Flatten(), nn.Linear(4 * 8 * 9, 6), nn.BatchNorm1d(6), nn.ReLU()
+    ),
+    "a weight that is read": lambda: Model(
+        lambda model, x: F.linear(model.fc(x), model.fc.weight.T) + model.fc.bias.sum(), fc=nn.Linear(9, 5)
+    ),
+    "a weight that is read, not traced": lambda: Model(
+        lambda model, x: model.fc(x) @ model.fc.weight if x.sum() > -1e9 else x, fc=nn.Linear(9, 5)
+    ),
+    "rows of an image": lambda: nn.Sequential(pointwise(), nn.Linear(9, 5), nn.ReLU()),
+    "few rows": lambda: nn.Sequential(nn.AdaptiveAvgPool2d((2, 9)), nn.Linear(9, 5), nn.ReLU()),
     "branches with the same convolution": lambda: Model(
         lambda model, x: torch.cat([model.conv(x), model.conv(x * 2)], dim=1), conv=pointwise()
     ),
@@ -329,3 +341,14 @@ def test_a_traced_module_computes_and_is_no_constant(on_a_gpu):
         assert close(traced(second), layer(second))
         mapped = torch.vmap(layer)(torch.stack([first, second]))
         assert close(mapped[1], layer(second))
+
+
+@pytest.mark.parametrize(("rows", "kinds"), [((), 1), ((1,), 1), ((2, 3, 4), 1), ((32,), 1), ((33,), 0), ((0,), 0)])
+def test_fully_connected_layers_of_few_rows(on_a_gpu, rows, kinds):
+    linear = nn.Linear(7, 5)
+    layer, x = modules.Linear(linear, relu=True), torch.randn(*rows, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), linear(x).relu())
+    assert [call["kind"] for call in on_a_gpu] == ["prepared"] * kinds
+    layer(x).sum().backward()
+    assert linear.weight.grad is None and layer.conv.weight.grad is not None
