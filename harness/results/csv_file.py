@@ -9,8 +9,6 @@ import pandas as pd
 
 from harness.errors import ResultsError
 
-GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
-
 
 def read_csv(path: Path, columns: Sequence[str], *, text: Collection[str] = (), name: str, remedy: str) -> pd.DataFrame:
     """The rows of a CSV file, with at least these columns.
@@ -32,9 +30,6 @@ def read_csv(path: Path, columns: Sequence[str], *, text: Collection[str] = (), 
         )
     except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
         raise ResultsError(f"{path} is not readable as CSV ({error}): restore or delete it") from None
-    for column in GEOMETRY:
-        if column in columns and column not in frame.columns:
-            frame[column] = 1
     if missing := [column for column in columns if column not in frame.columns]:
         raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
     for column in numeric:

@@ -1,8 +1,7 @@
 """measurements.csv: one row per case, algorithm and precision, and the folder that keeps the file whole.
 
 Rows are appended and flushed as they are measured, so that a crash keeps them. A newer row of the same case, algorithm
-and precision replaces the older one. Closing the folder rewrites the file without the replaced rows, atomically. A
-file without the columns stride, dilation and groups is of layers where all are 1. Times
+and precision replaces the older one. Closing the folder rewrites the file without the replaced rows, atomically. Times
 have nine significant digits, because the event timer is a 32-bit float.
 """
 
@@ -20,7 +19,7 @@ from statistics import fmean
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.results.csv_file import GEOMETRY, read_csv
+from harness.results.csv_file import read_csv
 
 __all__ = [
     "CASE_COLUMNS",
@@ -37,7 +36,7 @@ __all__ = [
 
 MAX_RUNS = 9
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
-CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
+CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, MAX_RUNS + 1))
 
@@ -58,9 +57,6 @@ class Measurement:
     m: int
     k: int
     pad: int
-    stride: int = field(default=1, kw_only=True)
-    dilation: int = field(default=1, kw_only=True)
-    groups: int = field(default=1, kw_only=True)
     provider: str
     algorithm: str
     precision: str
@@ -117,7 +113,6 @@ def _columns() -> tuple[str, ...]:
 
 
 COLUMNS = _columns()
-_WITHOUT_GEOMETRY = tuple(column for column in COLUMNS if column not in GEOMETRY)
 
 
 _NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
@@ -191,9 +186,6 @@ class ResultsFolder:
         text = self.csv_path.read_text()
         whole = text[: text.rfind("\n") + 1]  # a killed run can leave half a line
         lines = list(csv.reader(io.StringIO(whole)))
-        if lines and tuple(lines[0]) == _WITHOUT_GEOMETRY:
-            at = COLUMNS.index("stride")
-            lines = [list(COLUMNS), *([*cells[:at], *["1"] * len(GEOMETRY), *cells[at:]] for cells in lines[1:])]
         if not lines or tuple(lines[0]) != COLUMNS:
             raise ResultsError(
                 f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
