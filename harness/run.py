@@ -11,7 +11,7 @@ import torch
 
 from harness import command, precision
 from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
-from harness.errors import UsageError
+from harness.errors import ResultsError, UsageError
 from harness.measure import sweep
 from harness.precision import FP32, PRECISIONS
 from harness.registry import PROVIDERS
@@ -125,6 +125,8 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     counts = measured["status"].value_counts()
     print(f"\n{len(measured)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
     print(f"results: {out / 'measurements.csv'}")
+    if len(measured) and counts.get("error") == len(measured):
+        raise ResultsError(f"all {len(measured)} rows are errors, the first one: {measured['detail'].iloc[0]}")
     print(_next_step(out, device, chosen.name))
     if device == "cpu":
         print(f"\n{OF_A_CPU}")

@@ -28,6 +28,7 @@ from harness.precision import FP32
 from harness.report.magnitudes import SHOWN, magnitudes_table
 from harness.results import environment
 from harness.results.accuracy import COLUMNS, CSV, FOLDER, read
+from harness.results.files import write_whole
 
 BATCH = 4  # of the paper's layers: enough images to differ, and a batch size of no sweep
 
@@ -145,8 +146,7 @@ def _not_run(case: Case, offer: Offer, magnitudes: str, reason: NotRunnable | Un
 def write(folder: Path, rows: Iterable[Row]) -> Path:
     """Write accuracy.csv of a folder when all rows are there, replacing it; returns its path."""
     frame = pd.DataFrame([row.cells() for row in rows], columns=list(COLUMNS))
-    folder.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(folder / CSV, index=False)
+    write_whole(folder / CSV, frame.to_csv(index=False))
     return folder / CSV
 
 

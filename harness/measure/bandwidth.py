@@ -27,6 +27,7 @@ from harness.measure import timing
 from harness.report.markdown import markdown
 from harness.results import environment
 from harness.results.bandwidth import COLUMNS, CSV, FOLDER
+from harness.results.files import write_whole
 from harness.results.records import MAX_RUNS
 
 Copy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the first to the second
@@ -64,8 +65,7 @@ def _time_us(copy: Copy, source: torch.Tensor, target: torch.Tensor) -> tuple[fl
 
 def write(folder: Path, copies: pd.DataFrame) -> Path:
     """Replace bandwidth.csv of a folder; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    copies.to_csv(folder / CSV, index=False, float_format="%.9g")
+    write_whole(folder / CSV, copies.to_csv(index=False, float_format="%.9g"))
     return folder / CSV
 
 

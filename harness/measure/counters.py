@@ -28,6 +28,8 @@ from harness.errors import ResultsError, UsageError
 from harness.report.markdown import markdown
 from harness.results import environment
 from harness.results.comparisons import Results, problem_of
+from harness.results.csv_file import csv_text
+from harness.results.files import write_whole
 
 BATCHES, CASES_PER_BATCH = (1, 8, 64, 256), 3
 OPERATIONS = "sm__ops_path_tensor_op_{}_sparsity_off.avg.pct_of_peak_sustained_elapsed"
@@ -114,11 +116,7 @@ def count(labels: Sequence[str]) -> list[dict[str, str]]:
 
 def write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
     """Replace the file by one row for each kernel."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_whole(path, csv_text(COLUMNS, ([row.get(column, "") for column in COLUMNS] for row in rows)))
 
 
 def render(rows: Sequence[dict[str, str]]) -> str:

@@ -1,12 +1,15 @@
-"""Errors of a GPU: whether one broke the CUDA context, and whether one means that memory does not suffice."""
+"""Memory and errors: whether a GPU or the host has room, and whether an error broke the CUDA context."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import torch
 
 from harness.errors import GpuLost
 
-__all__ = ["GpuLost", "check_alive", "first_line", "out_of_memory"]
+__all__ = ["GpuLost", "available_bytes", "check_alive", "first_line", "out_of_memory"]
 
 
 def check_alive(what: str, error: Exception) -> None:
@@ -28,3 +31,14 @@ def out_of_memory(error: Exception) -> bool:
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or "no message"."""
     return (str(error).strip() or "no message").splitlines()[0]
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """The memory that a device has left, in bytes; None where it cannot be told, as on a host other than Linux."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

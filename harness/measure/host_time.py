@@ -9,7 +9,6 @@ GPU.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +26,8 @@ from harness.catalogue import problem_labelled
 from harness.contenders import Operands
 from harness.report.markdown import markdown
 from harness.results import environment
+from harness.results.csv_file import csv_text
+from harness.results.files import write_whole
 
 # Labels HW-N-K-M-C, as in the paper: each filter size, calls of one kernel and of two, much work and little.
 LAYERS = ("7-1-1-256-832", "7-1-3-384-192", "7-1-5-128-48", "28-1-3-512-512", "28-8-3-512-512")
@@ -100,11 +101,8 @@ def render(rows: Sequence[HostTime]) -> str:
 
 def write_csv(path: Path, rows: Sequence[HostTime]) -> None:
     """Replace the file by one row for each layer and kind of call."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(HostTime)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**asdict(row), "median_us": f"{row.median_us:.9g}"} for row in rows)
+    lines = ({**asdict(row), "median_us": f"{row.median_us:.9g}"}.values() for row in rows)
+    write_whole(path, csv_text([field.name for field in fields(HostTime)], lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

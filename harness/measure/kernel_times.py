@@ -7,7 +7,6 @@ beside them. Needs a GPU.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -22,6 +21,8 @@ from harness.errors import UsageError
 from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS, shown
 from harness.report.markdown import markdown
 from harness.results import environment
+from harness.results.csv_file import csv_text
+from harness.results.files import write_whole
 
 # Labels HW-N-K-M-C, as in the paper.
 TABLES = {
@@ -112,11 +113,8 @@ def _cell(time_us: float | None, bold: bool = False) -> str:
 
 def write_csv(path: Path, rows: Sequence[KernelTime]) -> None:
     """One row for each kernel, times with nine significant digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(KernelTime)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**asdict(row), "mean_us": f"{row.mean_us:.9g}"} for row in rows)
+    lines = ({**asdict(row), "mean_us": f"{row.mean_us:.9g}"}.values() for row in rows)
+    write_whole(path, csv_text([field.name for field in fields(KernelTime)], lines))
 
 
 def kernel_times(call: Callable[[], torch.Tensor]) -> dict[str, float]:

@@ -7,18 +7,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import prod
 from typing import Any
 
 import nvtx
 import torch
 
-from cuconv.problem import UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness import contenders, progress
 from harness.catalogue import Case, Sweep
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
 from harness.measure import timing
-from harness.measure.gpu import check_alive, first_line, out_of_memory
-from harness.measure.verify import TOLERANCE, Errors, Verifier
+from harness.measure.gpu import available_bytes, check_alive, first_line, out_of_memory
+from harness.measure.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.precision import FP32
 from harness.registry import PROVIDERS, comparison
 from harness.results.records import Measurement, ResultsFolder
@@ -94,16 +95,15 @@ def measure_case(
     """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed."""
     seed = zlib.crc32(f"{options.seed} {case.label}".encode())
     try:
+        _check_room(case, options.device)
         generator = torch.Generator(options.device).manual_seed(seed)
         operands = Operands.random(case.problem, generator)
         verifier = Verifier(case.problem, operands, generator)
     except Exception as error:
-        if not out_of_memory(error):
-            raise
-        detail = f"the case's tensors do not fit in memory: {first_line(error)}"
+        _after_error(f"making the tensors of {case.label}", error, options.device)
+        detail = f"the case's tensors cannot be made: {first_line(error)}"
         for provider in entered:
             yield from _rows_without_offers(case, provider, options, detail)
-        _release_memory()
         return
 
     offers: list[Offer] = []
@@ -234,6 +234,17 @@ def _rows_without_offers(case: Case, provider: str, options: Options, detail: st
     for algorithm in PROVIDERS[provider].algorithms or ("any",):
         if _wanted(case, provider, algorithm, options):
             yield _row(case, provider, algorithm, options.precision, "error", detail, options)
+
+
+def _check_room(case: Case, device: torch.device) -> None:
+    """Raise MemoryError for tensors that the device has no room for; the system may end a process that makes them."""
+    p = case.problem
+    images, weights = prod(p.input_shape) + prod(p.output_shape), prod(p.weight_shape)
+    in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # of the images: those that are verified, and their mixture
+    needed = FLOAT_BYTES * (images + weights) + 2 * FLOAT_BYTES * (images * in_float64 + weights)
+    free = available_bytes(device)
+    if free is not None and needed > free:
+        raise MemoryError(f"they take {needed / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free")
 
 
 def _release_memory() -> None:

@@ -31,6 +31,7 @@ from harness.report.paper import paper_table
 from harness.report.provenance import mixture, provenance
 from harness.report.speedups import floor_table, grid_table, headline_table, with_tf32, worst_table
 from harness.results.comparisons import Results, find_results, full_precision
+from harness.results.files import write_whole
 
 SWEEP = "paper"
 END = "<!-- table:end -->"
@@ -59,7 +60,7 @@ def rewrite(page: Path, found: Sequence[Results], plots: Path) -> int:
         at, tables = end, tables + 1
     written = "".join(pieces) + text[at:]
     if written != text:
-        page.write_text(written)
+        write_whole(page, written)
     return tables
 
 

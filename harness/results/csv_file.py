@@ -1,13 +1,67 @@
-"""The one reader of CSV files: columns that must be there, numbers and text told apart, errors in one sentence."""
+"""The one reader of CSV files: columns that must be there, numbers and text told apart, errors in one sentence.
+
+A row is one line. So a line that is damaged, by a stray quotation mark for example, takes no other line with it: its
+number is told, and nothing is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import csv
+import io
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from harness.errors import ResultsError
+
+REMEDY = "restore or delete it"
+
+
+def rows_of(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV file with their line numbers, the header first; empty lines are left out.
+
+    A last line without an end is left out too: a killed run leaves one. Raises ResultsError where the file cannot be
+    read, or a line is no row of as many cells as the header has.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ResultsError(f"{path} is not readable as CSV ({reason}): {REMEDY}") from None
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        if not line.strip():
+            continue
+        cells = _cells(path, number, line.removesuffix("\r"))
+        if rows and len(cells) != len(rows[0][1]):
+            raise damaged(path, number, f"{len(cells)} cells, the header has {len(rows[0][1])}")
+        rows.append((number, cells))
+    if not rows:
+        raise ResultsError(f"{path} is not readable as CSV (it is empty): {REMEDY}")
+    return rows
+
+
+def _cells(path: Path, number: int, line: str) -> list[str]:
+    if "\0" in line:
+        raise damaged(path, number, "it has a NUL character")
+    try:
+        (cells,) = csv.reader([line], strict=True)
+    except csv.Error as error:  # a quotation mark too many
+        raise damaged(path, number, str(error)) from None
+    return cells
+
+
+def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Rows below a header as the text of a CSV file, each on a line of its own."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def damaged(path: Path, number: int, reason: str) -> ResultsError:
+    """The error of a file in which one line is wrong."""
+    return ResultsError(f"{path} is not readable as CSV (line {number}: {reason}): mend or delete that line")
 
 
 def read_csv(path: Path, columns: Sequence[str], *, text: Collection[str] = (), name: str, remedy: str) -> pd.DataFrame:
@@ -20,27 +74,21 @@ def read_csv(path: Path, columns: Sequence[str], *, text: Collection[str] = (), 
     """
     if not path.exists():
         raise ResultsError(f"{path} does not exist: {remedy}")
-    numeric = [column for column in columns if column not in text]
-    try:
-        frame = pd.read_csv(
-            path,
-            keep_default_na=False,
-            na_values={column: ["", "nan"] for column in numeric},
-            dtype=dict.fromkeys(text, str),
-        )
-    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-        raise ResultsError(f"{path} is not readable as CSV ({error}): restore or delete it") from None
-    if missing := [column for column in columns if column not in frame.columns]:
+    (_, header), *rows = rows_of(path)
+    if missing := [column for column in columns if column not in header]:
         raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
-    for column in numeric:
-        frame[column] = _numbers(path, frame[column])
+    frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
+    numbers = [number for number, _ in rows]
+    for column in columns:
+        frame[column] = frame[column].astype("str") if column in text else _numbers(path, frame[column], numbers)
     return frame
 
 
-def _numbers(path: Path, cells: pd.Series) -> pd.Series:
-    try:
-        return pd.to_numeric(cells)
-    except (ValueError, TypeError):
-        wrong = next(cell for cell in cells if pd.isna(pd.to_numeric(cell, errors="coerce")) and isinstance(cell, str))
-        reason = f"{wrong!r} in the column {cells.name!r} is no number"
-        raise ResultsError(f"{path} is not readable as CSV ({reason}): restore or delete it") from None
+def _numbers(path: Path, cells: pd.Series, lines: Sequence[int]) -> pd.Series:
+    cells = cells.where(~cells.isin(["", "nan"]), None)
+    found = pd.to_numeric(cells, errors="coerce")
+    wrong = found.isna() & cells.notna()
+    if wrong.any():
+        at = int(wrong.to_numpy().argmax())
+        raise damaged(path, lines[at], f"{cells.iloc[at]!r} in the column {cells.name!r} is no number")
+    return found

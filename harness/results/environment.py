@@ -21,7 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.errors import ResultsError
 from harness.results import code
+from harness.results.files import write_whole
 
 if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV files need no torch
     import torch
@@ -108,17 +110,32 @@ def comparable(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """The reports of a folder's environment.json by identifier; none where the file is missing or unreadable."""
-    stored = _try(lambda: json.loads((folder / "environment.json").read_text())["environments"])
-    return stored if isinstance(stored, dict) else {}
+    """The reports of a folder's environment.json by identifier; none where the file is missing or damaged."""
+    try:
+        return _stored(folder / "environment.json")
+    except ResultsError:
+        return {}
+
+
+def _stored(path: Path) -> dict[str, dict[str, Any]]:
+    """The reports of an environment.json; none where it is missing. Raises ResultsError where it is damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))["environments"] if path.exists() else {}
+        if isinstance(stored, dict) and all(isinstance(facts, dict) for facts in stored.values()):
+            return stored
+        reason = "it has no reports by identifier"
+    except (OSError, ValueError, KeyError, TypeError) as error:  # UnicodeDecodeError is a ValueError
+        reason = f"{type(error).__name__}: {error}"
+    raise ResultsError(f"{path} cannot be read ({reason}): restore it, or delete it with the results beside it")
 
 
 class EnvironmentFile:
     """environment.json of a results folder: {"environments": {identifier: report}}."""
 
     def __init__(self, folder: Path):
+        """Raises ResultsError for a damaged file, which would otherwise be written anew without its reports."""
         self._path = folder / "environment.json"
-        self.environments = read(folder)
+        self.environments = _stored(self._path)
 
     def enter(self, facts: dict[str, Any]) -> str:
         """Add a report, or its command to an equal report that is there already; returns the identifier."""
@@ -134,9 +151,7 @@ class EnvironmentFile:
         self._write()
 
     def _write(self) -> None:
-        fresh = self._path.with_suffix(".json.new")
-        fresh.write_text(json.dumps({"environments": self.environments}, indent=2) + "\n")
-        os.replace(fresh, self._path)
+        write_whole(self._path, json.dumps({"environments": self.environments}, indent=2) + "\n")
 
 
 def report_gpu(folder: Path, command: str, alone: bool) -> None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.results import code, environment
+from harness.results.files import write_whole
 
 
 def current_files() -> dict[str, str]:
@@ -33,8 +34,7 @@ def write(tests_passed: int) -> Path:
         "files": current_files(),
     }
     path = environment.ROOT / "results" / environment.device_slug(device) / "verified.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(proof, indent=2) + "\n")
+    write_whole(path, json.dumps(proof, indent=2) + "\n")
     return path
 
 

@@ -1,17 +1,15 @@
 """measurements.csv: one row per case, algorithm and precision, and the folder that keeps the file whole.
 
-Rows are appended and flushed as they are measured, so that a crash keeps them. A newer row of the same case, algorithm
-and precision replaces the older one. Closing the folder rewrites the file without the replaced rows, atomically. Times
-have nine significant digits, because the event timer is a 32-bit float.
+Rows are appended and flushed as they are measured, so that a crash keeps them. A line that is no row stops a command
+before it writes. A newer row of the same case, algorithm and precision replaces the older one. Closing the folder
+rewrites the file without the replaced rows, atomically. Times have nine significant digits, because the event timer is
+a 32-bit float.
 """
 
 from __future__ import annotations
 
-import csv
 import fcntl
-import io
-import os
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +17,8 @@ from statistics import fmean
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.results.csv_file import read_csv
+from harness.results.csv_file import csv_text, damaged, read_csv, rows_of
+from harness.results.files import write_whole
 
 __all__ = [
     "CASE_COLUMNS",
@@ -113,6 +112,7 @@ def _columns() -> tuple[str, ...]:
 
 
 COLUMNS = _columns()
+_KEY_AT = [COLUMNS.index(column) for column in KEY_COLUMNS]
 
 
 _NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
@@ -164,48 +164,59 @@ class ResultsFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        self._rewrite()
-        self._lock.close()
+        with suppress(OSError):  # a full disk: `append` has told it, and _rewrite writes all rows
+            self._file.close()
+        try:
+            self._rewrite()
+        finally:
+            self._lock.close()
 
     def cell(self, key: tuple[str, ...], column: str) -> str:
         """The text of one column of a stored row."""
         return self.rows[key][COLUMNS.index(column)]
 
     def append(self, row: Measurement) -> None:
-        """Write the row at once, so that nothing measured is lost."""
+        """Write the row at once, so that nothing measured is lost; raises ResultsError where it cannot be written."""
         cells = row.cells()
-        self._file.write(_csv_line(cells))
-        self._file.flush()
+        try:
+            self._file.write(csv_text(cells, ()))
+            self._file.flush()
+        except OSError as error:
+            raise ResultsError(
+                f"cannot write to {self.csv_path} ({error.strerror}): the rows before are kept; free some space and go "
+                "on with --resume"
+            ) from None
         self.rows[row.key] = cells
 
     def _load(self) -> None:
-        if not self.csv_path.exists() or not self.csv_path.stat().st_size:
-            self.csv_path.write_text(_csv_line(COLUMNS))
-            return
-        text = self.csv_path.read_text()
-        whole = text[: text.rfind("\n") + 1]  # a killed run can leave half a line
-        lines = list(csv.reader(io.StringIO(whole)))
-        if not lines or tuple(lines[0]) != COLUMNS:
-            raise ResultsError(
-                f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
-            )
-        key_at = [COLUMNS.index(column) for column in KEY_COLUMNS]
-        for cells in lines[1:]:
-            if len(cells) == len(COLUMNS):
-                self.rows[tuple(cells[i] for i in key_at)] = cells
+        if self.csv_path.exists() and (self.csv_path.is_dir() or self.csv_path.stat().st_size):
+            (_, header), *lines = rows_of(self.csv_path)
+            if tuple(header) != COLUMNS:
+                raise ResultsError(
+                    f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
+                )
+            for number, cells in lines:
+                self._check(number, cells)
+                self.rows[tuple(cells[i] for i in _KEY_AT)] = cells
         self._rewrite()
 
+    def _check(self, number: int, cells: list[str]) -> None:
+        """Raise ResultsError for a row that no version has written."""
+        for column, cell in zip(COLUMNS, cells, strict=True):
+            if column in _NUMERIC and not _is_number(cell):
+                raise damaged(self.csv_path, number, f"{cell!r} in the column {column!r} is no number")
+        if (status := cells[COLUMNS.index("status")]) not in STATUSES:
+            raise damaged(self.csv_path, number, f"{status!r} is no status")
+
     def _rewrite(self) -> None:
-        """Replace the file by its current rows in one atomic step."""
-        fresh = self.csv_path.with_suffix(".csv.new")
-        with open(fresh, "w", newline="") as file:
-            file.write(_csv_line(COLUMNS))
-            file.writelines(_csv_line(cells) for cells in self.rows.values())
-        os.replace(fresh, self.csv_path)
+        """Replace the file by its current rows in one step."""
+        write_whole(self.csv_path, csv_text(COLUMNS, self.rows.values()))
 
 
-def _csv_line(cells: Iterable[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()
+def _is_number(cell: str) -> bool:
+    """Whether a cell of a numeric column is a number, or empty."""
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return True

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from harness.errors import ResultsError
 from harness.precision import FP32
 from harness.report.markdown import markdown
 from harness.results.comparisons import AUTO
+from harness.results.files import write_whole
 from harness.tune import candidates, fit, refine
 from harness.tune.fit import Row
 
@@ -39,6 +43,7 @@ def write_fitted(folder: Path, seed: int, precision: str) -> None:
         print(f"{unknown} rows of {folder / CSV} have a configuration that no algorithm offers: they are left out")
     if not rows:
         raise ResultsError(f"{folder / CSV} has no {precision} configuration of this version: measure again on a GPU")
+    _check_enough(folder / CSV, rows, precision)
     training, held_out = fit.hold_out(rows, seed)
     used = {name: ALGORITHMS[name].costs(precision) for name in offering(precision)}
     fitted = _fit_in_parallel({TRAINING: training, ALL: rows}, device, used)
@@ -52,8 +57,19 @@ def write_fitted(folder: Path, seed: int, precision: str) -> None:
     print(_regret_table(columns, device))
     print(f"auto's worst, fitted to all layers: {fit.regret(rows, device, fitted[ALL]).at}")
     heading = _heading(facts, len(rows), len({row.problem for row in rows}), precision)
-    costs.PATHS[precision].write_text(costs.text(fitted[ALL], heading))
+    write_whole(costs.PATHS[precision], costs.text(fitted[ALL], heading))
     print(f"written: {costs.PATHS[precision]}")
+
+
+def _check_enough(path: Path, rows: Sequence[Row], precision: str) -> None:
+    """Raise ResultsError where an algorithm has fewer rows than its model has constants."""
+    for name, count in Counter(row.algorithm for row in rows).items():
+        constants = len(fields(ALGORITHMS[name].costs_type))
+        if count < constants:
+            raise ResultsError(
+                f"{path} has {count} rows of {name}, whose cost model has {constants} constants: measure more cases, "
+                f"without --minutes; {costs.PATHS[precision].name} stays as it was"
+            )
 
 
 def _measured_on(folder: Path) -> tuple[dict[str, Any], DeviceSpec]:

@@ -280,3 +280,13 @@ def test_a_users_own_layers(tmp_path):
     assert harness("--device", "cpu", "--config", own, "--runs", 1, "--out", out) == 0
     frame = read(out / "measurements.csv")
     assert set(frame["status"]) == {"ok"} and set(frame["w"]) == {9} and set(frame["k"]) == {7}
+
+
+def test_a_sweep_of_errors_alone_is_no_success(tmp_path, capsys):
+    own = tmp_path / "mine.yaml"
+    own.write_text("layers:\n  - {name: vast, hw: 1000000000, c: 3, m: 4, k: 3, pad: 1}\nbatch_sizes: [1]\n")
+    out = tmp_path / "out"
+    assert harness("--device", "cpu", "--config", own, "--runs", 1, "--out", out) == 2
+    told = capsys.readouterr().err
+    assert "rows are errors, the first one: the case's tensors cannot be made" in told and "Traceback" not in told
+    assert len(read(out / "measurements.csv")) == 4

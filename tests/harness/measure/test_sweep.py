@@ -1,6 +1,6 @@
 """The sweep end to end on the CPU: a row for everything, errors as rows, verification that catches wrong results."""
 
-import dataclasses
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,6 +10,7 @@ from harness.catalogue import load_sweep
 from harness.contenders import NotRunnable, Offer, Operands, Prepared
 from harness.measure import sweep, timing
 from harness.measure.verify import TOLERANCE, Verifier
+from harness.registry import PROVIDERS
 from harness.results.records import MAX_RUNS, ResultsFolder, read
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ OPTIONS = sweep.Options(
 def tiny():
     """Two cases of one small layer."""
     chosen = load_sweep("smoke", layers=["5a_5x5red"], batches=[1, 3])
-    return dataclasses.replace(chosen, runs=2)
+    return replace(chosen, runs=2)
 
 
 class Faulty:
@@ -89,6 +90,23 @@ def test_a_contender_that_cannot_even_offer_is_a_row(tiny):
     assert all(row.status == "error" and "no graph" in row.detail for row in rows)
 
 
+HUGE = dict(h=10**9, w=10**9, c=3, m=4, k=3, pad=1)
+LARGE = dict(h=300_000, w=300_000, c=3, m=4, k=3, pad=1)  # more than any machine's memory
+
+
+@pytest.mark.parametrize("sizes", [HUGE, LARGE], ids=["beyond 64 bits", "beyond memory"])
+def test_an_impossible_layer_costs_one_row_of_each_algorithm(tiny, tmp_path, sizes):
+    good = tiny.cases[0]
+    bad = replace(good, layer=replace(good.layer, **sizes))
+    with ResultsFolder(tmp_path) as folder:
+        sweep.run(replace(tiny, cases=(bad, good)), OPTIONS, folder)
+    rows = read(tmp_path / "measurements.csv")
+    failed = rows[rows.h == sizes["h"]]
+    assert set(failed.algorithm) == set(PROVIDERS["cpu"].algorithms) and set(failed.status) == {"error"}
+    assert failed.detail.str.contains("the case's tensors cannot be made").all()
+    assert "ok" in set(rows[rows.h == good.layer.h].status)
+
+
 def test_a_slow_algorithm_times_out(tiny, monkeypatch):
     monkeypatch.setattr(timing, "LIMIT_S", 0.0)
     rows = list(sweep.measure_case(tiny.cases[0], {"cpu": Faulty()}, OPTIONS))
@@ -113,14 +131,14 @@ def test_every_case_and_algorithm_has_a_row_and_the_file_keeps_the_contract(tiny
 def test_rows_that_are_done_are_not_measured_again(tiny):
     case = tiny.cases[0]
     done = frozenset({sweep.row_key(case, "cpu", "right", "fp32")})
-    options = dataclasses.replace(OPTIONS, done=done)
+    options = replace(OPTIONS, done=done)
     measured = {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
     assert "right" not in measured and "wrong_image" in measured
 
 
 def test_rows_done_in_another_precision_do_not_count(tiny):
     case = tiny.cases[0]
-    options = dataclasses.replace(OPTIONS, done=frozenset({sweep.row_key(case, "cpu", "right", "tf32")}))
+    options = replace(OPTIONS, done=frozenset({sweep.row_key(case, "cpu", "right", "tf32")}))
     assert "right" in {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
 
 
@@ -130,16 +148,16 @@ def test_rows_carry_the_precision_of_the_sweep(tiny, offers):
         def offers(self, *arguments):
             if not offers:
                 raise RuntimeError("no graph")
-            return [dataclasses.replace(offer, precision="tf32") for offer in super().offers(*arguments)]
+            return [replace(offer, precision="tf32") for offer in super().offers(*arguments)]
 
-    options = dataclasses.replace(OPTIONS, precision="tf32")
+    options = replace(OPTIONS, precision="tf32")
     rows = list(sweep.measure_case(tiny.cases[0], {"cpu": InTf32()}, options))
     assert rows and {row.precision for row in rows} == {"tf32"}
 
 
 def test_the_order_of_algorithms_is_the_seeds(tiny):
     def order(seed):
-        options = dataclasses.replace(OPTIONS, seed=seed)
+        options = replace(OPTIONS, seed=seed)
         return [row.algorithm for row in sweep.measure_case(tiny.cases[0], {"cpu": Faulty()}, options)]
 
     assert order(1) == order(1)

@@ -41,7 +41,7 @@ def test_a_file_without_rows_has_the_columns(tmp_path):
         ("", ["is not readable as CSV", "restore or delete it"]),
         (b"\xff\xfe\x00", ["is not readable as CSV", "restore or delete it"]),
         ("case,us\n1,2\n", ["lacks the column 'name'", "no times.csv of this project"]),
-        ("case,name,us\n1,a,fast\n", ["'fast' in the column 'us' is no number", "restore or delete it"]),
+        ("case,name,us\n1,a,fast\n", ["'fast' in the column 'us' is no number", "delete that line"]),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path, text, parts):
@@ -54,4 +54,36 @@ def test_a_wrong_file_is_one_sentence(tmp_path, text, parts):
 
 def test_a_missing_file_is_told_with_its_remedy(tmp_path):
     with pytest.raises(ResultsError, match=r"times\.csv does not exist: measure first"):
+        read_csv(tmp_path / "times.csv", COLUMNS, name="times.csv", remedy="measure first")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('2,"b,3.5', "line 3: unexpected end of data"),
+        ('2,"b"x,3.5', "line 3: ',' expected after '\"'"),
+        ("2,b", "line 3: 2 cells, the header has 3"),
+        ("2,b,3.5,4", "line 3: 4 cells, the header has 3"),
+        ("2,b,fast", "line 3: 'fast' in the column 'us' is no number"),
+        ("2,\0,1", "line 3: it has a NUL character"),
+    ],
+)
+def test_a_damaged_line_is_told_by_its_number(tmp_path, line, reason):
+    with pytest.raises(ResultsError) as error:
+        read(tmp_path, f'case,name,us\n1,"a, b",2.5\n{line}\n3,"c, d",4.5\n')
+    assert reason in str(error.value) and "mend or delete that line" in str(error.value)
+
+
+def test_what_a_spreadsheet_adds_is_read(tmp_path):
+    frame = read(tmp_path, b"\xef\xbb\xbfcase,name,us\r\n1,a,2.5\r\n\r\n")
+    assert frame.us.tolist() == [2.5] and frame.columns.tolist() == list(COLUMNS)
+
+
+def test_a_last_line_that_a_killed_run_left_is_no_row(tmp_path):
+    assert read(tmp_path, "case,name,us\n1,a,2.5\n2,b").name.tolist() == ["a"]
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "times.csv").mkdir()
+    with pytest.raises(ResultsError, match="is not readable as CSV"):
         read_csv(tmp_path / "times.csv", COLUMNS, name="times.csv", remedy="measure first")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from harness.errors import ResultsError
 from harness.results import environment
 from tests.helpers import commands
 
@@ -39,6 +40,16 @@ def test_reports_that_cannot_be_read_are_none(tmp_path):
     assert environment.read(tmp_path) == {}
     (tmp_path / "environment.json").write_text("[1]")
     assert environment.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"environments": []}', b'{"environments": {"a": 1}}', b"\xff"])
+def test_a_damaged_file_is_not_written_over(tmp_path, content):
+    path = tmp_path / "environment.json"
+    path.write_bytes(content)
+    assert environment.read(tmp_path) == {}
+    with pytest.raises(ResultsError, match=r"environment\.json cannot be read \(.*\): restore it"):
+        environment.EnvironmentFile(tmp_path)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(

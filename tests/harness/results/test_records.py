@@ -1,7 +1,11 @@
 """measurements.csv: what a row may hold, and a folder that loses nothing."""
 
 import csv
+import errno
+import io
 import multiprocessing
+import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -155,3 +159,74 @@ def test_files_that_are_no_measurements(tmp_path):
     with pytest.raises(ResultsError, match="other columns"), ResultsFolder(tmp_path):
         pass
     assert path.read_text() == "a,b\n1,2\n", "a foreign file is left as it was"
+
+
+LINE = ",".join(["x"] * len(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda lines: [*lines[:2], lines[2].replace(",", ',"', 1), *lines[3:]], "line 3: "),
+        (lambda lines: [*lines[:2], lines[2] + ",1", *lines[3:]], f"line 3: {len(COLUMNS) + 1} cells"),
+        (lambda lines: [*lines[:2], "", "half of a row,1,2", *lines[3:]], "line 4: 3 cells"),
+        (lambda lines: [*lines, LINE], "line 8: 'x' in the column 'batch' is no number"),
+        (lambda lines: [line.replace(",ok,", ",well,") for line in lines], "line 2: 'well' is no status"),
+    ],
+)
+def test_a_damaged_line_stops_the_next_run_and_costs_no_row(tmp_path, damage, reason):
+    with ResultsFolder(tmp_path) as folder:
+        for batch in range(1, 7):
+            folder.append(replace(ROW, batch=batch, detail='a "plan", with commas'))
+    path = tmp_path / "measurements.csv"
+    damaged = "\n".join(damage(path.read_text().splitlines())) + "\n"
+    path.write_text(damaged)
+    with (
+        pytest.raises(ResultsError, match=f"measurements.csv is not readable as CSV .*{reason}"),
+        ResultsFolder(tmp_path),
+    ):
+        pass
+    assert path.read_text() == damaged
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfea\x00b\x00", b"\x00" * 100 + b"\n"])
+def test_what_is_no_text_stays_as_it_was(tmp_path, content):
+    path = tmp_path / "measurements.csv"
+    path.write_bytes(content)
+    with pytest.raises(ResultsError, match="is not readable as CSV"), ResultsFolder(tmp_path):
+        pass
+    assert path.read_bytes() == content
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path):
+    (tmp_path / "measurements.csv").mkdir()
+    with pytest.raises(ResultsError, match="is not readable as CSV"), ResultsFolder(tmp_path):
+        pass
+
+
+def test_a_folder_that_vanishes_comes_back_with_every_row(tmp_path):
+    there = tmp_path / "results"
+    with ResultsFolder(there) as folder:
+        folder.append(ROW)
+        shutil.rmtree(there)
+        folder.append(FAILED)
+    assert len(read(there / "measurements.csv")) == 2
+
+
+class FullDisk(io.StringIO):
+    """A file on which nothing more can be written."""
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    close = flush
+
+
+def test_a_full_disk_is_told_and_the_rows_before_are_kept(tmp_path):
+    told = r"\(No space left on device\): the rows before are kept.*--resume"
+    with pytest.raises(ResultsError, match=told), ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder._file.close()
+        folder._file = FullDisk()
+        folder.append(FAILED)
+    assert len(read(tmp_path / "measurements.csv")) == 1

@@ -75,6 +75,16 @@ def test_candidates_of_one_precision_are_not_fitted_to_in_the_other(files, tmp_p
     assert "no tf32 configuration of this version" in capsys.readouterr().err
 
 
+def test_a_fit_refuses_fewer_rows_than_a_model_has_constants(files, tmp_path, capsys):
+    case = load_sweep("smoke", batches=[1]).cases[0]
+    configs = ALGORITHMS["tf32x3_gemm"].candidates(case.problem, H200)[:2]
+    folder = write(tmp_path, [(case, "tf32x3_gemm", config, 1.0) for config in configs])
+    before = files["fp32"].read_text()
+    assert command.main(["--fit-only", "--out", str(folder)]) == 2
+    assert "has 2 rows of tf32x3_gemm, whose cost model has" in capsys.readouterr().err
+    assert files["fp32"].read_text() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
