@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from cuconv.problem import ConvProblem
-from harness.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, read_yaml, validate
+from harness.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, validate
 from harness.errors import CatalogueError
+from harness.yaml_file import read_yaml
 
 __all__ = [
     "CONFIGS",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from cuconv.costs import CostsError
 from harness.errors import GpuLost, UserError
@@ -36,6 +38,13 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return OK
+
+
+def folder(text: str) -> Path:
+    """The value of an option that names a folder; argparse tells where it is empty, which would be this folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: name a folder")
+    return Path(text)
 
 
 def _say(message: str, code: int) -> int:

@@ -6,16 +6,17 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from harness.errors import CatalogueError
 from harness.results.records import MAX_RUNS
+from harness.yaml_file import shown
 
 # The models of the files. A description ends the sentence "FIELD is VALUE: must be ...".
 
-COUNTING = "a whole number of at least 1"
+MOST = 2**31 - 1  # of a size
+COUNTING = f"a whole number of at least 1 and at most {MOST}"
 
 
 def _odd(value: int) -> int:
@@ -41,8 +42,9 @@ def _numbered(entries: Any) -> Any:
     return [{"name": f"layer {n}", **e} if isinstance(e, dict) else e for n, e in enumerate(entries, start=1)]
 
 
-Size = Annotated[int, Field(ge=1, description=COUNTING)]
-Name = Annotated[str, Field(pattern=r"^[^;\s]([^;\n]*[^;\s])?$")]  # measurements.csv joins names by ";"
+Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
+# measurements.csv joins names by ";". A control character would reach the terminal.
+Name = Annotated[str, Field(pattern=r"^[^;\s\p{Cc}]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200)]
 
 
 class _Strict(BaseModel):
@@ -56,17 +58,17 @@ class NetworkLayer(_Strict):
     """
 
     name: Annotated[list[Name], BeforeValidator(_listed)] = Field(
-        min_length=1, description="a text without ';', or a list of such texts"
+        min_length=1, description="a text without ';' and control characters, up to 200 long, or a list of such texts"
     )
     hw: Size | None = Field(default=None, description=COUNTING)
     h: Size | None = Field(default=None, description=COUNTING)
     w: Size | None = Field(default=None, description=COUNTING)
     c: Size
     m: Size
-    k: Annotated[Size, AfterValidator(_odd)] = Field(description="an odd whole number of at least 1")
-    pad: int = Field(ge=0, description="a whole number of at least 0 and smaller than k")
+    k: Annotated[Size, AfterValidator(_odd)] = Field(description=f"an odd {COUNTING[2:]}")
+    pad: int = Field(ge=0, le=MOST, description="a whole number of at least 0 and smaller than k")
     # 0: the paper measures the layer, but the network has it with another stride only.
-    count: int = Field(default=1, ge=0, description="a whole number of at least 0")
+    count: int = Field(default=1, ge=0, le=MOST, description="a whole number of at least 0")
     set: Literal["paper", "network"] = Field(default="network", description="paper or network")
 
     @property
@@ -138,35 +140,7 @@ class SweepFile(Settings):
 
 Model = TypeVar("Model", bound=_Strict)
 
-# Reading a file, and the sentence that tells what is wrong in it.
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, where plain YAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen: list[Any] = []
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.append(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises CatalogueError where the file cannot be read or holds something else."""
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise CatalogueError(f"{path} cannot be read: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise CatalogueError(f"{path}: line {line} is not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise CatalogueError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise CatalogueError(f"{path} is {_shown(data)}: must be a mapping with networks or layers")
-    return data
+# The sentence that tells what is wrong in a file.
 
 
 def validate(model: type[Model], data: dict[str, Any], where: str | Path) -> Model:
@@ -191,7 +165,7 @@ def _explain(error: ErrorDetails, model: type[BaseModel], data: dict[str, Any]) 
         number = int(loc[1]) + 1
         entry = data["layers"][number - 1]
         if not isinstance(entry, dict):
-            return f"layer {number} is {_shown(entry)}: must be a mapping like {{hw: 7, c: 8, m: 9, k: 3, pad: 1}}"
+            return f"layer {number} is {shown(entry)}: must be a mapping like {{hw: 7, c: 8, m: 9, k: 3, pad: 1}}"
         place = _place(entry, number)
         loc, model = loc[2:], NetworkLayer
     if not loc:
@@ -202,15 +176,10 @@ def _explain(error: ErrorDetails, model: type[BaseModel], data: dict[str, Any]) 
     allowed = model.model_fields[field].description
     if error["type"] == "missing":
         return f"{place}{field} is missing: must be {allowed}"
-    return f"{place}{field} {'has' if loc[1:] else 'is'} {_shown(value)}: must be {allowed}"
+    return f"{place}{field} {'has' if loc[1:] else 'is'} {shown(value)}: must be {allowed}"
 
 
 def _place(entry: dict[str, Any], number: int) -> str:
     names = _listed(entry.get("name"))
     named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-    return f"layer {', '.join(names)!r}: " if named else f"layer {number}: "
-
-
-def _shown(value: Any) -> str:
-    text = "empty" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"layer {shown(', '.join(names))}: " if named else f"layer {number}: "

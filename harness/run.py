@@ -36,17 +36,23 @@ def _run(options: argparse.Namespace) -> None:
     if device.type == "cpu" and (note := _note_on_a_cpu(options)):
         print(note)
     chosen = _sweep(options, device)
+    providers = _providers(options, device)
+    algorithms = _algorithms(options, providers)
     if options.list:
         _print_list(chosen, device)
     elif options.dry_run:
-        _print_cases(chosen, _providers(options, device), options.runs or chosen.runs)
+        _print_cases(chosen, providers, options.runs or chosen.runs)
     else:
-        _measure(options, chosen, device)
+        _measure(options, chosen, device, providers, algorithms)
 
 
-def _measure(options: argparse.Namespace, chosen: Sweep, device: torch.device) -> None:
-    providers = _providers(options, device)
-    algorithms = _algorithms(options, providers)
+def _measure(
+    options: argparse.Namespace,
+    chosen: Sweep,
+    device: torch.device,
+    providers: tuple[str, ...],
+    algorithms: frozenset[str] | None,
+) -> None:
     slug = environment.device_slug(device)
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
@@ -168,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", help="cuda, cuda:1, ... or cpu (default: the current GPU, or else the CPU)")
     add("--runs", type=int, help=f"timed runs of each algorithm, 1 to {MAX_RUNS} (default: the sweep's)")
     add("--seed", type=int, default=0, help="of the data and of the order of algorithms (default: 0)")
-    add("--out", type=Path, help="results folder (default: results/DEVICE/SWEEP)")
+    add("--out", type=command.folder, help="results folder (default: results/DEVICE/SWEEP)")
     add(
         "--resume", action="store_true", help="keep the rows that this machine, versions and code have measured already"
     )

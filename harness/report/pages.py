@@ -149,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Rewrite the tables between the markers of pages, from the CSV files of the results.",
     )
     parser.add_argument("pages", nargs="*", type=Path, help="pages to rewrite (default: README.md and docs/*.md)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv")
+    parser.add_argument(
+        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
+    )
     options = parser.parse_args(arguments)
     return command.exit_code("harness.report.pages", lambda: _rewrite_all(options))
 

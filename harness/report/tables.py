@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.report.tables", description="Print the tables of the results, in markdown."
     )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv")
+    parser.add_argument(
+        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
+    )
     parser.add_argument("--device", help="only this device's results")
     parser.add_argument("--sweep", help="only this sweep's results")
     options = parser.parse_args(arguments)

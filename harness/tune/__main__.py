@@ -11,6 +11,7 @@ import torch
 from cuconv.device import device_spec
 from harness.catalogue import load_sweep
 from harness.command import exit_code
+from harness.command import folder as folder_option
 from harness.errors import UsageError
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.results import environment
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--precision", choices=PRECISIONS, default=FP32, help="of the cost models to measure and fit (default: fp32)")
     add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
     add("--seed", type=int, default=0, help="of the data, the order of the cases and the hold-out (default: 0)")
-    add("--out", type=Path, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
+    add("--out", type=folder_option, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
     add("--add", action="store_true", help="keep the folder's rows of other cases, of the same kind of GPU")
     add("--fit-only", action="store_true", help="fit to the rows that the folder has; needs no GPU")
     return parser

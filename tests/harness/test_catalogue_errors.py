@@ -170,3 +170,49 @@ def test_two_networks_of_one_name_are_refused(tmp_path):
     sweep.write_text("networks: [vgg19, ./vgg19.yaml]")
     with pytest.raises(CatalogueError, match=r"sweep\.yaml: networks has './vgg19\.yaml'.*'vgg19'"):
         load_sweep(sweep)
+
+
+BEYOND = {
+    "timestamp tag": ("layers: !!timestamp abc", ["line 1", "a tag (!) is not read here"]),
+    "truth value tag": ("layers: !!bool abc", ["a tag (!)"]),
+    "number tag": ('layers: !!int ""', ["a tag (!)"]),
+    "set tag": ("layers: !!set [a]", ["a tag (!)"]),
+    "tag on a mapping": ("layers:\n  - !!python/object:os.system {a: 1}", ["line 2", "a tag (!)"]),
+    "nested brackets": ("layers: " + "[" * 900 + "]" * 900, ["nested more than 20 deep"]),
+    "nested mappings": ("layers: " + "{a: " * 100_000, ["nested more than 20 deep"]),
+    "nested by indentation": ("".join(f"{' ' * n}a:\n" for n in range(60)) + " " * 60 + "b", ["nested more than 20"]),
+    "long number": (layers(line(c="9" * 10_000)), ["line 2", "10000 characters: at most 500"]),
+    "large number": (layers(line(c="9" * 400)), ["c is a number of 1329 bits", "at most 2147483647"]),
+    "size beyond a kernel's": (layers(line(hw=2**31)), ["hw is 2147483648", "at most 2147483647"]),
+    "long name": (layers(line(name="n" * 5000)), ["5000 characters"]),
+    "rather long name": (layers(line(name="n" * 400)), ["up to 200 long"]),
+    "control character in a name": (layers(line(name='"a\\e[31mb"')), ["name has 'a\\x1b[31mb'", "control characters"]),
+    "line end in a name": (layers(line(name='"a\\u2028b"')), ["name has 'a\\u2028b'"]),
+    "bomb of aliases": (
+        "a: &a [x, x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else '*a'}, x]\n" for n in range(30)),
+        ["line 2", "an alias (*) is not read here"],
+    ),
+    "many unknown keys": ("".join(f"k{n}: 1\n" for n in range(5_000)), ["unknown key 'k0'"]),
+    "large mapping at the top": ("[" + ", ".join("abcdefgh" for _ in range(50_000)) + "]", ["must be a mapping"]),
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), BEYOND.values(), ids=BEYOND.keys())
+def test_what_goes_beyond_plain_data_is_one_sentence(tmp_path, text, parts):
+    told = message(tmp_path, text)
+    assert [part for part in parts if part not in told] == []
+    assert_one_sentence(told)
+    assert told.isprintable()
+
+
+def test_many_layers_are_read(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(5_000))))
+    assert len(load_sweep(path).cases) == 5_000
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(30_000))))
+    with pytest.raises(CatalogueError, match=r"mine\.yaml has \d+ bytes: at most 1048576 are read; divide it"):
+        load_sweep(path)

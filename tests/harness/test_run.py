@@ -290,3 +290,24 @@ def test_a_sweep_of_errors_alone_is_no_success(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "rows are errors, the first one: the case's tensors cannot be made" in told and "Traceback" not in told
     assert len(read(out / "measurements.csv")) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--algorithm", "bogus", "--dry-run"], "--algorithm bogus: the algorithms of cpu are"),
+        (["--algorithm", "bogus", "--list"], "--algorithm bogus: the algorithms of cpu are"),
+        (["--provider", "bogus", "--list"], "--provider bogus"),
+        (["--runs", "99", "--list"], "--runs 99"),
+    ],
+)
+def test_options_are_checked_where_nothing_is_measured(arguments, why, capsys):
+    assert harness("--device", "cpu", *arguments) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_no_folder(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        harness("--device", "cpu", "--out", name)
+    assert end.value.code == 2 and "argument --out: it is empty: name a folder" in capsys.readouterr().err

@@ -16,8 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.report.figures", description="Redraw the figures from the results."
     )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv")
-    parser.add_argument("--out", type=Path, default=Path("plots"), help="where DEVICE/SWEEP/ with the figures goes")
+    parser.add_argument(
+        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
+    )
+    parser.add_argument(
+        "--out", type=command.folder, default=Path("plots"), help="where DEVICE/SWEEP/ with the figures goes"
+    )
     parser.add_argument("--device", help="only this device's results")
     parser.add_argument("--sweep", help="only this sweep's results")
     options = parser.parse_args(arguments)
