@@ -1,10 +1,12 @@
 """The benchmark: measures convolutions on this machine, and makes tables and figures of the results.
 
-Every command is `python -m harness....` and imports this file first, so it checks that the packages are installed.
+Every command is `python -m harness....` and imports this file first. So it checks that the packages are installed, and
+lets Ctrl-C end a command that still imports them.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -20,12 +22,15 @@ _BESIDE = {
 }
 
 
-def _check_packages() -> None:
-    """End a command of the harness with one sentence and exit code 2 where packages that it imports are missing."""
+def _command() -> str:
+    """The command of the harness that this process runs; empty where something else, such as a test, imports it."""
     typed = sys.orig_argv
     command = typed[typed.index("-m") + 1] if "-m" in typed[:-1] else ""
-    if command.partition(".")[0] != "harness":  # imported by something else, such as the tests
-        return
+    return command if command.partition(".")[0] == "harness" else ""
+
+
+def _check_packages(command: str) -> None:
+    """End a command with one sentence and exit code 2 where packages that it imports are missing."""
     needed = (*_ALL, *_BESIDE.get(command, _MEASURING))
     if missing := [name for name in needed if find_spec(name) is None]:
         print(
@@ -36,4 +41,12 @@ def _check_packages() -> None:
         sys.exit(2)
 
 
-_check_packages()
+def _end_by_interrupt() -> None:
+    """Let Ctrl-C end the process at once, without a traceback; `command.exit_code` has it raised from then on."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if _running := _command():
+    _end_by_interrupt()
+    _check_packages(_running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
     with the rows that were measured before a lost GPU or Ctrl-C; empty where nothing is kept.
     """
     then = f"; {go_on}" if go_on else ""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until now Ctrl-C ended the process (harness/__init__.py)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         work()
         sys.stdout.flush()  # here, not at the interpreter's exit, so that a broken pipe is seen
