@@ -121,12 +121,17 @@ def _stored(path: Path) -> dict[str, dict[str, Any]]:
     """The reports of an environment.json; none where it is missing. Raises ResultsError where it is damaged."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))["environments"] if path.exists() else {}
-        if isinstance(stored, dict) and all(isinstance(facts, dict) for facts in stored.values()):
+        if isinstance(stored, dict) and all(map(_is_report, stored.values())):
             return stored
         reason = "it has no reports by identifier"
     except (OSError, ValueError, KeyError, TypeError) as error:  # UnicodeDecodeError is a ValueError
         reason = f"{type(error).__name__}: {error}"
     raise ResultsError(f"{path} cannot be read ({reason}): restore it, or delete it with the results beside it")
+
+
+def _is_report(facts: object) -> bool:
+    commands = facts.get("commands", []) if isinstance(facts, dict) else None
+    return isinstance(commands, list) and all(isinstance(command, dict) for command in commands)
 
 
 class EnvironmentFile:

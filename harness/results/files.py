@@ -9,16 +9,16 @@ from pathlib import Path
 from harness.errors import ResultsError
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file, and the folders above it where they are missing.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, a text in UTF-8, and the folders above it where they are missing.
 
     Raises ResultsError where it cannot be written; it is then as it was.
     """
     fresh = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(fresh, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(fresh, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

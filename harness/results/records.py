@@ -17,6 +17,7 @@ from statistics import fmean
 import pandas as pd
 
 from harness.errors import ResultsError
+from harness.registry import PROVIDERS
 from harness.results.csv_file import csv_text, damaged, read_csv, rows_of
 from harness.results.files import write_whole
 
@@ -126,7 +127,21 @@ def read(csv_path: Path) -> pd.DataFrame:
     """
     remedy = "measure first with 'python -m harness.run'"
     frame = read_csv(csv_path, COLUMNS, text=_TEXT, name="measurements.csv", remedy=remedy)
+    for column in CASE_COLUMNS:
+        sizes, least = frame[column], 0 if column == "pad" else 1
+        whole = sizes.ge(least) & sizes.lt(2**31) & sizes.mod(1).eq(0)
+        _all_are(csv_path, sizes, whole, f"a whole number of at least {least}")
+    _all_are(csv_path, frame["provider"], frame["provider"].isin(PROVIDERS), f"one of {', '.join(PROVIDERS)}")
     return frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
+
+
+def _all_are(path: Path, cells: pd.Series, right: pd.Series, allowed: str) -> None:
+    """Raise ResultsError unless all cells of a column are right."""
+    if not right.all():
+        raise ResultsError(
+            f"{path} has {cells[~right].iloc[0]!s} in the column {cells.name!r}: must be {allowed}; "
+            "use the version that measured it, or delete such rows"
+        )
 
 
 class ResultsFolder:

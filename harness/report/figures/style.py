@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
+from harness.results.files import write_whole
+
 WIDTH = 9.0  # inches
 TITLE, TEXT, SMALL = 11.0, 8.5, 7.5  # points
 LINE = 0.17  # inches from a line of text to the next
@@ -83,13 +85,14 @@ def logarithmic(axes: Axes, which: str, ends: Range, most: int) -> None:
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as STEM.svg and STEM.png, and return both paths. The same figure gives the same bytes."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    pixels = io.BytesIO()
+    vectors, pixels, few_colours = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
     figure.savefig(pixels, format="png", dpi=DPI)
     image = Image.open(pixels).convert("RGB")
-    image.quantize(PALETTE_COLOURS, dither=Image.Dither.NONE).save(png, optimize=True)
+    image.quantize(PALETTE_COLOURS, dither=Image.Dither.NONE).save(few_colours, format="png", optimize=True)
+    write_whole(svg, vectors.getvalue())
+    write_whole(png, few_colours.getvalue())
     return [svg, png]
 
 

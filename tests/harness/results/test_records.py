@@ -230,3 +230,22 @@ def test_a_full_disk_is_told_and_the_rows_before_are_kept(tmp_path):
         folder._file = FullDisk()
         folder.append(FAILED)
     assert len(read(tmp_path / "measurements.csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"batch": 0}, "has 0 in the column 'batch': must be a whole number of at least 1"),
+        ({"k": -1}, "has -1 in the column 'k'"),
+        ({"h": 10**20}, "in the column 'h'"),
+        ({"c": 1.5}, "has 1.5 in the column 'c'"),
+        ({"provider": "magic"}, "has magic in the column 'provider': must be one of cuconv, "),
+    ],
+)
+def test_rows_of_no_convolution_or_of_an_unknown_provider_are_told(tmp_path, changes, told):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(replace(ROW, algorithm="auto", **changes))
+    with pytest.raises(ResultsError, match="use the version that measured it, or delete such rows") as error:
+        read(tmp_path / "measurements.csv")
+    assert told in str(error.value)
