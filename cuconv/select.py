@@ -8,7 +8,6 @@ from functools import lru_cache
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Configuration
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
 
@@ -19,7 +18,6 @@ class LaunchPlan:
     algorithm: str
     config: Configuration
     precision: str = FP32  # the algorithm computes in it; FP32 may stand in for the TF32 of a problem
-    prepared: bool = False  # chosen for weights that are packed already
 
     @property
     def workspace_bytes(self) -> int:
@@ -31,14 +29,13 @@ class LaunchPlan:
 
 
 @lru_cache(maxsize=4096)
-def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prepared: bool = False) -> LaunchPlan:
+def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> LaunchPlan:
     """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
-    prepared: for weights that are packed already, so that packing takes no time. Raises ValueError for an unknown name
-    and UnsupportedProblem where the algorithm cannot compute the problem.
+    Raises ValueError for an unknown name and UnsupportedProblem where the algorithm cannot compute the problem.
     """
     if algorithm == "auto":
-        return _fastest(problem, device, prepared)
+        return _fastest(problem, device)
     if algorithm not in ALGORITHMS:
         known = ", ".join(["auto", *ALGORITHMS])
         raise ValueError(f"algorithm={algorithm!r}: must be one of {known}")
@@ -48,18 +45,7 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prep
             f"algorithm={algorithm!r} does not compute in precision={problem.precision!r}: "
             f"must be one of {', '.join(['auto', *possible])}"
         )
-    config = ALGORITHMS[algorithm].configure(problem, device, prepared)
-    return LaunchPlan(algorithm, config, problem.precision, prepared)
-
-
-def launches_of(
-    launch_plan: LaunchPlan, problem: ConvProblem, aligned: bool, relu: bool, residual: bool, spec: DeviceSpec
-) -> tuple[Launch, ...]:
-    """The kernels of a plan, in the order of their launches; aligned and relu as for Algorithm.launches."""
-    algorithm = ALGORITHMS[launch_plan.algorithm]
-    if residual:
-        return algorithm.launches_with_residual(problem, launch_plan.config, aligned, relu, spec)
-    return algorithm.launches(problem, launch_plan.config, aligned, relu)
+    return LaunchPlan(algorithm, ALGORITHMS[algorithm].configure(problem, device), problem.precision)
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan) -> float:
@@ -68,23 +54,19 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
     The constants were fitted on an H200; an algorithm scales them by the number of the device's SMs.
     """
     planned = replace(problem, precision=launch_plan.precision)
-    algorithm = ALGORITHMS[launch_plan.algorithm]
-    predict = algorithm.prepared_us if launch_plan.prepared else algorithm.predicted_us
-    return predict(planned, device, launch_plan.config)
+    return ALGORITHMS[launch_plan.algorithm].predicted_us(planned, device, launch_plan.config)
 
 
-def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> LaunchPlan:
+def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
-    plans: list[LaunchPlan] = []
-    refusals: dict[str, UnsupportedProblem] = {}
+    plans, refusals = [], []
     for name in offering(problem.precision):
         try:
-            plans.append(plan(problem, device, name, prepared))
+            plans.append(plan(problem, device, name))
         except UnsupportedProblem as error:
-            refusals[name] = error
+            refusals.append(error)
     if problem.precision != FP32:
-        plans.append(plan(replace(problem, precision=FP32), device, prepared=prepared))
+        plans.append(plan(replace(problem, precision=FP32), device))
     if not plans:
-        # Of the algorithm that computes the most, since its reason is the most general.
-        raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
+        raise refusals[0]  # the first algorithm computes the most, so its reason is the most general
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))

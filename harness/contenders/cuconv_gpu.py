@@ -58,7 +58,7 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace
         cuconv.conv2d,
         operands.input,
         operands.weight,
-        **problem.geometry,
+        padding=(problem.pad_h, problem.pad_w),
         out=operands.output,
         algorithm=algorithm,
         precision=problem.precision,
