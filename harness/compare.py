@@ -1,0 +1,182 @@
+"""python -m harness.compare OLD NEW: what became faster or slower from one measurement to another.
+
+OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. The exit code is 1
+where anything became slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import mannwhitneyu
+
+from harness import command
+from harness.errors import ResultsError, UsageError
+from harness.precision import FP32, PRECISIONS
+from harness.registry import PROVIDERS, shown
+from harness.report.markdown import markdown, times
+from harness.results.comparisons import each, geometric_mean, grouped, layer_label, timed
+from harness.results.environment import ROOT
+from harness.results.records import KEY_COLUMNS, RUN_COLUMNS, read
+
+SLOWER_FOUND = 1  # the exit code
+# Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:
+# with so few no difference is certain.
+SIGNIFICANT = 0.005
+THRESHOLD = 0.02  # the least difference that counts, as a share of the time
+FASTER, SAME, SLOWER, UNCLEAR = VERDICTS = ("faster", "same", "slower", "unclear")
+SHOWN = 10  # cases of a verdict
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 where anything became slower, 2 for a user's mistake."""
+    options = _parser().parse_args(arguments)
+    slower = False
+
+    def work() -> None:
+        nonlocal slower
+        slower = _compare(options)
+
+    return command.exit_code("harness.compare", work) or (SLOWER_FOUND if slower else command.OK)
+
+
+def _compare(options: argparse.Namespace) -> bool:
+    """Print the comparison; returns whether anything became slower."""
+    if not 0 <= options.threshold < 1:
+        raise UsageError(f"--threshold {options.threshold:g}: must be at least 0 and less than 1, such as 0.02")
+    for name in options.provider:
+        if name not in PROVIDERS:
+            raise UsageError(f"--provider {name}: must be one of {', '.join(PROVIDERS)}")
+    with _file(options.old) as old, _file(options.new) as new:
+        before, after = (_rows(path, options) for path in (old, new))
+    found = verdicts(before, after, options.threshold)
+    if found.empty:
+        raise ResultsError(f"{options.old} and {options.new} have no timed row of the same case and algorithm")
+    print(_summary(found, options.threshold))
+    print(f"\n{_unmatched(before, after)}")
+    for verdict, order in ((SLOWER, False), (FASTER, True), (UNCLEAR, False)):
+        if table := _table(found[found.verdict == verdict].sort_values("ratio", ascending=order)):
+            print(f"\n{verdict}:\n\n{table}")
+    return bool((found.verdict == SLOWER).any())
+
+
+def verdicts(old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD) -> pd.DataFrame:
+    """The rows of both measurements: KEY_COLUMNS, the medians old_us and new_us, their ratio, and the verdict.
+
+    ratio is new over old. A case is "same" where the medians differ by no more than the threshold. Beyond it the runs
+    must differ too, by a two-sided Mann-Whitney test; where they do not, the verdict is "unclear".
+    """
+    keys = list(KEY_COLUMNS)
+    joined = old[[*keys, *RUN_COLUMNS]].merge(new[[*keys, *RUN_COLUMNS]], on=keys, suffixes=("_old", "_new"))
+    before, after = ([_runs(joined, i, when) for i in range(len(joined))] for when in ("old", "new"))
+    found = joined[keys].assign(old_us=list(map(np.median, before)), new_us=list(map(np.median, after)))
+    found["ratio"] = found.new_us / found.old_us
+    found["verdict"] = [_verdict(*runs, threshold) for runs in zip(before, after, strict=True)]
+    return found
+
+
+def _runs(joined: pd.DataFrame, row: int, when: str) -> np.ndarray:
+    """The times of a row's runs, in microseconds."""
+    cells = joined.iloc[row][[f"{column}_{when}" for column in RUN_COLUMNS]].to_numpy(float)
+    return cells[~np.isnan(cells)]
+
+
+def _verdict(old: np.ndarray, new: np.ndarray, threshold: float) -> str:
+    ratio = np.median(new) / np.median(old)
+    if max(ratio, 1 / ratio) <= 1 + threshold:
+        return SAME
+    if mannwhitneyu(old, new, method="exact").pvalue >= SIGNIFICANT:
+        return UNCLEAR
+    return SLOWER if ratio > 1 else FASTER
+
+
+@contextmanager
+def _file(named: str) -> Iterator[Path]:
+    """The CSV file of a folder, a file, or REVISION:PATH."""
+    path = Path(named)
+    if path.exists():
+        yield path / "measurements.csv" if path.is_dir() else path
+        return
+    revision, colon, inside = named.partition(":")
+    if not colon:
+        raise UsageError(f"{named} does not exist: name a folder with a measurements.csv, or REVISION:PATH")
+    inside = inside if inside.endswith(".csv") else f"{inside.rstrip('/')}/measurements.csv"
+    shows = subprocess.run(["git", "show", f"{revision}:{inside}"], cwd=ROOT, capture_output=True)
+    if shows.returncode:
+        reason = (shows.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
+        raise UsageError(f"{named}: git has no such file ({reason}): name a revision, and a path from the top folder")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "measurements.csv"
+        file.write_bytes(shows.stdout)
+        yield file
+
+
+def _rows(path: Path, options: argparse.Namespace) -> pd.DataFrame:
+    """The timed rows of a file that the options choose."""
+    rows = timed(read(path), options.precision)
+    rows = rows[rows.provider.isin(options.provider)]
+    return rows[rows.algorithm.isin(options.algorithm)] if options.algorithm else rows
+
+
+def _summary(found: pd.DataFrame, threshold: float) -> str:
+    """The number of cases of each verdict, and the geometric mean of new over old, in groups."""
+    groups = [(shown(*pair), rows) for pair, rows in grouped(found, ["provider", "algorithm"])]
+    groups += [(f"{size}x{size}", rows) for size, rows in grouped(found.sort_values("k"), "k")]
+    groups += [(f"batch {batch}", rows) for batch, rows in grouped(found.sort_values("batch"), "batch")]
+    body = [[name, *_counts(rows)] for name, rows in [*groups, ("all", found)]]
+    note = f"New over old, medians of the runs. A difference counts from {threshold:.1%} on."
+    return f"{note}\n\n" + markdown(["", *VERDICTS, "new / old"], body)
+
+
+def _counts(rows: pd.DataFrame) -> list[str]:
+    return [*(str(int((rows.verdict == verdict).sum())) for verdict in VERDICTS), times(geometric_mean(rows.ratio), 3)]
+
+
+def _table(rows: pd.DataFrame) -> str:
+    """The first cases of one verdict; empty where there are none."""
+    if rows.empty:
+        return ""
+    body = [
+        [row.batch, f"{row.k}x{row.k}", layer_label(row), shown(row.provider, row.algorithm),
+         f"{row.old_us:.2f}", f"{row.new_us:.2f}", times(row.ratio, 3)]
+        for row in each(rows.head(SHOWN))
+    ]  # fmt: skip
+    more = f"\n\nand {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+    return markdown(["batch", "filter", "HW-M-C", "algorithm", "old, us", "new, us", "new / old"], body, (2, 3)) + more
+
+
+def _unmatched(old: pd.DataFrame, new: pd.DataFrame) -> str:
+    """How many rows only one of the two has."""
+    keys = [set(rows[list(KEY_COLUMNS)].itertuples(index=False, name=None)) for rows in (old, new)]
+    return (
+        f"{len(keys[0] & keys[1])} rows compared, {len(keys[0] - keys[1])} only old, {len(keys[1] - keys[0])} only new"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.compare",
+        description="What became faster or slower from one measurement to another.",
+    )
+    add = parser.add_argument
+    where = "a folder with a measurements.csv, a CSV file, or REVISION:PATH for one that git has"
+    add("old", metavar="OLD", help=where)
+    add("new", metavar="NEW", help=f"likewise: {where}")
+    add("--provider", nargs="+", metavar="NAME", default=["cuconv"], help="whose algorithms (default: cuconv)")
+    add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms (default: all)")
+    add("--precision", choices=PRECISIONS, default=FP32, help="(default: fp32)")
+    add("--threshold", type=float, default=THRESHOLD, metavar="SHARE",
+        help=f"the least difference that counts (default: {THRESHOLD})")  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

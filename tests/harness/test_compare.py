@@ -1,0 +1,120 @@
+"""Two measurements compared: what is faster, slower, the same or unclear, and how the command ends."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import compare
+from harness.results.records import MAX_RUNS, read
+from tests.helpers import row, write
+
+OLD = [10.0 + 0.01 * i for i in range(MAX_RUNS)]
+
+
+def timed(us, **options):
+    """A row with these runs, in microseconds."""
+    return replace(row(**options), runs_us=tuple(us))
+
+
+def scaled(by, runs=OLD):
+    return [by * us for us in runs]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Writes the rows of both measurements; returns their folders as text."""
+
+    def make(old, new):
+        return [str(write(tmp_path / when, rows).parent) for when, rows in (("old", old), ("new", new))]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict"),
+    [
+        (OLD, "same"),
+        (scaled(1.015), "same"),
+        (scaled(1 / 1.015), "same"),
+        (scaled(1.03), "slower"),
+        (scaled(1 / 1.03), "faster"),
+        (scaled(1.03)[:7], "slower"),
+        (scaled(1.03)[:3], "unclear"),
+        ([7.0, 8.0, 9.0, 9.5, 10.5, 11.0, 12.0, 13.0, 14.0], "unclear"),
+        ([*scaled(1.03)[:8], 9.0], "slower"),
+    ],
+)
+def test_a_difference_counts_where_it_is_large_and_certain(folders, runs, verdict):
+    old, new = (read(Path(folder) / "measurements.csv") for folder in folders([timed(OLD)], [timed(runs)]))
+    (found,) = compare.verdicts(old, new).verdict
+    assert found == verdict
+
+
+def test_a_slower_case_is_told_and_the_exit_code_is_1(folders, capsys):
+    new = [timed(scaled(1.1)), timed(scaled(0.8), batch=8), timed(OLD, batch=32)]
+    old = [timed(OLD), timed(OLD, batch=8), timed(OLD, batch=16)]
+    assert compare.main(folders(old, new)) == 1
+    printed = capsys.readouterr().out
+    slower, faster = printed.index("\nslower:\n"), printed.index("\nfaster:\n")
+    assert slower < printed.rindex("1.100x") < faster < printed.rindex("0.800x")
+    assert "2 rows compared, 1 only old, 1 only new" in printed
+    all_row = next(line for line in printed.splitlines() if line.startswith("| all"))
+    assert [cell.strip() for cell in all_row.split("|")[2:6]] == ["1", "0", "1", "0"]
+
+
+def test_nothing_slower_is_a_success(folders, capsys):
+    assert compare.main(folders([timed(OLD)], [timed(scaled(0.5))])) == 0
+    assert "slower:" not in capsys.readouterr().out
+
+
+def test_the_threshold_is_the_users(folders):
+    arguments = folders([timed(OLD)], [timed(scaled(1.03))])
+    assert compare.main([*arguments, "--threshold", "0.05"]) == 0
+    assert compare.main([*arguments, "--threshold", "0.01"]) == 1
+
+
+def test_only_the_rows_that_are_asked_for_count(folders, capsys):
+    old = [timed(OLD), timed(OLD, algorithm="two_stage"), timed(OLD, algorithm="gemm", provider="cudnn")]
+    new = [timed(OLD), timed(scaled(2), algorithm="two_stage"), timed(scaled(2), algorithm="gemm", provider="cudnn")]
+    arguments = folders(old, new)
+    assert compare.main([*arguments, "--algorithm", "auto"]) == 0
+    assert compare.main([*arguments, "--provider", "cudnn"]) == 1
+    assert "cuDNN gemm" in capsys.readouterr().out
+    assert compare.main([*arguments, "--precision", "tf32"]) == 2
+
+
+def test_a_row_without_a_time_is_not_compared(folders, capsys):
+    old = [timed(OLD), row(status="error", batch=8)]
+    new = [timed(OLD), timed(OLD, batch=8)]
+    assert compare.main(folders(old, new)) == 0
+    assert "1 rows compared, 0 only old, 1 only new" in capsys.readouterr().out
+
+
+def test_a_measurement_of_another_revision(tmp_path, monkeypatch, folders, capsys):
+    old, new = folders([timed(OLD)], [timed(scaled(1.2))])
+    who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "old"]):
+        subprocess.run(["git", *command], cwd=old, check=True)
+    monkeypatch.setattr(compare, "ROOT", old)
+    assert compare.main(["HEAD:measurements.csv", new]) == 1
+    assert "1.200x" in capsys.readouterr().out
+    assert compare.main(["HEAD:nowhere", new]) == 2
+    assert "HEAD:nowhere: git has no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nowhere", "."], "nowhere does not exist: name a folder"),
+        ([".", "."], "does not exist: measure first"),
+        ([".", ".", "--threshold", "2"], "--threshold 2: must be at least 0 and less than 1"),
+        ([".", ".", "--provider", "magic"], "--provider magic: must be one of cuconv"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, arguments, why):
+    monkeypatch.chdir(tmp_path)
+    assert compare.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and why in message
