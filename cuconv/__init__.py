@@ -1,6 +1,8 @@
-"""cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW with stride 1."""
+"""cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW."""
 
 from cuconv.conv import algorithms, conv2d, plan
+from cuconv.precompile import precompile
+from cuconv.prepared import prepare
 from cuconv.problem import ConvProblem, UnsupportedProblem
 
-__all__ = ["ConvProblem", "UnsupportedProblem", "algorithms", "conv2d", "plan"]
+__all__ = ["ConvProblem", "UnsupportedProblem", "algorithms", "conv2d", "plan", "precompile", "prepare"]

@@ -34,6 +34,24 @@ class TorchArrays:
         gradient = t.requires_grad and self._is_grad_enabled()
         return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), gradient)
 
+    def version(self, t: Any) -> int:
+        """A number that changes when a tensor is written to in place; 0 where torch does not count (inference mode)."""
+        return 0 if t.is_inference() else t._version
+
+    def records_gradient(self, t: Any) -> bool:
+        """Whether an operation on a tensor would be recorded for a gradient."""
+        return t.requires_grad and self._is_grad_enabled()
+
+    def zeros(self, count: int, device: int) -> Any:
+        """A new tensor of so many zeros on the GPU, which are there for every stream."""
+        array = self._torch.zeros(count, dtype=self._torch.float32, device=self._torch.device("cuda", device))
+        self.synchronize(device)
+        return array
+
+    def synchronize(self, device: int) -> None:
+        """Wait for the work of the GPU's current stream."""
+        self._torch.cuda.current_stream(device).synchronize()
+
     def owns(self, array: Any) -> bool:
         """Whether an array is a tensor."""
         return isinstance(array, self._torch.Tensor)
@@ -97,6 +115,24 @@ class CupyArrays:
     def signature(self, a: Any) -> Hashable:
         """Everything but the address that decides whether and how an array is used, as for torch."""
         return (type(a), a.shape, a.dtype, a.flags.c_contiguous, a.data.device_id)
+
+    def version(self, a: Any) -> int:
+        """0: CuPy does not count changes of an array."""
+        return 0
+
+    def records_gradient(self, a: Any) -> bool:
+        """False: CuPy has no gradients."""
+        return False
+
+    def zeros(self, count: int, device: int) -> Any:
+        """A new array of so many zeros on the current GPU, which are there for every stream."""
+        array = self._cupy.zeros(count, self._cupy.float32)
+        self.synchronize(device)
+        return array
+
+    def synchronize(self, device: int) -> None:
+        """Wait for the work of the GPU's current stream."""
+        self._cupy.cuda.get_current_stream(device).synchronize()
 
     def owns(self, array: Any) -> bool:
         """Whether an array is one of CuPy's."""

@@ -54,16 +54,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CUCONV_CACHE_DIR") or Path.home() / ".cache" / "cuconv")
 
 
+def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
+    """Whether the cache on disk has the cubin of a .cu file."""
+    return _cubin_path(source, arch, _options(source, arch, macros)).exists()
+
+
 def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Path:
     """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file unless the cache has it."""
     options = _options(source, arch, macros)
-    binary = cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
+    binary = _cubin_path(source, arch, options)
     if not binary.exists():
         code, log = _compile(source, options)
         _write_atomically(binary.with_suffix(".cu"), source.read_bytes())
         _write_atomically(binary.with_suffix(".log"), log.encode())
         _write_atomically(binary, code)  # last: readers take its presence to mean that the others exist
     return binary
+
+
+def _cubin_path(source: Path, arch: str, options: list[str]) -> Path:
+    return cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
 
 
 def included_files(source: Path) -> list[Path]:
@@ -102,7 +111,9 @@ class Address:
         return Address(self.operand, self.offset + offset)
 
 
-INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE = map(Address, ("input", "weight", "bias", "output", "workspace"))
+OPERANDS = INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, RESIDUAL, PACKED, FLAGS = tuple(
+    map(Address, ("input", "weight", "bias", "output", "workspace", "residual", "packed", "flags"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +181,21 @@ class LaunchSequence:
             pointers.append(start + 8 * place)
         return (ctypes.c_void_p * len(pointers))(*pointers)
 
-    def enqueue(self, stream: int, input: int, weight: int, bias: int, output: int, workspace: int) -> None:
+    def enqueue(
+        self,
+        stream: int,
+        input: int,
+        weight: int,
+        bias: int,
+        output: int,
+        workspace: int,
+        residual: int = 0,
+        packed: int = 0,
+        flags: int = 0,
+    ) -> None:
         """Launch all kernels on a stream, given by its pointer; the address of an operand that is not used is 0."""
         values = self._values
-        _write_operands(values, 0, input, weight, bias, output, workspace)
+        _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
         for place, operand, offset in self._moved:
             values[place] = values[operand] + offset
         if stream != self._stream:
@@ -186,7 +208,7 @@ class LaunchSequence:
                 _check(status)
 
 
-_OPERANDS = {address.operand: place for place, address in enumerate((INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE))}
+_OPERANDS = {address.operand: place for place, address in enumerate(OPERANDS)}
 _write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 FLOAT_BYTES = 4
 PRECISIONS = FP32, TF32 = ("fp32", "tf32")
@@ -14,18 +16,25 @@ class UnsupportedProblem(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """A stride-1 convolution, NCHW, zero padding: output[n,m] = sum over c, ky, kx of input[n,c] * weight[m,c,ky,kx].
+    """A convolution, NCHW, zero padding: output[n,m,y,x] = sum over c, ky, kx of weight[m,c,ky,kx] * padded[n,c,...].
 
-    n          images of a batch
-    c          channels of an image (the paper's depth)
-    h, w       rows and columns of an image
-    m          filters
-    kh, kw     rows and columns of a filter
-    pad_h      rows of zeros above and below each image
-    pad_w      columns of zeros left and right of each image
-    precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits)
+    n                       images of a batch
+    c                       channels of an image (the paper's depth)
+    h, w                    rows and columns of an image
+    m                       filters
+    kh, kw                  rows and columns of a filter
+    pad_h, pad_w            rows of zeros above and below each image, columns of zeros left and right of it
+    precision               "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32
+                            (11 bits)
+    stride_h, stride_w      rows and columns of the padded image from one output pixel to the next
+    dilation_h, dilation_w  rows and columns of the padded image from one filter position to the next
+    groups                  equal parts of the channels; each part of the filters, m / groups, reads one of them
 
-    Raises UnsupportedProblem for a size below 1, an unknown precision, or a filter larger than the padded image.
+    Filter position (ky, kx) of output pixel (y, x) reads row y * stride_h + ky * dilation_h and column
+    x * stride_w + kx * dilation_w of the padded image.
+
+    Raises UnsupportedProblem for a size below 1, an unknown precision, channels or filters that the groups do not
+    divide, or a filter larger than the padded image.
     """
 
     n: int
@@ -38,6 +47,11 @@ class ConvProblem:
     pad_h: int = 0
     pad_w: int = 0
     precision: str = FP32
+    stride_h: int = 1
+    stride_w: int = 1
+    dilation_h: int = 1
+    dilation_w: int = 1
+    groups: int = 1
 
     def __post_init__(self) -> None:
         for field in ("n", "c", "h", "w", "m", "kh", "kw"):
@@ -46,26 +60,58 @@ class ConvProblem:
                 raise UnsupportedProblem(
                     f"{field}={value}: every size must be at least 1; empty tensors have no convolution"
                 )
+        for field in ("stride_h", "stride_w", "dilation_h", "dilation_w", "groups"):
+            if getattr(self, field) < 1:
+                raise UnsupportedProblem(f"{field}={getattr(self, field)}: must be at least 1")
         if self.precision not in PRECISIONS:
             raise UnsupportedProblem(f"precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
         for axis in ("pad_h", "pad_w"):
             if getattr(self, axis) < 0:
                 raise UnsupportedProblem(f"{axis}={getattr(self, axis)}: padding must be 0 or more")
+        for what, count in (("channels", self.c), ("filters", self.m)):
+            if count % self.groups:
+                raise UnsupportedProblem(f"groups={self.groups}: must divide the {count} {what}")
         if self.out_h < 1 or self.out_w < 1:
+            dilated = "" if self.dilation_h == self.dilation_w == 1 else " with its dilation"
             raise UnsupportedProblem(
-                f"filter {self.kh}x{self.kw} is larger than the padded input "
+                f"filter {self.kh}x{self.kw}{dilated} is larger than the padded input "
                 f"{self.h + 2 * self.pad_h}x{self.w + 2 * self.pad_w}: use a smaller filter or more padding"
             )
 
     @property
     def out_h(self) -> int:
         """Rows of an output plane."""
-        return self.h + 2 * self.pad_h - self.kh + 1
+        return (self.h + 2 * self.pad_h - self.dilation_h * (self.kh - 1) - 1) // self.stride_h + 1
 
     @property
     def out_w(self) -> int:
         """Columns of an output plane."""
-        return self.w + 2 * self.pad_w - self.kw + 1
+        return (self.w + 2 * self.pad_w - self.dilation_w * (self.kw - 1) - 1) // self.stride_w + 1
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """Stride, padding, dilation and groups as keyword arguments of conv2d, torch's and ours."""
+        return {
+            "stride": (self.stride_h, self.stride_w),
+            "padding": (self.pad_h, self.pad_w),
+            "dilation": (self.dilation_h, self.dilation_w),
+            "groups": self.groups,
+        }
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether stride, dilation and groups are all 1, as in the paper."""
+        return self.stride_h == self.stride_w == self.dilation_h == self.dilation_w == self.groups == 1
+
+    @property
+    def group_channels(self) -> int:
+        """Channels that a filter reads."""
+        return self.c // self.groups
+
+    @property
+    def group_filters(self) -> int:
+        """Filters that read the same channels."""
+        return self.m // self.groups
 
     @property
     def input_shape(self) -> tuple[int, int, int, int]:
@@ -74,8 +120,8 @@ class ConvProblem:
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
-        """The shape of the weights: (M, C, KH, KW)."""
-        return (self.m, self.c, self.kh, self.kw)
+        """The shape of the weights: (M, C / groups, KH, KW)."""
+        return (self.m, self.group_channels, self.kh, self.kw)
 
     @property
     def output_shape(self) -> tuple[int, int, int, int]:
@@ -95,18 +141,39 @@ class ConvProblem:
     @property
     def flop(self) -> int:
         """Floating-point operations of the direct formula; a multiply-add counts as two."""
-        return 2 * self.n * self.m * self.out_pixels * self.c * self.filter_area
+        return 2 * self.n * self.m * self.out_pixels * self.group_channels * self.filter_area
 
     @property
     def min_bytes(self) -> int:
-        """The least traffic of device memory in bytes: input and weights read once, output written once."""
-        inputs = self.n * self.c * self.h * self.w
-        weights = self.m * self.c * self.filter_area
+        """The least traffic of device memory in bytes: what is read of input and weights, read once; output written."""
+        rows = _positions_read(self.h, self.kh, self.pad_h, self.stride_h, self.dilation_h, self.out_h)
+        columns = _positions_read(self.w, self.kw, self.pad_w, self.stride_w, self.dilation_w, self.out_w)
+        inputs = self.n * self.c * rows * columns
+        weights = self.m * self.group_channels * self.filter_area
         return FLOAT_BYTES * (inputs + weights + self.n * self.m * self.out_pixels)
 
     @property
     def label(self) -> str:
-        """The paper's name of the problem: HW-N-K-M-C, with HxW and KHxKW where they are not square."""
-        size = str(self.h) if self.h == self.w else f"{self.h}x{self.w}"
-        kernel = str(self.kh) if self.kh == self.kw else f"{self.kh}x{self.kw}"
-        return f"{size}-{self.n}-{kernel}-{self.m}-{self.c}"
+        """The paper's name of the problem: HW-N-K-M-C, with HxW and KHxKW where they are not square.
+
+        A stride, a dilation and groups above 1 follow as -s2, -d2 and -g32.
+        """
+        label = f"{_square(self.h, self.w)}-{self.n}-{_square(self.kh, self.kw)}-{self.m}-{self.c}"
+        if self.stride_h > 1 or self.stride_w > 1:
+            label += f"-s{_square(self.stride_h, self.stride_w)}"
+        if self.dilation_h > 1 or self.dilation_w > 1:
+            label += f"-d{_square(self.dilation_h, self.dilation_w)}"
+        return label if self.groups == 1 else f"{label}-g{self.groups}"
+
+
+def _square(rows: int, columns: int) -> str:
+    return str(rows) if rows == columns else f"{rows}x{columns}"
+
+
+@lru_cache(maxsize=1024)
+def _positions_read(size: int, kernel: int, pad: int, stride: int, dilation: int, out: int) -> int:
+    """The rows, or columns, of an image that at least one output pixel reads."""
+    if stride == 1 and dilation == 1:
+        return size
+    read = {y * stride + k * dilation - pad for y in range(out) for k in range(kernel)}
+    return sum(0 <= position < size for position in read)

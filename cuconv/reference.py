@@ -22,16 +22,18 @@ def conv2d(
     padding: tuple[int, int] = (0, 0),
     bias: torch.Tensor | None = None,
     relu: bool = False,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
 ) -> torch.Tensor:
-    """The convolution in float64: input (N, C, H, W) and weight (M, C, KH, KW) give (N, M, OH, OW).
+    """The convolution in float64: input (N, C, H, W) and weight (M, C / groups, KH, KW) give (N, M, OH, OW).
 
     A bias (M,) is added, then ReLU is applied if asked for. The sum over filter positions of matrix products shares no
     code with a library's convolution.
     """
-    planes = _scalar_products(input.double(), weight.double(), padding)
-    output = next(planes)
-    for plane in planes:
-        output += plane
+    operands = zip(input.double().chunk(groups, 1), weight.double().chunk(groups, 0), strict=True)
+    output = torch.cat([_sum_of_products(*group, padding, stride, dilation) for group in operands], 1)
     return _finished(output, bias, relu)
 
 
@@ -80,14 +82,36 @@ def _finished(output: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> to
     return torch.where(output < 0, 0, output) if relu else output
 
 
-def _scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]) -> Iterator[torch.Tensor]:
-    """The planes (N, M, OH, OW) of each filter position (ky, kx): its weights times the input shifted by (ky, kx)."""
+def _sum_of_products(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+) -> torch.Tensor:
+    """The convolution of one group without bias: the sum of the planes of all filter positions."""
+    planes = _scalar_products(input, weight, padding, stride, dilation)
+    output = next(planes)
+    for plane in planes:
+        output += plane
+    return output
+
+
+def _scalar_products(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    dilation: tuple[int, int] = (1, 1),
+) -> Iterator[torch.Tensor]:
+    """The planes (N, M, OH, OW) of each filter position (ky, kx): its weights times the input shifted to it."""
     pad_h, pad_w = padding
     kh, kw = weight.shape[2:]
     padded = F.pad(input, (pad_w, pad_w, pad_h, pad_h))
-    out_h, out_w = padded.shape[2] - kh + 1, padded.shape[3] - kw + 1
+    rows, columns = padded.shape[2] - dilation[0] * (kh - 1), padded.shape[3] - dilation[1] * (kw - 1)
     for ky in range(kh):
         for kx in range(kw):
-            shifted = padded[:, :, ky : ky + out_h, kx : kx + out_w]
-            rows = torch.matmul(weight[:, :, ky, kx], shifted.flatten(2))
-            yield rows.unflatten(2, (out_h, out_w))
+            top, left = ky * dilation[0], kx * dilation[1]
+            shifted = padded[:, :, top : top + rows : stride[0], left : left + columns : stride[1]]
+            products = torch.matmul(weight[:, :, ky, kx], shifted.flatten(2))
+            yield products.unflatten(2, shifted.shape[2:])

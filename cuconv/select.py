@@ -8,6 +8,7 @@ from functools import lru_cache
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Configuration
 from cuconv.device import DeviceSpec
+from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
 
@@ -18,6 +19,7 @@ class LaunchPlan:
     algorithm: str
     config: Configuration
     precision: str = FP32  # the algorithm computes in it; FP32 may stand in for the TF32 of a problem
+    prepared: bool = False  # chosen for weights that are packed already
 
     @property
     def workspace_bytes(self) -> int:
@@ -29,13 +31,14 @@ class LaunchPlan:
 
 
 @lru_cache(maxsize=4096)
-def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> LaunchPlan:
+def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prepared: bool = False) -> LaunchPlan:
     """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
-    Raises ValueError for an unknown name and UnsupportedProblem where the algorithm cannot compute the problem.
+    prepared: for weights that are packed already, so that packing takes no time. Raises ValueError for an unknown name
+    and UnsupportedProblem where the algorithm cannot compute the problem.
     """
     if algorithm == "auto":
-        return _fastest(problem, device)
+        return _fastest(problem, device, prepared)
     if algorithm not in ALGORITHMS:
         known = ", ".join(["auto", *ALGORITHMS])
         raise ValueError(f"algorithm={algorithm!r}: must be one of {known}")
@@ -45,7 +48,18 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto") -> L
             f"algorithm={algorithm!r} does not compute in precision={problem.precision!r}: "
             f"must be one of {', '.join(['auto', *possible])}"
         )
-    return LaunchPlan(algorithm, ALGORITHMS[algorithm].configure(problem, device), problem.precision)
+    config = ALGORITHMS[algorithm].configure(problem, device, prepared)
+    return LaunchPlan(algorithm, config, problem.precision, prepared)
+
+
+def launches_of(
+    launch_plan: LaunchPlan, problem: ConvProblem, aligned: bool, relu: bool, residual: bool, spec: DeviceSpec
+) -> tuple[Launch, ...]:
+    """The kernels of a plan, in the order of their launches; aligned and relu as for Algorithm.launches."""
+    algorithm = ALGORITHMS[launch_plan.algorithm]
+    if residual:
+        return algorithm.launches_with_residual(problem, launch_plan.config, aligned, relu, spec)
+    return algorithm.launches(problem, launch_plan.config, aligned, relu)
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan) -> float:
@@ -54,19 +68,23 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
     The constants were fitted on an H200; an algorithm scales them by the number of the device's SMs.
     """
     planned = replace(problem, precision=launch_plan.precision)
-    return ALGORITHMS[launch_plan.algorithm].predicted_us(planned, device, launch_plan.config)
+    algorithm = ALGORITHMS[launch_plan.algorithm]
+    predict = algorithm.prepared_us if launch_plan.prepared else algorithm.predicted_us
+    return predict(planned, device, launch_plan.config)
 
 
-def _fastest(problem: ConvProblem, device: DeviceSpec) -> LaunchPlan:
+def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
-    plans, refusals = [], []
+    plans: list[LaunchPlan] = []
+    refusals: dict[str, UnsupportedProblem] = {}
     for name in offering(problem.precision):
         try:
-            plans.append(plan(problem, device, name))
+            plans.append(plan(problem, device, name, prepared))
         except UnsupportedProblem as error:
-            refusals.append(error)
+            refusals[name] = error
     if problem.precision != FP32:
-        plans.append(plan(replace(problem, precision=FP32), device))
+        plans.append(plan(replace(problem, precision=FP32), device, prepared=prepared))
     if not plans:
-        raise refusals[0]  # the first algorithm computes the most, so its reason is the most general
+        # Of the algorithm that computes the most, since its reason is the most general.
+        raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))

@@ -45,10 +45,10 @@ LABELS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """A stride-1 convolution without a batch size: c channels of h x w, m square filters of k x k.
+    """A convolution without a batch size: c channels of h x w, m square filters of k x k.
 
-    pad zeros stand on each side in both axes. networks are the owners of the shape: a shape of several networks is one
-    layer, and names holds its names in all of them.
+    pad, stride and dilation are the same in both axes; pad zeros stand on each side. networks are the owners of the
+    shape: a shape of several networks is one layer, and names holds its names in all of them.
     """
 
     networks: tuple[str, ...]
@@ -59,6 +59,9 @@ class Layer:
     m: int
     k: int
     pad: int
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Case:
         layer = self.layer
         return ConvProblem(
             n=self.batch, c=layer.c, h=layer.h, w=layer.w, m=layer.m,
-            kh=layer.k, kw=layer.k, pad_h=layer.pad, pad_w=layer.pad,
+            kh=layer.k, kw=layer.k, pad_h=layer.pad, pad_w=layer.pad, stride_h=layer.stride, stride_w=layer.stride,
+            dilation_h=layer.dilation, dilation_w=layer.dilation, groups=layer.groups,
         )  # fmt: skip
 
     @property
@@ -84,9 +88,9 @@ class Case:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """(batch, h, w, c, m, k, pad), the order of the columns in measurements.csv."""
-        layer = self.layer
-        return (self.batch, layer.h, layer.w, layer.c, layer.m, layer.k, layer.pad)
+        """The sizes in the order of the columns CASE_COLUMNS of measurements.csv: batch, h, w and so on."""
+        one = self.layer
+        return (self.batch, one.h, one.w, one.c, one.m, one.k, one.pad, one.stride, one.dilation, one.groups)
 
     @property
     def networks_cell(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -17,12 +17,6 @@ from harness.yaml_file import shown
 
 MOST = 2**31 - 1  # of a size
 COUNTING = f"a whole number of at least 1 and at most {MOST}"
-
-
-def _odd(value: int) -> int:
-    if value % 2 == 0:
-        raise ValueError
-    return value
 
 
 def _distinct(values: list[Hashable]) -> list[Hashable]:
@@ -47,12 +41,21 @@ Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
 Name = Annotated[str, Field(pattern=r"^[^;\s\p{Cc}]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200)]
 
 
+# Layers that the paper measures, others of stride 1, those with a stride, and those with groups or a dilation.
+Set = Literal["paper", "network", "strided", "grouped"]
+SETS: tuple[str, ...] = get_args(Set)
+
+
+def _one_of(values: tuple[str, ...]) -> str:
+    return f"{', '.join(values[:-1])} or {values[-1]}"
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class NetworkLayer(_Strict):
-    """One line of a network file: a stride-1 layer, how often the network has it, and whether the paper measures it.
+    """One line of a network file: a layer, how often the network has it, and which sweeps take it.
 
     Sizes are those of `catalogue.Layer`. name holds all names of the shape in the network.
     """
@@ -65,16 +68,20 @@ class NetworkLayer(_Strict):
     w: Size | None = Field(default=None, description=COUNTING)
     c: Size
     m: Size
-    k: Annotated[Size, AfterValidator(_odd)] = Field(description=f"an odd {COUNTING[2:]}")
-    pad: int = Field(ge=0, le=MOST, description="a whole number of at least 0 and smaller than k")
+    k: Size = Field(description=COUNTING)
+    pad: int = Field(ge=0, le=MOST, description="a whole number of at least 0 and smaller than the filter")
+    stride: Size = Field(default=1, description=COUNTING)
+    dilation: Size = Field(default=1, description=COUNTING)
+    groups: Size = Field(default=1, description=COUNTING)
     # 0: the paper measures the layer, but the network has it with another stride only.
     count: int = Field(default=1, ge=0, le=MOST, description="a whole number of at least 0")
-    set: Literal["paper", "network"] = Field(default="network", description="paper or network")
+    set: Set = Field(default="network", description=_one_of(SETS))
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int, int]:
-        """The sizes (h, w, c, m, k, pad)."""
-        return (self.hw or self.h or 0, self.hw or self.w or 0, self.c, self.m, self.k, self.pad)
+    def shape(self) -> tuple[int, ...]:
+        """The sizes (h, w, c, m, k, pad, stride, dilation, groups)."""
+        h, w = self.hw or self.h or 0, self.hw or self.w or 0
+        return (h, w, self.c, self.m, self.k, self.pad, self.stride, self.dilation, self.groups)
 
     @model_validator(mode="after")
     def _has_an_output(self) -> NetworkLayer:
@@ -82,11 +89,16 @@ class NetworkLayer(_Strict):
         if set(given) not in ({"hw"}, {"h", "w"}):
             found = " and ".join(f"{field} is {value}" for field, value in given.items()) or "hw is missing"
             raise ValueError(f"{found}: must be either hw alone or both h and w")
-        if self.pad >= self.k:
-            raise ValueError(f"pad is {self.pad}: must be smaller than k, which is {self.k}")
-        height, width = (size + 2 * self.pad for size in self.shape[:2])
-        if self.k > min(height, width):
-            raise ValueError(f"k is {self.k}: must be at most the padded input, which is {height}x{width}")
+        size = (self.k - 1) * self.dilation + 1
+        what = "k" if self.dilation == 1 else "the filter with its dilation"
+        if self.pad >= size:
+            raise ValueError(f"pad is {self.pad}: must be smaller than {what}, which is {size}")
+        height, width = (side + 2 * self.pad for side in self.shape[:2])
+        if size > min(height, width):
+            raise ValueError(f"{what} is {size}: must be at most the padded input, which is {height}x{width}")
+        for field, value in (("c", self.c), ("m", self.m)):
+            if value % self.groups:
+                raise ValueError(f"groups is {self.groups}: must divide {field}, which is {value}")
         return self
 
 
@@ -127,13 +139,13 @@ class LayersFile(Settings, NetworkFile):
 
 
 class SweepFile(Settings):
-    """A sweep over networks. Without sets it takes all layers of each."""
+    """A sweep over networks. Without sets it takes the layers of stride 1, without groups or dilation, of each."""
 
     networks: Annotated[list[str], AfterValidator(_distinct)] = Field(
         min_length=1, description="a list of different networks (or leave it out and write layers, a list of layers)"
     )
-    sets: list[Literal["paper", "network"]] = Field(
-        default=["paper", "network"], min_length=1, description="a list of paper, network or both"
+    sets: list[Set] = Field(
+        default=["paper", "network"], min_length=1, description=f"a list of some of {', '.join(SETS)}"
     )
     layers: list[str] = Field(default=[], min_length=1, description="names of layers to keep, beside networks")
 

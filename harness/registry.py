@@ -1,7 +1,8 @@
 """The providers and their algorithms: name, label, order, colour and role, defined here and nowhere else.
 
 A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
-calls, graph-API engines, torch's selection. cuBLAS is shown beside them. On a CPU the subject is the paper's two
+calls, graph-API engines, torch's selection. cuBLAS is shown beside them, and so is cuConv on prepared weights: what it
+leaves out, its rivals do at every call. On a CPU the subject is the paper's two
 stages in plain torch, and the rivals are torch's own convolutions.
 """
 
@@ -58,6 +59,14 @@ PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("cuconv", "cuConv", "cuda", "cuconv_gpu", _in_one_colour(_CUCONV, _RED), _RED, PRECISIONS),
+        Provider(
+            "cuconv_prepared",
+            "cuConv prepared",
+            "cuda",
+            "cuconv_prepared",
+            {"auto": "#8c2d3a"},
+            precisions=PRECISIONS,
+        ),
         Provider(
             "cudnn",
             "cuDNN",

@@ -6,7 +6,9 @@ class and add an instance of it to the list below.
 """
 
 from cuconv.algorithms.base import registry
+from cuconv.algorithms.depthwise.depthwise import Depthwise
 from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
+from cuconv.algorithms.gemv.gemv import Gemv
 from cuconv.algorithms.pointwise.fp16x3_pointwise import Fp16x3Pointwise
 from cuconv.algorithms.tf32x3.tf32x3_gemm import Tf32x3Gemm
 from cuconv.algorithms.tf32x3.tf32x3_shallow import Tf32x3Shallow
@@ -25,6 +27,8 @@ ALGORITHMS = registry(
         Fp16x3(),
         Fp16x3Pointwise(),
         Fp16x3Winograd(),
+        Depthwise(),
+        Gemv(),
     ]
 )
 

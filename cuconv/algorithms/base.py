@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cuconv import costs
+from cuconv.algorithms.common.add_residual import add_residual
+from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
+from cuconv.jit import RESIDUAL, Launch
 from cuconv.problem import FP32, ConvProblem
 
 Macros = dict[str, int]
@@ -62,6 +65,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
     precisions: ClassVar[tuple[str, ...]] = (FP32,)
     """The precisions that a problem may ask for."""
 
+    fuses_residual: ClassVar[bool] = False
+    """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
+
     costs_type: ClassVar[type]
     """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 
@@ -94,6 +100,24 @@ class Algorithm(ABC, Generic[Config, Costs]):
         relu: whether the last kernel replaces negative outputs by 0.
         """
 
+    def launches_with_residual(
+        self, problem: ConvProblem, config: Config, aligned: bool, relu: bool, device: DeviceSpec
+    ) -> tuple[Launch, ...]:
+        """The kernels of a call that adds a residual, a tensor like the output, before ReLU.
+
+        aligned: as for `launches`, of the residual as well.
+        """
+        if self.fuses_residual and aligned:
+            *before, last = self.launches(problem, config, aligned, relu)
+            last = replace(last, arguments=(*last.arguments, RESIDUAL))
+            return tuple(
+                replace(one, macros={**one.macros, "RESIDUAL": 1}) if one.source == self.source else one
+                for one in (*before, last)
+            )
+        overlap = device.compute_capability >= (9, 0)
+        adding = add_residual(problem, aligned, relu, overlap)
+        return (*self.launches(problem, config, aligned, relu=False), adding)
+
     @abstractmethod
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time of all kernels in microseconds, by the cost model with the given constants.
@@ -112,17 +136,28 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))
 
-    def configure(self, problem: ConvProblem, device: DeviceSpec) -> Config:
+    def packing(self, problem: ConvProblem, config: Config) -> WeightPacking | None:
+        """How a kernel ahead of the main one packs the weights; None where there is no such kernel."""
+        return None
+
+    def prepared_us(
+        self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs | None = None
+    ) -> float:
+        """The estimate for weights that are packed already."""
+        constants = costs or self.costs(problem.precision)
+        packing = self.packing(problem, config)
+        packing_us = packing.predicted_us(problem, constants) if packing else 0.0  # type: ignore[arg-type]
+        return self.estimate_us(problem, device, config, constants) - packing_us
+
+    def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
         """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate.
 
         `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses. An
-        algorithm that has a rule instead, such as two_stage, overrides it.
+        algorithm that has a rule instead, such as two_stage, overrides it. prepared: for weights that are packed.
         """
         constants = self.costs(problem.precision)
-        return min(
-            self.candidates(problem, device),
-            key=lambda config: self.estimate_us(problem, device, config, constants),
-        )
+        predict = self.prepared_us if prepared else self.estimate_us
+        return min(self.candidates(problem, device), key=lambda config: predict(problem, device, config, constants))
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the main kernel of a variant may have.

@@ -30,7 +30,13 @@ class Contender(contenders.Contender):
         ]
 
 
+def _require_dense(problem: ConvProblem) -> None:
+    if not problem.is_dense:
+        raise NotRunnable("unsupported", "stride 1, dilation 1 and one group only")
+
+
 def _two_stage(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    _require_dense(problem)
     planes = problem.filter_area * problem.n * problem.m * problem.out_pixels
     needed = FLOAT_BYTES * planes if problem.filter_area > 1 else 0  # with a 1x1 filter stage one gives the output
     check_workspace(needed, workspace_limit)
@@ -42,11 +48,12 @@ def _onednn(problem: ConvProblem, operands: Operands, workspace_limit: int) -> P
     """oneDNN, called by name: F.conv2d would leave small convolutions to torch's own code."""
     if not torch.backends.mkldnn.is_available():
         raise NotRunnable("unsupported", "this build of torch has no oneDNN")
-    padding, ones = (problem.pad_h, problem.pad_w), (1, 1)
+    g = problem.geometry
+    steps = (g["padding"], g["stride"], g["dilation"], g["groups"])
 
     def call() -> torch.Tensor:
         with _onednn_settings(enabled=True):
-            return torch.mkldnn_convolution(operands.input, operands.weight, None, padding, ones, ones, 1)
+            return torch.mkldnn_convolution(operands.input, operands.weight, None, *steps)
 
     return Prepared(call, 0, "oneDNN's own workspace is not known")
 
@@ -54,7 +61,7 @@ def _onednn(problem: ConvProblem, operands: Operands, workspace_limit: int) -> P
 def _native(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
     def call() -> torch.Tensor:
         with _onednn_settings(enabled=False):
-            return F.conv2d(operands.input, operands.weight, padding=(problem.pad_h, problem.pad_w))
+            return F.conv2d(operands.input, operands.weight, **problem.geometry)
 
     return Prepared(call, 0, "torch's own workspace is not known")
 
@@ -73,6 +80,7 @@ def _onednn_settings(enabled: bool) -> Iterator[None]:
 
 def _fft(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
     """A correlation as the product of the spectra of the padded input and of the conjugate filter, summed over c."""
+    _require_dense(problem)
     height, width = problem.h + 2 * problem.pad_h, problem.w + 2 * problem.pad_w
     maps = problem.n * problem.c + problem.m * problem.c + problem.n * problem.m
     needed = COMPLEX_BYTES * maps * height * (width // 2 + 1)

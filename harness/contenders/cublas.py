@@ -44,6 +44,8 @@ class Contender(contenders.Contender):
 def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
     if problem.filter_area != 1:
         raise NotRunnable("unsupported", "only a 1x1 filter is a plain matrix product")
+    if not problem.is_dense:
+        raise NotRunnable("unsupported", "a product of matrices computes stride 1, dilation 1 and one group only")
     if problem.pad_h or problem.pad_w:
         raise NotRunnable("unsupported", "a padded input is not a plain matrix")
     # For each image n: output (m, pixels) = weights (m, c) times input (c, pixels).

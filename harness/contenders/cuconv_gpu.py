@@ -58,7 +58,7 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace
         cuconv.conv2d,
         operands.input,
         operands.weight,
-        padding=(problem.pad_h, problem.pad_w),
+        **problem.geometry,
         out=operands.output,
         algorithm=algorithm,
         precision=problem.precision,

@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple] = {
     "cudnnDestroyConvolutionDescriptor": (c_void_p,),
     "cudnnSetConvolution2dDescriptor": (c_void_p, *[c_int] * 8),
     "cudnnSetConvolutionMathType": (c_void_p, c_int),
+    "cudnnSetConvolutionGroupCount": (c_void_p, c_int),
     # handle, input, weight, convolution, output, algorithm, bytes
     "cudnnGetConvolutionForwardWorkspaceSize": (*[c_void_p] * 5, c_int, POINTER(c_size_t)),
     # handle, alpha, input and data, weight and data, convolution, algorithm, workspace, bytes, beta, output and data
@@ -96,9 +97,11 @@ class _Case:
         shape = problem.weight_shape
         _check(library, library.cudnnSetFilter4dDescriptor(self.weight, DATA_FLOAT, TENSOR_NCHW, *shape))
         self.convolution = self._create("Convolution")
-        pads, ones = (problem.pad_h, problem.pad_w), (1, 1, 1, 1)  # strides and dilations
+        p = problem
+        steps = (p.pad_h, p.pad_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
         modes = (CROSS_CORRELATION, DATA_FLOAT)
-        _check(library, library.cudnnSetConvolution2dDescriptor(self.convolution, *pads, *ones, *modes))
+        _check(library, library.cudnnSetConvolution2dDescriptor(self.convolution, *steps, *modes))
+        _check(library, library.cudnnSetConvolutionGroupCount(self.convolution, p.groups))
         _check(library, library.cudnnSetConvolutionMathType(self.convolution, MATH[precision]))
 
     def _tensor(self, shape: tuple[int, int, int, int]) -> c_void_p:

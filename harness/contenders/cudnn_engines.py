@@ -152,8 +152,9 @@ def _graph(cudnn: Any, handle: Any, problem: ConvProblem) -> tuple[Any, tuple[An
     graph = cudnn.pygraph(handle=handle, io_data_type=real, intermediate_data_type=real, compute_data_type=real)
     x = graph.tensor(name="input", dim=problem.input_shape, stride=_strides(problem.input_shape), data_type=real)
     w = graph.tensor(name="weight", dim=problem.weight_shape, stride=_strides(problem.weight_shape), data_type=real)
-    pads = [problem.pad_h, problem.pad_w]
-    y = graph.conv_fprop(image=x, weight=w, padding=pads, stride=[1, 1], dilation=[1, 1], name="conv")
+    # Groups follow from the channels of input and weight.
+    steps = {name: list(problem.geometry[name]) for name in ("padding", "stride", "dilation")}
+    y = graph.conv_fprop(image=x, weight=w, **steps, name="conv")
     # Without strides cuDNN would infer channels last.
     shape = list(problem.output_shape)
     y.set_output(True).set_data_type(real).set_dim(shape).set_stride(_strides(shape))

@@ -82,8 +82,7 @@ class Contender(contenders.Contender):
         ]
 
     def _prepare(self, mode: _Mode, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
-        padding = (problem.pad_h, problem.pad_w)
-        call = self._call(mode, operands.input, operands.weight, padding)
+        call = self._call(mode, operands.input, operands.weight, problem.geometry)
         call()  # chooses the plan; the memory of that is not the workspace of a call
         needed = measured_workspace(call)
         if needed > workspace_limit:
@@ -95,7 +94,7 @@ class Contender(contenders.Contender):
         return Prepared(call, needed)
 
     def _call(
-        self, mode: _Mode, input: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]
+        self, mode: _Mode, input: torch.Tensor, weight: torch.Tensor, geometry: dict[str, Any]
     ) -> Callable[[], torch.Tensor]:
         identity = object()
 
@@ -104,7 +103,7 @@ class Contender(contenders.Contender):
                 if self._chosen_by is not identity:
                     self._evict()
                     self._chosen_by = identity
-                return F.conv2d(input, weight, padding=padding)
+                return F.conv2d(input, weight, **geometry)
 
         return call
 
@@ -116,7 +115,7 @@ class Contender(contenders.Contender):
     def _cache_outlives_eviction(self) -> bool:
         """Whether torch still knows a plan that should be evicted; the memory that a benchmark takes tells."""
         operands = torch.zeros(2, 16, 28, 28, device="cuda"), torch.zeros(16, 16, 3, 3, device="cuda")
-        call = self._call(MODES["benchmark"], *operands, (1, 1))
+        call = self._call(MODES["benchmark"], *operands, {"padding": 1})
         chosen, repeated = measured_workspace(call), measured_workspace(call)
         self._chosen_by = None
         return measured_workspace(call) <= repeated < chosen

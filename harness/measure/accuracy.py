@@ -126,7 +126,7 @@ def _measure_case(
         factors = factors_of(p)
         torch.mul(normal[0], factors.input.to(device), out=operands.input)
         torch.mul(normal[1], factors.weight.to(device), out=operands.weight)
-        truth = reference.conv2d(operands.input, operands.weight, (p.pad_h, p.pad_w))
+        truth = reference.conv2d(operands.input, operands.weight, **p.geometry)
         unit = factors.output.to(device, torch.float64)
         for offer, call in calls:
             operands.output.fill_(torch.nan)

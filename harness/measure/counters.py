@@ -62,12 +62,11 @@ def call_each(labels: Sequence[str]) -> None:
     for label in labels:
         problem = problem_labelled(label)
         operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
-        padding = (problem.pad_h, problem.pad_w)
         for profiled in (False, True):
             torch.cuda.synchronize()
             if profiled:
                 torch.cuda.cudart().cudaProfilerStart()
-            cuconv.conv2d(operands.input, operands.weight, padding=padding, out=operands.output)
+            cuconv.conv2d(operands.input, operands.weight, **problem.geometry, out=operands.output)
             torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStop()
 

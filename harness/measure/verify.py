@@ -41,12 +41,11 @@ class Verifier:
 
     def __init__(self, problem: ConvProblem, operands: Operands, generator: torch.Generator):
         n = problem.n
-        padding = (problem.pad_h, problem.pad_w)
         self._images = sorted({0, n // 3, n // 2, n - 1})
-        self._truth = reference.conv2d(operands.input[self._images], operands.weight, padding)
+        self._truth = reference.conv2d(operands.input[self._images], operands.weight, **problem.geometry)
         self._mix = torch.randn(n, generator=generator, device=operands.input.device)
         mixed = torch.tensordot(self._mix, operands.input, dims=1)
-        self._mixed_truth = reference.conv2d(mixed[None], operands.weight, padding)[0]
+        self._mixed_truth = reference.conv2d(mixed[None], operands.weight, **problem.geometry)[0]
 
     def errors(self, output: torch.Tensor) -> Errors:
         """The errors of a whole output (N, M, OH, OW). An error in any image shows in rel_l2."""

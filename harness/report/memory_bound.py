@@ -7,7 +7,7 @@ import pandas as pd
 
 from harness.report.markdown import NONE, markdown, of
 from harness.results import bandwidth
-from harness.results.comparisons import Results, each, grouped, is_memory_bound, layer_label, problem_of
+from harness.results.comparisons import LAYER, Results, each, grouped, is_memory_bound, layer_label, problem_of
 
 LEAST_BATCH = 16  # in smaller batches a launch counts for more than bytes
 GOAL = 0.8  # of the bandwidth of a copy
@@ -50,7 +50,7 @@ def memory_bound_table(results: Results) -> str:
     )
     batches = sorted(found.batch.unique())
     body = []
-    for _, layer in grouped(found, ["k", "h", "w", "m", "c", "pad"]):
+    for _, layer in grouped(found, ["k", *LAYER]):
         first, share = next(each(layer)), dict(zip(layer.batch, layer.share, strict=True))
         body.append([f"{first.k}x{first.k}", layer_label(first), *(_percent(share.get(batch)) for batch in batches)])
     body.append(["all", f"{GOAL:.0%} or more", *(_reached(found[found.batch == batch]) for batch in batches)])

@@ -27,6 +27,7 @@ from harness.report.choice import algorithm_table, choice_table, losses_table, n
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import memory_bound_table
+from harness.report.networks import networks_section
 from harness.report.paper import paper_table
 from harness.report.provenance import mixture, provenance
 from harness.report.speedups import floor_table, grid_table, headline_table, with_tf32, worst_table
@@ -106,6 +107,21 @@ def _standing(results: Results) -> str:
     ])  # fmt: skip
 
 
+def _sweep(results: Results, name: str) -> str:
+    """The speedups of another sweep of the same device, by batch and filter size, and the smallest of them."""
+    folder = results.folder.with_name(name)
+    if not folder.exists():
+        return f"The sweep {name} was not measured on {results.device}."
+    other = Results.read(folder)
+    subject, rivals = other.shown(other.subject), other.comparison.rivals_label
+    return "\n\n".join([
+        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
+        grid_table(other.of_subject()),
+        "The cases of the smallest speedups:",
+        worst_table(other),
+    ])  # fmt: skip
+
+
 def _accuracy(results: Results) -> str:
     rows = results.frame
     shown = replace(results, frame=rows[(rows.precision == FP32) | (rows.provider == results.comparison.provider)])
@@ -131,6 +147,7 @@ def _choice(results: Results) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "headline": _headline,
     "standing": lambda results, plots: _standing(results),
+    "sweep": lambda results, plots, name: _sweep(results, name),
     "algorithm": lambda results, plots, name: algorithm_table(results, name),
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),
@@ -138,8 +155,9 @@ TABLES: dict[str, Callable[..., str]] = {
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
+    "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
-ARGUMENTS = {"algorithm": named()}
+ARGUMENTS: dict[str, tuple[str, ...]] = {"algorithm": tuple(named()), "sweep": ("strided", "grouped")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

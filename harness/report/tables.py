@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness import command
@@ -12,6 +12,8 @@ from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import memory_bound_table
+from harness.report.networks import networks_results
+from harness.report.networks import networks_table as whole_networks_table
 from harness.report.paper import networks_table, paper_table
 from harness.report.speedups import floor_table, summary_table, with_tf32
 from harness.results.comparisons import Results, find_results
@@ -40,6 +42,13 @@ def report(results: Results) -> str:
     return "\n\n".join([f"## {results.device}, sweep {results.sweep}", *parts])
 
 
+def whole_networks(devices: Iterable[Path]) -> list[str]:
+    """The table of whole networks of each folder results/DEVICE that has one, below a heading."""
+    measured = [results for device in sorted(devices) if (results := networks_results(device))]
+    tables = [(results.device, whole_networks_table(results.frame)) for results in measured]
+    return [f"## {device}, whole networks\n\n{table}" for device, table in tables if table]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 2 where there is nothing to print."""
     parser = argparse.ArgumentParser(
@@ -57,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print(options: argparse.Namespace) -> None:
     found = find_results(options.results, options.device, options.sweep)
     tables = [f"## Layers\n\n{networks_table()}", *map(report, found)]
+    if not options.sweep:
+        tables += whole_networks({results.folder.parent for results in found})
     print("\n\n".join(tables))
 
 

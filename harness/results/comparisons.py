@@ -21,9 +21,11 @@ from cuconv.problem import ConvProblem
 from harness import registry
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.results import records
+from harness.results.csv_file import GEOMETRY
 from harness.results.records import CASE_COLUMNS, ResultsError
 
 CASE = list(CASE_COLUMNS)
+LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
 AUTO = "auto"  # the library's own choice
 CPU = "cpu"
 COMPARISON_COLUMNS = (
@@ -171,7 +173,7 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
 
     Times are in microseconds: least_us and most_us are of the subject's runs, mean_us is their mean. Absent values
     are NaN: the subject's times where it has none, rival_us where no rival has one, speedup (rival_us / mean_us) where
-    either is missing, floor_us on a CPU. A subject without a single row in the frame has none here.
+    either is missing, floor_us on a CPU. A subject that computes none of the cases has no row.
     """
     frame, who = results.frame, results.comparison
     others = timed(frame, *theirs)
@@ -185,11 +187,12 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
     runs = timed(frame, ours)[list(records.RUN_COLUMNS)]
     mine, parts = timed(frame, ours).assign(least_us=runs.min(axis=1), most_us=runs.max(axis=1)), []
     for subject in who.subjects:
-        if not ((frame.provider == who.provider) & (frame.algorithm == subject)).any():
+        entered = frame[(frame.provider == who.provider) & (frame.status != "unsupported")]
+        if not (entered.algorithm == subject).any():
             continue
         rows = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
         part = cases.merge(rows[[*CASE, "mean_us", "least_us", "most_us"]], on=CASE, how="left")
-        parts.append(part.assign(subject=subject).sort_values(["k", "batch", "h", "w", "m", "c", "pad"]))
+        parts.append(part.assign(subject=subject).sort_values(["k", "batch", *LAYER]))
     if not parts:
         return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
     table = pd.concat(parts, ignore_index=True)
@@ -224,17 +227,23 @@ def is_memory_bound(problem: ConvProblem) -> bool:
 
 def problem_of(case: Any) -> ConvProblem:
     """The convolution of a row, given as a named tuple or a series with the columns CASE."""
-    return ConvProblem(case.batch, case.c, case.h, case.w, case.m, case.k, case.k, case.pad, case.pad)
+    stride, dilation = int(case.stride), int(case.dilation)
+    return ConvProblem(
+        case.batch, case.c, case.h, case.w, case.m, case.k, case.k, case.pad, case.pad,
+        stride_h=stride, stride_w=stride, dilation_h=dilation, dilation_w=dilation, groups=int(case.groups),
+    )  # fmt: skip
 
 
 def layer_label(case: Any) -> str:
     """The paper's HW-M-C of a row: input size, filters, input channels.
 
-    The size is HxW where the input is not square. The padding follows where it is not the usual (K-1)/2.
+    The size is HxW where the input is not square. Stride, dilation and groups above 1 follow as -s2, -d2 and -g32,
+    and the padding where it is not the usual one, half of the dilated filter.
     """
     size = str(case.h) if case.h == case.w else f"{case.h}x{case.w}"
-    padding = "" if 2 * case.pad == case.k - 1 else f" p{case.pad}"
-    return f"{size}-{case.m}-{case.c}{padding}"
+    padding = "" if 2 * case.pad == (case.k - 1) * case.dilation else f" p{case.pad}"
+    steps = "".join(f"-{name[0]}{value}" for name in GEOMETRY if (value := getattr(case, name)) > 1)
+    return f"{size}-{case.m}-{case.c}{steps}{padding}"
 
 
 def geometric_mean(values: Iterable[float]) -> float:

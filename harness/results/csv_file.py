@@ -16,6 +16,7 @@ import pandas as pd
 from harness.errors import ResultsError
 
 REMEDY = "restore or delete it"
+GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
 
 
 def rows_of(path: Path) -> list[tuple[int, list[str]]]:
@@ -75,9 +76,12 @@ def read_csv(path: Path, columns: Sequence[str], *, text: Collection[str] = (), 
     if not path.exists():
         raise ResultsError(f"{path} does not exist: {remedy}")
     (_, header), *rows = rows_of(path)
-    if missing := [column for column in columns if column not in header]:
-        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
     frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
+    for column in GEOMETRY:
+        if column in columns and column not in frame.columns:
+            frame[column] = "1"
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
     numbers = [number for number, _ in rows]
     for column in columns:
         frame[column] = frame[column].astype("str") if column in text else _numbers(path, frame[column], numbers)

@@ -2,8 +2,8 @@
 
 Rows are appended and flushed as they are measured, so that a crash keeps them. A line that is no row stops a command
 before it writes. A newer row of the same case, algorithm and precision replaces the older one. Closing the folder
-rewrites the file without the replaced rows, atomically. Times have nine significant digits, because the event timer is
-a 32-bit float.
+rewrites the file without the replaced rows, atomically. A file without the columns stride, dilation and groups is of
+layers where all are 1. Times have nine significant digits, because the event timer is a 32-bit float.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 
 from harness.errors import ResultsError
 from harness.registry import PROVIDERS
-from harness.results.csv_file import csv_text, damaged, read_csv, rows_of
+from harness.results.csv_file import GEOMETRY, csv_text, damaged, read_csv, rows_of
 from harness.results.files import write_whole
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 MAX_RUNS = 9
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
-CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad")
+CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, MAX_RUNS + 1))
 
@@ -57,6 +57,9 @@ class Measurement:
     m: int
     k: int
     pad: int
+    stride: int = field(default=1, kw_only=True)
+    dilation: int = field(default=1, kw_only=True)
+    groups: int = field(default=1, kw_only=True)
     provider: str
     algorithm: str
     precision: str
@@ -114,6 +117,7 @@ def _columns() -> tuple[str, ...]:
 
 COLUMNS = _columns()
 _KEY_AT = [COLUMNS.index(column) for column in KEY_COLUMNS]
+_WITHOUT_GEOMETRY = tuple(column for column in COLUMNS if column not in GEOMETRY)
 
 
 _NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
@@ -206,6 +210,9 @@ class ResultsFolder:
     def _load(self) -> None:
         if self.csv_path.exists() and (self.csv_path.is_dir() or self.csv_path.stat().st_size):
             (_, header), *lines = rows_of(self.csv_path)
+            if tuple(header) == _WITHOUT_GEOMETRY:
+                at, ones = COLUMNS.index("stride"), ["1"] * len(GEOMETRY)
+                header, lines = list(COLUMNS), [(n, [*cells[:at], *ones, *cells[at:]]) for n, cells in lines]
             if tuple(header) != COLUMNS:
                 raise ResultsError(
                     f"{self.csv_path} has other columns than this version writes: move it away, or use --out"

@@ -1,17 +1,18 @@
 """conv2d without a GPU: what it refuses, which launches it prepares, and what a repeated call uses again."""
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, conv
+from cuconv import ConvProblem, UnsupportedProblem, call
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import TorchArrays
 from cuconv.device import H200
+from cuconv.jit import RESIDUAL
+from tests.cuconv.fake_gpu import Recorder
 
 
 def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
@@ -26,8 +27,8 @@ def test_other_kinds_of_array(value):
 
 
 def test_wrong_rank_names_the_layout():
-    with pytest.raises(UnsupportedProblem, match=r"input has 3 dimensions \(1, 3, 3\): 4 are needed, NCHW"):
-        cuconv.conv2d(torch.ones(1, 3, 3), torch.ones(1, 1, 1, 1))
+    with pytest.raises(UnsupportedProblem, match=r"input has 2 dimensions \(3, 3\): 4 are needed, NCHW, or 3"):
+        cuconv.conv2d(torch.ones(3, 3), torch.ones(1, 1, 1, 1))
 
 
 def test_a_plan_prints_itself_and_its_workspace():
@@ -48,64 +49,6 @@ def test_unknown_algorithm_names_the_known_ones():
         cuconv.plan(ConvProblem(1, 1, 3, 3, 1, 1, 1), H200, "magic")
 
 
-class TensorsOfGpu3(TorchArrays):
-    """CPU tensors in the place of GPU 3's; a tensor that requires a gradient counts as one of GPU 4."""
-
-    def __init__(self):
-        super().__init__(torch)
-        self.stream = 77
-
-    def check(self, name, tensor):
-        pass
-
-    def device(self, tensor):
-        return 3 + tensor.requires_grad
-
-    def current_stream(self, device):
-        return lambda: (self.stream, device)
-
-    def allocator(self, shape, device):
-        return lambda: torch.empty(shape)
-
-
-class FakeCuda:
-    """cupy.cuda of a machine with several GPUs, of which GPU 0 is current; a context is a number."""
-
-    def __init__(self):
-        self.devices = [0]  # the GPUs that were made current, in order
-        self.runtime = SimpleNamespace(
-            getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)
-        )
-        self.driver = SimpleNamespace(ctxGetCurrent=lambda: 1000 + self.devices[-1])
-
-
-class Recorder:
-    """A LaunchSequence that launches nothing: it records what is prepared and what is enqueued."""
-
-    made, enqueued = [], []
-
-    def __init__(self, launches, arch, device):
-        self.launches = launches
-        Recorder.made.append((launches, arch, device))
-
-    def enqueue(self, stream, *addresses):
-        Recorder.enqueued.append((self.launches, stream, addresses))
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """conv2d without a GPU: launches go to Recorder."""
-    cuda, library = FakeCuda(), TensorsOfGpu3()
-    cuda.tensors = library
-    Recorder.made, Recorder.enqueued = [], []
-    monkeypatch.setattr(conv, "LaunchSequence", Recorder)
-    monkeypatch.setattr(conv, "_cuda", lambda: cuda)
-    monkeypatch.setattr(conv, "_thread", conv._Thread())
-    monkeypatch.setattr(conv, "library_of", lambda array: library)
-    monkeypatch.setattr(conv, "device_spec", lambda device: H200)
-    return cuda
-
-
 X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(9)
 
 
@@ -119,7 +62,7 @@ def test_operands_reach_the_launch(cuda, bias, relu):
     for _ in range(2):
         out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")
         assert out.shape == (2, 9, 5, 7) and out.dtype == torch.float32
-        addresses = (X.data_ptr(), WEIGHT.data_ptr(), bias_address, out.data_ptr(), 0)
+        addresses = (X.data_ptr(), WEIGHT.data_ptr(), bias_address, out.data_ptr(), 0, 0)
         assert Recorder.enqueued.pop() == (launches, (77, 3), addresses)
     assert Recorder.made == [(launches, "sm_90a", 3)]
 
@@ -136,7 +79,7 @@ def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monke
         cuda.tensors.stream = stream
         cuconv.conv2d(X, torch.zeros(9, 4, 3, 3), padding=1, algorithm="two_stage", out=out)
     assert [workspace.shape for workspace in workspaces] == [(9 * 2 * 9 * 5 * 7,)] * 2
-    assert [(stream, addresses[-1]) for _, stream, addresses in Recorder.enqueued] == [
+    assert [(stream, addresses[-2]) for _, stream, addresses in Recorder.enqueued] == [
         ((77, 3), workspaces[0].data_ptr()),
         ((78, 3), workspaces[1].data_ptr()),
     ]
@@ -199,7 +142,7 @@ def test_threads_share_nothing_that_a_call_writes_to(cuda):
 
 
 def test_prepared_calls_are_limited_in_number(cuda, monkeypatch):
-    monkeypatch.setattr(conv, "MAX_READY_CALLS", 2)
+    monkeypatch.setattr(call, "MAX_READY_CALLS", 2)
     for padding in (0, 1, 2, 1, 2, 0):
         cuconv.conv2d(X, WEIGHT, padding=padding)
     assert len(Recorder.made) == 4
@@ -216,7 +159,7 @@ def test_an_accepted_call_does_not_let_a_different_one_through(cuda):
         cuconv.conv2d(X, WEIGHT.numpy())
 
 
-@pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1,), "full"])
+@pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1, 1, 1), "full"])
 def test_padding_that_equals_a_known_one_is_still_refused(cuda, padding):
     cuconv.conv2d(X, WEIGHT, padding=1, algorithm="two_stage")
     with pytest.raises(UnsupportedProblem, match="must be a whole number"):
@@ -249,3 +192,17 @@ def test_a_bias_that_does_not_fit_is_refused_before_any_launch(cuda, bias, error
 def test_a_bias_on_the_cpu_is_refused():
     with pytest.raises(UnsupportedProblem, match="bias is on cpu"):
         TorchArrays(torch).check("bias", BIAS)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
+    residual = torch.zeros(2, 9, 5, 7)
+    algorithm = "tf32x3_gemm" if fused else "two_stage"
+    cuconv.conv2d(X, WEIGHT, algorithm=algorithm, relu=True, residual=residual)
+    launches, _, addresses = Recorder.enqueued[-1]
+    assert addresses[-1] == residual.data_ptr()
+    assert launches[-1].arguments.count(RESIDUAL) == 1
+    assert (launches[-1].kernel == "add_residual") is not fused
+    assert [launch.macros.get("RESIDUAL", 0) for launch in launches] == ([1] if fused else [0, 0])
+    with pytest.raises(UnsupportedProblem, match=r"residual has shape \(9, 2, 5, 7\): it must be \(2, 9, 5, 7\)"):
+        cuconv.conv2d(X, WEIGHT, residual=residual.view(9, 2, 5, 7))

@@ -107,7 +107,11 @@ def test_headers_of_the_library_are_found_from_any_source(kernel_file):
     """The kernels' headers are named from the folder of the algorithms."""
     kernel_file.write_text("""#include "common/convolution.cuh"
         extern "C" __global__ void rounded(float* x) { *x = round_to_tf32(*x); }""")
-    assert jit.included_files(kernel_file) == [kernel_file, jit.INCLUDES / "common" / "convolution.cuh"]
+    assert jit.included_files(kernel_file) == [
+        kernel_file,
+        jit.INCLUDES / "common" / "convolution.cuh",
+        jit.INCLUDES / "common" / "geometry.cuh",
+    ]
     assert jit.cubin(kernel_file, "sm_90a", {}).exists()
 
 

@@ -38,3 +38,38 @@ def test_filter_larger_than_the_padded_input():
 def test_negative_padding():
     with pytest.raises(UnsupportedProblem, match="pad_w=-1"):
         ConvProblem(n=1, c=1, h=3, w=3, m=1, kh=1, kw=1, pad_w=-1)
+
+
+def test_output_sizes_with_stride_and_dilation():
+    assert ConvProblem(1, 3, 224, 224, 64, 7, 7, 3, 3, stride_h=2, stride_w=2).output_shape == (1, 64, 112, 112)
+    assert ConvProblem(1, 3, 227, 227, 96, 11, 11, stride_h=4, stride_w=4).output_shape == (1, 96, 55, 55)
+    assert ConvProblem(1, 8, 20, 21, 8, 3, 5, dilation_h=4, dilation_w=2).output_shape == (1, 8, 12, 13)
+
+
+def test_groups_divide_channels_and_filters():
+    problem = ConvProblem(2, 64, 8, 8, 32, 3, 3, 1, 1, groups=16)
+    assert problem.weight_shape == (32, 4, 3, 3)
+    assert problem.flop == 2 * 2 * 32 * 64 * 4 * 9
+    with pytest.raises(UnsupportedProblem, match="groups=3: must divide the 64 channels"):
+        ConvProblem(2, 64, 8, 8, 33, 3, 3, groups=3)
+    with pytest.raises(UnsupportedProblem, match="groups=2: must divide the 33 filters"):
+        ConvProblem(2, 64, 8, 8, 33, 3, 3, groups=2)
+
+
+@pytest.mark.parametrize("field", ["stride_h", "stride_w", "dilation_h", "dilation_w", "groups"])
+def test_steps_and_groups_are_at_least_one(field):
+    with pytest.raises(UnsupportedProblem, match=f"{field}=0: must be at least 1"):
+        ConvProblem(1, 1, 3, 3, 1, 1, 1, **{field: 0})
+
+
+def test_least_traffic_counts_only_what_is_read():
+    """A 1x1 filter with stride 2 reads every other row and column; a 3x3 filter with stride 2 reads all of them."""
+    pointwise = ConvProblem(1, 8, 10, 10, 4, 1, 1, stride_h=2, stride_w=2)
+    assert pointwise.min_bytes == 4 * (8 * 5 * 5 + 4 * 8 + 4 * 5 * 5)
+    square = ConvProblem(1, 8, 10, 10, 4, 3, 3, 1, 1, stride_h=2, stride_w=2)
+    assert square.min_bytes == 4 * (8 * 10 * 10 + 4 * 8 * 9 + 4 * 5 * 5)
+
+
+def test_labels_of_strides_dilations_and_groups():
+    assert ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, stride_h=2, stride_w=2).label == "56-1-3-64-64-s2"
+    assert ConvProblem(1, 64, 9, 9, 64, 3, 3, dilation_h=2, dilation_w=3, groups=32).label == "9-1-3-64-64-d2x3-g32"

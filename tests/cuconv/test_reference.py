@@ -83,3 +83,15 @@ def test_the_reference_does_not_change_its_operands():
     reference.conv2d(x.double(), weight.double(), padding, bias.double(), True)
     reference.two_stage(x, weight, padding, bias, True)
     assert all(torch.equal(a, b) for a, b in zip(before, (x, weight, bias), strict=True))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_strides_dilations_and_groups_are_torchs(relu):
+    x, weight, _ = operands((2, 12, 15, 13, 8, 3, 2, 0, 0))
+    weight, bias = weight[:, :6].contiguous(), torch.linspace(-3, 3, 8)
+    steps = {"stride": (2, 3), "padding": (2, 1), "dilation": (3, 2), "groups": 2}
+    expected = F.conv2d(x.double(), weight.double(), bias.double(), **steps)
+    expected = expected.relu() if relu else expected
+    torch.testing.assert_close(
+        reference.conv2d(x, weight, bias=bias, relu=relu, **steps), expected, rtol=1e-12, atol=1e-12
+    )

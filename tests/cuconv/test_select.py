@@ -52,7 +52,7 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
 
 @each_device
 def test_what_only_two_stage_computes(device):
-    assert plan(ConvProblem(1, 3, 20, 20, 8, 11, 11), device).algorithm == "two_stage"
+    assert plan(ConvProblem(1, 3, 40, 40, 8, 33, 33), device).algorithm == "two_stage"
 
 
 def test_a_problem_that_nothing_computes_is_refused():

@@ -11,6 +11,7 @@ from harness.measure.compiling import Compiler, variants_of
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,
+    geometry,
     operands,
     pads,
     poisoned_output,
@@ -70,7 +71,7 @@ def assert_right_and_the_same_every_time(algorithm: Algorithm, problem: ConvProb
     x, weight = operands(problem)
     infinite = x.clone()
     infinite[0, problem.c // 2, 3, 4] = torch.inf
-    truth, infinite_truth = (reference.conv2d(data, weight, pads(problem)) for data in (x, infinite))
+    truth, infinite_truth = (reference.conv2d(data, weight, **geometry(problem)) for data in (x, infinite))
     for config in configs:
         first = run(algorithm, problem, config, x, weight)
         assert rel_l2_error(first, truth) < tolerance, config

@@ -1,8 +1,9 @@
 """python -m tests.gpu.sanitize: every algorithm under compute-sanitizer's memcheck and racecheck, on a GPU.
 
 Each tool runs this module again with --launch, which launches configurations of every algorithm in both precisions on
-small problems: filters of 1x1, 3x3, 5x5 and 7x7, odd shapes, blocks alone and in clusters. For each tool the number of
-configurations and of errors is printed. The exit code is 1 where there was an error.
+small problems: filters of 1x1 to 11x11, odd shapes, strides, dilations and groups, blocks alone and in clusters, every
+other one with a residual, every third one with prepared weights. For each tool the number of configurations and of
+errors is printed. The exit code is 1 where there was an error.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import Algorithm, Configuration
+from cuconv.algorithms.common import weight_packing
 from cuconv.device import DeviceSpec, device_spec
+from cuconv.flags import SLOT_BYTES
 from cuconv.jit import Launch, LaunchSequence, cubin
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
@@ -41,6 +44,13 @@ PROBLEMS = (
     ConvProblem(2, 24, 11, 8, 40, 5, 5, 2, 2),
     ConvProblem(1, 20, 9, 14, 130, 5, 5, 2, 2),
     ConvProblem(1, 18, 10, 11, 24, 7, 7, 3, 3),
+    ConvProblem(2, 36, 13, 9, 40, 3, 3, 1, 1, stride_h=2, stride_w=2),
+    ConvProblem(2, 68, 9, 8, 36, 1, 1, stride_h=2, stride_w=2),
+    ConvProblem(1, 3, 31, 30, 20, 11, 11, 2, 2, stride_h=4, stride_w=4),
+    ConvProblem(1, 36, 12, 11, 24, 3, 3, 2, 2, dilation_h=2, dilation_w=2, groups=4),
+    ConvProblem(2, 30, 14, 11, 30, 3, 3, 1, 1, groups=30),
+    ConvProblem(1, 24, 7, 7, 48, 5, 5, 2, 2, stride_h=2, stride_w=2, groups=24),
+    ConvProblem(3, 200, 1, 1, 50, 1, 1),
 )
 Job = tuple[str, Algorithm, ConvProblem, Configuration]
 
@@ -95,11 +105,20 @@ def _jobs(tool: str, algorithms: list[str], device: DeviceSpec) -> Iterator[Job]
                     yield name, algorithm, problem, config
 
 
-def _launches(tool: str, job: Job) -> tuple[Launch, ...]:
+def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
+    """The launches of a job, in sequences of which each waits for the one before.
+
+    They are with a residual where the job's number is odd, and with prepared weights where 3 divides it.
+    """
     name, algorithm, problem, config = job
-    launches = algorithm.launches(problem, config, aligned=True, relu=True)
+    if number % 2:
+        launches = algorithm.launches_with_residual(problem, config, True, True, device_spec(0))
+    else:
+        launches = algorithm.launches(problem, config, aligned=True, relu=True)
+    once, calls = weight_packing.prepare(launches)
+    sequences = [launches] if once is None or number % 3 else [(once,), (*calls, *calls)]
     added = MACROS.get((tool, name), {})
-    return tuple(replace(launch, macros={**launch.macros, **added}) for launch in launches)
+    return [[replace(one, macros={**one.macros, **added}) for one in launches] for launches in sequences]
 
 
 def _compile_all(algorithms: list[str]) -> None:
@@ -107,7 +126,8 @@ def _compile_all(algorithms: list[str]) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     device = device_spec(0)
-    launches = [one for tool in TOOLS for job in _jobs(tool, algorithms, device) for one in _launches(tool, job)]
+    jobs = [(tool, *job) for tool in TOOLS for job in enumerate(_jobs(tool, algorithms, device))]
+    launches = [one for job in jobs for launches in _launches(*job) for one in launches]
     kernels = {(launch.source, tuple(launch.macros.items())) for launch in launches}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda kernel: cubin(kernel[0], device.arch, dict(kernel[1])), kernels))
@@ -121,18 +141,23 @@ def _launch_all(tool: str, algorithms: list[str]) -> None:
     device, count = device_spec(0), 0
     cupy.cuda.set_allocator(None)  # so that the tool sees the end of each array
     random = numpy.random.default_rng(0)
-    for job in _jobs(tool, algorithms, device):
-        name, _, problem, config = job
+    for number, job in enumerate(_jobs(tool, algorithms, device)):
+        name, algorithm, problem, config = job
         print(f"on {name} {config} of {problem.label} in {problem.precision}", flush=True)
         shapes = (problem.input_shape, problem.weight_shape)
         input, weight = (cupy.asarray(random.standard_normal(shape, dtype=numpy.float32)) for shape in shapes)
         bias, output = cupy.ones(problem.m, cupy.float32), cupy.empty(problem.output_shape, cupy.float32)
+        residual = cupy.ones_like(output)
         workspace = cupy.empty(max(1, -(-config.workspace_bytes // FLOAT_BYTES)), cupy.float32)
-        sequence = LaunchSequence(_launches(tool, job), device.arch, 0)
-        operands = (array.data.ptr for array in (input, weight, bias, output, workspace))
-        sequence.enqueue(cupy.cuda.get_current_stream().ptr, *operands)
-        cupy.cuda.runtime.deviceSynchronize()
-        count += 1
+        packing = algorithm.packing(problem, config)
+        packed = cupy.empty(-(-packing.workspace_bytes(problem) // FLOAT_BYTES) if packing else 1, cupy.float32)
+        flags = cupy.zeros(SLOT_BYTES // FLOAT_BYTES, cupy.float32)
+        arrays = (input, weight, bias, output, workspace, residual, packed, flags)
+        for launches in _launches(tool, number, job):
+            sequence = LaunchSequence(launches, device.arch, 0)
+            sequence.enqueue(cupy.cuda.get_current_stream().ptr, *(array.data.ptr for array in arrays))
+            cupy.cuda.runtime.deviceSynchronize()
+        count = number + 1
     print(f"launched {count} configurations", flush=True)
 
 

@@ -34,13 +34,16 @@ PROBLEMS = [  # layers of the networks first, then odd sizes
 ]
 MUST_RUN = {
     "cuconv": {"auto", *algorithms()},
+    "cuconv_prepared": {"auto"},
     "cudnn": {"implicit_gemm", "implicit_precomp_gemm", "gemm"},
     "cudnn_engine": set(),  # cuDNN names them: at least three
     "torch": {"default", "benchmark", "deterministic"},
     "cublas": {"bmm"},
 }
 
+LARGER_FILTERS = {"fp16x3", "fp16x3_winograd"}
 POINTWISE = {"fp16x3_pointwise", "tf32x3_stationary"}
+OTHER_LAYERS = {"depthwise", "gemv"}  # few channels a group; one output pixel an image
 
 load = cache(contenders.load)
 
@@ -92,6 +95,17 @@ def captured(prepared: Prepared) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
     return graph, output
 
 
+def refusing(problem: ConvProblem) -> set[str]:
+    """Algorithms of cuConv that are made for other problems."""
+    names = OTHER_LAYERS | (LARGER_FILTERS if problem.filter_area == 1 else POINTWISE)
+    if problem.kw not in fp16x3_winograd.COLUMNS:
+        names |= {"fp16x3_winograd"}
+    depth = problem.c * problem.filter_area
+    if depth > tf32x3_shallow.MAX_DEPTH or (problem.filter_area > 1 and problem.out_w % 4):
+        names |= {"tf32x3_shallow"}
+    return names
+
+
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 @pytest.mark.parametrize("provider", MUST_RUN)
 def test_every_offer_called_and_captured(provider, problem):
@@ -114,15 +128,7 @@ def test_every_offer_called_and_captured(provider, problem):
     if provider == "cublas" and problem.filter_area > 1:
         assert not ran
     else:
-        larger = {"fp16x3", "fp16x3_winograd"}
-        other_filters = larger if problem.filter_area == 1 else POINTWISE  # algorithms for other filters refuse
-        if problem.kw not in fp16x3_winograd.COLUMNS:
-            other_filters |= {"fp16x3_winograd"}
-        if problem.c * problem.filter_area > tf32x3_shallow.MAX_DEPTH or (
-            problem.filter_area > 1 and problem.out_w % 4
-        ):
-            other_filters |= {"tf32x3_shallow"}
-        assert ran >= MUST_RUN[provider] - other_filters
+        assert ran >= MUST_RUN[provider] - refusing(problem)
         assert len(ran) >= 3 or provider != "cudnn_engine"
 
 

@@ -65,8 +65,8 @@ STRIDE_1_CONVOLUTIONS = {
 
 
 def same(hw, c, m, k):
-    """The shape (h, w, c, m, k, pad) of a convolution that keeps the size of its input."""
-    return (hw, hw, c, m, k, k // 2)
+    """The shape of a convolution of stride 1 that keeps the size of its input, as NetworkLayer.shape."""
+    return (hw, hw, c, m, k, k // 2, 1, 1, 1)
 
 
 def alexnet():
@@ -125,7 +125,7 @@ def vgg19():
 @pytest.mark.parametrize("definition", [alexnet, googlenet, squeezenet, resnet50, vgg19])
 def test_layers_and_counts_are_those_of_the_definition(definition):
     network = definition.__name__
-    counts = Counter({layer.shape: layer.count for layer in load_network(network) if layer.count})
+    counts = Counter({layer.shape: layer.count for layer in load_network(network) if layer.count and layer.stride == 1})
     assert counts == Counter(definition())
     assert counts.total() == STRIDE_1_CONVOLUTIONS[network]
 
@@ -139,9 +139,8 @@ def test_a_layer_with_several_names_is_counted_for_each(network):
 
 def test_only_the_first_1x1_of_a_strided_stage_has_no_count():
     """The paper reads it as a layer of stride 1 from the channels of the stage before."""
-    uncounted = {
-        name: layer.shape for n in TABLE_1 for layer in load_network(n) if not layer.count for name in layer.name
-    }
+    layers = [layer for network in TABLE_1 for layer in load_network(network) if layer.stride == 1]
+    uncounted = {name: layer.shape for layer in layers if not layer.count for name in layer.name}
     assert uncounted == {
         "c3_1x1a": same(28, 256, 128, 1),
         "c4_1x1a": same(14, 512, 256, 1),
@@ -191,7 +190,7 @@ def test_cases_are_layer_major(paper):
 )
 def test_spot_layers(paper, layers_cell, networks_cell, shape):
     found = [case for case in paper.cases if (case.layers_cell, case.networks_cell) == (layers_cell, networks_cell)]
-    assert [case.key for case in found] == [(batch, *shape) for batch in PAPER_BATCHES]
+    assert [case.key for case in found] == [(batch, *shape, 1, 1, 1) for batch in PAPER_BATCHES]
 
 
 def test_only_two_shapes_belong_to_two_networks(paper):
@@ -219,7 +218,7 @@ def test_a_case_is_a_problem_with_the_label_of_the_paper():
     case = Case(Layer(("net",), ("a", "b"), h=14, w=9, c=16, m=48, k=5, pad=2), batch=8)
     assert case.problem == ConvProblem(n=8, c=16, h=14, w=9, m=48, kh=5, kw=5, pad_h=2, pad_w=2)
     assert case.label == "14x9-8-5-48-16"
-    assert case.key == (8, 14, 9, 16, 48, 5, 2)
+    assert case.key == (8, 14, 9, 16, 48, 5, 2, 1, 1, 1)
 
 
 def test_problems_describe_what_torch_computes():
@@ -262,7 +261,7 @@ def test_batches_replace_those_of_the_sweep():
         ("paper", {"batches": []}, ["paper", "batch_sizes", "[]"]),
         ("paper", {"layers": []}, ["paper", "no layer", "--config paper --list", "prints every layer"]),
         ("paper", {"layers": ["4a_3x"]}, ["layer '4a_3x'", "did you mean 4a_3x3", "--config paper --list"]),
-        ("papre", {}, ["'papre'", "full, paper, smoke", "path"]),
+        ("papre", {}, ["'papre'", "paper, smoke", "path"]),
     ],
 )
 def test_a_wrong_choice_is_told_with_what_is_allowed(config, filters, parts):
@@ -303,7 +302,7 @@ layers:
 """
     sweep = load_sweep(write(tmp_path, "my_layers.yaml", text))
     assert (sweep.name, sweep.runs, sweep.workspace_limit) == ("my_layers", 9, 1024 * MIB)
-    assert [case.key for case in sweep.cases] == [(1, 20, 35, 5, 6, 7, 3), (1, 9, 9, 5, 6, 9, 0)]
+    assert [case.key for case in sweep.cases] == [(1, 20, 35, 5, 6, 7, 3, 1, 1, 1), (1, 9, 9, 5, 6, 9, 0, 1, 1, 1)]
     assert [(case.networks_cell, case.layers_cell) for case in sweep.cases] == [
         ("my_layers", "wide"),
         ("my_layers", "layer 2"),
@@ -317,7 +316,7 @@ def test_a_list_of_layers_may_set_what_a_sweep_sets(tmp_path):
 
 
 def test_a_network_file_of_the_project_is_a_sweep_too():
-    assert len(load_sweep(CONFIGS / "networks" / "alexnet.yaml").cases) == 4
+    assert len(load_sweep(CONFIGS / "networks" / "alexnet.yaml").cases) == 5
 
 
 def test_a_sweep_joins_a_network_by_name_with_one_by_path(tmp_path):
@@ -339,3 +338,31 @@ def test_sets_choose_among_the_layers_of_a_network(tmp_path):
     sweep = load_sweep(write(tmp_path, "rest.yaml", "networks: [resnet50, vgg19]\nsets: [network]"))
     assert len(sweep.cases) == 4
     assert {case.networks_cell for case in sweep.cases} == {"resnet50"}
+
+
+# Strides, dilations and groups
+
+
+def test_strided_layers_have_a_stride_and_grouped_ones_groups_or_a_dilation():
+    strided, grouped = load_sweep("strided"), load_sweep("grouped")
+    assert all(case.layer.stride > 1 and case.layer.groups == case.layer.dilation == 1 for case in strided.cases)
+    assert all(case.layer.groups > 1 or case.layer.dilation > 1 for case in grouped.cases)
+    assert {"alexnet", "googlenet", "resnet50", "squeezenet"} <= {n for c in strided.cases for n in c.layer.networks}
+
+
+def test_known_strides_and_groups():
+    labels = {case.label for name in ("strided", "grouped") for case in load_sweep(name, batches=[1]).cases}
+    assert {"224-1-7-64-3-s2", "224-1-11-96-3-s4", "56-1-3-128-128-s2", "14-1-1-2048-1024-s2"} <= labels
+    assert {"112-1-3-32-32-g32", "7-1-7-768-768-g768", "28-1-3-256-256-g32", "33-1-3-256-2048-d12"} <= labels
+
+
+def test_sweeps_of_the_paper_have_none_of_them():
+    for name in ("paper", "full", "smoke", "unseen", "tuning"):
+        assert all(case.problem.is_dense for case in load_sweep(name).cases)
+
+
+def test_a_layer_of_a_users_file_may_have_them(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("layers: [{hw: 9, c: 8, m: 12, k: 3, pad: 2, stride: 2, dilation: 2, groups: 4}]")
+    problem = load_sweep(path).cases[0].problem
+    assert problem == ConvProblem(1, 8, 9, 9, 12, 3, 3, 2, 2, "fp32", 2, 2, 2, 2, 4)

@@ -33,7 +33,7 @@ def test_the_line_that_the_cases_change_is_fine(tmp_path):
 
 
 WRONG_LAYERS = {
-    "unknown key": (line(stride=2), ["unknown key 'stride'", "name, hw, h, w, c, m, k, pad, count, set"]),
+    "unknown key": (line(strides=2), ["unknown key 'strides'", "k, pad, stride, dilation, groups, count, set"]),
     "misspelt key": (line(k=None, kk=3), ["unknown key 'kk'", "k, pad"]),
     "key that is no text": (line(**{"5": 1}), ["unknown key 5", "name, hw"]),
     "missing": (line(m=None), ["m is missing", "whole number of at least 1"]),
@@ -46,7 +46,9 @@ WRONG_LAYERS = {
     "zero": (line(m=0), ["m is 0", "at least 1"]),
     "negative": (line(hw=-7), ["hw is -7", "at least 1"]),
     "zero height": (line(hw=None, h=0, w=3), ["h is 0", "at least 1"]),
-    "even filter": (line(k=4), ["k is 4", "odd"]),
+    "no stride": (line(stride=0), ["stride is 0", "at least 1"]),
+    "groups that do not divide": (line(groups=2), ["groups is 2", "must divide m, which is 9"]),
+    "dilation": (line(hw=3, dilation=3), ["the filter with its dilation is 7", "padded input, which is 5x5"]),
     "filter too large": (line(hw=2, k=5), ["k is 5", "4x4"]),
     "filter too large for one axis": (line(hw=None, h=9, w=2, k=5), ["k is 5", "11x4"]),
     "negative pad": (line(pad=-1), ["pad is -1", "at least 0"]),
@@ -55,7 +57,7 @@ WRONG_LAYERS = {
     "hw and h and w": (line(h=5, w=6), ["hw is 7", "h is 5", "w is 6", "hw alone"]),
     "h alone": (line(hw=None, h=5), ["h is 5", "both h and w"]),
     "negative count": (line(count=-1), ["count is -1", "at least 0"]),
-    "unknown set": (line(set="mine"), ["set is 'mine'", "paper or network"]),
+    "unknown set": (line(set="mine"), ["set is 'mine'", "paper, network, strided or grouped"]),
 }
 
 
@@ -75,12 +77,12 @@ def assert_one_sentence(told):
 
 
 def test_a_layer_without_a_name_is_told_by_its_number(tmp_path):
-    told = message(tmp_path, layers(line(), line(name=None, k=4)))
-    assert told.startswith(": layer 2: k is 4")
+    told = message(tmp_path, layers(line(), line(name=None, m=0)))
+    assert told.startswith(": layer 2: m is 0")
 
 
 def test_a_layer_with_two_names_is_told_by_both(tmp_path):
-    assert message(tmp_path, layers(line(name="[a, b]", k=4))).startswith(": layer 'a, b': k is 4")
+    assert message(tmp_path, layers(line(name="[a, b]", m=0))).startswith(": layer 'a, b': m is 0")
 
 
 OWN = layers(line())
@@ -111,12 +113,12 @@ WRONG_FILES = {
     "unknown key": (OWN + "seed: 1", ["unknown key 'seed'", "layers", "batch_sizes", "runs", "workspace_limit_mib"]),
     "unknown network": (
         "networks: [vgg19, vgg16]",
-        ["networks", "'vgg16'", "must be one of", "alexnet, googlenet", "vgg19", "path"],
+        ["networks", "'vgg16'", "must be one of", "alexnet", "googlenet", "vgg19", "path"],
     ),
     "network twice": ("networks: [vgg19, vgg19]", ["networks is ['vgg19', 'vgg19']", "different"]),
     "text for networks": ("networks: vgg19", ["networks is 'vgg19'", "list"]),
     "no networks": ("networks: []", ["networks is []", "list"]),
-    "unknown sets": ("networks: [vgg19]\nsets: [all]", ["sets has 'all'", "paper, network or both"]),
+    "unknown sets": ("networks: [vgg19]\nsets: [all]", ["sets has 'all'", "paper, network, strided, grouped"]),
     "sets without layers": ("networks: [vgg19]\nsets: [network]", ["sets is ['network']", "networks have"]),
     "unknown layer to keep": ("networks: [alexnet]\nlayers: [conv7]", ["layer 'conv7'", "conv2, conv3, conv4, conv5"]),
     "layers beside networks": ("networks: [alexnet]\n" + OWN, ["layers has {", "names", "networks"]),
@@ -157,10 +159,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 
 def test_a_wrong_network_file_is_named_and_not_the_sweep_that_asks_for_it(tmp_path):
-    (tmp_path / "net.yaml").write_text(layers(line(k=2)))
+    (tmp_path / "net.yaml").write_text(layers(line(m=0)))
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("networks: [net.yaml]")
-    with pytest.raises(CatalogueError, match=r"net\.yaml: layer 'ok': k is 2"):
+    with pytest.raises(CatalogueError, match=r"net\.yaml: layer 'ok': m is 0"):
         load_sweep(sweep)
 
 

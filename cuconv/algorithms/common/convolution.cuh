@@ -2,6 +2,8 @@
 // the plain FP32 sum.
 #pragma once
 
+#include "common/geometry.cuh"
+
 typedef long long int64;
 typedef unsigned long long uint64;
 
@@ -31,7 +33,8 @@ __device__ __forceinline__ void wait_for_kernel_ahead(uint64 known) {
 #endif
 
 // One output as a plain FP32 sum. Kernels call it for outputs that are not finite, since Inf and NaN cannot be
-// decomposed into parts. `Problem` has the sizes: channels, height, width, pad_h, pad_w.
+// decomposed into parts. `Problem` has the sizes: channels, height, width, pad_h, pad_w. With groups, its channels,
+// input and weight, and the number of the filter, are those of a group.
 template <class Problem>
 __device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int kernel_h,
                                         int kernel_w, int64 image, int filter, int y, int x) {
@@ -42,9 +45,11 @@ __device__ __noinline__ float plain_sum(const float* input, const float* weight,
         for (int ky = 0; ky < kernel_h; ++ky)
 #pragma unroll 1
             for (int kx = 0; kx < kernel_w; ++kx) {
-                const int iy = y + ky - p.pad_h, ix = x + kx - p.pad_w;
+                const int iy = y * STRIDE_H + ky * DILATION_H - p.pad_h;
+                const int ix = x * STRIDE_W + kx * DILATION_W - p.pad_w;
                 const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
-                const float value = inside ? input[((image * p.channels + c) * p.height + iy) * p.width + ix] : 0.0f;
+                const int64 channel = image * CHANNEL_GROUPS * p.channels + c;
+                const float value = inside ? input[(channel * p.height + iy) * p.width + ix] : 0.0f;
                 sum = fmaf(value, weight[(((int64)filter * p.channels + c) * kernel_h + ky) * kernel_w + kx], sum);
             }
     return sum;

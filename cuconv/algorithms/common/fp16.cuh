@@ -83,7 +83,13 @@ typedef float FilterScale;
 typedef int FilterScale;
 #endif
 
-// The memory that a call is given: the packed weights with their scales, then the partial sums of blocks.
+// The memory that a call is given: a workspace, and with PREPARED the packed weights and the flags.
+struct Memory {
+    void* workspace;
+    WITH_PREPARED(void* packed; unsigned* flags;)
+};
+
+// Its parts: the packed weights with their scales, then the partial sums of blocks and their flags.
 struct Workspace {
     const char* rows;                  // [scale tiles][chunks][CLUSTER][ROWS][OPERAND_PARTS][STEPS][2][BF][8] FP16
     const FilterScale* filter_scales;  // [scale tiles][chunks][SCALE_FILTERS]
@@ -100,7 +106,23 @@ struct Workspace {
         channel_scales = reinterpret_cast<float*>(at), at += tile_chunks * CHANNELS * 4;
         flags = reinterpret_cast<unsigned*>(at);
     }
+    __device__ __forceinline__ Workspace(const Memory& memory, int64 tile_chunks, int blocks)
+#if PREPARED
+        : Workspace(memory.packed, tile_chunks, 0) {
+        sums = static_cast<float4*>(memory.workspace), flags = memory.flags;
+    }
+#else
+        : Workspace(memory.workspace, tile_chunks, blocks) {
+    }
+#endif
 };
+
+// Waits for a flag that another block sets, and is the only one to wait for it. Prepared weights have no kernel ahead
+// that clears the flags, so it is cleared for the next kernel.
+__device__ __forceinline__ void take_flag(unsigned* flag) {
+    wait_for_flag(flag);
+    if (PREPARED) *flag = 0;
+}
 
 // The consecutive units of work that a block takes (stream-K). A unit is a pair of an output tile and a chunk.
 struct Share {
@@ -157,7 +179,8 @@ struct PipelineState {
 };
 
 // A thread calls this before it touches the workspace or the output. pack_weights lets the main kernel start only after
-// every kernel ahead of the two has ended, so the input may be read before this wait.
+// every kernel ahead of the two has ended, so the input may be read before this wait. With PREPARED it is the other way
+// round: the packed weights may be read before this wait, and the input only after it.
 __device__ __forceinline__ void wait_for_weights() { wait_for_kernel_ahead(); }
 
 // A barrier of a warpgroup's threads; `warpgroup` is its number in the block.

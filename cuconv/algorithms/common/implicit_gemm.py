@@ -1,7 +1,8 @@
 """Host-side helpers of the implicit-GEMM algorithms: sizes of the reduction, predicates on a problem, arguments.
 
 An implicit GEMM multiplies the filters, as a matrix of M rows, by the input's columns: for each output pixel the
-elements under the filter. The columns are never stored. The reduction has length C * KH * KW.
+elements under the filter. The columns are never stored. The reduction has length C * KH * KW. Groups are as many
+products of matrices, of M / groups rows and C / groups channels.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def grid_text(config: TensorCoreConfiguration) -> str:
 
 
 def depth_of(problem: ConvProblem) -> int:
-    """The length of the reduction: C * KH * KW."""
-    return problem.c * problem.filter_area
+    """The length of the reduction: channels that a filter reads, times KH * KW."""
+    return problem.group_channels * problem.filter_area
 
 
 def stages_of(problem: ConvProblem, stage_depth: int, split_k: int = 1) -> int:
@@ -54,17 +55,36 @@ def stages_of(problem: ConvProblem, stage_depth: int, split_k: int = 1) -> int:
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
-    """Whether the filter is 1x1 without padding, so that the columns are the input as it lies in memory."""
+    """Whether the filter is 1x1 without padding: then each column is a pixel of the input as it lies in memory."""
     return problem.filter_area == 1 and problem.pad_h == problem.pad_w == 0
+
+
+def is_strided(problem: ConvProblem) -> bool:
+    """Whether neighbouring output pixels read input elements that are no neighbours."""
+    return problem.stride_h > 1 or problem.stride_w > 1
 
 
 def is_linear(problem: ConvProblem) -> bool:
     """Whether neighbouring output pixels read neighbouring input elements at every filter position.
 
-    This holds for one image whose output is as wide as its input. The bound on sizes is that of the kernels, which
-    divide by the width with a multiplication.
+    This holds with stride 1 for one image whose output is as wide as its input. The bound on sizes is that of the
+    kernels, which divide by the width with a multiplication.
     """
-    return problem.n == 1 and problem.out_w == problem.w and problem.out_pixels * problem.out_w < 2**32
+    in_step = not is_strided(problem) and problem.out_w == problem.w
+    return problem.n == 1 and in_step and problem.out_pixels * problem.out_w < 2**32
+
+
+def geometry_macros(problem: ConvProblem) -> dict[str, int]:
+    """The macros of stride, dilation and groups, which common/geometry.cuh explains; none of them where all are 1."""
+    p = problem
+    settings = {
+        "STRIDE_H": p.stride_h,
+        "STRIDE_W": p.stride_w,
+        "DILATION_H": p.dilation_h,
+        "DILATION_W": p.dilation_w,
+        "CHANNEL_GROUPS": p.groups,
+    }
+    return {} if p.is_dense else settings
 
 
 def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:

@@ -21,6 +21,12 @@ def check_sizes(problem: ConvProblem, algorithm: str, sizes: Iterable[tuple[str,
             raise UnsupportedProblem(f"{problem.label}: {size} {what}, the limit of {algorithm} is {limit}")
 
 
+def require_dense(problem: ConvProblem, algorithm: str) -> None:
+    """Raise UnsupportedProblem for a stride, a dilation or groups above 1."""
+    if not problem.is_dense:
+        raise UnsupportedProblem(f"{problem.label}: {algorithm} computes stride 1, dilation 1 and one group only")
+
+
 def require_hopper(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a GPU without Hopper's own instructions: wgmma and bulk copies."""
     if not device.is_hopper:

@@ -1,18 +1,19 @@
 """Host side of weight packing, which the fp16x3 algorithms share: the kernel pack_weights and the memory it fills.
 
-The kernel decomposes the weights into FP16 parts before the main kernel of the same call runs. The device side is
-weight_packing.cuh.
+The kernel decomposes the weights into FP16 parts before the main kernel of the same call runs, or once for all calls
+where the weights are prepared. The device side is weight_packing.cuh.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.costs import constant
-from cuconv.jit import WEIGHT, WORKSPACE, Launch
+from cuconv.jit import FLAGS, PACKED, WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 KERNEL = "pack_weights"
@@ -80,3 +81,25 @@ class WeightPacking:
         channel_bytes = FLOAT_BYTES * problem.filter_area + operand_bytes(self.products) * self.taps(problem)
         moved_bytes = channel_bytes * problem.m * problem.c
         return costs.pack * block_weights / 2**14 + costs.pack_bytes * moved_bytes / 2**20
+
+
+def prepare(launches: Sequence[Launch]) -> tuple[Launch | None, tuple[Launch, ...]]:
+    """The launch that packs the weights once, and the launches of every call after it.
+
+    Packing must have ended before a call is launched: it reads packed weights without waiting for the kernel ahead.
+    The first is None where no kernel of its own packs weights; then the others are the given launches.
+    """
+    packing = next((launch for launch in launches if launch.kernel == KERNEL), None)
+    if packing is None:
+        return None, tuple(launches)
+    macros = {**packing.macros, "PREPARED": 1}
+    weight, _, filters, channels, _ = packing.arguments
+    once = replace(packing, macros=macros, arguments=(weight, PACKED, filters, channels, 0))
+    calls = tuple(
+        replace(launch, macros=macros, arguments=(*launch.arguments, PACKED, FLAGS))
+        if launch.source == packing.source
+        else launch
+        for launch in launches
+        if launch is not packing
+    )
+    return once, calls

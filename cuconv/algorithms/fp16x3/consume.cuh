@@ -109,7 +109,7 @@ struct Consumer {
     // Adds the partial sums of the blocks after this one, in order, up to the tile's end.
     __device__ __forceinline__ void accumulate(Sums& sums, int unit, int tile_end) const {
         for (int block = blockIdx.x + 1; unit < tile_end; ++block) {
-            if (thread == 0) wait_for_flag(workspace.flags + block * 2 + warpgroup);
+            if (thread == 0) take_flag(workspace.flags + block * 2 + warpgroup);
             barrier();
             const float4* const from = partial_sums(block);
 #pragma unroll

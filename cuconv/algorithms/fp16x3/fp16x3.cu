@@ -11,7 +11,7 @@
 // accuracy of TF32 they compute high * high alone, and a chain is a whole chunk. Weights are scaled by filter and
 // channel (common/weight_packing.cuh), the input by chunk of channels as it comes.
 //
-//   pack_weights      weights -> scaled FP16 parts in the workspace, a kernel ahead of this one
+//   pack_weights      weights -> scaled FP16 parts in the workspace, a kernel ahead of this one unless PREPARED
 //   producers 0       chunk 0: load, scale, decompose -> stage 0  | chunk 2 -> stage 2 | ...
 //   producers 1       chunk 1: load, scale, decompose -> stage 1  | chunk 3 -> stage 3 | ...
 //     a thread each   bulk copies of weight rows: workspace -> weight stages
@@ -39,6 +39,8 @@
 // WEIGHT_STAGES   weight rows in shared memory
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // SHARED_BYTES    dynamic shared memory that the host asks for
+// RESIDUAL        1 where there is a tensor to add before ReLU (common/geometry.cuh)
+// PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -53,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 relu) {
+           int64 out_w, int64 relu RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -65,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
     g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
-    const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
+    const Workspace workspace(Memory{memory WITH_PREPARED(, packed, flags)}, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * INPUT_STAGE;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);
 
@@ -99,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         wait_for_weights();
-        const Output out = {g.p, input, weight, bias, output, relu != 0};
+        const Output out = {g.p, input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
                              staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
                              (unsigned)(images >> 32)};

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.limits import (
+    HOPPER_ARCH,
+    MAX_INDEX,
+    check_sizes,
+    require_dense,
+    require_fit,
+    require_hopper,
+)
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -102,6 +109,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
     source = SOURCE
     summary = "Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for large problems."
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -116,6 +124,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
         sample += [_macros(Tile(f, p, True), 3, 3, slots, False, (2, 3)) for f, p, slots in odd]
         sample += [_macros(tile, 7, 7, 3, True, (2, 3)) for tile in TILES]
         sample.append(_macros(Tile(64, 256), 3, 3, 6, False, (2, 3)))
+        sample += [macros | {"RESIDUAL": 1} for macros in sample] + [macros | {"PREPARED": 1} for macros in sample]
         return sample + [_with_one_product(macros) for macros in sample]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
@@ -167,6 +176,10 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
             Launch(self.source, macros, self.name, blocks, THREADS, arguments, config.shared_bytes, overlap=True),
         )
 
+    def packing(self, problem: ConvProblem, config: Fp16x3Config) -> WeightPacking:
+        """How the kernel ahead of the main one packs the weights."""
+        return _packing(config)
+
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the kernels of a variant may have."""
         tile = Tile(macros["FILTERS"], macros["TILE_POSITIONS"], bool(macros["NARROW"]))
@@ -177,6 +190,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem or a GPU that the kernel is not for."""
     p = problem
     require_hopper(problem, device)
+    require_dense(problem, SOURCE.stem)
     if p.pad_h >= p.kh or p.pad_w >= p.kw:
         raise UnsupportedProblem(
             f"{p.label}: padding ({p.pad_h}, {p.pad_w}), for fp16x3 it must be less than the filter's {p.kh}x{p.kw}"

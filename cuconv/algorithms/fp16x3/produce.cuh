@@ -166,9 +166,11 @@ struct Producer {
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
         locate_sources(at.spatial_tile);
+        if (PREPARED && thread == 0) weights.fetch_ready(shared);
+        if (PREPARED) wait_for_weights();
 #pragma unroll
-        for (int job = 0; job < BATCH; ++job) load<true>(values[0][job], job, at.chunk);
-        wait_for_weights();
+        for (int job = 0; job < BATCH; ++job) load<!PREPARED>(values[0][job], job, at.chunk);
+        if (!PREPARED) wait_for_weights();
         if (thread < CHANNELS)
             shared.channel_scales[group][0][thread] = channel_scales(at)[thread] * power_of_two(exponent);
         barrier();

@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil
 
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
-from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_hopper
+from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense, require_hopper
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise.registers import CHANNELS, CONSUMERS, holds_packed_weights, most_filters
 from cuconv.algorithms.pointwise.tiles import (
@@ -106,6 +106,7 @@ def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> None:
     """Raise UnsupportedProblem for another architecture or filter, and where the kernel's integers do not suffice."""
     p = problem
     require_hopper(p, device)
+    require_dense(p, algorithm)
     if not is_pointwise(p):
         raise UnsupportedProblem(f"{p.label}: {algorithm} is for filters of 1x1 without padding")
     warpgroup_tiles = max(warpgroup_tile_count(p, layout) for layout in pixel_layouts(p))

@@ -251,8 +251,8 @@ struct Consumer {
         if (!PACKS_WEIGHTS && tile.ends_use_of_weights(block.s)) release(block.shared.empty_weights, loaded);
     }
 
-    // Computes all tiles of the block. memory: the workspace.
-    __device__ __forceinline__ void run(const Epilogue& epilogue, void* memory) {
+    // Computes all tiles of the block.
+    __device__ __forceinline__ void run(const Epilogue& epilogue, const Memory& memory) {
         const Sizes& s = block.s;
         for (Tile tile = block.first_tile(); tile.count < block.shared.tiles; block.advance(tile)) {
             const bool other_weights = block.begins_weights(tile);

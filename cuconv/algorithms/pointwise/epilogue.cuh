@@ -5,6 +5,8 @@
 //   registers: bias, ReLU --> buffer 0 | buffer 1 --> output       consumers with pixels of their own
 //   registers --> buffers of all consumers --> sum, bias, ReLU --> output       split-K across the warpgroups
 //
+// A residual is added on the way from the buffers to the output, and ReLU then follows it.
+//
 // The writers are the consumers that share the tile's pixels: one, or all of them.
 #pragma once
 
@@ -42,6 +44,7 @@ struct Epilogue {
     const bool relu;
     float* const buffers;  // of all consumers
     const int consumer;
+    WITH_RESIDUAL(const float* const residual;)
 
     __device__ __forceinline__ void write(float (&sum)[SUMS], const Tile& tile) const {
         const int filter_0 = tile.filter_tile * BF;
@@ -102,11 +105,22 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
                 if (columns.is_in_pass(i, filters)) v[i] = add_sharers<WRITE_FLOATS>(from + i * AT_ONCE * PITCH);
+#if RESIDUAL
+            Outputs<WRITE_FLOATS> more[MOST];
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = filter + i * AT_ONCE;
+                if (columns.is_in_pass(i, filters))
+                    more[i] = residual_at<WRITE_FLOATS>(columns.to + at * (int64)block.s.out_pixels,
+                                                        ALL || at < columns.left);
+            }
+#endif
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 if (!columns.is_in_pass(i, filters)) continue;
                 const int at = filter + i * AT_ONCE;
                 if (WARPGROUP_SPLIT_K) bad |= finish(v[i], columns.filter + at);
+                WITH_RESIDUAL(add_residual(v[i], more[i]);)
                 v[i].store(columns.to + at * (int64)block.s.out_pixels, ALL || at < columns.left);
             }
         }
@@ -159,11 +173,20 @@ struct Epilogue {
             for (int i = 0; i < MOST; ++i)
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
                     v[i] = add_sharers<4>(buffer + (i * AT_ONCE + lane) * PITCH + vector);
+#if RESIDUAL
+            Outputs<4> more[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = filter + i * AT_ONCE;
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
-                    bad |= finish_and_store(v[i], to + at * (int64)block.s.out_pixels, filter_0 + at + lane,
+                    more[i] = residual_at<4>(to + at * (int64)block.s.out_pixels, at < left);
+            }
+#endif
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = filter + i * AT_ONCE;
+                if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
+                    bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + at * (int64)block.s.out_pixels, filter_0 + at + lane,
                                             at < left);
             }
             if (ends)
@@ -182,9 +205,11 @@ struct Epilogue {
             const Row row(*this, place, filter_0 + at);
             const int end = writer() % 8, element = end < 4 ? row.begin + end : row.vectors_end() + end - 4;
             if (element < (end < 4 ? row.vectors_begin() : row.end))
-                bad |= finish_and_store(add_sharers<1>(buffer + at * PITCH + element),
-                                        output + (offset_of(place, filter_0 + at) + element - row.offset),
-                                        filter_0 + at, true);
+                bad |= finish_and_store(
+                    add_sharers<1>(buffer + at * PITCH + element),
+                    WITH_RESIDUAL(residual_at<1>(output + (offset_of(place, filter_0 + at) + element - row.offset),
+                                                 true), )
+                    output + (offset_of(place, filter_0 + at) + element - row.offset), filter_0 + at, true);
         }
         return bad;
     }
@@ -208,10 +233,19 @@ struct Epilogue {
                 const int element = i * WRITERS * WRITE_FLOATS + place.pixel;
                 v[i] = add_sharers<WRITE_FLOATS>(buffer + (element < end ? element : 0));
             }
+#if RESIDUAL
+            Outputs<WRITE_FLOATS> more[MOST];
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = i * WRITERS * WRITE_FLOATS;
+                more[i] = residual_at<WRITE_FLOATS>(to + (filter * PITCH + at), at + place.pixel < end);
+            }
+#endif
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITE_FLOATS, element = at + place.pixel;
-                bad |= finish_and_store(v[i], to + (filter * PITCH + at), filter_0 + filter, element < end, element);
+                bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + (filter * PITCH + at), filter_0 + filter, element < end,
+                                        element);
             }
         }
         return bad;
@@ -253,7 +287,7 @@ struct Epilogue {
                     const float b = bias_of(filter);
                     sum[i] += b, sum[i + 2] += b;
                 }
-        if (relu)
+        if (!RESIDUAL && relu)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];
     }
@@ -272,15 +306,34 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < FLOATS; ++i) v.values[i] += PLANE ? bias_of(filter + (place + i) / PITCH) : b;
         }
-        if (relu)
+        if (!RESIDUAL && relu)
 #pragma unroll
             for (int i = 0; i < FLOATS; ++i) v.values[i] = v.values[i] < 0.0f ? 0.0f : v.values[i];
         return zeros != 0.0f;
     }
+#if RESIDUAL
+    // The residual at a place of the output; zeros where that does not exist.
     template <int FLOATS>
-    __device__ __forceinline__ bool finish_and_store(Outputs<FLOATS> v, float* to, int filter, bool exists,
-                                                     int place = 0) const {
+    __device__ __forceinline__ Outputs<FLOATS> residual_at(const float* to, bool exists) const {
+        Outputs<FLOATS> more = {};
+        if (exists) more = *reinterpret_cast<const Outputs<FLOATS>*>(residual + (to - output));
+        return more;
+    }
+    // Adds the residual and applies ReLU, which finish() has left out.
+    template <int FLOATS>
+    __device__ __forceinline__ void add_residual(Outputs<FLOATS>& v, const Outputs<FLOATS>& more) const {
+#pragma unroll
+        for (int i = 0; i < FLOATS; ++i) {
+            v.values[i] += more.values[i];
+            if (relu && v.values[i] < 0.0f) v.values[i] = 0.0f;
+        }
+    }
+#endif
+    template <int FLOATS>
+    __device__ __forceinline__ bool finish_and_store(Outputs<FLOATS> v, WITH_RESIDUAL(const Outputs<FLOATS>& more, )
+                                                     float* to, int filter, bool exists, int place = 0) const {
         const bool bad = WARPGROUP_SPLIT_K && finish(v, filter, place);
+        WITH_RESIDUAL(add_residual(v, more);)
         v.store(to, exists);
         return bad && exists;
     }
@@ -354,6 +407,7 @@ struct Epilogue {
             float value =
                 plain_sum(block.input, weight, s, 1, 1, place.image, filter, pixel / s.width, pixel % s.width);
             if (bias) value += bias[filter];
+            WITH_RESIDUAL(value += residual[written - output];)
             *written = relu && value < 0.0f ? 0.0f : value;
         }
     }

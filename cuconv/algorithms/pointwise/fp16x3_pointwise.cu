@@ -6,7 +6,7 @@
 // a power of two for each chunk of channels, and decomposed into two FP16 parts, x = high + low. The tensor cores
 // compute low * high + high * low + high * high for a chunk; that chain is then added to FP32 registers.
 //
-//   pack_weights    weights -> scaled FP16 parts in the workspace, a kernel ahead of this one (unless PACKS_WEIGHTS)
+//   pack_weights    weights -> scaled FP16 parts in the workspace, a kernel ahead (unless PACKS_WEIGHTS or PREPARED)
 //   producers       pixels of a chunk, as they lie in memory -> pixel stage of each consumer   (cp.async or bulk copy)
 //     one thread    packed weights of a chunk -> weight stage                                  (bulk copy)
 //   consumer 0      [ decompose | products of chunk 0 ........ | add ][ decompose | products of chunk 1 ...
@@ -38,6 +38,8 @@
 // EVICT_FIRST        share of the input with an evict-first policy (common/eviction.cuh)
 // PRODUCTS           3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // SHARED_BYTES       dynamic shared memory that the host asks for
+// RESIDUAL           1 where there is a tensor to add before ReLU (common/geometry.cuh)
+// PREPARED           1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
 
@@ -50,8 +52,8 @@ static_assert(CONSUMERS * PRODUCER_THREADS <= WARPGROUP);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
-                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
-                     int64 width, int64 filters, int64 relu) {
+                     float* __restrict__ output, void* __restrict__ workspace, int64 images, int64 channels, int64 height,
+                     int64 width, int64 filters, int64 relu RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     if (!PACKS_WEIGHTS) launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // pixel stages, weight stages, buffers of the epilogue
     __shared__ Shared shared;
@@ -67,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int tiles = s.pixel_tiles * s.filter_tiles;
     const Share share(tiles, blockIdx.x, gridDim.x);  // of the tiles, without a grid stride
     const LastWave last(s);
+    const Memory memory = {workspace WITH_PREPARED(, packed, flags)};
     char* const weight_stages = dynamic + CONSUMERS * PIXEL_STAGES * PIXEL_STAGE_FLOATS * 4;
     float* const buffers = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * WEIGHT_STAGE_BYTES);
     if (threadIdx.x == 0) {
@@ -96,13 +99,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                           : share.begin};
     if (role == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
-        const Workspace workspace(memory, (int64)s.filter_tiles * s.chunks, TAIL_SPLIT_K > 1 ? gridDim.x : 0);
-        Producer producer = {block, workspace, thread / PRODUCER_THREADS, thread % PRODUCER_THREADS};
+        const Workspace parts(memory, (int64)s.filter_tiles * s.chunks, TAIL_SPLIT_K > 1 ? gridDim.x : 0);
+        Producer producer = {block, parts, thread / PRODUCER_THREADS, thread % PRODUCER_THREADS};
         if (producer.consumer < CONSUMERS) producer.run();
     } else {
         take_registers<CONSUMER_REGISTERS>();
         if (!PACKS_WEIGHTS) wait_for_weights();  // before anything is written
-        const Epilogue epilogue = {block, weight, bias, output, relu != 0, buffers, role};
+        const Epilogue epilogue = {block, weight, bias, output, relu != 0, buffers, role WITH_RESIDUAL(, residual)};
         Consumer(block, role, thread).run(epilogue, memory);
     }
 }

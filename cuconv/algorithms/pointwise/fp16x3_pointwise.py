@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
-from cuconv.algorithms.common import eviction
+from cuconv.algorithms.common import eviction, subsample
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
-from cuconv.algorithms.common.limits import HOPPER_ARCH
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise import cost_model
 from cuconv.algorithms.pointwise.candidates import candidates
@@ -22,7 +23,9 @@ from cuconv.algorithms.pointwise.tiles import (
 from cuconv.algorithms.pointwise.variants import macros_of, sample
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import ConvProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem
+
+MAX_COPY = MAX_INDEX - 2**12  # elements, with room for a block
 
 
 class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
@@ -33,6 +36,7 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         "1x1 convolution on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: much work, or memory-bound"
     )
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -40,19 +44,47 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         return sample() if arch == HOPPER_ARCH else []
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
-        """Every configuration that can run; raises UnsupportedProblem where there is none."""
-        return candidates(problem, device, self.name)
+        """Every configuration that can run; raises UnsupportedProblem where there is none.
+
+        With a stride they are those of the convolution on a copy of the pixels that it reads, at the end of the
+        workspace.
+        """
+        if not subsample.is_subsampled(problem):
+            return candidates(problem, device, self.name)
+        check_sizes(
+            problem, self.name, [("elements of a copy", subsample.copy_bytes(problem) // FLOAT_BYTES, MAX_COPY)]
+        )
+        found = candidates(subsample.on_dense(problem), device, self.name)
+        copy = subsample.copy_bytes(problem)
+        return [replace(c, workspace_bytes=subsample.aligned_bytes(c.workspace_bytes) + copy) for c in found]
 
     def estimate_us(
         self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs
     ) -> float:
         """The device time of all kernels in microseconds, by the cost model with the given constants."""
-        return cost_model.estimate_us(problem, config, costs)
+        if not subsample.is_subsampled(problem):
+            return cost_model.estimate_us(problem, config, costs)
+        dense_us = cost_model.estimate_us(subsample.on_dense(problem), config, costs)
+        return dense_us + subsample.predicted_us(problem)
 
     def launches(
         self, problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool
     ) -> tuple[Launch, ...]:
-        """The main kernel, after the kernel that packs the weights unless blocks pack them; both may start early."""
+        """The main kernel, after the kernel that packs the weights unless blocks pack them; both may start early.
+
+        With a stride the kernel that copies the pixels comes first.
+        """
+        if not subsample.is_subsampled(problem):
+            return self._dense_launches(problem, config, aligned, relu)
+        offset = config.workspace_bytes - subsample.copy_bytes(problem)
+        *before, main = self._dense_launches(subsample.on_dense(problem), config, aligned, relu)
+        main = replace(main, arguments=(WORKSPACE + offset, *main.arguments[1:]))
+        return (subsample.launch(problem, offset), *before, main)
+
+    def _dense_launches(
+        self, problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool
+    ) -> tuple[Launch, ...]:
+        """The launches of a convolution of stride 1; the input is the first argument of the last."""
         c, p, plane = config, problem, plane_of(problem, config.layout)
         macros = macros_of(
             c.filters,
@@ -78,6 +110,10 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
             return (main,)
         publishers = c.blocks if c.tail_split_k > 1 else 0
         return (WeightPacking(c.filters, c.channels, c.products).launch(p, self.source, macros, publishers), main)
+
+    def packing(self, problem: ConvProblem, config: Fp16x3PointwiseConfig) -> WeightPacking | None:
+        """How the kernel ahead of the main one packs the weights; None where the blocks pack them."""
+        return None if config.packs_weights else WeightPacking(config.filters, config.channels, config.products)
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The static shared memory that configurations of a variant leave room for, in bytes."""

@@ -7,7 +7,7 @@
 // A consumer. Each exchanges its own warpgroup tile with the same consumer of the other blocks.
 struct PartialSums {
     const Sizes& s;
-    void* const memory;
+    const Memory memory;
     const int consumer;
 
     // Computed at each use, so that it takes no registers in between.
@@ -36,7 +36,7 @@ struct PartialSums {
 #pragma unroll 1
         for (int block = blockIdx.x + 1; block < blockIdx.x + TAIL_SPLIT_K; ++block) {
             if (thread_index() % WARPGROUP == 0) {
-                wait_for_flag(from.flags + block * CONSUMERS + consumer);
+                take_flag(from.flags + block * CONSUMERS + consumer);
             }
             warpgroup_barrier(consumer);
             const float4* const sums = sums_of(from, block);

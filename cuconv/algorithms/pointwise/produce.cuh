@@ -72,7 +72,7 @@ struct Producer {
     __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
         if (PACKS_WEIGHTS) return;
         const int stage = weight_stage_of(consumer, unit, chunk), uses = weight_uses(unit, tile);
-        if (unit == 0) wait_for_weights();
+        if (!PREPARED && unit == 0) wait_for_weights();
         if (uses > 0) barrier_wait(block.shared.empty_weights + stage, uses - 1 & 1);
         const int64 tile_chunk = (int64)tile.filter_tile * block.s.chunks + chunk;
         uint64* const full = block.shared.full_weights + stage;
@@ -90,10 +90,18 @@ struct Producer {
         if (PACKS_WEIGHTS && unit == 0) wait_then_launch_dependents((uint64)first);
         const bool with_weights = (WARPGROUP_SPLIT_K || consumer == 0) && thread == 0 &&
                                   (!WEIGHTS_RESIDENT || unit == 0 || !GRID_STRIDE && tile.pixel_tile == 0);
+        int ahead = 0;  // chunks whose weights have been copied before the kernel ahead ended
+        if (PREPARED && unit == 0) {
+            if (with_weights)
+                for (int chunk = block.begin_chunk(tile, consumer);
+                     chunk < block.end_chunk(tile) && ahead < CONSUMER_WEIGHT_STAGES; chunk += CHUNK_STEP)
+                    copy_weights(tile, chunk, ahead++);
+            wait_for_kernel_ahead((uint64)first);
+        }
         for (int chunk = block.begin_chunk(tile, consumer); chunk < block.end_chunk(tile);
              chunk += CHUNK_STEP, ++unit) {
             const int stage = unit % PIXEL_STAGES, uses = unit / PIXEL_STAGES;
-            if (with_weights) copy_weights(tile, chunk, unit);
+            if (with_weights && (!PREPARED || unit >= ahead)) copy_weights(tile, chunk, unit);
             if (uses > 0) barrier_wait(block.shared.empty_pixels[consumer] + stage, uses - 1 & 1);
             copy(stage, chunk);
             if (!BULK) barrier_arrive_after_copies(block.shared.full_pixels[consumer] + stage);

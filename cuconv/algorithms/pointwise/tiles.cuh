@@ -14,9 +14,9 @@
 #include "common/weight_packing.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? PLANE ? 32 : 56 : SHIFTED || TAIL_SPLIT_K > 1 && PLANE ? 56 : 40;
-constexpr int CONSUMER_REGISTERS =
-    CONSUMERS == 3 ? PLANE ? 160 : 152 : SHIFTED || TAIL_SPLIT_K > 1 && PLANE ? 224 : 232;
+constexpr bool LARGE_PRODUCERS = SHIFTED || TAIL_SPLIT_K > 1 && PLANE && !PREPARED;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? PLANE ? 32 : 56 : LARGE_PRODUCERS ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? PLANE ? 160 : 152 : LARGE_PRODUCERS ? 224 : 232;
 constexpr int WARPGROUP_PIXELS = 64;                                // of a warpgroup tile: the rows of wgmma
 constexpr int WARPGROUP_TILES = WARPGROUP_SPLIT_K ? 1 : CONSUMERS;  // of an output tile
 constexpr int GRAIN = SHIFTED ? SHIFTED : 1;

@@ -30,6 +30,10 @@ SINGLE_CHUNK = {"weights_resident": 1, "weight_stages": 1}
 RELOADED = {"weights_resident": 1, "grid_stride": 0}  # resident weights that change on the way
 
 
+RESIDUAL_EVERY = 5  # of the sample, also with a residual
+PREPARED_EVERY = 4  # of those that do not pack their weights, also with prepared weights
+
+
 def macros_of(
     filters: int,
     channels: int,
@@ -79,7 +83,9 @@ def macros_of(
 
 def sample() -> list[Macros]:
     """The largest tiles that registers hold, in every code path, and a few small ones."""
-    return [*_many_chunks(), *_single_chunk(), *_small(), *_one_product(), *_evict_first()]
+    found = [*_many_chunks(), *_single_chunk(), *_small(), *_one_product(), *_evict_first()]
+    prepared = [macros | {"PREPARED": 1} for macros in found if not macros["PACKS_WEIGHTS"]]
+    return [*found, *(macros | {"RESIDUAL": 1} for macros in found[::RESIDUAL_EVERY]), *prepared[::PREPARED_EVERY]]
 
 
 def _largest(products: int, single_chunk: bool, layout: PixelLayout = PixelLayout.PLAIN) -> list[Size]:

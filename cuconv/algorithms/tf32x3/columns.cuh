@@ -15,7 +15,8 @@ constexpr int STEPS = STAGE_DEPTH / 8;              // wgmma depths in a stage
 constexpr int TILE_FLOATS = FILTERS * STAGE_DEPTH;  // a stage of weights, one part
 static_assert(STAGE_DEPTH * sizeof(float) == 128, "a row of weights is as wide as the swizzle");
 
-// A mask of filter positions: which of them meet the input at a pixel.
+// Which filter positions meet the input at a pixel: a mask of positions, or for LARGE_FILTER 2 masks of the filter's
+// rows in the low half and of its columns in the high half.
 #if LARGE_FILTER
 typedef uint64 TapMask;
 #else
@@ -23,8 +24,8 @@ typedef unsigned TapMask;
 #endif
 
 // An entry of the tap table, for one k of the reduction: the distance in floats from a pixel's source to its element,
-// and the filter position, as one bit of the mask or, of a large filter, as the bit's number. A k beyond the reduction
-// has no bit that a mask could have.
+// and the filter position. That is one bit of the mask; for LARGE_FILTER 1 the bit's number; for LARGE_FILTER 2 the
+// number of the row's bit and, times 256, that of the column's. A k beyond the reduction has no bit that a mask has.
 struct Tap {
     int distance;
     unsigned position;
@@ -64,28 +65,36 @@ struct Pixel {
         exists = index < pixels;
         const unsigned known = exists ? index : 0;
         const unsigned image = LINEAR ? 0 : known / p.out_pixels, pixel = known - image * p.out_pixels;
-        place = exists ? (int64)image * p.filters * p.out_pixels + pixel : -1;
-        source = input + (int64)image * p.channels * p.height * p.width;
-#if POINTWISE
+        place = exists ? (int64)image * CHANNEL_GROUPS * p.filters * p.out_pixels + pixel : -1;
+        source = input + (int64)image * CHANNEL_GROUPS * p.channels * p.height * p.width;
+#if POINTWISE && STRIDE_H == 1 && STRIDE_W == 1
         source += pixel;
+        inside = exists;
+#elif POINTWISE
+        const int row = pixel / p.out_w;
+        source += (int64)row * STRIDE_H * p.width + ((int)pixel - row * p.out_w) * STRIDE_W;
         inside = exists;
 #else
         const int row = LINEAR ? p.by_out_w(pixel) : pixel / p.out_w;
-        const int y = row - p.pad_h, x = (int)pixel - row * p.out_w - p.pad_w;
+        const int y = row * STRIDE_H - p.pad_h, x = ((int)pixel - row * p.out_w) * STRIDE_W - p.pad_w;
         source += (int64)y * p.width + x;
         TapMask columns = 0;  // of the filter, that meet the input
 #pragma unroll
-        for (int kx = 0; kx < KERNEL_W; ++kx) columns |= (TapMask)(exists && (unsigned)(x + kx) < p.width) << kx;
-        inside = 0;
+        for (int kx = 0; kx < KERNEL_W; ++kx)
+            columns |= (TapMask)(exists && (unsigned)(x + kx * DILATION_W) < p.width) << kx;
+        inside = LARGE_FILTER == 2 ? columns << 32 : 0;
 #pragma unroll
         for (int ky = 0; ky < KERNEL_H; ++ky)
-            if ((unsigned)(y + ky) < p.height) inside |= columns << ky * KERNEL_W;
+            if ((unsigned)(y + ky * DILATION_H) < p.height)
+                inside |= LARGE_FILTER == 2 ? (TapMask)1 << ky : columns << ky * KERNEL_W;
 #endif
         asm("" : "+l"(source));  // otherwise the compiler would compute it again for every load
     }
 
     __device__ __forceinline__ bool meets(Tap tap) const {
-#if LARGE_FILTER
+#if LARGE_FILTER == 2
+        return inside >> (tap.position & 255) & inside >> (tap.position >> 8) & 1;
+#elif LARGE_FILTER
         return inside >> tap.position & 1;
 #else
         return inside & tap.position;
@@ -97,8 +106,10 @@ struct Pixel {
 __device__ __forceinline__ Tap make_tap(unsigned k, int depth, const Problem& p) {
     const unsigned c = k / (KERNEL_H * KERNEL_W), position = k % (KERNEL_H * KERNEL_W);
     const unsigned ky = position / KERNEL_W, kx = position % KERNEL_W;
-    const int distance = (c * p.height + ky) * p.width + kx;
-#if LARGE_FILTER
+    const int distance = (c * p.height + ky * DILATION_H) * p.width + kx * DILATION_W;
+#if LARGE_FILTER == 2
+    return {distance, k < depth ? ky + (kx + 32) * 256 : 31u};  // row 31 is never in a mask
+#elif LARGE_FILTER
     return {distance, k < depth ? position : 63u};
 #else
     return {distance, k < depth ? 1u << position : 0u};

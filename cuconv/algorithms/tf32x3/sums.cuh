@@ -19,17 +19,19 @@ __device__ __forceinline__ int share_of(int rank) {
     return SHARE * SPLIT_K == FILTERS ? SHARE : max(0, min(SHARE, FILTERS - rank * SHARE));
 }
 
-// The operands and sizes with which a block writes its tile of the output. `pixel` is always the offset of the pixel's output of filter 0,
-// -1 where there is no pixel.
+// The operands and sizes with which a block writes its tile of the output. `pixel` is always the offset of the pixel's
+// output of filter 0, -1 where there is no pixel.
 struct Output {
     const float *input, *weight, *bias;
     float* output;
     bool relu;
+    WITH_RESIDUAL(const float* residual;)
 
-    // Writes one output, with bias and ReLU; a NaN stays.
+    // Writes one output, with bias, residual and ReLU; a NaN stays.
     __device__ __forceinline__ void write(float value, const Problem& p, int64 pixel, int filter) const {
         if (pixel < 0 || filter >= p.filters) return;
         if (bias) value += bias[filter];
+        WITH_RESIDUAL(value += residual[pixel + (int64)filter * p.out_pixels];)
         if (relu && value < 0.0f) value = 0.0f;
         output[pixel + (int64)filter * p.out_pixels] = value;
     }
@@ -38,15 +40,15 @@ struct Output {
     // since Inf and NaN cannot be decomposed into parts.
     __device__ __forceinline__ void write_plain(const Problem& p, int64 pixel, int filter) const {
         if (pixel < 0 || filter >= p.filters) return;
-        const int64 image_size = (int64)p.filters * p.out_pixels;
+        const int64 image_size = (int64)CHANNEL_GROUPS * p.filters * p.out_pixels;
         const int y = pixel % image_size / p.out_w, x = pixel % image_size % p.out_w;
         write(plain_sum(input, weight, p, KERNEL_H, KERNEL_W, pixel / image_size, filter, y, x), p, pixel, filter);
     }
 
-    // Adds bias and applies ReLU to COUNT pieces, STEP filters apart. The first piece has filters from `filter` on, of
-    // which `left` exist in the tile. All biases are loaded before the first is added.
+    // Adds the bias to COUNT pieces, STEP filters apart. The first piece has filters from `filter` on, of which `left`
+    // exist in the tile. All biases are loaded before the first is added.
     template <int COUNT, int STEP>
-    __device__ __forceinline__ void finish(float (&pieces)[COUNT][4], int filter, int left) const {
+    __device__ __forceinline__ void add_bias(float (&pieces)[COUNT][4], int filter, int left) const {
         if (bias) {
             float biases[COUNT][2];
 #pragma unroll
@@ -57,6 +59,32 @@ struct Output {
 #pragma unroll
             for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += biases[i / 4][i % 2];
         }
+    }
+
+#if RESIDUAL
+    // Adds the residual to pieces; the arguments are those of store(). All of it is loaded before the first is added.
+    template <int WIDTH, int PIXELS, int COUNT, int STEP>
+    __device__ __forceinline__ void add_residual(float (&pieces)[COUNT][4], float* const (&to)[2],
+                                                 const int (&left)[2], const Problem& p) const {
+        float more[COUNT][4] = {};
+#pragma unroll
+        for (int filter = 0; filter < WIDTH; ++filter) {
+            const int64 row = p.out_pixels;
+            const float *a = residual + (to[0] - output) + filter * row, *b = residual + (to[1] - output) + filter * row;
+#pragma unroll
+            for (int piece = 0; piece < COUNT; ++piece, a += STEP * row, b += STEP * row) {
+                const int at = piece * STEP + filter, other = PIXELS == 2 ? filter + 2 : filter;
+                if (at < left[0]) more[piece][filter] = __ldg(a);
+                if (PIXELS == 2 && at < left[1]) more[piece][other] = __ldg(b);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += more[i / 4][i % 4];
+    }
+#endif
+
+    template <int COUNT>
+    __device__ __forceinline__ void apply_relu(float (&pieces)[COUNT][4]) const {
         if (relu)
 #pragma unroll
             for (int i = 0; i < COUNT * 4; ++i)
@@ -168,7 +196,9 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
     float* const to = out.output + (int64)filter * p.out_pixels;
     const bool finite = are_finite(kept);
-    out.finish<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
+    out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
+    WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
+    out.apply_relu(kept);
     out.store<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
     if (!finite)
 #pragma unroll 1
@@ -247,7 +277,10 @@ struct Inbox {
 #pragma unroll
         for (unsigned i = 0; i < ITERATIONS; ++i) add_blocks<WIDTH>(sum[i], at + i * STEP, size);
         const bool finite = are_finite(sum);
-        out.finish<ITERATIONS, STEP_FILTERS>(sum, filter, left);
+        out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
+        WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(
+                           sum, to, left_of, p));)
+        out.apply_relu(sum);
         out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
         if (!finite)
 #pragma unroll 1

@@ -19,6 +19,7 @@ from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem, UnsupportedProblem
 
 MAX_FILTER_AREA = 63  # the kernels keep a pixel's filter positions in a mask of 64 bits, and one bit stays 0
+MAX_FILTER_ROWS = 31  # of a filter of more positions, and as many columns: two masks of 32 bits
 MAX_TILE = 256  # filters or pixels; kernels round a size up to whole tiles, which must not exceed MAX_INDEX
 
 
@@ -77,15 +78,27 @@ def check_indices(problem: ConvProblem, max_image: int) -> None:
     """
     p = problem
     sizes = [
-        ("filter positions", p.filter_area, MAX_FILTER_AREA),
         ("output pixels in the batch", p.n * p.out_pixels, MAX_INDEX - MAX_TILE),
         ("filters", p.m, MAX_INDEX - MAX_TILE),
         ("weights in a filter", depth_of(p), MAX_INDEX - MAX_TILE),
     ]
+    if p.filter_area > MAX_FILTER_AREA:
+        sizes += [("rows in a filter", p.kh, MAX_FILTER_ROWS), ("columns in a filter", p.kw, MAX_FILTER_ROWS)]
     if not is_pointwise(p):
-        reach = ((p.c - 1) * p.h + p.kh - 1) * p.w + p.kw  # of the last tap: a filter may be larger than its input
-        sizes.append(("input elements in an image", max(p.c * p.h * p.w, reach), max_image))
+        sizes.append(("input elements in an image", reach_of(p), max_image))
     check_sizes(problem, "the tf32x3 algorithms", sizes)
+
+
+def reach_of(problem: ConvProblem) -> int:
+    """The elements of an image that a tap table must reach: of a filter larger than its input more than there are."""
+    p = problem
+    last_row = (p.group_channels - 1) * p.h + (p.kh - 1) * p.dilation_h
+    return max(p.c * p.h * p.w, last_row * p.w + (p.kw - 1) * p.dilation_w + 1)
+
+
+def tiles_of(problem: ConvProblem, filters: int, pixels: int) -> int:
+    """The tiles of an output, of so many filters x pixels each; no tile has filters of two groups."""
+    return problem.groups * ceil(problem.group_filters / filters) * ceil(problem.n * problem.out_pixels / pixels)
 
 
 def launchable(configs: Sequence[Config], problem: ConvProblem, device: DeviceSpec) -> list[Config]:

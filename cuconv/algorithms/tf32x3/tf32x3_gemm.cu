@@ -20,10 +20,11 @@
 // STAGES            stages of the pipeline
 // WEIGHT_PADDING    floats that follow a row of weights in shared memory
 // COLUMN_PADDING    floats that follow a row of columns or of sums in shared memory
-// TAP_BYTES         bytes of an entry of the tap table
+// TAP_BYTES         bytes of an entry of the tap table: 4, or 8 for filters of more than 63 positions
 // SPLIT_K           blocks of a cluster that share a tile, each with a part of the reduction; 1 below capability 9.0
 // POINTWISE         1 for a 1x1 filter without padding
 // VECTOR            1 where rows of weights are 16-byte aligned
+// STRIDE_H and more stride, dilation and groups where one of them is above 1, and RESIDUAL (common/geometry.cuh)
 //
 // Every argument has eight bytes: a pointer or a long long.
 
@@ -45,10 +46,36 @@ static_assert(THREADS % PIXELS == 0 && STAGE_DEPTH % ROW_STEP == 0 && STAGE_DEPT
               "a block covers a stage evenly");
 static_assert(FILTERS % SPLIT_K == 0, "a cluster shares the filters of a tile evenly");
 
+// A mask with a bit for each filter position that meets the input at a pixel. A large filter has a bit for each row in
+// the low half, and for each column in the high half.
+//
 // An entry of the tap table, for one k of the reduction: the distance in floats from a pixel's source to its element,
-// times 64, plus the filter position. NO_TAP stands for a k beyond the reduction: position 63 is never in a mask.
-typedef int Tap;
-constexpr Tap NO_TAP = 63;
+// and the filter position, packed into one integer unless the filter is large. A k beyond the reduction has a position
+// that is never in a mask: 63, or row 31.
+#if TAP_BYTES == 4
+struct Tap {
+    int packed;
+
+    __device__ __forceinline__ int distance() const { return packed >> 6; }
+    __device__ __forceinline__ bool in(uint64 mask) const { return mask >> (packed & 63) & 1; }
+};
+__device__ __forceinline__ Tap make_tap(int distance, int ky, int kx, int kernel_w) {
+    return {distance * 64 + ky * kernel_w + kx};
+}
+__device__ __forceinline__ Tap no_tap() { return {63}; }
+#else
+struct Tap {
+    int offset;
+    unsigned char row, column, unused[2];
+
+    __device__ __forceinline__ int distance() const { return offset; }
+    __device__ __forceinline__ bool in(uint64 mask) const { return mask >> row & mask >> column & 1; }
+};
+__device__ __forceinline__ Tap make_tap(int distance, int ky, int kx, int) {
+    return {distance, (unsigned char)ky, (unsigned char)(kx + 32)};
+}
+__device__ __forceinline__ Tap no_tap() { return {0, 31, 31}; }
+#endif
 static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the table");
 
 struct Problem {
@@ -150,18 +177,31 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     tf32x3_gemm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
-                int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu) {
+                int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
+                int64 relu RESIDUAL_ARGUMENT) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
-    const Problem p = {(int)channels, (int)height,   (int)width, (int)filters, (int)kernel_h,
-                       (int)kernel_w, (int)pad_h, (int)pad_w, (int)out_w, (int)(out_h * out_w)};
+    // With groups, the channels and filters of one group.
+    const Problem p = {(int)channels / CHANNEL_GROUPS, (int)height,   (int)width, (int)filters / CHANNEL_GROUPS,
+                       (int)kernel_h, (int)kernel_w, (int)pad_h, (int)pad_w, (int)out_w, (int)(out_h * out_w)};
     const int area = p.kernel_h * p.kernel_w;
     const int depth = p.channels * area;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
 
     // The block's tile, and its stages of the reduction: [first, last).
-    const int rank = blockIdx.x % SPLIT_K, tile = blockIdx.x / SPLIT_K;
+    const int rank = blockIdx.x % SPLIT_K;
+    int tile = blockIdx.x / SPLIT_K;
     const int filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
+#if CHANNEL_GROUPS > 1
+    const int group_tiles = filter_tiles * ((pixels + PIXELS - 1) / PIXELS);
+    const int64 group = tile / group_tiles;
+    tile -= group * group_tiles;
+    input += group * p.channels * plane;
+    weight += group * p.filters * depth;
+    bias = bias ? bias + group * p.filters : bias;
+    output += group * p.filters * p.out_pixels;
+    WITH_RESIDUAL(residual += group * p.filters * p.out_pixels;)
+#endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * PIXELS;
     const int stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
     const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
@@ -172,21 +212,29 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     const int image = exists ? (pixel_0 + column) / p.out_pixels : 0;
     const int pixel = exists ? (pixel_0 + column) % p.out_pixels : 0;
     const int y = pixel / p.out_w, x = pixel % p.out_w;
-    const float* source = input + (int64)image * p.channels * plane;
-#if POINTWISE
+    const float* source = input + (int64)image * CHANNEL_GROUPS * p.channels * plane;
+#if POINTWISE && STRIDE_H == 1 && STRIDE_W == 1
     source += pixel;
+#elif POINTWISE
+    source += (int64)y * STRIDE_H * p.width + x * STRIDE_W;
 #else
-    source += (int64)(y - p.pad_h) * p.width + (x - p.pad_w);
-    uint64 inside = 0;  // bit i: filter position i meets the input at this pixel
+    const int top = y * STRIDE_H - p.pad_h, left = x * STRIDE_W - p.pad_w;
+    source += (int64)top * p.width + left;
+    const auto in_row = [&](int ky) { return exists && (unsigned)(top + ky * DILATION_H) < p.height; };
+    const auto in_column = [&](int kx) { return (unsigned)(left + kx * DILATION_W) < p.width; };
+    uint64 inside = 0;
+#if TAP_BYTES == 4
     for (int tap = 0, ky = 0; ky < p.kernel_h; ++ky)
-        for (int kx = 0; kx < p.kernel_w; ++kx, ++tap) {
-            const int iy = y + ky - p.pad_h, ix = x + kx - p.pad_w;
-            inside |= (uint64)(exists && iy >= 0 && iy < p.height && ix >= 0 && ix < p.width) << tap;
-        }
+        for (int kx = 0; kx < p.kernel_w; ++kx, ++tap) inside |= (uint64)(in_row(ky) && in_column(kx)) << tap;
+#else
+    for (int ky = 0; ky < p.kernel_h; ++ky) inside |= (uint64)in_row(ky) << ky;
+    for (int kx = 0; kx < p.kernel_w; ++kx) inside |= (uint64)in_column(kx) << kx + 32;
+#endif
     Tap* taps = reinterpret_cast<Tap*>(shared + STAGES * STAGE_FLOATS);
     for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS) {
-        const int k = first * STAGE_DEPTH + i, c = k / area, tap = k % area;
-        taps[i] = k < depth ? (c * plane + tap / p.kernel_w * p.width + tap % p.kernel_w) * 64 + tap : NO_TAP;
+        const int k = first * STAGE_DEPTH + i, c = k / area, ky = k % area / p.kernel_w, kx = k % area % p.kernel_w;
+        const int distance = c * plane + ky * DILATION_H * p.width + kx * DILATION_W;
+        taps[i] = k < depth ? make_tap(distance, ky, kx, p.kernel_w) : no_tap();
     }
     __syncthreads();
 #endif
@@ -220,7 +268,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
             copy4(to, source + (int64)k * plane, exists && k < depth);
 #else
             const Tap tap = taps[(stage - first) * STAGE_DEPTH + row];
-            copy4(to, source + (tap >> 6), inside >> (tap & 63) & 1);
+            copy4(to, source + tap.distance(), tap.in(inside));
 #endif
         }
     };
@@ -272,9 +320,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
                 value += load_from_block(shared + (k * FILTERS + row) * COLUMN_ROW + column, block);
         if (!exists || filter >= p.filters) continue;
         if (!isfinite(value)) value = plain_sum(input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
+        const int64 at = ((int64)image * CHANNEL_GROUPS * p.filters + filter) * p.out_pixels + pixel;
         if (bias) value += bias[filter];
+        WITH_RESIDUAL(value += residual[at];)
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
-        output[((int64)image * p.filters + filter) * p.out_pixels + pixel] = value;
+        output[at] = value;
     }
     tile_barrier();  // no block ends while another reads its sums
 }

@@ -11,14 +11,24 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
-from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, has_aligned_rows, is_pointwise, stages_of
+from cuconv.algorithms.common.implicit_gemm import (
+    PRODUCTS,
+    arguments_of,
+    geometry_macros,
+    has_aligned_rows,
+    is_pointwise,
+    stages_of,
+)
 from cuconv.algorithms.tf32x3.tf32x3 import (
+    MAX_FILTER_AREA,
     ClusterConfig,
     GridCosts,
     blocks_per_sm,
     check_indices,
     launchable,
     memory_us,
+    reach_of,
+    tiles_of,
 )
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -29,7 +39,9 @@ CLUSTER_SIZES = (1, 2, 4, 8)  # values of split_k; every GPU with clusters grant
 WEIGHT_PADDING = 4  # floats that follow a row of weights in shared memory, against bank conflicts
 COLUMN_PADDING = 8  # the same for a row of columns or of sums
 TAP_BYTES = 4  # an entry of the tap table: 6 bits for the filter position, the others for an offset into an image
-MAX_IMAGE = 2**25 - 1  # elements, as those bits can count
+LARGE_TAP_BYTES = 8  # the same for a filter of more than MAX_FILTER_AREA positions, and for a larger image
+MAX_IMAGE, LARGE_MAX_IMAGE = 2**25 - 1, 2**31 - 1  # elements that the offsets of either kind reach
+SPARSE = ConvProblem(1, 64, 9, 9, 64, 3, 3, stride_h=2, stride_w=3, dilation_h=3, dilation_w=2, groups=2)
 REGISTERS = {3: 128, 1: 88}  # bound on a thread's registers in every variant of sm_90a, by products
 
 
@@ -106,6 +118,7 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -117,21 +130,26 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         if int(arch.strip("sm_af")) >= 90:
             sample += [_macros(TILES[0], split_k, pointwise=False, vector=True) for split_k in CLUSTER_SIZES[1:]]
             sample.append(_macros(TILES[-1], CLUSTER_SIZES[-1], pointwise=True, vector=True))
+        sample.append(_macros(TILES[0], 1, pointwise=False, vector=True) | {"RESIDUAL": 1})
+        for tile in (TILES[0], TILES[-1]):
+            for pointwise in (False, True):
+                sample.append(_macros(tile, 1, pointwise, vector=True) | geometry_macros(SPARSE))
+            sample.append(_macros(tile, 1, pointwise=False, vector=True) | {"TAP_BYTES": LARGE_TAP_BYTES})
         return sample
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
-        check_indices(problem, MAX_IMAGE)
+        check_indices(problem, LARGE_MAX_IMAGE)
         pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
         found = []
         for tile in TILES:
             stages = stages_of(problem, tile.stage_depth)
-            tiles = ceil(problem.m / tile.filters) * ceil(problem.n * problem.out_pixels / tile.pixels)
+            tiles = tiles_of(problem, tile.filters, tile.pixels)
             for split_k in CLUSTER_SIZES if device.has_clusters else (1,):
                 if split_k > stages:
                     break
                 taps = 0 if pointwise else ceil(stages / split_k) * tile.stage_depth
-                shared_bytes = max(tile.pipeline_bytes + TAP_BYTES * taps, tile.sums_bytes)
+                shared_bytes = max(tile.pipeline_bytes + _tap_bytes(problem) * taps, tile.sums_bytes)
                 found.append(ClusterConfig(tile, split_k, pointwise, tiles * split_k, shared_bytes, products))
         return launchable(found, problem, device)
 
@@ -163,8 +181,15 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         """The launch of the one kernel."""
         vector = has_aligned_rows(problem, aligned)
         macros = _macros(config.tile, config.split_k, config.pointwise, vector, config.products)
+        macros |= {"TAP_BYTES": _tap_bytes(problem), **geometry_macros(problem)}
         arguments = arguments_of(problem, relu)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)
+
+
+def _tap_bytes(problem: ConvProblem) -> int:
+    """The bytes of an entry of the tap table."""
+    small = problem.filter_area <= MAX_FILTER_AREA and reach_of(problem) <= MAX_IMAGE
+    return TAP_BYTES if small else LARGE_TAP_BYTES
 
 
 def _macros(tile: Tile, split_k: int, pointwise: bool, vector: bool, products: int = PRODUCTS[FP32]) -> Macros:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PARTS, PRODUCTS, arguments_of, depth_of, grid_text, is_pointwise
-from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
 from cuconv.algorithms.tf32x3.tf32x3 import check_indices, memory_us
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -194,6 +194,7 @@ def registers_of(problem: ConvProblem) -> int:
 def _check(problem: ConvProblem) -> None:
     """Raise UnsupportedProblem for what the kernel does not compute, whatever the device."""
     p = problem
+    require_dense(p, "tf32x3_shallow")
     check_indices(p, MAX_INDEX)
     check_sizes(p, "tf32x3_shallow", [("weights in a filter", depth_of(p), MAX_DEPTH)])
     if not is_pointwise(p) and not has_adjacent_pixels(p):

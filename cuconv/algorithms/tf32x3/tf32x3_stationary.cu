@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     tf32x3_stationary(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                       float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width,
                       int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-                      int64 out_w, int64 relu) {
+                      int64 out_w, int64 relu RESIDUAL_ARGUMENT) {
     extern __shared__ __align__(1024) float shared[];  // the weights
     const Problem p(channels, height, width, filters, 0, 0, out_h, out_w);
     const int depth = p.channels, stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH, plane = p.out_pixels;
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
 
     // Main loop. While the tensor cores work on a stage, the columns of the next one are taken over, and the loads of
     // the one after it start.
-    const Output out = {input, weight, bias, output, relu != 0};
+    const Output out = {input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
     const uint64 first_weights = swizzled_descriptor(shared);
     uint64 weights = first_weights;
     for (int stage = 1; tile < tiles; ++stage) {

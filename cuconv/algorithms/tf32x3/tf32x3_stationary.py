@@ -21,7 +21,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     is_pointwise,
     stages_of,
 )
-from cuconv.algorithms.common.limits import HOPPER_ARCH
+from cuconv.algorithms.common.limits import HOPPER_ARCH, require_dense
 from cuconv.algorithms.tf32x3.tf32x3 import launchable, memory_us
 from cuconv.algorithms.tf32x3.tf32x3_wgmma import (
     STAGE_DEPTH,
@@ -109,6 +109,7 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
 
     source = Path(__file__).with_suffix(".cu")
     summary = "1x1 convolution with wgmma at FP32 accuracy (3xTF32), for Hopper: many pixels, weights stay in an SM."
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -120,10 +121,12 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
         sample = [_macros(problem, tile, aligned=True) for problem in (single, paired, uneven) for tile in TILES]
         sample += [_macros(linear, tile, aligned) for tile in (TILES[0], TILES[-1]) for aligned in (True, False)]
         evicted = [_macros(problem, TILES[-1], aligned=True) for problem in (uneven, paired)]
-        return sample + [macros | {"EVICT_FIRST": 5} for macros in evicted]
+        residual = [_macros(paired, tile, aligned=True) for tile in TILES]
+        return sample + [m | {"EVICT_FIRST": 5} for m in evicted] + [m | {"RESIDUAL": 1} for m in residual]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3StationaryConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
+        require_dense(problem, self.name)
         check_device_and_indices(problem, device)
         if not is_pointwise(problem):
             raise UnsupportedProblem(f"{problem.label}: tf32x3_stationary is for filters of 1x1 without padding")

@@ -18,19 +18,23 @@ from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
     arguments_of,
     depth_of,
+    geometry_macros,
     has_aligned_rows,
     is_linear,
     is_pointwise,
+    is_strided,
     stages_of,
 )
 from cuconv.algorithms.common.limits import HOPPER_ARCH, require_hopper
 from cuconv.algorithms.tf32x3.tf32x3 import (
+    MAX_FILTER_AREA,
     ClusterConfig,
     GridCosts,
     blocks_per_sm,
     check_indices,
     launchable,
     memory_us,
+    tiles_of,
 )
 from cuconv.costs import constant
 from cuconv.device import PORTABLE_CLUSTER_BLOCKS, REGISTERS_PER_SM, DeviceSpec
@@ -137,6 +141,7 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper; the reduction is split-K."
     precisions = tuple(PRODUCTS)
+    fuses_residual = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -160,8 +165,15 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         sample += [_macros(many, tile, split_k, aligned=True, products=1) for tile in TILES for split_k in split_ks]
         for problem, aligned in ((pointwise, False), (paired, True)):
             sample += [_macros(problem, tile, 1, aligned, products=1) for tile in (small, large)]
+        sparse = ConvProblem(2, 64, 9, 9, 64, 3, 3, 1, 1, stride_h=2, stride_w=3, dilation_h=3, dilation_w=2, groups=2)
+        skipping, stem = replace(pointwise, stride_h=2, stride_w=2), ConvProblem(1, 3, 24, 24, 8, 11, 11, 2, 2)
+        for problem in (sparse, skipping, stem):
+            sample += [_macros(problem, tile, split_k, aligned=True) for tile in (small, large) for split_k in (1, 8)]
         pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
-        return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels]
+        residual = [
+            _macros(problem, tile, k, aligned=True) for problem, k in ((many, 8), (paired, 1)) for tile in TILES
+        ]
+        return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -171,7 +183,7 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         cluster_sizes = [size for size in CLUSTER_SIZES if size <= device.max_cluster_blocks]
         found = []
         for tile in TILES:
-            tiles = ceil(problem.m / tile.filters) * ceil(problem.n * problem.out_pixels / tile.pixels)
+            tiles = tiles_of(problem, tile.filters, tile.pixels)
             for split_k in cluster_sizes:
                 if split_k * tile.warpgroup_split_k > stages or split_k * PIECE_FILTERS > tile.filters:
                     break
@@ -220,11 +232,11 @@ def check_device_and_indices(problem: ConvProblem, device: DeviceSpec) -> None:
 
 
 def has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
-    """Whether pixels can be loaded and stored in pairs: a 1x1 filter, over planes of an even number of pixels.
+    """Whether pixels can be loaded and stored in pairs: a 1x1 filter, stride 1, planes of an even number of pixels.
 
     aligned: whether input, weight and output all start at a multiple of 16 bytes.
     """
-    return aligned and is_pointwise(problem) and problem.out_pixels % 2 == 0
+    return aligned and is_pointwise(problem) and not is_strided(problem) and problem.out_pixels % 2 == 0
 
 
 def column_macros(problem: ConvProblem, aligned: bool) -> Macros:
@@ -235,11 +247,12 @@ def column_macros(problem: ConvProblem, aligned: bool) -> Macros:
         "KERNEL_W": problem.kw,
         "STAGE_DEPTH": STAGE_DEPTH,
         "POINTWISE": int(pointwise),
-        "LARGE_FILTER": int(problem.filter_area > MASK_BITS),
+        "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
         "LINEAR": int(is_linear(problem)),
         "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
         "PAIRED": int(has_pixel_pairs(problem, aligned)),
         "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
+        **geometry_macros(problem),
     }
 
 

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
-from cuconv.algorithms.common.limits import MAX_INDEX
+from cuconv.algorithms.common.limits import MAX_INDEX, require_dense
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
@@ -86,9 +86,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
     """The paper's algorithm; candidates() has the one configuration of a fixed rule."""
 
     source = SOURCE
-    summary = (
-        "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Any problem."
-    )
+    summary = "The paper's two stages in plain FP32: dot products along the channels, then a sum of planes. Stride 1."
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -139,11 +137,12 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
                 )
         return tuple(found)
 
-    def configure(self, problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
+    def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> TwoStageConfig:
         """The geometry with the most reuse of loaded elements whose grid has THREADS_PER_SM threads per SM.
 
         Raises UnsupportedProblem where the kernel's 32-bit indices cannot count the blocks or a plane.
         """
+        require_dense(problem, self.name)
         images = _images_per_pass(problem)
         for rows, dots in REUSE:
             threads = _threads(images * problem.out_pixels, dots)

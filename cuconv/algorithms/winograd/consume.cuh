@@ -152,7 +152,10 @@ struct Consumer {
     __device__ __forceinline__ void accumulate(Sums& sums, int unit, int tile_end) const {
         for (int number = share_number() + 1; unit < tile_end; ++number) {
             const int block = number * CLUSTER + block_rank();
-            if (thread() == 0) wait_for_flag(shared.flags + block * 2 + warpgroup);
+            if (thread() == 0) {
+                wait_for_flag(shared.flags + block * 2 + warpgroup);
+                if (PREPARED) shared.flags[block * 2 + warpgroup] = 0;  // as take_flag, with its address read anew
+            }
             warpgroup_barrier(warpgroup);
             const float4* from = partial_sums(block);
 #pragma unroll
@@ -171,6 +174,7 @@ struct Consumer {
         for (int i = 0; i < WEIGHT_STAGES - 1; ++i)
             weights.fetch_next(i, i, thread() == 0 && share.begin + i / GROUP_POINTS < share.end);
         __syncwarp();
+        if (PREPARED) wait_for_weights();
         for (int unit = share.begin; unit < share.end;) {
             const WorkUnit from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);

@@ -15,7 +15,7 @@
 // Both transforms are of FP32 numbers, which are then scaled and decomposed as fp16x3's are. A chain of products is all
 // rows of the filter for 16 channels at one point.
 //
-//   pack_weights   weights -> transformed, scaled FP16 parts in the workspace, a kernel ahead of this one
+//   pack_weights   weights -> transformed, scaled FP16 parts in the workspace, a kernel ahead unless PREPARED
 //   producers      input -> raw (cp.async) -> transform, scale, decompose -> input stage -> the other blocks' stages
 //   consumers 0    half of the points: chain = wgmma(input stage, weight stage); sums[point] += chain * factor
 //   consumers 1    the other half; a thread of each warpgroup fetches its weights by bulk copies
@@ -43,6 +43,7 @@
 // IN_STAGES      chunks of input in shared memory
 // WEIGHT_STAGES  points of weights of each consumer warpgroup in shared memory
 // SHARED_BYTES   dynamic shared memory that the host asks for
+// PREPARED       1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long. pitch: cells of a row of a strip. strips: of an image, side
 // by side. share_units: the least units of a cluster.
@@ -80,7 +81,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
-                    int64 strips, int64 share_units, int64 relu) {
+                    int64 strips, int64 share_units, int64 relu PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input
     __shared__ Shared shared;
@@ -92,7 +93,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     g.filter_tiles = (g.p.filters + SCALE_FILTERS - 1) / SCALE_FILTERS;
     const int cells = g.images * g.strips * g.image_rows * g.pitch;
     g.units = (cells + CELLS - 1) / CELLS * g.filter_tiles * g.chunks, g.share = share_units;
-    const Workspace workspace(memory, (int64)g.filter_tiles * g.chunks, gridDim.x);
+    const Workspace workspace(Memory{memory WITH_PREPARED(, packed, flags)}, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * STAGE_BYTES;
     char* const raw = weight_stages + 2 * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
 
@@ -121,7 +122,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         producer.run();
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        wait_for_weights();
+        if (!PREPARED) wait_for_weights();
         const ClusterShare share(g, share_number());
         const Output out = {g.p, input, weight, bias, output, relu != 0};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;

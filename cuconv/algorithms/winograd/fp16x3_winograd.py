@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from cuconv.algorithms.base import Algorithm, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.limits import (
+    HOPPER_ARCH,
+    MAX_INDEX,
+    check_sizes,
+    require_dense,
+    require_fit,
+    require_hopper,
+)
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.costs import constant
@@ -138,7 +145,8 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
             found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5, 5)]
         widest, first = TILE_SHAPES[5][-1], TILE_SHAPES[3][0]
         found += [_macros(5, 5, 4, False, (2, 2), 3, widest), _macros(3, 5, 7, False, (3, 2), 2, widest)]
-        return [*found, _macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
+        found += [_macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
+        return found + [macros | {"PREPARED": 1} for macros in found[::5]]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -192,6 +200,10 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
             Launch(self.source, macros, self.name, blocks, threads, arguments, config.shared_bytes, overlap=True),
         )
 
+    def packing(self, problem: ConvProblem, config: WinogradConfig) -> WeightPacking:
+        """How the kernel ahead of the main one transforms and packs the weights."""
+        return _packing(config.cluster)
+
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the kernels of a variant may have."""
         shape = TileShape(macros["TILE_CELLS"], macros["PRODUCERS"])
@@ -220,6 +232,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem or a GPU that the kernel is not for."""
     p = problem
     require_hopper(problem, device)
+    require_dense(problem, SOURCE.stem)
     if p.kw not in COLUMNS:
         raise UnsupportedProblem(f"{p.label}: {p.kw} columns in a filter, fp16x3_winograd computes 3 or 5")
     if p.kh == 1 and p.kw == 5:  # rare, and its variants spill registers

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness import command
 from harness.report.figures import draw
+from harness.report.figures.networks import draw_networks
 from harness.results.comparisons import find_results
 
 
@@ -36,6 +37,9 @@ def _draw_all(options: argparse.Namespace) -> None:
         ours = "cuConv" if results.on_gpu else results.shown(results.subject)
         why = f", because no case of {results.csv_path} was measured by both {ours} and a rival"
         print(f"{out}: {len(written)} files{'' if written else why}")
+    for device in sorted({results.folder.parent for results in found}) if not options.sweep else ():
+        if written := draw_networks(device, options.out / device.name):
+            print(f"{written[0].parent}: {len(written)} files")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from harness.results.comparisons import geometric_mean, grouped, summarise
 
 HEIGHT = 4.3  # inches
 LEFT, RIGHT, BELOW, LEGEND = 0.5, 0.1, 0.62, 0.34  # inches around the axes
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8e5ea2", "#7f7f7f")  # of filter sizes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8e5ea2", "#7f7f7f", "#b8860b")  # of filter sizes
 STRIP = 0.8  # part of its place that a strip of dots takes
 GAP = 0.6  # between batch sizes, in places
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from harness import registry
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
-from harness.results.comparisons import each, grouped, layer_label
+from harness.results.comparisons import LAYER, each, grouped, layer_label
 
 CELL_HEIGHT, PANEL_HEAD, LEGEND_LINE, LEGEND_COLUMNS = 0.165, 0.48, 0.2, 4  # inches, and a number
 CHARACTER = 0.066  # inches of a label
@@ -64,7 +64,7 @@ def _stack(panels: list[Panel]) -> list[list[Panel]]:
 
 
 def _layers(cases: pd.DataFrame) -> list[str]:
-    ordered = cases.sort_values(["h", "w", "m", "c", "pad"])
+    ordered = cases.sort_values(LAYER)
     return list(dict.fromkeys(layer_label(case) for case in each(ordered)))
 
 

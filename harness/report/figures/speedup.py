@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 
 from harness.report.figures import style
 from harness.report.figures.style import DARK, FASTER, GREY, PALE, SLOWER, SMALL, TEXT, WIDTH
-from harness.results.comparisons import each, layer_label, summarise
+from harness.results.comparisons import LAYER, each, layer_label, summarise
 
 PANELS = 7  # batch sizes side by side; more of them go below
 ROW, PANEL_HEAD, AXIS, BETWEEN, BELOW = 0.165, 0.4, 0.26, 0.12, 0.02  # inches
 CHARACTER = 0.066  # inches of a label
 TICKS_PER_INCH = 3.5
 NO_TIME, NO_RIVAL = "\u00d7", "\u25cb"
-LAYER = ["h", "w", "m", "c", "pad"]
 
 
 def speedup_figure(cases: pd.DataFrame, title: str, caption: str, ends: style.Range | None = None) -> Figure:

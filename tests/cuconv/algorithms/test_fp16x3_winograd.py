@@ -163,7 +163,7 @@ def test_hopper_only():
 
 def test_variants_sample_every_tile_shape_and_cluster():
     sample = WINOGRAD.variants("sm_90a")
-    assert len(sample) <= 30
+    assert len(sample) <= 35 and any(macros.get("PREPARED") for macros in sample)
     kinds = {"KW": {3, 5}, "WHOLE_GROUPS": {0, 1}, "CLUSTER": {1, 2, 3}, "TILE_CELLS": {64, 72, 80, 88, 96}}
     for name, values in kinds.items():
         assert {m[name] for m in sample} == values

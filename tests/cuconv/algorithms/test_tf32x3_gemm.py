@@ -66,11 +66,11 @@ def test_a_long_reduction_is_split_until_its_tap_table_fits():
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        (ConvProblem(1, 3, 20, 20, 8, 8, 8), "64 filter positions, the limit of the tf32x3 algorithms is 63"),
+        (ConvProblem(1, 3, 40, 40, 8, 32, 2), "32 rows in a filter, the limit of the tf32x3 algorithms is 31"),
         (ConvProblem(2, 1, 32768, 32768, 8, 1, 1), "2147483648 output pixels in the batch"),
-        (ConvProblem(1, 64, 1024, 1024, 8, 3, 3), "67108864 input elements in an image"),
+        (ConvProblem(1, 2048, 1024, 1024, 8, 3, 3), "2147483648 input elements in an image"),
         # The filter's last tap lies two rows beyond the input.
-        (ConvProblem(1, 2, 1, 2**24 - 1, 1, 3, 1, 1, 0), "50331646 input elements in an image"),
+        (ConvProblem(1, 2, 1, 2**30 - 1, 1, 3, 1, 1, 0), "3221225470 input elements in an image"),
         (ConvProblem(1, 1, 4096, 4096, 2**24, 1, 1), "a grid of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

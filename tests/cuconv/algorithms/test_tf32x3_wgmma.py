@@ -78,7 +78,7 @@ def test_a_long_reduction_is_split_until_its_tap_table_fits():
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        (ConvProblem(1, 3, 20, 20, 8, 8, 8), "64 filter positions, the limit of the tf32x3 algorithms is 63"),
+        (ConvProblem(1, 3, 40, 40, 8, 2, 32), "32 columns in a filter, the limit of the tf32x3 algorithms is 31"),
         (ConvProblem(2, 1, 32768, 32768, 8, 1, 1), "2147483648 output pixels in the batch"),
         (ConvProblem(1, 512, 1024, 1024, 8, 3, 3), "536870912 input elements in an image"),
     ],
@@ -89,8 +89,10 @@ def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
         WGMMA.configure(problem, H200)
 
 
-@pytest.mark.parametrize(("kh", "kw", "large"), [(1, 1, 0), (5, 5, 0), (4, 8, 0), (3, 11, 1), (7, 9, 1)])
-def test_a_filter_of_more_than_32_positions_needs_a_wider_mask(kh, kw, large):
+@pytest.mark.parametrize(
+    ("kh", "kw", "large"), [(1, 1, 0), (5, 5, 0), (4, 8, 0), (3, 11, 1), (7, 9, 1), (8, 8, 2), (11, 11, 2)]
+)
+def test_a_filter_of_more_than_32_positions_needs_a_wider_mask_and_one_of_more_than_63_two(kh, kw, large):
     problem = ConvProblem(1, 16, 30, 30, 16, kh, kw)
     assert launched(WGMMA, problem).macros["LARGE_FILTER"] == large
 
@@ -141,8 +143,11 @@ def test_variants_sample_every_tile_and_setting():
     for products in (3, 1):
         assert tiles_of(m for m in sample if m["PRODUCTS"] == products) == tiles
     assert {m["SPLIT_K"] for m in sample} == set(CLUSTER_SIZES)
-    for name in ("POINTWISE", "VECTOR", "LARGE_FILTER", "LINEAR", "WHOLE", "PAIRED"):
+    for name in ("POINTWISE", "VECTOR", "LINEAR", "WHOLE", "PAIRED"):
         assert {m[name] for m in sample} == {0, 1}
+    assert {m["LARGE_FILTER"] for m in sample} == {0, 1, 2}
+    for name in ("STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W", "CHANNEL_GROUPS"):
+        assert max(m.get(name, 1) for m in sample) > 1
     assert tiles_of(m for m in sample if m["SPLIT_K"] in FILLING_CLUSTER_SIZES and not m["VECTOR"]) == tiles
 
 

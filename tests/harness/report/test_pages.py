@@ -100,6 +100,14 @@ def test_every_table_has_its_numbers(page):
     assert "No copies were measured" in filled(page, "memory_bound")
 
 
+def test_another_sweep_of_the_same_device(page):
+    assert "The sweep strided was not measured on" in filled(page, "sweep strided")
+    rows = [row("auto", 4.0, stride=2), row("gemm", 10.0, provider="cudnn", stride=2)]
+    write(page.parent.parent / "results", rows, GPU, "strided")
+    text = filled(page, "sweep strided")
+    assert "2.50x, 1/1" in text and "7-1-1-32-832-s2" in text
+
+
 def test_each_device_has_its_table(page):
     write(page.parent.parent / "results", ROWS, device="nvidia-other")
     write(page.parent.parent / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
@@ -108,9 +116,9 @@ def test_each_device_has_its_table(page):
 
 
 @pytest.mark.parametrize(("marker", "sentence"), [
-    ("nothing", "there is no table 'nothing': must be one of headline, standing, algorithm, choice, accuracy, "),
-    ("algorithm", "the table 'algorithm' takes one of fp16x3_winograd, "),
-    ("algorithm fp15", "the table 'algorithm' takes one of fp16x3_winograd, "),
+    ("nothing", "there is no table 'nothing': must be one of headline, standing, sweep, algorithm, choice, accuracy, "),
+    ("algorithm", "the table 'algorithm' takes one of "),
+    ("algorithm fp15", "the table 'algorithm' takes one of "),
     ("paper 3x3", "the table 'paper' takes nothing more: remove '3x3'"),
 ])  # fmt: skip
 def test_a_wrong_marker_is_one_sentence(page, capsys, marker, sentence):

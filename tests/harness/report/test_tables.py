@@ -32,7 +32,7 @@ def test_command_line_prints_every_table(tmp_path, capsys):
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
     assert "Not measured on nvidia-test: run 'python -m harness.measure.accuracy' there." in printed(tmp_path, capsys)
-    cells = [4, 7, 7, 832, 32, 1, 0, "cuconv", "auto", "images", "ok", "", 1.5e-7]
+    cells = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7]
     path = tmp_path / GPU / accuracy.FOLDER / accuracy.CSV
     path.parent.mkdir()
     pd.DataFrame([cells], columns=list(accuracy.COLUMNS)).to_csv(path, index=False)

@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from harness.results.records import COLUMNS, Measurement, ResultsError, ResultsFolder, read
@@ -45,11 +46,11 @@ def lines_of(folder):
 
 
 def test_columns_are_the_contract():
-    assert COLUMNS[:17] == (
-        *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad"),
+    assert COLUMNS[:20] == (
+        *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups"),
         *("provider", "algorithm", "precision", "status", "detail", "workspace_bytes", "rel_l2_error", "max_abs_error"),
     )
-    assert COLUMNS[17:27] == (*(f"run_{i}_us" for i in range(1, 10)), "mean_us")
+    assert COLUMNS[20:30] == (*(f"run_{i}_us" for i in range(1, 10)), "mean_us")
 
 
 @pytest.mark.parametrize(
@@ -249,3 +250,16 @@ def test_rows_of_no_convolution_or_of_an_unknown_provider_are_told(tmp_path, cha
     with pytest.raises(ResultsError, match="use the version that measured it, or delete such rows") as error:
         read(tmp_path / "measurements.csv")
     assert told in str(error.value)
+
+
+def test_a_file_without_stride_dilation_and_groups_is_of_layers_where_all_are_1(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+    kept = [column for column in COLUMNS if column not in ("stride", "dilation", "groups")]
+    frame = pd.read_csv(tmp_path / "measurements.csv", dtype=str, keep_default_na=False)
+    frame[kept].to_csv(tmp_path / "measurements.csv", index=False)
+    before = read(tmp_path / "measurements.csv")
+    assert before[["stride", "dilation", "groups"]].values.tolist() == [[1, 1, 1]]
+    with ResultsFolder(tmp_path) as folder:
+        assert list(folder.rows) == [ROW.key]
+    assert lines_of(tmp_path) == [list(COLUMNS), ROW.cells()]

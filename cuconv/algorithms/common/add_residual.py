@@ -1,0 +1,30 @@
+"""The launch that adds a residual to the output of an algorithm whose own kernels do not."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from pathlib import Path
+
+from cuconv.algorithms.common.limits import MAX_INDEX
+from cuconv.jit import OUTPUT, RESIDUAL, Launch
+from cuconv.problem import ConvProblem, UnsupportedProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+THREADS = 256
+VECTOR = 4  # floats of a load of 16 bytes
+
+
+def add_residual(problem: ConvProblem, aligned: bool, relu: bool, overlap: bool) -> Launch:
+    """The launch of output = output + residual, then ReLU if asked for.
+
+    aligned: whether output and residual start at a multiple of 16 bytes. overlap: whether the GPU has programmatic
+    dependent launch, as from compute capability 9.0 on. Raises UnsupportedProblem for an output of
+    more elements than a grid counts.
+    """
+    elements = prod(problem.output_shape)
+    vector = VECTOR if aligned and elements % VECTOR == 0 else 1
+    blocks = ceil(elements / (vector * THREADS))
+    if blocks > MAX_INDEX:
+        raise UnsupportedProblem(f"{problem.label}: {elements} outputs with a residual are more than a grid counts")
+    arguments = (RESIDUAL, OUTPUT, elements, int(relu))
+    return Launch(SOURCE, {"VECTOR": vector}, "add_residual", blocks, THREADS, arguments, overlap=overlap)

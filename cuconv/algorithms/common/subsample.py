@@ -1,0 +1,58 @@
+"""A 1x1 convolution with a stride as one of stride 1, on a copy of the pixels that it reads.
+
+Kernels that copy whole runs of pixels read the copy, which `subsample.cu` makes in the workspace. It moves few bytes
+beside the convolution: the copy is a quarter of the input at stride 2, and the convolution then finds it in L2.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+
+from cuconv.algorithms.common.implicit_gemm import geometry_macros, is_pointwise, is_strided
+from cuconv.jit import INPUT, WORKSPACE, Launch
+from cuconv.problem import FLOAT_BYTES, ConvProblem
+
+SOURCE = Path(__file__).with_suffix(".cu")
+THREADS, ELEMENTS = 256, 4  # of a block, and that a thread copies
+ALIGNMENT = 128  # bytes; of the copy in the workspace
+SECTOR_FLOATS = 8  # device memory is read in sectors of 32 bytes
+# Microseconds of the launch, and for 2**20 bytes that it moves, on an H200.
+LAUNCH_US, US_PER_MIB = 1.8, 0.3
+
+
+def is_subsampled(problem: ConvProblem) -> bool:
+    """Whether a problem is a 1x1 convolution with a stride, without padding and groups."""
+    return is_pointwise(problem) and is_strided(problem) and problem.groups == 1
+
+
+def on_dense(problem: ConvProblem) -> ConvProblem:
+    """The equal convolution of stride 1 on the copy."""
+    p = problem
+    return ConvProblem(p.n, p.c, p.out_h, p.out_w, p.m, 1, 1, precision=p.precision)
+
+
+def copy_bytes(problem: ConvProblem) -> int:
+    """The bytes of the copy."""
+    return FLOAT_BYTES * problem.n * problem.c * problem.out_pixels
+
+
+def aligned_bytes(workspace_bytes: int) -> int:
+    """The offset of a copy that follows so many bytes of the workspace."""
+    return ceil(workspace_bytes / ALIGNMENT) * ALIGNMENT
+
+
+def launch(problem: ConvProblem, offset: int) -> Launch:
+    """The launch that makes the copy, `offset` bytes after the start of the workspace."""
+    p, elements = problem, copy_bytes(problem) // FLOAT_BYTES
+    macros = {**geometry_macros(p), "ELEMENTS": ELEMENTS}
+    arguments = (INPUT, WORKSPACE + offset, elements, p.h, p.w, p.out_h, p.out_w)
+    blocks = ceil(elements / (THREADS * ELEMENTS))
+    return Launch(SOURCE, macros, "subsample", blocks, THREADS, arguments, overlap=True)
+
+
+def predicted_us(problem: ConvProblem) -> float:
+    """The predicted time of the copy in microseconds: it reads whole sectors of every row that it reads from."""
+    p = problem
+    reads = min(SECTOR_FLOATS, p.stride_w) * copy_bytes(p)
+    return LAUNCH_US + US_PER_MIB * (reads + copy_bytes(p)) / 2**20

@@ -1,0 +1,360 @@
+"""Grouped convolution with few channels a group, as plain FP32 sums: depthwise layers, and groups of up to 8 channels.
+
+A thread computes a strip of neighbouring outputs and reads the input through the L1 cache. For small planes a block
+may instead stage whole groups in shared memory. `depthwise.cu` has the kernel, docs/depthwise.md the design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, gcd, hypot
+from pathlib import Path
+
+from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.common.implicit_gemm import geometry_macros
+from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.costs import constant
+from cuconv.device import DeviceSpec
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+
+MAX_CHANNELS = 8  # of a group; beyond them tensor cores are faster
+MAX_FILTER_COLUMNS = 31  # a thread holds a row of weights, and the window of a row, in registers
+MAX_STEP = 2**24  # rows or columns from one output, or filter position, to the next
+MAX_EXTENT = 2**30  # rows or columns of the padded image
+MAX_SPAN = 60  # positions of a row whose use the kernel keeps in a mask
+MAX_BAND_WEIGHTS = 64  # that a thread holds at a time
+MAX_REGISTERS = 216  # of a thread, by the estimate of `registers_of`
+STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes
+
+THREADS = (64, 128, 256)
+COLUMNS, ROWS = (1, 2, 4), (1, 2, 4, 7)  # of a strip that is read from global memory; 7 divides many layers' planes
+STAGED_COLUMNS, STAGED_ROWS = (4, 7), (1, 2, 4)  # of a strip that is read from shared memory
+FILTERS = (1, 2, 4)  # of a strip
+MAX_STAGED_BYTES = 48 * 1024  # of a block, so that an SM holds several
+SM_THREADS, SM_BLOCKS, WARP = 2048, 32, 32  # limits of an SM; lanes of a warp
+
+SAMPLES = (
+    ConvProblem(1, 32, 112, 112, 32, 3, 3, 1, 1, stride_h=2, stride_w=2, groups=32),
+    ConvProblem(1, 32, 14, 14, 32, 5, 5, 2, 2, groups=32),
+    ConvProblem(1, 32, 28, 28, 64, 7, 7, 3, 3, groups=32),
+    ConvProblem(1, 32, 14, 14, 32, 31, 31, 15, 15, groups=32),
+    ConvProblem(1, 32, 33, 33, 32, 3, 5, 4, 24, dilation_h=4, dilation_w=12, groups=32),
+    ConvProblem(1, 12, 40, 41, 24, 4, 1, 0, 1, stride_h=3, stride_w=2, groups=6),
+    ConvProblem(1, 256, 28, 28, 256, 3, 3, 1, 1, groups=64),
+    ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, groups=8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants of the cost model, in microseconds of what each says."""
+
+    start: float = constant("a launch, and a thread from start to end, without loads and products")
+    stage: float = constant("added where a block stages its planes in shared memory")
+    load: float = constant("a thread's latency of 2**4 loads")
+    chain: float = constant("a thread's latency of 2**8 multiply-adds")
+    issue: float = constant("an SM's time to issue 2**10 loads of a warp")
+    store: float = constant("an SM's time to issue 2**10 stores of a warp")
+    multiply: float = constant("an SM's time for 2**16 multiply-adds")
+    fetch: float = constant("an SM's time for 2**10 cycles of loads from the L1 cache")
+    fetch_staged: float = constant("an SM's time for 2**10 cycles of loads from shared memory")
+    memory: float = constant("2**20 bytes of operands through device memory")
+    memory_staged: float = constant("added for 2**20 bytes of operands where blocks stage their planes")
+    memory_pieces: float = constant("added for 2**20 bytes of output that are not written in whole sectors")
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The outputs of a thread: rows x columns of `filters` planes, whose filters read the same group."""
+
+    rows: int
+    columns: int
+    filters: int
+
+    def units(self, problem: ConvProblem) -> int:
+        """The blocks of `filters` filters, in all images."""
+        return problem.n * problem.m // self.filters
+
+    def grid(self, problem: ConvProblem) -> tuple[int, int]:
+        """The strips down a plane and along a row."""
+        return ceil(problem.out_h / self.rows), ceil(problem.out_w / self.columns)
+
+    def count(self, problem: ConvProblem) -> int:
+        """The strips of a layer."""
+        down, along = self.grid(problem)
+        return self.units(problem) * down * along
+
+
+@dataclass(frozen=True, slots=True)
+class DepthwiseConfig:
+    """A launch configuration: the strip of a thread, and the grid.
+
+    groups: the groups that a block stages in shared memory; 0 where threads read global memory.
+    overlap: whether the device lets the kernel start while the one ahead in the stream ends.
+    """
+
+    strip: Strip
+    groups: int
+    threads: int
+    blocks: int
+    shared_bytes: int
+    overlap: bool
+    workspace_bytes: int = 0
+
+    def __str__(self) -> str:
+        strip = f"strip={self.strip.rows}x{self.strip.columns}x{self.strip.filters}"
+        staged = f" groups={self.groups}" if self.groups else ""
+        return f"{strip} threads={self.threads}{staged} grid={self.blocks} shared={self.shared_bytes}"
+
+
+class Depthwise(Algorithm[DepthwiseConfig, Costs]):
+    """Plain FP32 sums of grouped layers with few channels a group, such as depthwise layers."""
+
+    source = Path(__file__).with_suffix(".cu")
+    summary = "Plain FP32 sums of grouped layers with few channels a group, such as depthwise layers."
+    costs_type = Costs
+
+    def variants(self, arch: str) -> list[Macros]:
+        """A sample: every strip of a 3x3 filter, and filters, strides, dilations and groups of other kinds."""
+        layer = ConvProblem(1, 32, 56, 56, 32, 3, 3, 1, 1, groups=32)
+        strips = [(layer, Strip(rows, columns, 1), 0) for rows, columns in product(ROWS, COLUMNS)]
+        small = ConvProblem(1, 32, 7, 7, 32, 3, 3, 1, 1, groups=32)
+        strips += [(small, Strip(rows, columns, 1), 4) for rows, columns in product(STAGED_ROWS, STAGED_COLUMNS)]
+        for other in SAMPLES:
+            of_layer = list(_strips(other))
+            strips += [(other, *of_layer[place]) for place in (0, len(of_layer) // 2, -1)]
+        found = [_macros(*strip, aligned) for strip in strips for aligned in (True, False)]
+        return [macros for place, macros in enumerate(found) if macros not in found[:place]]
+
+    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[DepthwiseConfig]:
+        """Every configuration that can run; raises UnsupportedProblem where there is none."""
+        _check(problem)
+        overlap = device.compute_capability >= (9, 0)
+        found = []
+        for (strip, quantum), threads in product(_strips(problem), THREADS):
+            strips = strip.count(problem)
+            groups = _block_groups(problem, strip, quantum, threads)
+            shared_bytes = _shared_bytes(problem, groups)
+            blocks = ceil(problem.n * problem.groups / groups) if groups else ceil(strips / threads)
+            if strips <= MAX_INDEX - max(THREADS) and shared_bytes <= MAX_STAGED_BYTES:
+                found.append(DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap))
+        if not found:
+            raise UnsupportedProblem(
+                f"{problem.label}: {problem.n * problem.m * problem.out_pixels} outputs are too many for 32-bit "
+                "numbers of strips, depthwise computes a smaller batch"
+            )
+        return list(dict.fromkeys(found))
+
+    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, costs: Costs) -> float:
+        """The device time in microseconds, by the cost model with the given constants.
+
+        Four times overlap: a thread's latency, in as many waves as an SM needs for its blocks; the instructions that
+        the SM issues; its cache; and device memory. Their norm goes from one to the other.
+        """
+        strip, staged = config.strip, config.groups > 0
+        macros = _macros(problem, strip, config.groups, aligned=True)
+        windows, weights = loads_of(problem, macros)
+        outputs = strip.rows * strip.columns
+        strips_of_block = ceil(strip.count(problem) / config.blocks)
+        rounds = ceil(strips_of_block / config.threads)
+        blocks = ceil(config.blocks / device.sm_count)
+        waves = max(1.0, blocks / _resident_blocks(config, problem, device))
+        strip_us = costs.load * (windows + weights) / 2**4 + costs.chain * outputs * weights / 2**8
+        latency_us = waves * (costs.stage * staged + rounds * strip_us)
+        warps = blocks * ceil(strips_of_block / WARP)
+        stores = outputs * strip.filters / macros["OUT_VECTOR"]
+        issue_us = (costs.issue * (windows + weights) + costs.store * stores) / 2**10
+        issue_us += costs.multiply * outputs * weights * WARP / 2**16
+        cycles = windows * cycles_of_load(problem, strip, staged)
+        fetch_us = (costs.fetch_staged if staged else costs.fetch) * cycles / 2**10
+        pieces = not staged and problem.out_w % 8 > 0  # a sector has eight outputs
+        written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+        memory_us = (costs.memory + costs.memory_staged * staged) * problem.min_bytes / 2**20
+        memory_us += costs.memory_pieces * pieces * written_mib
+        return costs.start + hypot(latency_us, warps * issue_us, warps * fetch_us, memory_us)
+
+    def launches(self, problem: ConvProblem, config: DepthwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+        """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
+        p, strip = problem, config.strip
+        down, along = strip.grid(p)
+        divisors = (along, down, p.m // strip.filters, p.group_filters // strip.filters)
+        sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, int(relu), strip.units(p))
+        packed = [number for divisor in divisors for number in (divisor, packed_divisor(divisor))]
+        arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, config.groups)
+        macros = _macros(p, strip, config.groups, aligned, config.threads)
+        grid, shared = (config.blocks, config.threads), config.shared_bytes
+        return (Launch(self.source, macros, self.name, *grid, arguments, shared, config.overlap),)
+
+
+def packed_divisor(divisor: int) -> int:
+    """The multiplier and, from bit 32 on, the shift by which the kernel divides dividends below 2**31."""
+    shift = (divisor - 1).bit_length()
+    multiplier = (2**32 * (2**shift - divisor)) // divisor + 1
+    return multiplier | shift << 32
+
+
+def vectors_of(problem: ConvProblem, strip: Strip, aligned: bool) -> tuple[int, int]:
+    """The elements of a row that a strip loads, and that it stores, at a time.
+
+    aligned: whether the planes that it reads and writes start at a multiple of 16 bytes.
+    """
+    p = problem
+    if not aligned:
+        return 1, 1
+    span = (strip.columns - 1) * p.stride_w + (p.kw - 1) * p.dilation_w + 1
+    row = p.w if span <= MAX_SPAN else 1
+    loaded = next(size for size in (4, 2, 1) if row % size == strip.columns * p.stride_w % size == 0)
+    return loaded, next(size for size in (4, 2, 1) if p.out_w % size == strip.columns % size == 0)
+
+
+def loads_of(problem: ConvProblem, macros: Macros) -> tuple[int, int]:
+    """The load instructions of a thread for a strip: of windows, and of weights."""
+    p, vector, lead, band = problem, macros["VECTOR"], macros["LEAD"], macros["BAND"]
+    rows = len(_positions(macros["ROWS"], band, p.stride_h, p.dilation_h)) * p.kh // band
+    columns = _positions(macros["COLUMNS"], p.kw, p.stride_w, p.dilation_w)
+    chunks = {(lead + column) // vector for column in columns}
+    return p.group_channels * rows * len(chunks), macros["FILTERS"] * _depth(p)
+
+
+def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
+    """The cycles for which a warp's load of a window occupies the L1 cache or shared memory.
+
+    The lanes' elements spread over so many lines of the cache, or meet in a bank of shared memory so many times.
+    """
+    distance = strip.columns * problem.stride_w
+    return gcd(distance, WARP) if staged else min(distance, WARP)
+
+
+def registers_of(problem: ConvProblem, strip: Strip, staged: bool) -> int:
+    """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
+    p, band = problem, _band(problem, strip)
+    columns = len(_positions(strip.columns, p.kw, p.stride_w, p.dilation_w))
+    rows = len(_positions(strip.rows, band, p.stride_h, p.dilation_h))
+    values = strip.filters * (strip.rows * strip.columns + band * p.kw) + columns * rows * 9 // 10
+    return max(STAGED_REGISTERS if staged else 0, values + (44 if p.group_channels > 1 else 14))
+
+
+def _positions(outputs: int, kernel: int, stride: int, dilation: int) -> set[int]:
+    """The positions of the padded input that neighbouring outputs read on one axis, from the first one on."""
+    return {output * stride + k * dilation for output in range(outputs) for k in range(kernel)}
+
+
+def _depth(problem: ConvProblem) -> int:
+    """The products of an output."""
+    return problem.group_channels * problem.filter_area
+
+
+def _strips(problem: ConvProblem) -> Iterator[tuple[Strip, int]]:
+    """The strips for a layer, each with 0 or, to stage planes, with the number of groups that are whole vectors."""
+    p, quantum = problem, _quantum(problem)
+    kinds: list[tuple[Sequence[int], Sequence[int], int]] = [(ROWS, COLUMNS, 0)]
+    if quantum <= p.groups and _shared_bytes(p, quantum) <= MAX_STAGED_BYTES:
+        kinds.append((STAGED_ROWS, STAGED_COLUMNS, quantum))
+    for all_rows, all_columns, groups in kinds:
+        for rows, columns, filters in product(_sizes(all_rows, p.out_h), _sizes(all_columns, p.out_w), FILTERS):
+            strip = Strip(rows, columns, filters)
+            if p.group_filters % filters:
+                continue
+            least = rows == all_rows[0] and columns == all_columns[0] and filters == FILTERS[0]
+            if least or registers_of(p, strip, groups > 0) <= MAX_REGISTERS:
+                yield strip, groups
+
+
+def _sizes(sizes: Iterable[int], outputs: int) -> list[int]:
+    """The sizes of a strip up to the first that covers all outputs of an axis."""
+    found: list[int] = []
+    for size in sizes:
+        if not found or found[-1] < outputs:
+            found.append(size)
+    return found
+
+
+def _quantum(problem: ConvProblem) -> int:
+    """The least number of groups whose planes, read and written, are a multiple of 16 bytes."""
+    p = problem
+    sizes = (p.group_channels * p.h * p.w, p.group_filters * p.out_pixels)
+    return next(groups for groups in (1, 2, 4) if all(groups * size % 4 == 0 for size in sizes))
+
+
+def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: int) -> int:
+    """The groups that a block stages: about a strip for each thread; 0 for a quantum of 0.
+
+    There are no more than an image has, since the weights of a block lie around the end of the weights at most once.
+    """
+    if not quantum:
+        return 0
+    down, along = strip.grid(problem)
+    strips = problem.group_filters // strip.filters * down * along * quantum
+    return quantum * min(max(1, threads // strips), problem.groups // quantum)
+
+
+def _shared_bytes(problem: ConvProblem, groups: int) -> int:
+    """The shared memory of a block that stages so many groups, in bytes: input, output and weights."""
+    p = problem
+    planes = (groups * p.group_channels * p.h * p.w, groups * p.group_filters * p.out_pixels)
+    return FLOAT_BYTES * (sum(ceil(size / 4) * 4 for size in planes) + groups * p.group_filters * _depth(p))
+
+
+def _resident_blocks(config: DepthwiseConfig, problem: ConvProblem, device: DeviceSpec) -> int:
+    """The blocks that an SM holds at a time."""
+    registers = registers_of(problem, config.strip, config.groups > 0)
+    by_memory = device.resident_blocks(config.threads, registers, config.shared_bytes)
+    return min(by_memory, SM_THREADS // config.threads, SM_BLOCKS)
+
+
+def _check(problem: ConvProblem) -> None:
+    """Raise UnsupportedProblem for what the kernel does not compute, whatever the device."""
+    p = problem
+    if p.groups == 1:
+        raise UnsupportedProblem(f"{p.label}: one group, depthwise computes two or more")
+    sizes = [
+        ("channels in a group", p.group_channels, MAX_CHANNELS),
+        ("columns in a filter", p.kw, MAX_FILTER_COLUMNS),
+        ("rows in a filter", p.kh, MAX_STEP),
+        ("weights", p.m * _depth(p), MAX_INDEX),
+        ("output planes", p.n * p.m, MAX_INDEX),
+        ("input elements in a plane", p.h * p.w, MAX_INDEX),
+        ("output elements in a plane", p.out_pixels, MAX_INDEX),
+        ("rows in the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
+        ("columns in the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
+        ("rows of stride", p.stride_h, MAX_STEP),
+        ("columns of stride", p.stride_w, MAX_STEP),
+        ("rows of dilation", p.dilation_h, MAX_STEP),
+        ("columns of dilation", p.dilation_w, MAX_STEP),
+    ]
+    check_sizes(p, "depthwise", sizes)
+
+
+def _band(problem: ConvProblem, strip: Strip) -> int:
+    """The rows of the filter whose weights a thread holds at a time: as many as registers allow of those that divide.
+
+    All rows of a filter together read each row of the input once; single rows read it again for each.
+    """
+    p = problem
+    fitting = (rows for rows in range(p.kh, 0, -1) if strip.filters * rows * p.kw <= MAX_BAND_WEIGHTS)
+    return next((rows for rows in fitting if p.kh % rows == 0), 1)
+
+
+def _macros(problem: ConvProblem, strip: Strip, groups: int, aligned: bool, threads: int = THREADS[1]) -> Macros:
+    """The macros of the kernel variant for a layer. groups: those that a block stages, or 0."""
+    vector, out_vector = vectors_of(problem, strip, aligned or groups > 0)
+    geometry = geometry_macros(problem) | {"CHANNEL_GROUPS": 1}
+    return {
+        "THREADS": threads,
+        "ROWS": strip.rows,
+        "COLUMNS": strip.columns,
+        "FILTERS": strip.filters,
+        "GROUP_CHANNELS": problem.group_channels,
+        "KERNEL_H": problem.kh,
+        "KERNEL_W": problem.kw,
+        "BAND": _band(problem, strip),
+        "VECTOR": vector,
+        "LEAD": -problem.pad_w % vector,
+        "OUT_VECTOR": out_vector,
+        "STAGED": int(groups > 0),
+        "ALIGNED": int(aligned and groups > 0),
+        **geometry,
+    }

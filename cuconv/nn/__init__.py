@@ -1,0 +1,23 @@
+"""cuConv in torch: an operator, a module, and models converted ahead of time or sent to cuConv as they run.
+
+    model, report = cuconv.nn.convert(model.eval())    # batch norm, bias, residual and ReLU folded into convolutions
+    with cuconv.nn.enabled():                          # the same model, unchanged
+        y = model(x)
+
+It needs torch, which the rest of the library does not. What cuConv does not compute goes to torch's own kernels.
+"""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "cuconv.nn works on torch's modules, and torch is not installed: run 'pip install torch'"
+    ) from error
+
+from cuconv.nn.convert import convert
+from cuconv.nn.enabled import enabled
+from cuconv.nn.modules import Conv2d
+from cuconv.nn.operator import conv2d
+from cuconv.nn.report import Report
+
+__all__ = ["Conv2d", "Report", "conv2d", "convert", "enabled"]

@@ -1,0 +1,255 @@
+"""torch.ops.cuconv.conv2d: the convolution as an operator of torch, with gradients and under torch.compile.
+
+The operator is defined by torch.library.Library: torch.library.custom_op costs the host a few microseconds more a call,
+and imports torch's compiler at the first one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cuconv
+from cuconv.geometry import Geometry
+from cuconv.problem import FP32, PRECISIONS, ConvProblem, UnsupportedProblem
+
+Pair = int | Sequence[int]
+SCHEMA = (
+    "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "SymInt groups, bool relu, Tensor? residual, str precision) -> Tensor"
+)
+_calls: list[set[tuple[ConvProblem, bool]]] = []  # of `recorded`: each has the problems, and whether with a residual
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    *,
+    relu: bool = False,
+    residual: Tensor | float | None = None,
+    precision: str = FP32,
+) -> Tensor:
+    """The convolution of torch.nn.functional.conv2d, with a residual and ReLU: relu(conv(input) + bias + residual).
+
+    cuConv computes it where it can: float32, contiguous NCHW, on one GPU. Everything else that torch accepts goes to
+    torch: other types and layouts, CPU tensors, empty batches, autocast, padding="same" that is not the same on both
+    sides. torch also adds a residual of another shape or type than the output. Gradients are torch's
+    (aten.convolution_backward). The operator's result is contiguous. Raises ValueError for an unknown precision.
+    """
+    check_precision(precision)
+    pads = pads_of(padding, weight, stride, dilation)
+    if pads is None or input.dim() != 4 or autocasts(input):
+        return _by_torch(input, weight, bias, stride, padding, dilation, groups, relu, residual)
+    geometry = (_pair(stride), pads, _pair(dilation), groups)
+    if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
+        return _operator(input, weight, bias, *geometry, relu, residual, precision)
+    return _finished(_operator(input, weight, bias, *geometry, False, None, precision), relu, residual)
+
+
+def check_precision(precision: str) -> None:
+    """Raise ValueError for a precision that cuConv does not have."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+
+
+def _compute(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    relu: bool,
+    residual: Tensor | None,
+    precision: str,
+) -> Tensor:
+    """The operator on tensors with data: by cuConv where it can, by torch elsewhere."""
+    geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    if not qualifies(input, weight, bias):
+        return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
+    fused = residual if residual is not None and _is_fused(residual, input, weight, geometry) else None
+    last = residual is None or fused is not None  # whether cuConv's kernel is the last one
+    try:
+        output = _launch(input, weight, bias, *geometry, relu=relu and last, residual=fused, precision=precision)
+    except UnsupportedProblem:
+        return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
+    if not last:
+        output = _finished(output, relu, residual).contiguous()
+    return output
+
+
+def _kernel(*operands: Any) -> Tensor:
+    """`_compute`, into which torch's compiler must not look when a graph break makes it an eager call.
+
+    torch.compiler.disable imports the compiler, which takes most of a second: it is used only where that is imported.
+    """
+    return (_compute_untraced() if "torch._dynamo" in sys.modules else _compute)(*operands)
+
+
+@cache
+def _compute_untraced() -> Callable[..., Tensor]:
+    """`_compute`, which torch.compile does not trace."""
+    return torch.compiler.disable(_compute)
+
+
+def _fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    relu: bool,
+    residual: Tensor | None,
+    precision: str,
+) -> Tensor:
+    """The operator's output without data; `recorded` collects the problem if cuConv computes this type."""
+    shape = output_shape(input, weight, stride, padding, dilation)
+    sizes = (*input.shape, *weight.shape)
+    if _calls and input.dtype == torch.float32 and all(isinstance(size, int) for size in sizes):
+        with suppress(UnsupportedProblem):  # torch computes it, or says what is wrong
+            geometry = Geometry((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
+            problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision)
+            for found in _calls:
+                found.add((problem, residual is not None))
+    if residual is not None:
+        shape = list(torch.broadcast_shapes(shape, residual.shape))
+    return input.new_empty(shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what the gradients need."""
+    input, weight, bias, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.relu, residual, _ = inputs
+    ctx.bias_sizes = None if bias is None else list(bias.shape)
+    ctx.residual_shape = None if residual is None else residual.shape
+    ctx.save_for_backward(input, weight, output if ctx.relu else None)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight, bias and residual."""
+    input, weight, output = ctx.saved_tensors
+    if ctx.relu:
+        gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
+    of_residual = None
+    if ctx.residual_shape is not None:
+        of_residual = gradient.sum_to_size(ctx.residual_shape)
+        gradient = gradient.sum_to_size(output_shape(input, weight, ctx.stride, ctx.padding, ctx.dilation))
+    mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.bias_sizes is not None and ctx.needs_input_grad[2]]
+    of_input, of_weight, of_bias = torch.ops.aten.convolution_backward(
+        gradient, input, weight, ctx.bias_sizes, ctx.stride, ctx.padding, ctx.dilation, False, [0, 0], ctx.groups, mask
+    )
+    return of_input, of_weight, of_bias, None, None, None, None, None, of_residual, None
+
+
+_library = torch.library.Library("cuconv", "FRAGMENT")
+_library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("conv2d", _kernel, "CompositeExplicitAutograd")  # one function for every device
+torch.library.register_fake("cuconv::conv2d", _fake, lib=_library)
+torch.library.register_autograd("cuconv::conv2d", _backward, setup_context=_setup, lib=_library)
+_operator = torch.ops.cuconv.conv2d.default
+
+
+def qualifies(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether cuConv takes these operands: float32, contiguous, not empty, all on one GPU."""
+    operands = (input, weight) if bias is None else (input, weight, bias)
+    return all(
+        t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() and t.numel() > 0 and t.device == input.device
+        for t in operands
+    )
+
+
+@contextmanager
+def recorded() -> Iterator[set[tuple[ConvProblem, bool]]]:
+    """Collect the problems of the calls that fake tensors make, each with whether it has a residual."""
+    found: set[tuple[ConvProblem, bool]] = set()
+    _calls.append(found)
+    try:
+        yield found
+    finally:
+        _calls.pop()
+
+
+def _launch(*operands: Any, **options: Any) -> Tensor:
+    """cuconv.conv2d on operands whose gradients torch's operator takes care of."""
+    with torch.no_grad():
+        return cuconv.conv2d(*operands, **options)
+
+
+def autocasts(input: Tensor) -> bool:
+    """Whether torch computes convolutions of this device in another type, as torch.autocast asks for."""
+    device = input.device.type
+    return device in ("cuda", "cpu") and torch.is_autocast_enabled(device)
+
+
+def _is_fused(residual: Tensor, input: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
+    """Whether a residual is what the kernel adds: a contiguous tensor like the output."""
+    stride, padding, dilation, _ = geometry
+    shape = output_shape(input, weight, stride, padding, dilation)
+    same = list(residual.shape) == shape and residual.dtype == torch.float32 and residual.device == input.device
+    return same and residual.is_contiguous()
+
+
+def output_shape(
+    input: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """(N, M, OH, OW); its sizes may be symbols."""
+    shape = [input.shape[0], weight.shape[0]]
+    for axis in (0, 1):
+        reach = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        shape.append((input.shape[2 + axis] + 2 * padding[axis] - reach) // stride[axis] + 1)
+    return shape
+
+
+def _by_torch(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    relu: bool,
+    residual: Tensor | float | None,
+) -> Tensor:
+    """The same by torch's own kernels."""
+    return _finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), relu, residual)
+
+
+def _finished(output: Tensor, relu: bool, residual: Tensor | float | None) -> Tensor:
+    """The output of a convolution after residual and ReLU, by torch."""
+    if residual is not None:
+        output = output + residual
+    return output.relu() if relu else output
+
+
+def _pair(value: Pair) -> list[int]:
+    """A number or a sequence of one or two numbers as the values of both axes."""
+    if isinstance(value, int):
+        return [value, value]
+    return [*value] * 2 if len(value) == 1 else [*value]
+
+
+def pads_of(padding: Pair | str, weight: Tensor, stride: Pair, dilation: Pair) -> list[int] | None:
+    """The padding of both axes; None where it is not the same on both sides, or torch refuses it."""
+    if not isinstance(padding, str):
+        return _pair(padding)
+    if padding == "valid":
+        return [0, 0]
+    if padding != "same" or weight.dim() != 4 or _pair(stride) != [1, 1]:
+        return None
+    reaches = [(size - 1) * step for size, step in zip(weight.shape[2:], _pair(dilation), strict=True)]
+    return None if any(reach % 2 for reach in reaches) else [reach // 2 for reach in reaches]

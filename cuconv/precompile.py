@@ -1,0 +1,65 @@
+"""Kernels compiled before they are needed, several at once: at the first call of each shape they take long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from cuconv import jit, select
+from cuconv.algorithms.common import weight_packing
+from cuconv.conv import plan
+from cuconv.device import DeviceSpec, device_spec, import_cupy
+from cuconv.problem import ConvProblem
+
+
+def precompile(
+    problems: Iterable[ConvProblem],
+    device: DeviceSpec | int | None = None,
+    *,
+    residual: bool = False,
+    prepared: bool = False,
+    algorithm: str = "auto",
+    progress: Callable[[int, int], object] | None = None,
+) -> int:
+    """Compile the kernels that conv2d launches for problems; returns how many the cache on disk did not have.
+
+    Operands are taken to start at multiples of 16 bytes, as those of torch and CuPy do; ReLU and bias need no kernels
+    of their own. The kernels are compiled on all processor cores, and no GPU is needed.
+
+    device     a DeviceSpec, a GPU's ordinal, or None for the current GPU
+    residual   whether the calls have a residual
+    prepared   whether they are calls of what `prepare` returns
+    progress   called with the number of kernels that are compiled and the number of all, after each
+
+    Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
+    """
+    if device is None:
+        device = import_cupy().cuda.runtime.getDevice()
+    spec = device_spec(device) if isinstance(device, int) else device
+    missing = [
+        kernel for kernel in _kernels(problems, spec, residual, prepared, algorithm) if not jit.is_cached(*kernel)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        jobs = [threads.submit(jit.cubin, *kernel) for kernel in missing]
+        for done, job in enumerate(as_completed(jobs), start=1):
+            job.result()
+            if progress is not None:
+                progress(done, len(missing))
+    return len(missing)
+
+
+def _kernels(
+    problems: Iterable[ConvProblem], spec: DeviceSpec, residual: bool, prepared: bool, algorithm: str
+) -> list[tuple[Path, str, dict[str, int]]]:
+    """The kernel variants of the problems' plans, each once: source, architecture and macros."""
+    found = {}
+    for problem in problems:
+        chosen = plan(problem, spec, algorithm, prepared=prepared)
+        launches = select.launches_of(chosen, problem, True, False, residual, spec)
+        if prepared:
+            launches = weight_packing.prepare(launches)[1]  # of one module with what packs the weights
+        for launch in launches:
+            found[launch.source, tuple(launch.macros.items())] = dict(launch.macros)
+    return [(source, spec.arch, macros) for (source, _), macros in found.items()]

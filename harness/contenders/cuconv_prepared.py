@@ -1,0 +1,45 @@
+"""cuConv on a GPU with weights that are packed before the call, as `cuconv.prepare` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+import cuconv
+from cuconv.device import device_spec
+from cuconv.problem import ConvProblem
+from harness.contenders import NotRunnable, Offer, Operands, Prepared, check_workspace, cuconv_gpu
+
+
+class Contender(cuconv_gpu.Contender):
+    """`auto` on prepared weights. Its times leave out what conv2d does with the weights at every call."""
+
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
+        """Compile the kernels that the sweep will launch."""
+        problems = [replace(problem, precision=self.precision) for problem in problems]
+        cuconv.precompile(problems, device_spec(torch.cuda.current_device()), prepared=True)
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """`auto` alone."""
+        problem = replace(problem, precision=self.precision)
+        prepare = partial(_prepare, problem, operands, workspace_limit)
+        return [Offer("cuconv_prepared", "auto", prepare, self.precision)]
+
+
+def _prepare(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    try:
+        plan = cuconv.plan(problem, operands.input.device.index, prepared=True)
+    except cuconv.UnsupportedProblem as error:
+        raise NotRunnable("unsupported", str(error)) from None
+    check_workspace(plan.workspace_bytes, workspace_limit)
+    layer = cuconv.prepare(operands.weight, **problem.geometry, precision=problem.precision)
+
+    def call() -> torch.Tensor:
+        layer(operands.input, out=operands.output)
+        return operands.output
+
+    call()  # packs the weights
+    return Prepared(call, plan.workspace_bytes, str(plan))

@@ -1,0 +1,57 @@
+"""The fixture `on_a_gpu`: cuconv.nn on CPU tensors, where float64 computes what would be launched."""
+
+import pytest
+import torch
+
+from cuconv import UnsupportedProblem, reference
+from cuconv.nn import modules, operator
+
+
+def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, residual, out=None):
+    """What cuconv.conv2d computes, and what it refuses."""
+    operands = [tensor for tensor in (input, weight, bias, residual, out) if tensor is not None]
+    if any(tensor.dtype != torch.float32 or not tensor.is_contiguous() or not tensor.numel() for tensor in operands):
+        raise UnsupportedProblem("another type or layout")
+    result = reference.conv2d(
+        input.reshape(-1, *input.shape[-3:]), weight, padding, bias, stride=stride, dilation=dilation, groups=groups
+    ).reshape(*input.shape[:-3], -1, *_plane(input, weight, stride, padding, dilation))
+    if residual is not None and residual.shape != result.shape:
+        raise UnsupportedProblem("a residual of another shape")
+    result = result if residual is None else result + residual.double()
+    result = (result.relu() if relu else result).float()
+    return result if out is None else out.copy_(result)
+
+
+def _plane(input, weight, stride, padding, dilation):
+    return operator.output_shape(input[None] if input.dim() == 3 else input, weight, stride, padding, dilation)[2:]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Take CPU tensors for a GPU's; returns the options of each call that cuConv computes, in order."""
+    calls = []
+
+    def note(kind, relu, residual, precision, **others):
+        calls.append({"kind": kind, "relu": relu, "residual": residual is not None, "precision": precision, **others})
+
+    def conv2d(input, weight, bias, *geometry, relu=False, residual=None, precision="fp32"):
+        output = launch(input, weight, bias, *geometry, relu=relu, residual=residual)
+        note("plain", relu, residual, precision)
+        return output
+
+    def prepare(weight, bias, *geometry, relu, precision):
+        def call(input, residual=None, *, out=None):
+            output = launch(input, weight, bias, *geometry, relu=relu, residual=residual, out=out)
+            note("prepared", relu, residual, precision, out=out is not None)
+            return output
+
+        return call
+
+    def qualifies(input, weight, bias):
+        return input.dtype == torch.float32 and input.is_contiguous() and weight.is_contiguous() and input.numel() > 0
+
+    monkeypatch.setattr(operator, "_launch", conv2d)
+    monkeypatch.setattr(operator, "qualifies", qualifies)
+    monkeypatch.setattr(modules, "prepare", prepare)
+    monkeypatch.setattr(modules, "is_on_gpu", lambda input: True)
+    return calls

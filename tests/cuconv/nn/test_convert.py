@@ -1,0 +1,354 @@
+"""Models converted on a CPU: what is folded and replaced, and that the outputs stay those of the model."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cuconv.nn
+from cuconv.nn import modules, operator
+from cuconv.problem import ConvProblem
+from tests.cuconv.nn.models import MODELS, close, made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_model_computes_the_same(on_a_gpu, name):
+    model, x = made(name)
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(x.double())
+        converted, report = cuconv.nn.convert(model)
+        assert close(converted(x.clone()), truth)
+    assert on_a_gpu and not report.left
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "the model is unchanged"
+
+
+@pytest.mark.parametrize(
+    ("name", "folded"),
+    [
+        ("sequential", [("batch norm", "relu"), ()]),
+        ("block", [("batch norm", "relu"), ("batch norm", "residual", "relu"), ("batch norm",)]),
+        ("branches", [(), ("relu",), (), ("batch norm", "relu")]),
+        ("fire", [("relu",), ("relu",), ("relu",)]),
+        ("classifier", [("relu",), ("relu",), ()]),
+        ("untraceable", [(), ()]),
+        ("writes its input", [()]),
+    ],
+)
+def test_the_report_tells_what_was_folded(name, folded):
+    model, _ = made(name)
+    _, report = cuconv.nn.convert(model)
+    assert [row.folded for row in report.rows] == folded
+    assert str(report).startswith(f"{len(folded)} of {len(folded)} layers replaced")
+    assert report.traced == (name != "untraceable")
+
+
+def test_what_stays_with_torch_is_told():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 1).double(), nn.ReLU())
+    converted, report = cuconv.nn.convert(model.eval())
+    assert [row.reason for row in report.left] == ["its padding_mode is 'reflect'", "its weight is torch.float64"]
+    assert [type(module) for module in converted.children()] == [nn.Conv2d, nn.Conv2d, nn.ReLU]
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(ValueError, match=r"the model is in training mode.*call model\.eval\(\) first"):
+        cuconv.nn.convert(nn.Conv2d(3, 4, 1).train())
+
+
+def test_the_precision_reaches_the_kernels(on_a_gpu):
+    model, x = made("block")
+    with torch.no_grad():
+        cuconv.nn.convert(model, precision="tf32")[0](x)
+    assert {call["precision"] for call in on_a_gpu} == {"tf32"}
+
+
+def test_fake_tensors_record_the_problems():
+    model, x = made("sequential")
+    converted, _ = cuconv.nn.convert(model)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.no_grad(), operator.recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        converted(mode.from_tensor(x))
+    assert calls == {(ConvProblem(2, 3, 12, 13, 8, 3, 3), False), (ConvProblem(2, 8, 5, 5, 4, 1, 1), False)}
+
+
+# Models that are easily converted wrongly
+
+
+class Model(nn.Module):
+    """A function of a model and an input, with some modules."""
+
+    def __init__(self, function, **modules):
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def pointwise():
+    return nn.Conv2d(4, 4, 1)
+
+
+def adds_a_relu_in_place(model, x):
+    x = x + 0
+    out = model.conv(x)
+    return out + torch.relu_(x)
+
+
+def adds_a_relu_in_place_by_position(model, x):
+    x = x + 0
+    out = model.conv(x)
+    return out + F.relu(x, True)
+
+
+def scales_the_sum_of_a_branch(model, x):
+    x = x + 0
+    out = model.conv(x) + x
+    scaled = x.mul_(3)
+    return torch.cat([F.relu(out), scaled])
+
+
+def calls_one_convolution_often(model, x):
+    return model.conv(x) + model.conv(x * 2) + model.conv_0(x) + model.conv_1(x)
+
+
+def iterates(model, x):
+    outputs = []
+    if x.sum() > -1e9:
+        for layer in model.layers:
+            x = layer(x)
+            outputs.append(x)
+    return torch.cat(outputs)
+
+
+def hooked(place):
+    model = nn.Sequential(pointwise(), nn.BatchNorm2d(4), nn.ReLU())
+    model[place].register_forward_hook(lambda module, inputs, output: output * 2)
+    return model
+
+
+def writes_between_branches(model, x):
+    x = x + 0
+    a = model.conv(x)
+    x.mul_(2)
+    return torch.cat([a, model.conv_0(x)], 1)
+
+
+DIFFICULT = {
+    "a number is added": lambda: Model(lambda model, x: model.conv(x) + x.size(1), conv=pointwise()),
+    "a double is added": lambda: Model(lambda model, x: model.conv(x) + x.double(), conv=pointwise()),
+    "a sum that broadcasts": lambda: Model(lambda model, x: model.conv(x) + x[:, :1], conv=pointwise()),
+    "a larger sum": lambda: Model(lambda model, x: model.conv(x[:1]) + x, conv=pointwise()),
+    "the same twice": lambda: Model(lambda model, x: (lambda y: y + y)(model.conv(x)), conv=pointwise()),
+    "relu_ between": lambda: Model(adds_a_relu_in_place, conv=pointwise()),
+    "relu in place by position": lambda: Model(adds_a_relu_in_place_by_position, conv=pointwise()),
+    "mul_ after the sum": lambda: Model(scales_the_sum_of_a_branch, conv=pointwise()),
+    "input by name": lambda: Model(lambda model, x: F.relu(model.conv(input=x)), conv=pointwise()),
+    "the model is a convolution": pointwise,
+    "a function": lambda: Model(lambda model, x: F.conv2d(x, model.conv.weight, padding=1), conv=pointwise()),
+    "names that clash": lambda: Model(
+        calls_one_convolution_often, conv=pointwise(), conv_0=pointwise(), conv_1=pointwise()
+    ),
+    "layers that are iterated": lambda: Model(
+        iterates, layers=nn.Sequential(pointwise(), nn.BatchNorm2d(4), nn.ReLU())
+    ),
+    "a hook on a convolution": lambda: hooked(0),
+    "a hook on a batch norm": lambda: hooked(1),
+    "a hook on a ReLU": lambda: hooked(2),
+    "channels_last weights": lambda: pointwise().to(memory_format=torch.channels_last),
+    "same padding, even filter": lambda: nn.Conv2d(4, 4, 2, padding="same"),
+    "same padding, even filter, dilation": lambda: nn.Conv2d(4, 4, 2, padding="same", dilation=2),
+    "other convolutions": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2), pointwise()),
+    "a batch norm without statistics": lambda: nn.Sequential(pointwise(), nn.BatchNorm2d(4, track_running_stats=False)),
+    "branches": lambda: Model(
+        lambda model, x: torch.cat([F.relu(model.conv(x)), model.conv_0(x)], 1), conv=pointwise(), conv_0=pointwise()
+    ),
+    "a batch norm after a fully connected layer": lambda: nn.Sequential(
+        pointwise(), nn.Flatten(), nn.Linear(4 * 8 * 9, 6), nn.BatchNorm1d(6), nn.ReLU()
+    ),
+    "a weight that is read": lambda: Model(
+        lambda model, x: F.linear(model.fc(x), model.fc.weight.T) + model.fc.bias.sum(), fc=nn.Linear(9, 5)
+    ),
+    "a weight that is read, not traced": lambda: Model(
+        lambda model, x: model.fc(x) @ model.fc.weight if x.sum() > -1e9 else x, fc=nn.Linear(9, 5)
+    ),
+    "rows of an image": lambda: nn.Sequential(pointwise(), nn.Linear(9, 5), nn.ReLU()),
+    "few rows": lambda: nn.Sequential(nn.AdaptiveAvgPool2d((2, 9)), nn.Linear(9, 5), nn.ReLU()),
+    "branches with the same convolution": lambda: Model(
+        lambda model, x: torch.cat([model.conv(x), model.conv(x * 2)], dim=1), conv=pointwise()
+    ),
+    "the same branch twice": lambda: Model(
+        lambda model, x: (lambda y: torch.cat([y, y], 1))(model.conv(x)), conv=pointwise()
+    ),
+    "a write between branches": lambda: Model(writes_between_branches, conv=pointwise(), conv_0=pointwise()),
+    "branches along the batch": lambda: Model(
+        lambda model, x: torch.cat([model.conv(x), model.conv_0(x)]), conv=pointwise(), conv_0=pointwise()
+    ),
+    "branches with a residual": lambda: Model(
+        lambda model, x: torch.cat([model.conv(x) + x, model.conv_0(x)], 1), conv=pointwise(), conv_0=pointwise()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", DIFFICULT)
+def test_a_difficult_model_computes_the_same(on_a_gpu, name, gradients, images):
+    torch.manual_seed(2)
+    model, x = DIFFICULT[name]().eval(), torch.randn(images, 4, 8, 9)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1)  # scales and shifts of batch norms that are not 1 and 0
+    with torch.set_grad_enabled(gradients):
+        expected = model(x.clone())
+        ours = cuconv.nn.convert(model)[0](x.clone())
+    assert ours.dtype == expected.dtype and ours.shape == expected.shape
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5, check_stride=False)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_branches_of_one_image_are_written_to_their_place(on_a_gpu, images):
+    model = DIFFICULT["branches"]().eval()
+    converted, report = cuconv.nn.convert(model)
+    joined = [module for module in converted.modules() if isinstance(module, modules.Concatenation)]
+    assert len(joined) == 1 and [row.folded for row in report.rows] == [("relu",), ()]
+    with torch.no_grad():
+        converted(torch.randn(images, 4, 8, 9))
+    assert [call["out"] for call in on_a_gpu] == [images == 1] * 2
+
+
+@pytest.mark.parametrize("name", ["a write between branches", "branches along the batch", "the same branch twice"])
+def test_what_cannot_be_written_to_its_place_stays(name):
+    converted, _ = cuconv.nn.convert(DIFFICULT[name]().eval())
+    assert not any(isinstance(module, modules.Concatenation) for module in converted.modules())
+
+
+def test_modules_in_training_mode_stay_so():
+    model = nn.Sequential(pointwise(), nn.BatchNorm2d(4), nn.Dropout()).eval()
+    model[1].training = model[2].training = True
+    converted, report = cuconv.nn.convert(model)
+    assert [module.training for module in converted.children()] == [False, True, True]
+    assert report.rows[0].folded == ()
+
+
+def test_what_is_not_a_convolution_of_two_dimensions_is_told():
+    layers = [nn.Conv1d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, 1)]
+    model = Model(lambda model, x: [layer(x) for layer in model.layers], layers=nn.ModuleList(layers))
+    _, report = cuconv.nn.convert(model.eval())
+    assert [row.reason for row in report.left] == ["it is a Conv1d", "it is a ConvTranspose2d", "it is a Conv3d"]
+
+
+def test_a_report_of_a_model_that_is_not_traced_says_why():
+    model, _ = made("untraceable")
+    _, report = cuconv.nn.convert(model)
+    assert "cannot be used as inputs to control flow" in report.why_not_traced
+    assert report.why_not_traced in str(report)
+    _, report = cuconv.nn.convert(hooked(1).eval())
+    assert report.why_not_traced == "1 has hooks"
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save"])
+@pytest.mark.parametrize("name", ["block", "untraceable"])
+def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how):
+    model, x = made(name)
+    converted, _ = cuconv.nn.convert(model)
+    with torch.no_grad():
+        expected = converted(x)  # weights are packed from here on
+        if how == "deepcopy":
+            again = copy.deepcopy(converted)
+        else:
+            torch.save(converted, tmp_path / "model.pt")
+            again = torch.load(tmp_path / "model.pt", weights_only=False)
+        assert torch.equal(again(x), expected)
+    assert not set(map(id, again.parameters())) & set(map(id, converted.parameters()))
+
+
+def test_a_converted_model_is_converted_again_as_it_is(on_a_gpu):
+    model, x = made("block")
+    once, _ = cuconv.nn.convert(model)
+    twice, report = cuconv.nn.convert(once)
+    with torch.no_grad():
+        assert torch.equal(once(x), twice(x)) and not report.rows
+
+
+def test_a_converted_model_compiles_in_one_graph(on_a_gpu):
+    model, x = made("block")
+    converted, _ = cuconv.nn.convert(model)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(converted, fullgraph=True, backend="eager")
+        assert close(compiled(x), model(x))
+    assert {call["kind"] for call in on_a_gpu} == {"plain"}
+
+
+def test_a_model_that_torch_cannot_copy_is_refused():
+    model = nn.Sequential(pointwise()).eval()
+    model.lock = (line for line in [])  # a generator
+    with pytest.raises(ValueError, match="the model cannot be copied"):
+        cuconv.nn.convert(model)
+
+
+@pytest.mark.parametrize("precision", ["half", None, torch.float32])
+def test_an_unknown_precision_is_refused(precision):
+    with pytest.raises(ValueError, match=r"precision=.*must be one of fp32, tf32"):
+        cuconv.nn.convert(pointwise().eval(), precision=precision)
+
+
+# The module
+
+
+def test_weights_are_prepared_without_gradients_only(on_a_gpu):
+    layer = cuconv.nn.Conv2d(pointwise())
+    for recording in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with recording():
+            layer(torch.randn(1, 4, 5, 5))
+    assert [call["kind"] for call in on_a_gpu] == ["prepared", "prepared", "plain"]
+
+
+def test_another_weight_is_prepared_anew(on_a_gpu):
+    layer = cuconv.nn.Conv2d(pointwise())
+    x = torch.randn(1, 4, 5, 5)
+    with torch.no_grad():
+        layer(x)
+        layer.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
+        assert close(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double()))
+
+
+@pytest.mark.parametrize("change", ["half", "channels_last", "empty", "residual", "one image", "autocast"])
+def test_a_module_takes_what_torchs_takes(on_a_gpu, change):
+    conv = nn.Conv2d(4, 6, 3, padding=1)
+    x, residual = torch.randn(2, 4, 5, 7), None
+    if change == "half":
+        conv, x = conv.bfloat16(), x.bfloat16()
+    layer = cuconv.nn.Conv2d(copy.deepcopy(conv).float()).to(conv.weight.dtype)
+    x = {"channels_last": x.to(memory_format=torch.channels_last), "empty": x[:0], "one image": x[0]}.get(change, x)
+    residual = torch.randn(6, 1, 1) if change == "residual" else None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        expected = conv(x) if residual is None else conv(x) + residual
+        torch.testing.assert_close(layer(x, residual), expected, check_stride=False)
+
+
+def test_a_traced_module_computes_and_is_no_constant(on_a_gpu):
+    layer = cuconv.nn.Conv2d(pointwise())
+    first, second = torch.randn(1, 4, 5, 5), torch.randn(1, 4, 5, 5)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, first)
+        assert close(traced(second), layer(second))
+        mapped = torch.vmap(layer)(torch.stack([first, second]))
+        assert close(mapped[1], layer(second))
+
+
+@pytest.mark.parametrize(("rows", "kinds"), [((), 1), ((1,), 1), ((2, 3, 4), 1), ((32,), 1), ((33,), 0), ((0,), 0)])
+def test_fully_connected_layers_of_few_rows(on_a_gpu, rows, kinds):
+    linear = nn.Linear(7, 5)
+    layer, x = modules.Linear(linear, relu=True), torch.randn(*rows, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), linear(x).relu())
+    assert [call["kind"] for call in on_a_gpu] == ["prepared"] * kinds
+    layer(x).sum().backward()
+    assert linear.weight.grad is None and layer.conv.weight.grad is not None

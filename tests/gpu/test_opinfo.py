@@ -1,0 +1,82 @@
+"""torch's own samples of conv2d, and the operands that it refuses, on conv2d and on the operator of torch."""
+
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cuconv.nn
+from tests.gpu.problems import TOLERANCE, rel_l2_error
+
+pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest, of the extra 'test'")
+
+
+@cache
+def conv2d_info():
+    """What torch's own tests know of conv2d; importing it takes seconds."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return next(op for op in op_db if op.name == "nn.functional.conv2d")
+
+
+def samples():
+    """Operands on the GPU, options, and the result in float64."""
+    for sample in conv2d_info().sample_inputs("cuda", torch.float32):
+        operands = (sample.input, *sample.args)
+        doubles = [None if tensor is None else tensor.double() for tensor in operands]
+        yield operands, sample.kwargs, F.conv2d(*doubles, **sample.kwargs)
+
+
+def same_on_both_sides(weight, padding="valid", dilation=1, **others):
+    """Whether padding adds as much on one side as on the other, as conv2d needs it."""
+    dilation = (dilation, dilation) if isinstance(dilation, int) else dilation
+    return padding != "same" or not any((k - 1) * d % 2 for k, d in zip(weight.shape[2:], dilation, strict=True))
+
+
+def test_conv2d_computes_every_sample():
+    computed = 0
+    for operands, options, truth in samples():
+        try:
+            output = cuconv.conv2d(*operands, **options)
+        except cuconv.UnsupportedProblem as refusal:
+            assert "padding='same'" in str(refusal) and operands[1].shape[-2] % 2 == 0, (options, refusal)
+            continue
+        assert output.shape == truth.shape and rel_l2_error(output, truth) < TOLERANCE, options
+        computed += 1
+    assert computed >= 20
+
+
+def test_the_operator_computes_every_sample():
+    for operands, options, truth in samples():
+        output = cuconv.nn.conv2d(*operands, **options)
+        assert output.shape == truth.shape and rel_l2_error(output, truth) < TOLERANCE, options
+
+
+def test_a_prepared_layer_computes_every_sample():
+    for (x, weight, bias), options, truth in samples():
+        if same_on_both_sides(weight, **options):
+            options = {**options, "padding": _numbers(weight, **options)}
+            output = cuconv.prepare(weight, bias, **options)(x)
+            assert output.shape == truth.shape and rel_l2_error(output, truth) < TOLERANCE, options
+
+
+def _numbers(weight, padding=0, dilation=1, **others):
+    """The padding of each axis."""
+    dilation = (dilation, dilation) if isinstance(dilation, int) else dilation
+    if padding == "same":
+        return tuple((k - 1) * d // 2 for k, d in zip(weight.shape[2:], dilation, strict=True))
+    return 0 if padding == "valid" else padding
+
+
+def test_what_torch_refuses_is_refused_in_one_sentence():
+    refused = 0
+    for error in conv2d_info().error_inputs("cuda"):
+        sample = error.sample_input
+        with pytest.raises((ValueError, TypeError)) as refusal:
+            cuconv.conv2d(sample.input, *sample.args, **sample.kwargs)
+        assert len(str(refusal.value).splitlines()) == 1
+        with pytest.raises((RuntimeError, ValueError)):
+            cuconv.nn.conv2d(sample.input, *sample.args, **sample.kwargs)
+        refused += 1
+    assert refused >= 8
