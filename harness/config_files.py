@@ -41,8 +41,9 @@ Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
 Name = Annotated[str, Field(pattern=r"^[^;\s\p{Cc}]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200)]
 
 
-# Layers that the paper measures, others of stride 1, those with a stride, and those with groups or a dilation.
-Set = Literal["paper", "network", "strided", "grouped"]
+# Layers that the paper measures, others of stride 1, those with a stride, those with groups or a dilation, and those on
+# a plane of one pixel.
+Set = Literal["paper", "network", "strided", "grouped", "fully_connected"]
 SETS: tuple[str, ...] = get_args(Set)
 
 

@@ -1,8 +1,8 @@
-"""A 1x1 convolution as a batched matrix product: cuBLAS through torch.bmm."""
+"""A 1x1 convolution as a matrix product: cuBLAS through torch.bmm, or torch.mm where an image is one pixel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -48,17 +48,24 @@ def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace
         raise NotRunnable("unsupported", "a product of matrices computes stride 1, dilation 1 and one group only")
     if problem.pad_h or problem.pad_w:
         raise NotRunnable("unsupported", "a padded input is not a plain matrix")
-    # For each image n: output (m, pixels) = weights (m, c) times input (c, pixels).
-    weights = operands.weight.flatten(1).expand(problem.n, problem.m, problem.c)
-    pixels = operands.input.flatten(2)
-    products = operands.output.view(problem.n, problem.m, problem.out_pixels)
+    multiply = _product(problem, operands)
 
     def call() -> torch.Tensor:
         with _computing_in(precision):
-            torch.bmm(weights, pixels, out=products)
+            multiply()
         return operands.output
 
     call()  # on the first call cuBLAS allocates its lasting workspace, which is not that of a call
     needed = measured_workspace(call)
     check_workspace(needed, workspace_limit)
     return Prepared(call, needed, "beside the lasting workspace of cuBLAS")
+
+
+def _product(problem: ConvProblem, operands: Operands) -> Callable[[], object]:
+    if problem.out_pixels == 1:  # output (n, m) = input (n, c) times weights (m, c) transposed
+        images, filters = operands.input.flatten(1), operands.weight.flatten(1)
+        return partial(torch.mm, images, filters.T, out=operands.output.view(problem.n, problem.m))
+    # For each image n: output (m, pixels) = weights (m, c) times input (c, pixels).
+    weights = operands.weight.flatten(1).expand(problem.n, problem.m, problem.c)
+    products = operands.output.view(problem.n, problem.m, problem.out_pixels)
+    return partial(torch.bmm, weights, operands.input.flatten(2), out=products)

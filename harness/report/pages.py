@@ -30,7 +30,14 @@ from harness.report.memory_bound import memory_bound_table
 from harness.report.networks import networks_section
 from harness.report.paper import paper_table
 from harness.report.provenance import mixture, provenance
-from harness.report.speedups import floor_table, grid_table, headline_table, with_tf32, worst_table
+from harness.report.speedups import (
+    against_cublas,
+    floor_table,
+    grid_table,
+    headline_table,
+    with_tf32,
+    worst_table,
+)
 from harness.results.comparisons import Results, find_results, full_precision
 from harness.results.files import write_whole
 
@@ -117,6 +124,7 @@ def _sweep(results: Results, name: str) -> str:
     return "\n\n".join([
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
         grid_table(other.of_subject()),
+        *filter(None, [against_cublas(other.of_subject())]),
         "The cases of the smallest speedups:",
         worst_table(other),
     ])  # fmt: skip
@@ -157,7 +165,10 @@ TABLES: dict[str, Callable[..., str]] = {
     "host": lambda results, plots: host_table(results),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
-ARGUMENTS: dict[str, tuple[str, ...]] = {"algorithm": tuple(named()), "sweep": ("strided", "grouped")}
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "algorithm": tuple(named()),
+    "sweep": ("strided", "grouped", "fully_connected"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

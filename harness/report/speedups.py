@@ -58,12 +58,18 @@ def _subject_summary(results: Results, subject: str, rows: pd.DataFrame) -> str:
         lines.append(f"It has no FP32 time for {failed} of them: not won, and not in the means.")
     if len(compared) < len(rows):
         lines.append(f"Left out, as no rival has a time: {len(rows) - len(compared)}.")
-    cublas = rows.assign(rival_us=rows.cublas_us, speedup=rows.cublas_speedup)
-    if cublas.rival_us.notna().any():
-        other = summarise(cublas)
-        mean = times(other.geometric)
-        lines.append(f"Against cuBLAS, where it applies: faster on {other.wins} of {other.of}, geometric mean {mean}.")
+    if against := against_cublas(rows):
+        lines.append(against)
     return "\n".join(lines) + "\n\n" + _by_filter_and_batch(rows)
+
+
+def against_cublas(rows: pd.DataFrame) -> str:
+    """One sentence on the speedup of one subject's rows of `compare` over cuBLAS, empty where it has no time."""
+    other = summarise(rows.assign(rival_us=rows.cublas_us, speedup=rows.cublas_speedup))
+    if not other.of:
+        return ""
+    mean = times(other.geometric)
+    return f"Against cuBLAS, where it applies: faster on {other.wins} of {other.of}, geometric mean {mean}."
 
 
 def _by_filter_and_batch(rows: pd.DataFrame) -> str:

@@ -132,6 +132,16 @@ def test_every_offer_called_and_captured(provider, problem):
         assert len(ran) >= 3 or provider != "cudnn_engine"
 
 
+def test_cublas_on_images_of_one_pixel():
+    problem = ConvProblem(5, 70, 1, 1, 33, 1, 1)
+    tensors, truth = case(problem)
+    prepared = offers_of("cublas", problem)["bmm"].prepare()
+    tensors.output.fill_(torch.nan)
+    output = prepared.call()
+    assert output.shape == truth.shape
+    assert rel_l2_error(output, truth) < GEMM_LIKE
+
+
 @pytest.mark.parametrize(
     "provider", [name for name, entry in PROVIDERS.items() if name in MUST_RUN and entry.algorithms]
 )

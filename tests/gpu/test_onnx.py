@@ -1,7 +1,7 @@
 """The Conv cases of onnx, from the installed package, on conv2d."""
 
 import os
-import warnings
+import unittest.mock
 
 import numpy
 import pytest
@@ -12,6 +12,7 @@ from cuconv import conv2d, prepare
 from tests.gpu.problems import rel_l2_error
 
 onnx = pytest.importorskip("onnx", reason="onnx is of the extra 'test'")
+onnx_cases = pytest.importorskip("onnx.backend.test.case.node.conv")
 
 TOLERANCE = 3e-6
 STORED = os.path.join(os.path.dirname(onnx.__file__), "backend", "test", "data", "pytorch-converted")
@@ -19,16 +20,19 @@ MODELS = sorted(name for name in os.listdir(STORED) if name.startswith("test_Con
 
 
 def node_cases():
-    """The cases of the operator Conv with two dimensions: an attribute dictionary, operands and the result."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the module makes the data of every operator
-        from onnx.backend.test.case.node import collect_testcases
+    """The cases of the operator Conv with two dimensions: (name, attributes, operands, result) of each."""
+    found = []
 
-        found = collect_testcases("Conv")
-    for case in found:
-        inputs, outputs = case.data_sets[0]
+    def expect(node, inputs, outputs, name):
         if inputs[0].ndim == 4:
-            yield case.name, attributes(case.model.graph.node[0]), inputs, outputs[0]
+            found.append((name, attributes(node), inputs, outputs[0]))
+
+    # Not onnx's own collector: it makes the cases of every operator, and fails where one of them does.
+    with unittest.mock.patch.object(onnx_cases, "expect", expect):
+        for name in dir(onnx_cases.Conv):
+            if name.startswith("export"):
+                getattr(onnx_cases.Conv, name)()
+    return found
 
 
 def stored_case(name):

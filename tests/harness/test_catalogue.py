@@ -125,7 +125,8 @@ def vgg19():
 @pytest.mark.parametrize("definition", [alexnet, googlenet, squeezenet, resnet50, vgg19])
 def test_layers_and_counts_are_those_of_the_definition(definition):
     network = definition.__name__
-    counts = Counter({layer.shape: layer.count for layer in load_network(network) if layer.count and layer.stride == 1})
+    layers = [one for one in load_network(network) if one.count and one.stride == 1 and one.set != "fully_connected"]
+    counts = Counter({layer.shape: layer.count for layer in layers})
     assert counts == Counter(definition())
     assert counts.total() == STRIDE_1_CONVOLUTIONS[network]
 
@@ -252,7 +253,7 @@ def test_batches_replace_those_of_the_sweep():
     ("config", "filters", "parts"),
     [
         ("paper", {"networks": ["vgg19", "vgg16"]}, ["paper", "network", "'vgg16'", *TABLE_1]),
-        ("smoke", {"networks": ["vgg19"]}, ["'vgg19'", "googlenet, squeezenet", "vgg19 is in --config full or paper"]),
+        ("smoke", {"networks": ["vgg19"]}, ["'vgg19'", "googlenet, squeezenet", "vgg19 is in --config full"]),
         ("paper", {"filter_sizes": [7]}, ["paper", "filter size 7", "1, 3, 5"]),
         ("paper", {"networks": ["vgg19"], "filter_sizes": [5]}, ["filter size 5", "must be one of 3"]),
         ("smoke", {"layers": ["conv9"]}, ["smoke", "layer 'conv9'", "4a_3x3", "fire6_sq"]),
@@ -316,7 +317,7 @@ def test_a_list_of_layers_may_set_what_a_sweep_sets(tmp_path):
 
 
 def test_a_network_file_of_the_project_is_a_sweep_too():
-    assert len(load_sweep(CONFIGS / "networks" / "alexnet.yaml").cases) == 5
+    assert len(load_sweep(CONFIGS / "networks" / "alexnet.yaml").cases) == 8
 
 
 def test_a_sweep_joins_a_network_by_name_with_one_by_path(tmp_path):
@@ -348,6 +349,12 @@ def test_strided_layers_have_a_stride_and_grouped_ones_groups_or_a_dilation():
     assert all(case.layer.stride > 1 and case.layer.groups == case.layer.dilation == 1 for case in strided.cases)
     assert all(case.layer.groups > 1 or case.layer.dilation > 1 for case in grouped.cases)
     assert {"alexnet", "googlenet", "resnet50", "squeezenet"} <= {n for c in strided.cases for n in c.layer.networks}
+
+
+def test_fully_connected_layers_have_a_plane_of_one_pixel():
+    sweep = load_sweep("fully_connected")
+    assert all(case.layer.h == case.layer.w == case.layer.k == 1 and case.problem.is_dense for case in sweep.cases)
+    assert {"1-1-1-4096-25088", "1-8-1-1000-2048", "1-32-1-24-72"} <= {case.label for case in sweep.cases}
 
 
 def test_known_strides_and_groups():

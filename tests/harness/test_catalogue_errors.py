@@ -57,7 +57,7 @@ WRONG_LAYERS = {
     "hw and h and w": (line(h=5, w=6), ["hw is 7", "h is 5", "w is 6", "hw alone"]),
     "h alone": (line(hw=None, h=5), ["h is 5", "both h and w"]),
     "negative count": (line(count=-1), ["count is -1", "at least 0"]),
-    "unknown set": (line(set="mine"), ["set is 'mine'", "paper, network, strided or grouped"]),
+    "unknown set": (line(set="mine"), ["set is 'mine'", "paper, network, strided, grouped or fully_connected"]),
 }
 
 
@@ -118,7 +118,10 @@ WRONG_FILES = {
     "network twice": ("networks: [vgg19, vgg19]", ["networks is ['vgg19', 'vgg19']", "different"]),
     "text for networks": ("networks: vgg19", ["networks is 'vgg19'", "list"]),
     "no networks": ("networks: []", ["networks is []", "list"]),
-    "unknown sets": ("networks: [vgg19]\nsets: [all]", ["sets has 'all'", "paper, network, strided, grouped"]),
+    "unknown sets": (
+        "networks: [vgg19]\nsets: [all]",
+        ["sets has 'all'", "paper, network, strided, grouped, fully_connected"],
+    ),
     "sets without layers": ("networks: [vgg19]\nsets: [network]", ["sets is ['network']", "networks have"]),
     "unknown layer to keep": ("networks: [alexnet]\nlayers: [conv7]", ["layer 'conv7'", "conv2, conv3, conv4, conv5"]),
     "layers beside networks": ("networks: [alexnet]\n" + OWN, ["layers has {", "names", "networks"]),

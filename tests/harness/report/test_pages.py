@@ -106,6 +106,9 @@ def test_another_sweep_of_the_same_device(page):
     write(page.parent.parent / "results", rows, GPU, "strided")
     text = filled(page, "sweep strided")
     assert "2.50x, 1/1" in text and "7-1-1-32-832-s2" in text
+    assert "cuBLAS" not in text
+    write(page.parent.parent / "results", [*rows, row("bmm", 6.0, provider="cublas", stride=2)], GPU, "strided")
+    assert "Against cuBLAS, where it applies: faster on 1 of 1, geometric mean 1.50x." in filled(page, "sweep strided")
 
 
 def test_each_device_has_its_table(page):
