@@ -28,6 +28,7 @@ def row(
     k: int = 1,
     pad: int | None = None,
     stride: int = 1,
+    groups: int = 1,
     detail: str = "",
     environment: str = "",
 ) -> Measurement:
@@ -36,8 +37,8 @@ def row(
     return Measurement(
         networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
         pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
-        stride=stride, status=status, detail=detail or ("" if ok else "told why"), rel_l2_error=error if ok else None,
-        runs_us=(us, us, us) if ok else (), environment=environment,
+        stride=stride, groups=groups, status=status, detail=detail or ("" if ok else "told why"),
+        rel_l2_error=error if ok else None, runs_us=(us, us, us) if ok else (), environment=environment,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The memory-bound layers beside copies of as many bytes that were timed in the same way."""
+"""The memory-bound layers, and the depthwise ones, beside copies of as many bytes that were timed in the same way."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import pandas as pd
 
 from harness.report.markdown import NONE, markdown, of
 from harness.results import bandwidth
-from harness.results.comparisons import LAYER, Results, each, grouped, is_memory_bound, layer_label, problem_of
+from harness.results.comparisons import (
+    LAYER,
+    Results,
+    each,
+    geometric_mean,
+    grouped,
+    is_memory_bound,
+    layer_label,
+    problem_of,
+)
 
 LEAST_BATCH = 16  # in smaller batches a launch counts for more than bytes
 GOAL = 0.8  # of the bandwidth of a copy
+LEAST_BYTES, DEPTHWISE_GOAL = 8e6, 0.7  # of depthwise layers
 
 
 def memory_bound(results: Results) -> pd.DataFrame:
@@ -55,6 +65,35 @@ def memory_bound_table(results: Results) -> str:
         body.append([f"{first.k}x{first.k}", layer_label(first), *(_percent(share.get(batch)) for batch in batches)])
     body.append(["all", f"{GOAL:.0%} or more", *(_reached(found[found.batch == batch]) for batch in batches)])
     return f"{note}\n\n" + markdown(["filter", "HW-M-C", *map(str, batches)], body, left=(0, 1))
+
+
+def depthwise_table(results: Results | None, device: str) -> str:
+    """The depthwise layers that move LEAST_BYTES or more, by filter size and input: the share of a copy's speed.
+
+    results: those of a sweep with groups, None where it was not measured on the device.
+    """
+    csv_path = results.folder.parent / bandwidth.FOLDER / bandwidth.CSV if results else None
+    if results is None or csv_path is None or not csv_path.exists():
+        return f"Layers with groups, or copies, were not measured on {device}."
+    cases = results.of_subject()
+    moved = np.array([problem_of(case).min_bytes for case in each(cases)])
+    cases = cases[(cases.groups == cases.c) & (cases.m == cases.c) & (moved >= LEAST_BYTES)]
+    found = shares(cases, bandwidth.read(csv_path))
+    note = (
+        f"Time of a copy of as many bytes over time of {results.shown(results.subject)}, depthwise layers that move "
+        f"{LEAST_BYTES / 1e6:g} MB or more: {DEPTHWISE_GOAL:.0%} or more on "
+        f"{of(int((found.share >= DEPTHWISE_GOAL).sum()), len(found))} cases. Geometric means, and the number of cases:"
+    )
+    planes = sorted(found.h.unique(), reverse=True)
+    body = []
+    for (k, stride), rows in grouped(found, ["k", "stride"]):
+        cells = [_mean_share(rows[rows.h == h]) for h in planes]
+        body.append([f"{k}x{k}" + (f", stride {stride}" if stride > 1 else ""), *cells, _mean_share(rows)])
+    return f"{note}\n\n" + markdown(["filter", *(f"{h}x{h}" for h in planes), "all"], body)
+
+
+def _mean_share(rows: pd.DataFrame) -> str:
+    return f"{geometric_mean(rows.share):.0%} ({len(rows)})" if len(rows) else NONE
 
 
 def _percent(share: float | None) -> str:

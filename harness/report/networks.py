@@ -18,6 +18,7 @@ from harness.results.networks import (
     GRAPH,
     OK,
     REMEDY,
+    TORCH_COMPILE,
     TORCH_CONTENDERS,
     KernelsOfKind,
     label,
@@ -26,6 +27,7 @@ from harness.results.networks import (
 
 FIGURE = "networks"  # plots/DEVICE/networks/networks.{svg,png}
 COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
+RATIOS = ("speedup", "over_tf32", "both_tf32")
 
 
 def networks_results(results_of_device: Path) -> Results | None:
@@ -73,8 +75,7 @@ def networks_table(frame: pd.DataFrame) -> str:
     Empty where nothing can be compared: no case has times of cuConv and of torch.
     """
     compared = compare_networks(frame)
-    ratios = ["speedup", "over_tf32", "both_tf32"]
-    compared = compared.dropna(subset=ratios, how="all")
+    compared = compared.dropna(subset=list(RATIOS), how="all")
     if compared.empty:
         return ""
     body = [
@@ -82,8 +83,8 @@ def networks_table(frame: pd.DataFrame) -> str:
          _us(row.torch_tf32_us), times(row.over_tf32), _us(row.cuconv_tf32_us), times(row.both_tf32)]
         for row in each(compared)
     ]  # fmt: skip
-    means = [times(geometric_mean(compared[ratio])) for ratio in ratios]
-    wins = [of(int((compared[ratio] > 1).sum()), int(compared[ratio].notna().sum())) for ratio in ratios]
+    means = [times(geometric_mean(compared[ratio])) for ratio in RATIOS]
+    wins = [of(int((compared[ratio] > 1).sum()), int(compared[ratio].notna().sum())) for ratio in RATIOS]
     for name, (fp32, over, both) in (("geometric mean", means), ("cases won", wins)):
         body.append([name, "", "", "", "", fp32, "", over, "", both])
     header = ["network", "batch", "torch FP32, us", "which is", "cuConv FP32, us", "speedup", "torch TF32, us",
@@ -105,7 +106,24 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     note = (
         "Microseconds of a forward in a CUDA graph. torch: the fastest of eager NCHW, eager channels_last and compiled."
     )
-    return "\n\n".join([picture, note, table, f"Measured on {provenance(results)}."])
+    parts = [picture, note, table, _against_eager(results.frame), f"Measured on {provenance(results)}."]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _against_eager(frame: pd.DataFrame) -> str:
+    """A sentence on the ratios of `compare_networks` where torch.compile takes no part; empty without its rows."""
+    eager = frame[frame.contender != TORCH_COMPILE]
+    if len(eager) == len(frame):
+        return ""
+    compared = compare_networks(eager)
+    three = [compared[name].dropna() for name in RATIOS]
+    texts = [f"{times(geometric_mean(ratio))} on {of(int((ratio > 1).sum()), len(ratio))}" for ratio in three]
+    what = ("FP32 over FP32", "FP32 over TF32", "TF32 over TF32")
+    found = [f"{name} {text}" for name, text, ratio in zip(what, texts, three, strict=True) if len(ratio)]
+    return (
+        "Without torch.compile, beside the better of torch's two layouts, geometric mean and cases won: "
+        f"{', '.join(found)}."
+    )
 
 
 def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:

@@ -26,9 +26,10 @@ from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, losses_table, named
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
-from harness.report.memory_bound import memory_bound_table
+from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.networks import networks_section
 from harness.report.paper import paper_table
+from harness.report.prepared import prepared_table
 from harness.report.provenance import mixture, provenance
 from harness.report.speedups import (
     against_cublas,
@@ -42,6 +43,7 @@ from harness.results.comparisons import Results, find_results, full_precision
 from harness.results.files import write_whole
 
 SWEEP = "paper"
+SWEEPS = ("strided", "grouped", "fully_connected")  # beside it
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
@@ -77,10 +79,12 @@ def _table(where: str, name: str, arguments: list[str], found: Sequence[Results]
     if name not in TABLES:
         raise UsageError(f"{where}: there is no table {name!r}: must be one of {', '.join(TABLES)}")
     allowed = ARGUMENTS.get(name, ())
-    if allowed and (len(arguments) != 1 or arguments[0] not in allowed):
-        raise UsageError(f"{where}: the table {name!r} takes one of {', '.join(allowed)}")
     if arguments and not allowed:
         raise UsageError(f"{where}: the table {name!r} takes nothing more: remove {' '.join(arguments)!r}")
+    known = all(argument in choice for argument, choice in zip(arguments, allowed, strict=False))
+    if allowed and not (1 <= len(arguments) <= len(allowed) and known):
+        choices = ", then one of ".join(", ".join(choice) for choice in allowed)
+        raise UsageError(f"{where}: the table {name!r} takes one of {choices}")
     parts = [TABLES[name](results, plots, *arguments) for results in found]
     if len(found) == 1:
         return parts[0]
@@ -114,12 +118,23 @@ def _standing(results: Results) -> str:
     ])  # fmt: skip
 
 
+def _algorithm(results: Results, name: str, sweep: str = SWEEP) -> str:
+    """When auto takes an algorithm, in the paper's sweep or another one of the same device."""
+    other = _other(results, sweep)
+    return algorithm_table(other, name) if other else f"The sweep {sweep} was not measured on {results.device}."
+
+
+def _other(results: Results, sweep: str) -> Results | None:
+    """A sweep of the same device, None where it was not measured."""
+    folder = results.folder.with_name(sweep)
+    return Results.read(folder) if folder.exists() else None
+
+
 def _sweep(results: Results, name: str) -> str:
     """The speedups of another sweep of the same device, by batch and filter size, and the smallest of them."""
-    folder = results.folder.with_name(name)
-    if not folder.exists():
+    other = _other(results, name)
+    if other is None:
         return f"The sweep {name} was not measured on {results.device}."
-    other = Results.read(folder)
     subject, rivals = other.shown(other.subject), other.comparison.rivals_label
     return "\n\n".join([
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
@@ -156,19 +171,19 @@ TABLES: dict[str, Callable[..., str]] = {
     "headline": _headline,
     "standing": lambda results, plots: _standing(results),
     "sweep": lambda results, plots, name: _sweep(results, name),
-    "algorithm": lambda results, plots, name: algorithm_table(results, name),
+    "algorithm": lambda results, plots, *which: _algorithm(results, *which),
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),
+    "depthwise": lambda results, plots: depthwise_table(_other(results, "grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
+    "prepared": lambda results, plots: prepared_table(results),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "algorithm": tuple(named()),
-    "sweep": ("strided", "grouped", "fully_connected"),
-}
+# The choices of what follows a name: the first must be there, another may.
+ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {"algorithm": (tuple(named()), SWEEPS), "sweep": (SWEEPS,)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

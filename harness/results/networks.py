@@ -7,9 +7,7 @@ command keeps its rows. A newer row of the same key replaces the older one.
 
 from __future__ import annotations
 
-import csv
 import fcntl
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,13 +15,15 @@ from statistics import fmean
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.results.csv_file import read_csv
+from harness.results.csv_file import csv_text, read_csv, rows_of
+from harness.results.files import write_whole
 from harness.results.records import MAX_RUNS, RUN_COLUMNS
 
 FOLDER, CSV, BREAKDOWN_CSV = "networks", "networks.csv", "breakdown.csv"  # in results/DEVICE
 GRAPH, EAGER = MODES = ("graph", "eager")
 OK, ERROR = "ok", "error"
-TORCH_CONTENDERS = ("torch", "torch_channels_last", "torch_compile")
+TORCH_COMPILE = "torch_compile"
+TORCH_CONTENDERS = ("torch", "torch_channels_last", TORCH_COMPILE)
 CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
 TORCHVISION = "torchvision"
 
@@ -163,19 +163,15 @@ class _Rows:
         self.rows: dict[tuple[str, ...], list[str]] = {}
         if not path.exists() or not path.stat().st_size:
             return
-        with open(path, newline="") as file:
-            lines = list(csv.reader(file))
-        if tuple(lines[0]) != columns:
+        (_, header), *rows = rows_of(path)
+        if tuple(header) != columns:
             raise ResultsError(f"{path} has other columns than this version writes: move it away, or use --out")
-        self._keep([cells for cells in lines[1:] if len(cells) == len(columns)])
+        self._keep([cells for _, cells in rows])
 
     def put(self, rows: list[list[str]]) -> None:
         """Add rows, and write the file."""
         self._keep(rows)
-        fresh = self._path.with_suffix(".csv.new")
-        with open(fresh, "w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([self._columns, *self.rows.values()])
-        os.replace(fresh, self._path)
+        write_whole(self._path, csv_text(self._columns, self.rows.values()))
 
     def drop(self, starts: set[tuple[str, ...]]) -> None:
         """Forget the rows whose key without its last cell is one of these."""

@@ -3,7 +3,7 @@
 from cuconv.problem import ConvProblem
 from harness.catalogue import load_sweep
 from harness.measure.bandwidth import SIZES
-from harness.report.memory_bound import LEAST_BATCH, memory_bound_table
+from harness.report.memory_bound import LEAST_BATCH, depthwise_table, memory_bound_table
 from harness.results import bandwidth
 from harness.results.comparisons import is_memory_bound
 from tests.harness.report.helpers import cells
@@ -55,3 +55,21 @@ def test_without_copies_a_sentence_says_what_to_run(tmp_path):
 def test_no_memory_bound_case_no_table(tmp_path):
     for rows in ([row("auto", 10.0, batch=8)], [row("gemm", 10.0, provider="cudnn", batch=16)]):
         assert memory_bound_table(measured(tmp_path / rows[0].algorithm, rows)) == ""
+
+
+def test_depthwise_layers_beside_copies(tmp_path):
+    layer = {"h": 112, "w": 112, "c": 32, "m": 32, "k": 3, "groups": 32}
+    rows = [
+        row("auto", 50.0, batch=8, **layer), row("auto", 50.0, batch=32, **layer),
+        row("auto", 1.0, batch=1, **layer),  # too small
+        row("auto", 1.0, batch=32, **(layer | {"groups": 4})),  # not depthwise
+    ]  # fmt: skip
+    moved = {batch: ConvProblem(batch, 32, 112, 112, 32, 3, 3, 1, 1, groups=32).min_bytes for batch in (8, 32)}
+    results = measured(tmp_path, rows)
+    assert "were not measured on gpu" in depthwise_table(results, "gpu") and "on gpu" in depthwise_table(None, "gpu")
+    path = tmp_path / GPU / bandwidth.FOLDER / bandwidth.CSV
+    path.parent.mkdir(parents=True)
+    copies({moved[8]: 20.0, moved[32]: 45.0}).to_csv(path, index=False)
+    table = depthwise_table(results, "gpu")
+    assert "70% or more on 1 of 2 cases" in table
+    assert cells(table)["3x3"] == ["60% (2)", "60% (2)"]  # (0.4 * 0.9) ** 0.5

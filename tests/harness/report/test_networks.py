@@ -58,6 +58,15 @@ def test_the_best_of_torch_in_a_graph_is_what_counts(device):
     assert table["cases won"][4:] == ["2 of 3", "", "1 of 1", "", "1 of 1"]
 
 
+def test_the_section_has_the_ratios_without_compiled_models_too(device):
+    section = networks_section(device, "plots")
+    mean = (2.5 * 4) ** (1 / 2)
+    assert f"FP32 over FP32 {mean:.2f}x on 2 of 2, FP32 over TF32 1.25x on 1 of 1" in section
+    assert "Without torch.compile" not in networks_section(
+        fill(device.parent.parent / "eager", ROWS[:2] + ROWS[3:4]), ""
+    )
+
+
 def test_a_case_without_a_time_of_cuconv_has_no_speedup(device):
     compared = compare_networks(networks_results(device).frame)
     (failed,) = compared[compared.batch == 8].speedup

@@ -111,6 +111,14 @@ def test_another_sweep_of_the_same_device(page):
     assert "Against cuBLAS, where it applies: faster on 1 of 1, geometric mean 1.50x." in filled(page, "sweep strided")
 
 
+def test_an_algorithm_in_another_sweep(page):
+    assert "The sweep grouped was not measured on" in filled(page, "algorithm depthwise grouped")
+    layer = {"c": 32, "groups": 32}
+    rows = [row("auto", 4.0, detail="depthwise strip", **layer), row("depthwise", 4.0, **layer)]
+    write(page.parent.parent / "results", rows, GPU, "grouped")
+    assert "1 of 1 cases" in filled(page, "algorithm depthwise grouped")
+
+
 def test_each_device_has_its_table(page):
     write(page.parent.parent / "results", ROWS, device="nvidia-other")
     write(page.parent.parent / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
@@ -122,6 +130,8 @@ def test_each_device_has_its_table(page):
     ("nothing", "there is no table 'nothing': must be one of headline, standing, sweep, algorithm, choice, accuracy, "),
     ("algorithm", "the table 'algorithm' takes one of "),
     ("algorithm fp15", "the table 'algorithm' takes one of "),
+    ("algorithm fp16x3 paper", "the table 'algorithm' takes one of "),
+    ("sweep strided grouped", "the table 'sweep' takes one of strided, grouped, fully_connected"),
     ("paper 3x3", "the table 'paper' takes nothing more: remove '3x3'"),
 ])  # fmt: skip
 def test_a_wrong_marker_is_one_sentence(page, capsys, marker, sentence):

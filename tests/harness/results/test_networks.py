@@ -91,3 +91,11 @@ def test_a_folder_in_use_and_a_file_of_something_else_are_one_sentence(tmp_path)
         read(tmp_path / CSV)
     with pytest.raises(ResultsError, match=r"python -m harness\.networks"):
         read(tmp_path / "nowhere" / CSV)
+
+
+def test_a_damaged_line_stops_the_next_command_and_nothing_is_overwritten(tmp_path):
+    path = write(tmp_path, time(10.0), time(20.0, mode="eager"))
+    path.write_text(damaged := path.read_text().replace("eager", 'ea"ger,'))
+    with pytest.raises(ResultsError, match="line 3"), NetworksFolder(tmp_path):
+        pass
+    assert path.read_text() == damaged
