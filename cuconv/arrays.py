@@ -34,6 +34,18 @@ class TorchArrays:
         gradient = t.requires_grad and self._is_grad_enabled()
         return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), gradient)
 
+    def output_signature(self, t: Any) -> Hashable:
+        """The signature of an output, which may be a slice of a larger tensor."""
+        return (self.signature(t), t.stride())
+
+    def strides(self, t: Any) -> tuple[int, ...]:
+        """The elements from one index to the next on each axis."""
+        return t.stride()
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy a tensor into another one on the current stream."""
+        target.copy_(source)
+
     def version(self, t: Any) -> int:
         """A number that changes when a tensor is written to in place; 0 where torch does not count (inference mode)."""
         return 0 if t.is_inference() else t._version
@@ -57,14 +69,17 @@ class TorchArrays:
         return isinstance(array, self._torch.Tensor)
 
     def check(self, name: str, tensor: Any) -> None:
-        """Raise UnsupportedProblem unless a tensor is float32, contiguous, on a GPU and records no gradient."""
+        """Raise UnsupportedProblem unless a tensor is float32, on a GPU and records no gradient.
+
+        Operands must be contiguous too; `call.slice_channels` checks the layout of "out".
+        """
         if not tensor.is_cuda:
             raise UnsupportedProblem(
                 f"{name} is on {tensor.device}: move it to the GPU with .cuda(), or see cuconv.reference for the CPU"
             )
         if tensor.dtype != self._torch.float32:
             raise UnsupportedProblem(f"{name} is {tensor.dtype}: only torch.float32 is computed; convert with .float()")
-        if not tensor.is_contiguous():
+        if name != "out" and not tensor.is_contiguous():
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {tensor.stride()}): "
                 "call .contiguous()"
@@ -116,6 +131,18 @@ class CupyArrays:
         """Everything but the address that decides whether and how an array is used, as for torch."""
         return (type(a), a.shape, a.dtype, a.flags.c_contiguous, a.data.device_id)
 
+    def output_signature(self, a: Any) -> Hashable:
+        """The signature of an output, which may be a slice of a larger array."""
+        return (self.signature(a), a.strides)
+
+    def strides(self, a: Any) -> tuple[int, ...]:
+        """The elements from one index to the next on each axis."""
+        return tuple(stride // a.itemsize for stride in a.strides)
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy an array into another one on the current stream."""
+        target[...] = source
+
     def version(self, a: Any) -> int:
         """0: CuPy does not count changes of an array."""
         return 0
@@ -139,10 +166,10 @@ class CupyArrays:
         return isinstance(array, self._cupy.ndarray)
 
     def check(self, name: str, array: Any) -> None:
-        """Raise UnsupportedProblem unless an array is float32 and contiguous."""
+        """Raise UnsupportedProblem unless an array is float32 and, but for "out", contiguous."""
         if array.dtype != self._cupy.float32:
             raise UnsupportedProblem(f"{name} is {array.dtype}: only float32 is computed; convert with .astype('f4')")
-        if not array.flags.c_contiguous:
+        if name != "out" and not array.flags.c_contiguous:
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {array.strides}): "
                 "use cupy.ascontiguousarray"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
 
+from cuconv import select
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.device import import_cupy
 from cuconv.geometry import Geometry
@@ -26,6 +28,19 @@ RANKS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a call writes: a tensor of its own, or a slice of a larger tensor's channels.
+
+    channels: those of the tensor. sliced: whether the kernels write to a slice. copied: whether they write to temporary
+    memory instead, which is then copied to the slice.
+    """
+
+    channels: int
+    sliced: bool = False
+    copied: bool = False
+
+
 class Call:
     """Everything that the calls of one signature share, checked and loaded, for one thread."""
 
@@ -36,6 +51,7 @@ class Call:
         device: int,
         launches: LaunchSequence,
         workspace_bytes: int,
+        target: Target,
     ):
         """device: the GPU's ordinal; it must be the current GPU."""
         self.device = device
@@ -48,7 +64,9 @@ class Call:
         if workspace_bytes:
             self._new_workspace = library.allocator((-(-workspace_bytes // FLOAT_BYTES),), device)
         self._enqueue = launches.enqueue
-        self._output_bytes = FLOAT_BYTES * prod(problem.output_shape)
+        planes = (problem.n - 1) * target.channels + problem.m  # from the output's first to its last
+        self._output_bytes = FLOAT_BYTES * planes * problem.out_pixels
+        self._copy = library.copy if target.copied else None
         shapes: dict[str, tuple[int, ...]] = {
             "input": problem.input_shape,
             "weight": problem.weight_shape,
@@ -63,17 +81,20 @@ class Call:
         prepared: the addresses of packed weights and of flags, where the launches use them.
         """
         pointer, workspace, workspace_at = self._pointer, None, 0
-        output = self._new_output() if out is None else out
+        output = self._new_output() if out is None or self._copy else out
         input_at, weight_at, output_at = pointer(input), pointer(weight), pointer(output)
         bias_at = 0 if bias is None else pointer(bias)
         residual_at = 0 if residual is None else pointer(residual)
         if out is not None:
-            self._check_apart(output_at, input_at, weight_at, bias_at, residual_at)
+            self._check_apart(pointer(out), input_at, weight_at, bias_at, residual_at)
         if self._new_workspace is not None:
             workspace = self._new_workspace()  # once launched it may be freed: the allocator reuses it in stream order
             workspace_at = pointer(workspace)
         stream = self.current_stream()
         self._enqueue(stream, input_at, weight_at, bias_at, output_at, workspace_at, residual_at, *prepared)
+        if self._copy is not None:
+            self._copy(output, out)
+            return out
         return output
 
     def _check_apart(self, output_at: int, *read_at: int) -> None:
@@ -140,6 +161,30 @@ def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem
         if name in operands and tuple(operands[name].shape) != problem.output_shape:
             shape = tuple(operands[name].shape)
             raise UnsupportedProblem(f"{name} has shape {shape}: it must be {problem.output_shape}")
+
+
+def target_of(
+    library: TorchArrays | CupyArrays, operands: dict[str, Any], problem: ConvProblem, plan: select.LaunchPlan
+) -> Target:
+    """Where a call of a plan writes, by the layout of `out`.
+
+    Raises UnsupportedProblem where that is neither contiguous nor a slice of channels.
+    """
+    out, plane = operands.get("out"), problem.out_pixels
+    if out is None:
+        return Target(problem.m)
+    strides = library.strides(out)
+    steps = zip(problem.output_shape[1:], strides[1:], (plane, problem.out_w, 1), strict=True)
+    image = strides[0] if problem.n > 1 else problem.m * plane
+    if any(size > 1 and stride != step for size, stride, step in steps) or image < problem.m * plane or image % plane:
+        raise UnsupportedProblem(
+            f"out is neither contiguous nor a slice of the channels of a contiguous array (strides {strides}): "
+            "leave it out, or make it so"
+        )
+    if image == problem.m * plane:
+        return Target(problem.m)
+    direct = select.writes_slices(plan, "residual" in operands)
+    return Target(image // plane, sliced=direct, copied=not direct)
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Call, check_operands, checked, cuda, keep, made_current, named
+from cuconv.call import Call, check_operands, checked, cuda, keep, made_current, named, target_of
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.geometry import Geometry, pair
 from cuconv.jit import LaunchSequence
@@ -79,7 +79,8 @@ def conv2d(
     algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
                relative error of about 3e-4), which is faster for large problems
-    out        (N, M, OH, OW) to write to, which shares no memory with the other operands; None for a new array
+    out        (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of the
+               channels of a contiguous array, such as `buffer[:, 64:128]`; None for a new array
 
     Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
     on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some
@@ -104,7 +105,7 @@ def conv2d(
         signature = library.signature
         addresses = library.pointer(input) | library.pointer(weight) | (0 if out is None else library.pointer(out))
         bias_signature = None if bias is None else signature(bias)
-        out_signature = None if out is None else signature(out)
+        out_signature = None if out is None else library.output_signature(out)
         operands: tuple[Hashable, ...] = (signature(input), signature(weight), bias_signature, out_signature)
         if residual is not None:
             addresses |= library.pointer(residual)
@@ -158,7 +159,10 @@ def _prepare(
     """The ready call for operands and options: checks them, plans, and loads the kernels."""
     problem, device = checked(library, operands, geometry, precision)
     launch_plan, spec = plan(problem, device, algorithm), device_spec(device)
-    launches = select.launches_of(launch_plan, problem, aligned, relu, "residual" in operands, spec)
+    target = target_of(library, operands, problem, launch_plan)
+    launches = select.launches_of(
+        launch_plan, problem, aligned, relu, "residual" in operands, spec, target.channels if target.sliced else None
+    )
     with made_current(device):
         sequence = LaunchSequence(launches, spec.arch, device)
-        return Call(library, problem, device, sequence, launch_plan.workspace_bytes)
+        return Call(library, problem, device, sequence, launch_plan.workspace_bytes, target)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 from cuconv import jit, select
 from cuconv.algorithms.common import weight_packing
@@ -35,12 +36,34 @@ def precompile(
 
     Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
     """
+    calls = [PlannedCall(problem, residual) for problem in problems]
+    return precompile_calls(calls, device, prepared=prepared, algorithm=algorithm, progress=progress)
+
+
+class PlannedCall(NamedTuple):
+    """A call whose kernels are to be compiled.
+
+    output_channels: those of the tensor that the output is a slice of; None for a tensor of its own.
+    """
+
+    problem: ConvProblem
+    residual: bool = False
+    output_channels: int | None = None
+
+
+def precompile_calls(
+    calls: Iterable[PlannedCall],
+    device: DeviceSpec | int | None = None,
+    *,
+    prepared: bool = False,
+    algorithm: str = "auto",
+    progress: Callable[[int, int], object] | None = None,
+) -> int:
+    """`precompile` for calls that differ in more than their problems."""
     if device is None:
         device = import_cupy().cuda.runtime.getDevice()
     spec = device_spec(device) if isinstance(device, int) else device
-    missing = [
-        kernel for kernel in _kernels(problems, spec, residual, prepared, algorithm) if not jit.is_cached(*kernel)
-    ]
+    missing = [kernel for kernel in _kernels(calls, spec, prepared, algorithm) if not jit.is_cached(*kernel)]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         jobs = [threads.submit(jit.cubin, *kernel) for kernel in missing]
         for done, job in enumerate(as_completed(jobs), start=1):
@@ -51,13 +74,14 @@ def precompile(
 
 
 def _kernels(
-    problems: Iterable[ConvProblem], spec: DeviceSpec, residual: bool, prepared: bool, algorithm: str
+    calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str
 ) -> list[tuple[Path, str, dict[str, int]]]:
-    """The kernel variants of the problems' plans, each once: source, architecture and macros."""
+    """The kernel variants of the calls' plans, each once: source, architecture and macros."""
     found = {}
-    for problem in problems:
+    for problem, residual, output_channels in calls:
         chosen = plan(problem, spec, algorithm, prepared=prepared)
-        launches = select.launches_of(chosen, problem, True, False, residual, spec)
+        written = output_channels if select.writes_slices(chosen, residual) else None
+        launches = select.launches_of(chosen, problem, True, False, residual, spec, written)
         if prepared:
             launches = weight_packing.prepare(launches)[1]  # of one module with what packs the weights
         for launch in launches:

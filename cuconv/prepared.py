@@ -10,7 +10,7 @@ from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common import weight_packing
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Call, checked, keep, made_current, named
+from cuconv.call import Call, checked, keep, made_current, named, target_of
 from cuconv.conv import ALIGNMENT, conv2d
 from cuconv.device import device_spec
 from cuconv.flags import Flags, capture_of, flags_of
@@ -73,7 +73,8 @@ class PreparedConv2d:
             weight_at = pointer(weight)
             addresses = pointer(input) | weight_at | (0 if out is None else pointer(out))
             addresses |= 0 if residual is None else pointer(residual)
-            others = (None if out is None else signature(out), None if residual is None else signature(residual))
+            out_signature = None if out is None else library.output_signature(out)
+            others = (out_signature, None if residual is None else signature(residual))
             aligned, gradient = addresses % ALIGNMENT == 0, library.records_gradient(weight)
             operands = (signature(input), others, aligned, gradient)
         except (AttributeError, TypeError):
@@ -130,7 +131,10 @@ class PreparedConv2d:
         problem, device = checked(self._library, operands, Geometry(*self._geometry), self._precision)
         spec = device_spec(device)
         plan = select.plan(problem, spec, self._algorithm, prepared=True)
-        launches = select.launches_of(plan, problem, aligned, self._relu, residual is not None, spec)
+        target = target_of(self._library, operands, problem, plan)
+        launches = select.launches_of(
+            plan, problem, aligned, self._relu, residual is not None, spec, target.channels if target.sliced else None
+        )
         once, launches = weight_packing.prepare(launches)
         if once is not None and self._is_captured(input):
             return None
@@ -138,9 +142,8 @@ class PreparedConv2d:
         packed_bytes = packing.workspace_bytes(problem) if packing else 0
         with made_current(device), self._lock:
             sequence = LaunchSequence(launches, spec.arch, device)
-            call = _ReadyCall(
-                self._library, problem, device, sequence, _workspace_bytes(launches, plan.workspace_bytes, packed_bytes)
-            )
+            workspace_bytes = _workspace_bytes(launches, plan.workspace_bytes, packed_bytes)
+            call = _ReadyCall(self._library, problem, device, sequence, workspace_bytes, target)
             if once is not None:
                 call.flags = flags_of(self._library, device)
                 call.packed = self._packed.get((plan.algorithm, packing))

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Configuration
+from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
@@ -53,13 +54,35 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prep
 
 
 def launches_of(
-    launch_plan: LaunchPlan, problem: ConvProblem, aligned: bool, relu: bool, residual: bool, spec: DeviceSpec
+    launch_plan: LaunchPlan,
+    problem: ConvProblem,
+    aligned: bool,
+    relu: bool,
+    residual: bool,
+    spec: DeviceSpec,
+    output_channels: int | None = None,
 ) -> tuple[Launch, ...]:
-    """The kernels of a plan, in the order of their launches; aligned and relu as for Algorithm.launches."""
+    """The kernels of a plan, in the order of their launches; aligned and relu as for Algorithm.launches.
+
+    output_channels: those of the tensor that the output is a slice of, for a plan that `writes_slices`; None where the
+    output is a tensor of its own.
+    """
     algorithm = ALGORITHMS[launch_plan.algorithm]
     if residual:
         return algorithm.launches_with_residual(problem, launch_plan.config, aligned, relu, spec)
-    return algorithm.launches(problem, launch_plan.config, aligned, relu)
+    if output_channels is None:
+        return algorithm.launches(problem, launch_plan.config, aligned, relu)
+    aligned = aligned and output_channels * problem.out_pixels % VECTOR_FLOATS == 0  # of every image
+    added = {"OUTPUT_CHANNELS": output_channels}
+    return tuple(
+        replace(one, macros={**one.macros, **added}) if one.source == algorithm.source else one
+        for one in algorithm.launches(problem, launch_plan.config, aligned, relu)
+    )
+
+
+def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:
+    """Whether the kernels of a plan can write to a slice of a larger tensor's channels."""
+    return ALGORITHMS[launch_plan.algorithm].writes_slices and not residual
 
 
 def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan) -> float:

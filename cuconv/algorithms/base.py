@@ -68,6 +68,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
     fuses_residual: ClassVar[bool] = False
     """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
 
+    writes_slices: ClassVar[bool] = False
+    """Whether the kernels can write to a slice of a tensor's channels, by OUTPUT_CHANNELS (common/geometry.cuh)."""
+
     costs_type: ClassVar[type]
     """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import cuconv
 from cuconv.nn.graph import Rewriter
 from cuconv.nn.modules import CONVOLUTIONS, hooked, module_for, why_not
 from cuconv.nn.operator import check_precision, recorded
 from cuconv.nn.report import Converted, Report
+from cuconv.precompile import precompile_calls
 from cuconv.problem import FP32
 
 
@@ -92,9 +92,7 @@ def _precompile(
             model(mode.from_tensor(example))
     except Exception as error:  # the model's own code may need data; it may raise anything
         report.why_not_precompiled = _first_line(error)
-    for residual in (False, True):
-        problems = [problem for problem, has_residual in calls if has_residual == residual]
-        cuconv.precompile(problems, example.device.index, residual=residual, prepared=True, progress=progress)
+    precompile_calls(calls, example.device.index, prepared=True, progress=progress)
 
 
 def _replace_modules(model: nn.Module, precision: str, report: Report, name: str = "") -> nn.Module:

@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from cuconv.nn.operator import autocasts, check_precision, conv2d, output_shape, pads_of
+from cuconv.nn.operator import (
+    autocasts,
+    check_precision,
+    conv2d,
+    is_recording,
+    output_shape,
+    pads_of,
+    writing_slices,
+)
 from cuconv.prepared import PreparedConv2d, prepare
 from cuconv.problem import FP32, UnsupportedProblem
 
@@ -55,7 +63,7 @@ class Conv2d(nn.Module):
         return conv2d(input, self.weight, self.bias, *self._geometry(), **options)
 
     def write(self, input: Tensor, out: Tensor) -> None:
-        """Write what the call returns to a contiguous tensor of its shape."""
+        """Write what the call returns to a tensor of its shape, which may be a slice of channels."""
         try:
             self.prepared()(input, out=out)
         except UnsupportedProblem:
@@ -96,7 +104,7 @@ class Conv2d(nn.Module):
 class Concatenation(nn.Module):
     """torch.cat of the outputs of convolutions along the channels; the converted model has it where torch.cat was.
 
-    With one image each convolution writes its channels to their place in the result, so nothing is copied.
+    Each convolution writes its channels to their place in the result.
     """
 
     def __init__(self, convolutions: Iterable[Conv2d]):
@@ -108,12 +116,19 @@ class Concatenation(nn.Module):
         calls: list[tuple[Any, Tensor]] = list(zip(self.convolutions, inputs, strict=True))
         shapes = [conv.output_shape(input) for conv, input in calls if runs_now(input) and input.dim() == 4]
         sizes = {(shape[0], *shape[2:]) for shape in shapes}  # all but the channels
-        if len(shapes) < len(calls) or len(sizes) > 1 or shapes[0][0] != 1:
-            return torch.cat([conv(input) for conv, input in calls], 1)
-        output = inputs[0].new_empty((1, sum(shape[1] for shape in shapes), *shapes[0][2:]))
+        if len(shapes) < len(calls) or len(sizes) > 1:
+            return self._concatenated(calls)
+        output = inputs[0].new_empty((shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]))
         for (conv, input), part in zip(calls, output.split([shape[1] for shape in shapes], 1), strict=True):
             conv.write(input, part)
         return output
+
+    def _concatenated(self, calls: list[tuple[Any, Tensor]]) -> Tensor:
+        """The same by torch.cat; kernels that are to be compiled are those that write to places in the result."""
+        if not is_recording():
+            return torch.cat([conv(input) for conv, input in calls], 1)
+        with writing_slices(sum(conv.out_channels for conv, _ in calls)):
+            return torch.cat([conv(input) for conv, input in calls], 1)
 
 
 class Linear(nn.Module):

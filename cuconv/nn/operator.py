@@ -18,14 +18,16 @@ from torch import Tensor
 
 import cuconv
 from cuconv.geometry import Geometry
-from cuconv.problem import FP32, PRECISIONS, ConvProblem, UnsupportedProblem
+from cuconv.precompile import PlannedCall
+from cuconv.problem import FP32, PRECISIONS, UnsupportedProblem
 
 Pair = int | Sequence[int]
 SCHEMA = (
     "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
     "SymInt groups, bool relu, Tensor? residual, str precision) -> Tensor"
 )
-_calls: list[set[tuple[ConvProblem, bool]]] = []  # of `recorded`: each has the problems, and whether with a residual
+_recordings: list[set[PlannedCall]] = []  # of `recorded`
+_output_channels: list[int] = []  # of `writing_slices`
 
 
 def conv2d(
@@ -120,12 +122,13 @@ def _fake(
     """The operator's output without data; `recorded` collects the problem if cuConv computes this type."""
     shape = output_shape(input, weight, stride, padding, dilation)
     sizes = (*input.shape, *weight.shape)
-    if _calls and input.dtype == torch.float32 and all(isinstance(size, int) for size in sizes):
+    if _recordings and input.dtype == torch.float32 and all(isinstance(size, int) for size in sizes):
         with suppress(UnsupportedProblem):  # torch computes it, or says what is wrong
             geometry = Geometry((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
             problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision)
-            for found in _calls:
-                found.add((problem, residual is not None))
+            channels = _output_channels[-1] if _output_channels and problem.n > 1 else None
+            for found in _recordings:
+                found.add(PlannedCall(problem, residual is not None, channels))
     if residual is not None:
         shape = list(torch.broadcast_shapes(shape, residual.shape))
     return input.new_empty(shape)
@@ -173,14 +176,29 @@ def qualifies(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 @contextmanager
-def recorded() -> Iterator[set[tuple[ConvProblem, bool]]]:
-    """Collect the problems of the calls that fake tensors make, each with whether it has a residual."""
-    found: set[tuple[ConvProblem, bool]] = set()
-    _calls.append(found)
+def recorded() -> Iterator[set[PlannedCall]]:
+    """Collect the calls that fake tensors make."""
+    found: set[PlannedCall] = set()
+    _recordings.append(found)
     try:
         yield found
     finally:
-        _calls.pop()
+        _recordings.pop()
+
+
+def is_recording() -> bool:
+    """Whether calls are collected."""
+    return bool(_recordings)
+
+
+@contextmanager
+def writing_slices(channels: int) -> Iterator[None]:
+    """Collect calls as those that write to slices of a tensor of so many channels."""
+    _output_channels.append(channels)
+    try:
+        yield
+    finally:
+        _output_channels.pop()
 
 
 def _launch(*operands: Any, **options: Any) -> Tensor:

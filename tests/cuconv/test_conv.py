@@ -9,7 +9,7 @@ import torch
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, call
 from cuconv.algorithms import ALGORITHMS
-from cuconv.arrays import TorchArrays
+from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.device import H200
 from cuconv.jit import RESIDUAL
 from tests.cuconv.fake_gpu import Recorder
@@ -206,3 +206,73 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
     assert [launch.macros.get("RESIDUAL", 0) for launch in launches] == ([1] if fused else [0, 0])
     with pytest.raises(UnsupportedProblem, match=r"residual has shape \(9, 2, 5, 7\): it must be \(2, 9, 5, 7\)"):
         cuconv.conv2d(X, WEIGHT, residual=residual.view(9, 2, 5, 7))
+
+
+# Slices of channels
+
+
+def slice_of(channels, first=3):
+    return torch.full((2, channels, 5, 7), 7.0)[:, first : first + 9]
+
+
+@pytest.mark.parametrize(("channels", "vector"), [(12, 1), (13, 0)])  # 13 * 5 * 7 floats are no multiple of four
+def test_a_kernel_writes_to_a_slice_of_channels(cuda, channels, vector):
+    out = slice_of(channels)
+    for _ in range(2):
+        assert cuconv.conv2d(X, WEIGHT, algorithm="tf32x3_gemm", out=out) is out
+    launches, _, addresses = Recorder.enqueued[-1]
+    assert [launch.macros["OUTPUT_CHANNELS"] for launch in launches] == [channels] and len(Recorder.made) == 1
+    assert addresses[3] == out.data_ptr()
+    assert launches[0].macros["VECTOR"] == vector or out.data_ptr() % 16
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}])
+def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, monkeypatch, options):
+    made = []
+    monkeypatch.setattr(
+        cuda.tensors, "allocator", lambda shape, device: lambda: made.append(torch.ones(shape)) or made[-1]
+    )
+    out = slice_of(12)
+    assert cuconv.conv2d(X, WEIGHT, **({"algorithm": "tf32x3_gemm"} | options), out=out) is out
+    launches, _, addresses = Recorder.enqueued[-1]
+    assert addresses[3] == made[0].data_ptr() and not any("OUTPUT_CHANNELS" in one.macros for one in launches)
+    assert (out == 1).all() and (out._base[:, :3] == 7).all()
+
+
+def test_one_image_of_a_slice_is_contiguous(cuda):
+    cuconv.conv2d(X[:1], WEIGHT, algorithm="tf32x3_gemm", out=slice_of(12)[:1])
+    assert "OUTPUT_CHANNELS" not in Recorder.enqueued[-1][0][0].macros
+
+
+LAYOUTS = {
+    "a slice of rows": torch.zeros(2, 9, 6, 7)[:, :, 1:],
+    "a slice of columns": torch.zeros(2, 9, 5, 8)[..., 1:],
+    "channels last": torch.zeros(2, 5, 7, 9).permute(0, 3, 1, 2),
+    "one image for all": torch.zeros(1, 9, 5, 7).expand(2, 9, 5, 7),
+    "overlapping images": torch.zeros(2 * 9 * 5 * 7).as_strided((2, 9, 5, 7), (35, 35, 7, 1)),
+    "no whole planes apart": torch.zeros(1000).as_strided((2, 9, 5, 7), (9 * 35 + 1, 35, 7, 1)),
+    "every other channel": torch.zeros(2, 18, 5, 7)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_of_the_output_are_refused_before_any_launch(cuda, layout):
+    cuconv.conv2d(X, WEIGHT, out=slice_of(12))
+    Recorder.enqueued.clear()
+    with pytest.raises(
+        UnsupportedProblem, match=r"out is neither contiguous nor a slice of the channels .*strides"
+    ) as e:
+        cuconv.conv2d(X, WEIGHT, out=LAYOUTS[layout])
+    assert "\n" not in str(e.value) and not Recorder.enqueued
+
+
+def test_a_slice_that_overlaps_an_operand_is_refused(cuda):
+    memory = torch.zeros(2 * 12 * 35)
+    out = memory.view(2, 12, 5, 7)[:, :9]
+    with pytest.raises(UnsupportedProblem, match="out overlaps input"):
+        cuconv.conv2d(memory[13 * 35 : 13 * 35 + X.numel()].view(X.shape), WEIGHT, out=out)
+
+
+def test_cupy_counts_strides_in_bytes():
+    array = np.zeros((2, 12, 5, 7), np.float32)[:, :9]
+    assert CupyArrays(None).strides(array) == torch.zeros(2, 12, 5, 7)[:, :9].stride()

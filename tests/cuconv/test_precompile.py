@@ -5,6 +5,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem, jit, plan, precompile
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import H200
+from cuconv.precompile import PlannedCall, precompile_calls
 
 LAYERS = [ConvProblem(1, 64, 7, 7, 32, 1, 1), ConvProblem(2, 64, 7, 7, 32, 1, 1, groups=64 // 32)]
 
@@ -40,3 +41,10 @@ def test_what_conv2d_refuses_is_refused(cache):
         precompile([ConvProblem(1, 1, 3, 3, 1, 1, 1)], H200, algorithm="depthwise")
     with pytest.raises(ValueError, match="algorithm='magic'"):
         precompile(LAYERS, H200, algorithm="magic")
+
+
+def test_calls_that_write_to_slices_have_kernels_of_their_own(cache):
+    calls = [PlannedCall(LAYERS[0], output_channels=channels) for channels in (None, 40)]
+    assert precompile_calls(calls, H200, algorithm="tf32x3_gemm") == 2
+    assert precompile_calls([PlannedCall(LAYERS[0], output_channels=40)], H200, algorithm="two_stage") > 0
+    assert precompile([LAYERS[0]], H200, algorithm="two_stage") == 0  # which writes no slices

@@ -2,7 +2,8 @@
 
 Each tool runs this module again with --launch, which launches configurations of every algorithm in both precisions on
 small problems: filters of 1x1 to 11x11, odd shapes, strides, dilations and groups, blocks alone and in clusters, every
-other one with a residual, every third one with prepared weights. For each tool the number of configurations and of
+other one with a residual, every third one with prepared weights, every fifth one, where the algorithm does so, into a
+slice of channels. For each tool the number of configurations and of
 errors is printed. The exit code is 1 where there was an error.
 """
 
@@ -24,6 +25,7 @@ from cuconv.device import DeviceSpec, device_spec
 from cuconv.flags import SLOT_BYTES
 from cuconv.jit import Launch, LaunchSequence, cubin
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.select import LaunchPlan, launches_of
 
 TOOLS = ("memcheck", "racecheck")
 CONFIGURATIONS = {"memcheck": 12, "racecheck": 6}  # of an algorithm on a problem, spread over all that can run
@@ -105,16 +107,21 @@ def _jobs(tool: str, algorithms: list[str], device: DeviceSpec) -> Iterator[Job]
                     yield name, algorithm, problem, config
 
 
+def slice_channels(problem: ConvProblem) -> int:
+    """The channels of the tensor that an output is a slice of, from its first channel on."""
+    return problem.m + 4
+
+
 def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
     """The launches of a job, in sequences of which each waits for the one before.
 
-    They are with a residual where the job's number is odd, and with prepared weights where 3 divides it.
+    They are with a residual where the job's number is odd, with prepared weights where 3 divides it, and write to a
+    slice where 5 does.
     """
     name, algorithm, problem, config = job
-    if number % 2:
-        launches = algorithm.launches_with_residual(problem, config, True, True, device_spec(0))
-    else:
-        launches = algorithm.launches(problem, config, aligned=True, relu=True)
+    sliced = number % 5 == 0 and algorithm.writes_slices
+    plan, channels = LaunchPlan(name, config), slice_channels(problem) if sliced else None
+    launches = launches_of(plan, problem, True, True, number % 2 == 1 and not sliced, device_spec(0), channels)
     once, calls = weight_packing.prepare(launches)
     sequences = [launches] if once is None or number % 3 else [(once,), (*calls, *calls)]
     added = MACROS.get((tool, name), {})
@@ -148,6 +155,9 @@ def _launch_all(tool: str, algorithms: list[str]) -> None:
         input, weight = (cupy.asarray(random.standard_normal(shape, dtype=numpy.float32)) for shape in shapes)
         bias, output = cupy.ones(problem.m, cupy.float32), cupy.empty(problem.output_shape, cupy.float32)
         residual = cupy.ones_like(output)
+        if number % 5 == 0 and algorithm.writes_slices:
+            planes = (problem.n - 1) * slice_channels(problem) + problem.m
+            output = cupy.empty(planes * problem.out_pixels, cupy.float32)
         workspace = cupy.empty(max(1, -(-config.workspace_bytes // FLOAT_BYTES)), cupy.float32)
         packing = algorithm.packing(problem, config)
         packed = cupy.empty(-(-packing.workspace_bytes(problem) // FLOAT_BYTES) if packing else 1, cupy.float32)

@@ -88,7 +88,7 @@ def test_a_converted_model_in_a_graph(counted):
     assert set(counted) == {"prepared"}
 
 
-def test_branches_of_one_image_are_written_to_their_place(counted):
+def test_branches_are_written_to_their_place(counted):
     model, x = made("fire")
     model, x = model.cuda(), x.cuda()
     converted, _ = cuconv.nn.convert(model, example=x[:1])

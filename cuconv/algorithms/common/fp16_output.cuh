@@ -21,7 +21,7 @@ struct Output {
     WITH_RESIDUAL(const float* residual;)
 
     __device__ __forceinline__ int64 index(const Pixel& at, int filter) const {
-        return ((int64)at.image * p.filters + filter) * p.out_pixels + at.pixel;
+        return ((int64)at.image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + at.pixel;
     }
 #if RESIDUAL
     // The residual at a place of the output; 0 where there is no such place.

@@ -110,6 +110,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
     summary = "Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32: for large problems."
     precisions = tuple(PRODUCTS)
     fuses_residual = True
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

@@ -37,6 +37,7 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
     )
     precisions = tuple(PRODUCTS)
     fuses_residual = True
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

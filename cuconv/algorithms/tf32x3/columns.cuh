@@ -65,7 +65,7 @@ struct Pixel {
         exists = index < pixels;
         const unsigned known = exists ? index : 0;
         const unsigned image = LINEAR ? 0 : known / p.out_pixels, pixel = known - image * p.out_pixels;
-        place = exists ? (int64)image * CHANNEL_GROUPS * p.filters * p.out_pixels + pixel : -1;
+        place = exists ? (int64)image * OUTPUT_PLANES(p.filters) * p.out_pixels + pixel : -1;
         source = input + (int64)image * CHANNEL_GROUPS * p.channels * p.height * p.width;
 #if POINTWISE && STRIDE_H == 1 && STRIDE_W == 1
         source += pixel;

@@ -40,7 +40,7 @@ struct Output {
     // since Inf and NaN cannot be decomposed into parts.
     __device__ __forceinline__ void write_plain(const Problem& p, int64 pixel, int filter) const {
         if (pixel < 0 || filter >= p.filters) return;
-        const int64 image_size = (int64)CHANNEL_GROUPS * p.filters * p.out_pixels;
+        const int64 image_size = (int64)OUTPUT_PLANES(p.filters) * p.out_pixels;
         const int y = pixel % image_size / p.out_w, x = pixel % image_size % p.out_w;
         write(plain_sum(input, weight, p, KERNEL_H, KERNEL_W, pixel / image_size, filter, y, x), p, pixel, filter);
     }

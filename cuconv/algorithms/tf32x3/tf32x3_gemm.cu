@@ -320,7 +320,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
                 value += load_from_block(shared + (k * FILTERS + row) * COLUMN_ROW + column, block);
         if (!exists || filter >= p.filters) continue;
         if (!isfinite(value)) value = plain_sum(input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
-        const int64 at = ((int64)image * CHANNEL_GROUPS * p.filters + filter) * p.out_pixels + pixel;
+        const int64 at = ((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel;
         if (bias) value += bias[filter];
         WITH_RESIDUAL(value += residual[at];)
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays

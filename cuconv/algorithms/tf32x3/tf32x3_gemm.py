@@ -119,6 +119,7 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
     summary = "Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."
     precisions = tuple(PRODUCTS)
     fuses_residual = True
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

@@ -88,7 +88,7 @@ struct Pixels {
         const unsigned within = pixel - image * p.out_pixels;
         const unsigned row = POINTWISE ? 0 : within / p.out_w;
         y = (int)row - p.pad_h, x = (int)(within - row * p.out_w) - p.pad_w;
-        place = pixel < pixels ? (int64)image * p.filters * p.out_pixels + within : -1;
+        place = pixel < pixels ? (int64)image * OUTPUT_PLANES(p.filters) * p.out_pixels + within : -1;
         source[0] = place < 0 ? nullptr : input + (int64)image * p.channels * plane + (int64)y * p.width + x;
 #else
         const unsigned image = first / p.out_pixels, within = first - image * p.out_pixels;
@@ -103,7 +103,7 @@ struct Pixels {
             const int64 from = where(i * 8 + lane / 4, p.channels);
             source[i] = from < 0 ? nullptr : input + from;
         }
-        place = where(lane % 4 * 8 + lane / 4, p.filters);
+        place = where(lane % 4 * 8 + lane / 4, OUTPUT_PLANES(p.filters));
 #endif
     }
 
@@ -323,7 +323,7 @@ struct Output {
         for (int filter = filter_0; filter < min(filter_0 + filters, p.filters); ++filter) {
             const int y = pixel / p.out_w, x = pixel % p.out_w;
             const float sum = plain_sum(input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
-            output[((int64)image * p.filters + filter) * p.out_pixels + pixel] = finish(sum, filter, p);
+            output[((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel] = finish(sum, filter, p);
         }
     }
 };

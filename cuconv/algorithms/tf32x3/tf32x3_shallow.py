@@ -82,6 +82,7 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "Short reductions with mma.sync at FP32 accuracy (3xTF32) or in TF32: few channels, and a small filter."
     precisions = tuple(PRODUCTS)
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

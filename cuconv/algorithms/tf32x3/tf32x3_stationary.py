@@ -110,6 +110,7 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "1x1 convolution with wgmma at FP32 accuracy (3xTF32), for Hopper: many pixels, weights stay in an SM."
     fuses_residual = True
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

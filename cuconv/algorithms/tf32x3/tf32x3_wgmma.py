@@ -142,6 +142,7 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
     summary = "Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper; the reduction is split-K."
     precisions = tuple(PRODUCTS)
     fuses_residual = True
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

@@ -127,6 +127,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         "Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32: "
         "for large 3x3 and 5x5 layers."
     )
+    writes_slices = True
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:

@@ -9,7 +9,7 @@ from cuconv.nn import modules, operator
 
 def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, residual, out=None):
     """What cuconv.conv2d computes, and what it refuses."""
-    operands = [tensor for tensor in (input, weight, bias, residual, out) if tensor is not None]
+    operands = [tensor for tensor in (input, weight, bias, residual) if tensor is not None]
     if any(tensor.dtype != torch.float32 or not tensor.is_contiguous() or not tensor.numel() for tensor in operands):
         raise UnsupportedProblem("another type or layout")
     result = reference.conv2d(

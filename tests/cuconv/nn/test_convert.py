@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuconv.nn
 from cuconv.nn import modules, operator
+from cuconv.precompile import PlannedCall
 from cuconv.problem import ConvProblem
 from tests.cuconv.nn.models import MODELS, close, made
 
@@ -67,11 +69,17 @@ def test_the_precision_reaches_the_kernels(on_a_gpu):
 def test_fake_tensors_record_the_problems():
     model, x = made("sequential")
     converted, _ = cuconv.nn.convert(model)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with torch.no_grad(), operator.recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
         converted(mode.from_tensor(x))
-    assert calls == {(ConvProblem(2, 3, 12, 13, 8, 3, 3), False), (ConvProblem(2, 8, 5, 5, 4, 1, 1), False)}
+    assert calls == {PlannedCall(ConvProblem(2, 3, 12, 13, 8, 3, 3)), PlannedCall(ConvProblem(2, 8, 5, 5, 4, 1, 1))}
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_fake_tensors_record_that_branches_are_slices(images):
+    converted, _ = cuconv.nn.convert(DIFFICULT["branches"]().eval())
+    with torch.no_grad(), operator.recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        converted(mode.from_tensor(torch.zeros(images, 4, 8, 9)))
+    assert calls == {PlannedCall(ConvProblem(images, 4, 8, 9, 4, 1, 1), output_channels=None if images == 1 else 8)}
 
 
 # Models that are easily converted wrongly
@@ -212,14 +220,14 @@ def test_a_difficult_model_computes_the_same(on_a_gpu, name, gradients, images):
 
 
 @pytest.mark.parametrize("images", [1, 3])
-def test_branches_of_one_image_are_written_to_their_place(on_a_gpu, images):
+def test_branches_are_written_to_their_place(on_a_gpu, images):
     model = DIFFICULT["branches"]().eval()
     converted, report = cuconv.nn.convert(model)
     joined = [module for module in converted.modules() if isinstance(module, modules.Concatenation)]
     assert len(joined) == 1 and [row.folded for row in report.rows] == [("relu",), ()]
     with torch.no_grad():
         converted(torch.randn(images, 4, 8, 9))
-    assert [call["out"] for call in on_a_gpu] == [images == 1] * 2
+    assert [call["out"] for call in on_a_gpu] == [True] * 2
 
 
 @pytest.mark.parametrize("name", ["a write between branches", "branches along the batch", "the same branch twice"])
