@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from harness import command, precision
+from harness import command, precision, variables
 from harness.errors import UsageError
 from harness.measure import network_models, networks
 from harness.measure.network_contenders import CONTENDERS, Options, set_torch
@@ -66,6 +66,7 @@ def _run(options: argparse.Namespace, typed: str) -> None:
             "whole networks are measured on an NVIDIA GPU, and torch sees none: "
             "'--dry-run' prints what would be measured"
         )
+    variables.refuse()
     found = [network_models.find(name) for name in dict.fromkeys(options.net)]
     set_torch(options.precision[0])
     machine = networks.Gpu()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from harness import command, precision
+from harness import command, precision, variables
 from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
 from harness.errors import ResultsError, UsageError
 from harness.measure import sweep
@@ -53,6 +53,7 @@ def _measure(
     providers: tuple[str, ...],
     algorithms: frozenset[str] | None,
 ) -> None:
+    variables.refuse()
     slug = environment.device_slug(device)
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))

@@ -13,6 +13,7 @@ from importlib import import_module
 import torch
 
 from cuconv.problem import ConvProblem
+from harness import variables
 from harness.errors import UserError
 from harness.precision import FP32, of_process
 from harness.registry import PROVIDERS
@@ -94,11 +95,14 @@ class Contender(ABC):
 def load(provider: str, precision: str = FP32) -> Contender:
     """The contender of a provider's name. Raises Unavailable where this machine lacks what it needs.
 
+    Raises UsageError where an environment variable would change what is measured.
+
     precision must be that of the process (harness.precision): otherwise the row would name a precision that was not
     measured.
     """
     if precision != of_process():
         raise RuntimeError(f"this process measures {of_process()}: measure {precision} in another")
+    variables.refuse()
     module = import_module(f"harness.contenders.{PROVIDERS[provider].module}")
     contender: Contender = module.Contender(precision)
     return contender

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from cuconv.problem import FLOAT_BYTES
-from harness import command, progress
+from harness import command, progress, variables
 from harness.errors import UsageError
 from harness.measure import timing
 from harness.report.markdown import markdown
@@ -90,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> None:
     if not torch.cuda.is_available():
         raise UsageError("copies are measured on an NVIDIA GPU, and torch sees none")
+    variables.refuse()
     try:
         copies = measure(torch.device("cuda", torch.cuda.current_device()))
     except torch.OutOfMemoryError:

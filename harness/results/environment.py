@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import ResultsError
 from harness.results import code
 from harness.results.files import write_whole
+from harness.variables import recorded
 
 if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV files need no torch
     import torch
@@ -71,6 +72,9 @@ def report(device: torch.device, command: str) -> dict[str, Any]:
     import torch
 
     facts = _gpu_facts(device) if device.type == "cuda" else _cpu_facts()
+    variables = recorded()
+    if variables:  # left out where none is set: most reports have none
+        facts["variables"] = variables
     return {
         **facts,
         "cpu": _try(_cpu_name) or platform.processor(),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cuconv.device import device_spec
+from harness import variables
 from harness.catalogue import load_sweep
 from harness.command import exit_code
 from harness.command import folder as folder_option
@@ -60,6 +61,7 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
         raise UsageError("no GPU found: measure on one, or fit to the committed times with --fit-only")
     if not options.minutes > 0:
         raise UsageError(f"--minutes {options.minutes:g}: must be above 0")
+    variables.refuse()
     device = torch.device("cuda", torch.cuda.current_device())
     sweep = load_sweep(options.config)
     folder = options.out or Path("results") / environment.device_slug(device) / FOLDERS[options.precision]
