@@ -126,6 +126,25 @@ def _against_eager(frame: pd.DataFrame) -> str:
     )
 
 
+def errors_section(results_of_device: Path) -> str:
+    """A line for each network: the largest relative L2 error over batches and modes, of cuConv and of torch.
+
+    Without a networks.csv a sentence says what to run.
+    """
+    results = networks_results(results_of_device)
+    if not results:
+        return f"Not measured on {results_of_device.name}: {REMEDY}."
+    rows = results.frame[results.frame.status == OK].copy()
+    rows["shown"] = [label(row.network, row.source) for row in each(rows)]
+    groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]
+    body = []
+    for network in dict.fromkeys(rows.shown):
+        mine = rows[rows.shown == network]
+        found = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
+        body.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in found)])
+    return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32"], body)
+
+
 def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:
     """A line for each network, batch, contender and kind of kernel: launches and microseconds of a forward."""
     body = [

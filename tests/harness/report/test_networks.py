@@ -12,6 +12,7 @@ from harness.report.figures.networks import draw_networks, networks_figure
 from harness.report.networks import (
     breakdown_table,
     compare_networks,
+    errors_section,
     networks_results,
     networks_section,
     networks_table,
@@ -65,6 +66,17 @@ def test_the_section_has_the_ratios_without_compiled_models_too(device):
     assert "Without torch.compile" not in networks_section(
         fill(device.parent.parent / "eager", ROWS[:2] + ROWS[3:4]), ""
     )
+
+
+def test_the_largest_error_of_each_network(tmp_path):
+    rows = [
+        time(1.0, rel_l2_error=1e-6), time(1.0, batch=8, rel_l2_error=3e-6),
+        time(1.0, contender="torch", rel_l2_error=2e-7), time(1.0, contender="torch_compile", rel_l2_error=4e-7),
+        time(1.0, contender="torch", precision="tf32", rel_l2_error=5e-4),
+    ]  # fmt: skip
+    found = cells(errors_section(fill(tmp_path, rows)))
+    assert found["resnet50"] == ["3.0e-06", "4.0e-07", "-", "5.0e-04"]
+    assert "python -m harness.networks" in errors_section(tmp_path / "nowhere")
 
 
 def test_a_case_without_a_time_of_cuconv_has_no_speedup(device):
