@@ -6,13 +6,16 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from harness import command, precision, variables
 from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
 from harness.errors import ResultsError, UsageError
-from harness.measure import sweep
+from harness.measure import supervisor
+from harness.measure.sweep import Algorithm, Options
+from harness.measure.work import Choice, OwnWork
 from harness.precision import FP32, PRECISIONS
 from harness.registry import PROVIDERS
 from harness.report.provenance import OF_A_CPU
@@ -58,14 +61,11 @@ def _measure(
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
     entrants = _entrants(options, measured / "measurements.csv", slug, chosen) if options.against else None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     with ResultsFolder(out) as folder:
         facts = environment.report(device, options.command)
         environments = environment.EnvironmentFile(folder.folder)
-        # Before this command's own entry: the reports of an equal machine, with equal versions and code.
-        same = {name for name, other in environments.environments.items() if environment.comparable(facts, other)}
-        settings = sweep.Options(
+        done = _done(folder, environments, facts, options) if options.resume else {}
+        settings = Options(
             device=device,
             providers=providers,
             algorithms=algorithms,
@@ -73,18 +73,28 @@ def _measure(
             seed=options.seed,
             workspace_limit=chosen.workspace_limit,
             environment=environments.enter(facts),
-            done=frozenset(key for key in folder.rows if folder.cell(key, "environment") in same)
-            if options.resume
-            else frozenset(),
-            entrants=entrants,
             device_slug=slug,
             precision=options.precision,
         )
         try:
-            sweep.run(chosen, settings, folder)
+            problems = [case.problem for case in chosen.cases]
+            supervisor.run(problems, OwnWork(chosen, Choice(done, entrants), folder), settings)
         finally:
             environments.keep({folder.cell(key, "environment") for key in folder.rows})
     _print_summary(out, chosen, slug, options)
+
+
+def _done(
+    folder: ResultsFolder, environments: environment.EnvironmentFile, facts: dict[str, Any], options: argparse.Namespace
+) -> dict[tuple[int, ...], frozenset[Algorithm]]:
+    """The algorithms of each case with a row of this precision by an equal machine, with equal versions and code."""
+    same = {name for name, other in environments.environments.items() if environment.comparable(facts, other)}
+    done: dict[tuple[int, ...], set[Algorithm]] = {}
+    for key in folder.rows:
+        *case, provider, algorithm, precision = key
+        if precision == options.precision and folder.cell(key, "environment") in same:
+            done.setdefault(tuple(map(int, case)), set()).add((provider, algorithm))
+    return {case: frozenset(algorithms) for case, algorithms in done.items()}
 
 
 def _entrants(options: argparse.Namespace, csv_path: Path, device: str, chosen: Sweep) -> Entrants:

@@ -9,6 +9,7 @@ layers where all are 1. Times have nine significant digits, because the event ti
 from __future__ import annotations
 
 import fcntl
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -160,9 +161,20 @@ class ResultsFolder:
         self.rows: dict[tuple[str, ...], list[str]] = {}
 
     def __enter__(self) -> ResultsFolder:
+        self._take()
+        try:
+            self._load()
+            self._file = open(self.csv_path, "a", newline="")
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def _take(self) -> None:
+        """Make the folder where it is missing, and lock it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")
+            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115, closed by __exit__
         except OSError as error:
             raise ResultsError(
                 f"cannot write to {self.folder} ({error.strerror}): choose another folder with --out"
@@ -174,13 +186,6 @@ class ResultsFolder:
             raise ResultsError(
                 f"{self.folder} is in use by another run: wait for it, or give this one its own folder with --out"
             ) from None
-        try:
-            self._load()
-            self._file = open(self.csv_path, "a", newline="")
-        except BaseException:
-            self._lock.close()
-            raise
-        return self
 
     def __exit__(self, *exception: object) -> None:
         with suppress(OSError):  # a full disk: `append` has told it, and _rewrite writes all rows
@@ -197,6 +202,8 @@ class ResultsFolder:
     def append(self, row: Measurement) -> None:
         """Write the row at once, so that nothing measured is lost; raises ResultsError where it cannot be written."""
         cells = row.cells()
+        if not self.csv_path.exists():
+            self._make_again()
         try:
             self._file.write(csv_text(cells, ()))
             self._file.flush()
@@ -206,6 +213,15 @@ class ResultsFolder:
                 "on with --resume"
             ) from None
         self.rows[row.key] = cells
+
+    def _make_again(self) -> None:
+        """Write a folder that somebody moved or deleted anew, with all rows."""
+        print(f"{self.folder} was moved or deleted: it is made again, with all rows", file=sys.stderr)
+        self._file.close()
+        self._lock.close()
+        self._take()
+        self._rewrite()
+        self._file = open(self.csv_path, "a", newline="")  # noqa: SIM115
 
     def _load(self) -> None:
         if self.csv_path.exists() and (self.csv_path.is_dir() or self.csv_path.stat().st_size):

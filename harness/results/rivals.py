@@ -33,9 +33,9 @@ def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entran
     return {case: frozenset(pairs) for case, pairs in entrants.items()}
 
 
-def takes_part(entrants: Entrants, case: tuple[int, ...], provider: str, algorithm: str, device: str) -> bool:
-    """Whether an algorithm is measured on a case: ours always, a rival where it is one of the entrants."""
+def takes_part(rivals: frozenset[tuple[str, str]], provider: str, algorithm: str, device: str) -> bool:
+    """Whether an algorithm is measured on a case: ours always, a rival where it is one of the case's entrants."""
     ours = registry.comparison(device)
     if provider == ours.provider and not ours.is_rival(provider, algorithm):
         return True
-    return (provider, algorithm) in entrants.get(case, ())
+    return (provider, algorithm) in rivals

@@ -263,3 +263,17 @@ def test_a_file_without_stride_dilation_and_groups_is_of_layers_where_all_are_1(
     with ResultsFolder(tmp_path) as folder:
         assert list(folder.rows) == [ROW.key]
     assert lines_of(tmp_path) == [list(COLUMNS), ROW.cells()]
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
+def test_a_folder_that_vanishes_is_made_again_with_all_rows(tmp_path, capsys, deleted):
+    out, other = tmp_path / "paper", tmp_path / "elsewhere"
+    with ResultsFolder(out) as folder:
+        folder.append(ROW)
+        shutil.rmtree(out) if deleted else out.rename(other)
+        folder.append(replace(ROW, algorithm="auto"))
+        assert lines_of(out) == [list(COLUMNS), ROW.cells(), replace(ROW, algorithm="auto").cells()], "at once"
+        with pytest.raises(ResultsError, match="in use by another run"), ResultsFolder(out):
+            pass
+    assert len(read(out / "measurements.csv")) == 2
+    assert "was moved or deleted: it is made again, with all rows" in capsys.readouterr().err
