@@ -94,6 +94,11 @@ class Measurement:
         """The cells of KEY_COLUMNS, by which a newer row replaces an older one."""
         return tuple(str(getattr(self, column)) for column in KEY_COLUMNS)
 
+    @property
+    def case(self) -> tuple[int, ...]:
+        """The values of CASE_COLUMNS."""
+        return tuple(getattr(self, column) for column in CASE_COLUMNS)
+
     def cells(self) -> list[str]:
         """The row as text, in the order of COLUMNS."""
         runs = [f"{t:.9g}" for t in self.runs_us] + [""] * (MAX_RUNS - len(self.runs_us))
