@@ -36,5 +36,10 @@ def refuse() -> None:
 
 
 def recorded() -> dict[str, str]:
-    """The variables of RECORDED that are set, by name."""
-    return {name: os.environ[name] for name in RECORDED if name in os.environ}
+    """The variables of RECORDED that are set, and those of torch.compile, by name."""
+    return {name: value for name, value in sorted(os.environ.items()) if name in RECORDED or _is_of_compile(name)}
+
+
+def _is_of_compile(name: str) -> bool:
+    """Whether a variable changes what torch.compile does; it sets the folder of its cache itself."""
+    return name.startswith("TORCHINDUCTOR_") and name != "TORCHINDUCTOR_CACHE_DIR"

@@ -55,7 +55,7 @@ def enabled(precision: str = FP32) -> Iterator[None]:
     """Compute every convolution in the block by cuConv where it can, and by torch elsewhere.
 
     It reaches aten.convolution whoever calls it. Gradients are torch's own. Every operation of the block costs the host
-    a few microseconds more, so a model that runs often is better converted. torch.compile does not compile inside the
+    10 us and more, so capture the model in a CUDA graph, or convert it. torch.compile does not compile inside the
     block. precision: "fp32", or "tf32" for inputs and weights that may be rounded to TF32; ValueError for others.
     """
     operator.check_precision(precision)

@@ -30,7 +30,7 @@ class Report:
 
     @property
     def replaced(self) -> list[Converted]:
-        """The layers that cuConv computes."""
+        """The layers with a module of cuConv, which leaves to torch what it does not compute, such as CPU tensors."""
         return [row for row in self.rows if not row.reason]
 
     @property

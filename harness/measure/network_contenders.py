@@ -1,4 +1,4 @@
-"""The contenders on whole networks: torch in three ways, and cuConv in two.
+"""The contenders on whole networks: torch in four ways, and cuConv in two.
 
 A contender takes a model of its own on the GPU and an input, and returns the call of one forward. All compute in FP32
 data; the settings of `set_torch` say whether TF32 is allowed.
@@ -15,7 +15,7 @@ import torch
 
 from harness.measure.network_models import logits
 from harness.precision import TF32
-from harness.results.networks import CUCONV, CUCONV_ENABLED
+from harness.results.networks import CUCONV, CUCONV_ENABLED, TORCH_COMPILE, TORCH_COMPILE_FROZEN
 
 Forward = Callable[[], torch.Tensor]
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"  # the harness captures the graph itself, for every contender alike
@@ -62,6 +62,13 @@ def _compiled(model: torch.nn.Module, images: torch.Tensor, options: Options) ->
     return Prepared(lambda: logits(compiled(images)), "" if mode == "default" else f"mode={mode}")
 
 
+def _frozen(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    """torch.compile with weights as constants: it folds batch norm, as cuConv does, and may change layouts."""
+    torch.compiler.reset()
+    compiled = torch.compile(model, options={"freezing": True, "max_autotune": options.max_autotune})
+    return Prepared(lambda: logits(compiled(images)), "max_autotune" if options.max_autotune else "")
+
+
 def _cuconv(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
     nn = import_module("cuconv.nn")
     start = time.perf_counter()
@@ -84,7 +91,8 @@ Prepare = Callable[[torch.nn.Module, torch.Tensor, Options], Prepared]
 CONTENDERS: dict[str, Prepare] = {
     "torch": _torch,
     "torch_channels_last": _channels_last,
-    "torch_compile": _compiled,
+    TORCH_COMPILE: _compiled,
+    TORCH_COMPILE_FROZEN: _frozen,
     CUCONV: _cuconv,
     CUCONV_ENABLED: _enabled,
 }

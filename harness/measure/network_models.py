@@ -21,7 +21,7 @@ from harness.errors import UsageError
 from harness.measure.gpu import first_line, out_of_memory
 from harness.results.networks import TORCHVISION, label
 
-NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_0", "squeezenet1_1", "vgg19")  # of torchvision
+NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_1", "vgg19")  # of torchvision
 SOURCES = (TORCHVISION, "timm")
 SIZE = 224  # of the input, in pixels
 SIZES = {(TORCHVISION, "inception_v3"): 299}

@@ -14,11 +14,12 @@ from harness.results.comparisons import Results, each, geometric_mean
 from harness.results.networks import (
     CSV,
     CUCONV,
+    CUCONV_ENABLED,
     FOLDER,
     GRAPH,
+    MODES,
     OK,
     REMEDY,
-    TORCH_COMPILE,
     TORCH_CONTENDERS,
     KernelsOfKind,
     label,
@@ -104,26 +105,43 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     figure = f"{plots}/{results.device}/{FOLDER}/{FIGURE}.png"
     picture = f"![Speedup of cuConv over the best of torch on whole networks]({figure})"
     note = (
-        "Microseconds of a forward in a CUDA graph. torch: the fastest of eager NCHW, eager channels_last and compiled."
+        "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last and compiled."
     )
-    parts = [picture, note, table, _against_eager(results.frame), f"Measured on {provenance(results)}."]
+    parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
 
 
-def _against_eager(frame: pd.DataFrame) -> str:
-    """A sentence on the ratios of `compare_networks` where torch.compile takes no part; empty without its rows."""
-    eager = frame[frame.contender != TORCH_COMPILE]
-    if len(eager) == len(frame):
-        return ""
-    compared = compare_networks(eager)
-    three = [compared[name].dropna() for name in RATIOS]
-    texts = [f"{times(geometric_mean(ratio))} on {of(int((ratio > 1).sum()), len(ratio))}" for ratio in three]
-    what = ("FP32 over FP32", "FP32 over TF32", "TF32 over TF32")
-    found = [f"{name} {text}" for name, text, ratio in zip(what, texts, three, strict=True) if len(ratio)]
-    return (
-        "Without torch.compile, beside the better of torch's two layouts, geometric mean and cases won: "
-        f"{', '.join(found)}."
-    )
+def modes_section(results_of_device: Path) -> str:
+    """A line for each way to call cuConv and each mode: its speedup over the fastest of torch in that mode.
+
+    Geometric means and cases won, in FP32 over FP32 and in TF32 over TF32. Without a networks.csv a sentence says what
+    to run.
+    """
+    results = networks_results(results_of_device)
+    if not results:
+        return f"Not measured on {results_of_device.name}: {REMEDY}."
+    body = []
+    for contender in (CUCONV, CUCONV_ENABLED):
+        for mode in MODES:
+            found = [_speedups(results.frame, contender, mode, precision) for precision in (FP32, TF32)]
+            cells = [cell for one in found for cell in (times(geometric_mean(one)), of(_won(one), len(one)))]
+            if any(map(len, found)):
+                body.append([contender, mode, *cells])
+    return markdown(["contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1))
+
+
+def _speedups(frame: pd.DataFrame, contender: str, mode: str, precision: str) -> list[float]:
+    """The speedup of a contender over the fastest of torch, on each network and batch that both ran."""
+    rows = frame[(frame["mode"] == mode) & (frame.precision == precision)]
+    both = [
+        (_fastest(case, TORCH_CONTENDERS, precision)[1], _fastest(case, (contender,), precision)[1])
+        for _, case in rows.groupby(["network", "source", "batch"])
+    ]
+    return [theirs / ours for theirs, ours in both if theirs == theirs and ours == ours]
+
+
+def _won(speedups: list[float]) -> int:
+    return sum(speedup > 1 for speedup in speedups)
 
 
 def errors_section(results_of_device: Path) -> str:

@@ -27,7 +27,7 @@ from harness.report.choice import algorithm_table, choice_table, losses_table, n
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import depthwise_table, memory_bound_table
-from harness.report.networks import errors_section, networks_section
+from harness.report.networks import errors_section, modes_section, networks_section
 from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
 from harness.report.provenance import mixture, provenance
@@ -180,6 +180,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
     "prepared": lambda results, plots: prepared_table(results),
+    "network_modes": lambda results, plots: modes_section(results.folder.parent),
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }

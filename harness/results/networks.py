@@ -23,7 +23,8 @@ FOLDER, CSV, BREAKDOWN_CSV = "networks", "networks.csv", "breakdown.csv"  # in r
 GRAPH, EAGER = MODES = ("graph", "eager")
 OK, ERROR = "ok", "error"
 TORCH_COMPILE = "torch_compile"
-TORCH_CONTENDERS = ("torch", "torch_channels_last", TORCH_COMPILE)
+TORCH_COMPILE_FROZEN = "torch_compile_frozen"
+TORCH_CONTENDERS = ("torch", "torch_channels_last", TORCH_COMPILE, TORCH_COMPILE_FROZEN)
 CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
 TORCHVISION = "torchvision"
 

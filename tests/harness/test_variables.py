@@ -34,8 +34,11 @@ def test_it_may_be_off(monkeypatch, value):
 def test_other_variables_are_recorded_and_make_another_measurement(monkeypatch):
     plain = environment.report(torch.device("cpu"), "x")
     assert "variables" not in plain
-    monkeypatch.setenv("CUDNN_CONV_WSCAP_DBG", "512")
+    set_to = {"CUDNN_CONV_WSCAP_DBG": "512", "TORCHINDUCTOR_FREEZING": "1"}
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/anywhere")
     other = environment.report(torch.device("cpu"), "x")
-    assert other["variables"] == {"CUDNN_CONV_WSCAP_DBG": "512"}
+    assert other["variables"] == set_to
     assert not environment.comparable(plain, other)
     assert environment.identifier(plain) != environment.identifier(other)

@@ -38,7 +38,7 @@ from harness.results.networks import CUCONV, GRAPH, OK, TORCH_CONTENDERS, label
 HERE = Path(__file__).parent
 ALL = "all networks"
 WIDTH, HALF = 1340, 660
-RED, GREYS = COLOURS["cuconv"], ("#636363", "#969696", "#bdbdbd")
+RED, GREYS = COLOURS["cuconv"], ("#525252", "#7f7f7f", "#a6a6a6", "#cccccc")
 FILTER_COLOURS = {"1x1": "#3182bd", "3x3": "#31a354", "5x5": "#fd8d3c"}
 OTHER_COLOUR = "#756bb1"
 SIZES = "HW-N-K-M-C: input size, batch, filter size, filters, channels"

@@ -26,8 +26,8 @@ def calls(monkeypatch):
         found.append(("enabled", precision))
         yield
 
-    def compile(model, mode):
-        found.append(("compile", mode))
+    def compile(model, mode=None, options=None):
+        found.append(("compile", mode or options))
         return model
 
     monkeypatch.setitem(sys.modules, "cuconv.nn", SimpleNamespace(convert=convert, enabled=enabled))
@@ -52,7 +52,9 @@ def test_each_computes_the_model(calls, name):
         expected = model(images)
         prepared = CONTENDERS[name](model, images, Options("tf32"))
         assert torch.allclose(prepared.forward(), expected, atol=1e-6)
-    assert calls == {"torch_compile": [("compile", "default")], "cuconv": [("convert", "tf32", (2, 3, 8, 8))],
+    frozen = {"freezing": True, "max_autotune": False}
+    assert calls == {"torch_compile": [("compile", "default")],
+                     "torch_compile_frozen": [("compile", frozen)], "cuconv": [("convert", "tf32", (2, 3, 8, 8))],
                      "cuconv_enabled": [("enabled", "tf32")]}.get(name, [])  # fmt: skip
 
 
@@ -61,6 +63,7 @@ def test_what_detail_says(calls):
     details = {name: CONTENDERS[name](model, images, Options("fp32", max_autotune=True)).detail for name in CONTENDERS}
     assert details.pop("cuconv").startswith("convert 0.")
     assert details == {"torch": "", "torch_channels_last": "", "torch_compile": f"mode={MAX_AUTOTUNE}",
+                       "torch_compile_frozen": "max_autotune",
                        "cuconv_enabled": ""}  # fmt: skip
 
 

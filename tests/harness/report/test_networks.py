@@ -13,6 +13,7 @@ from harness.report.networks import (
     breakdown_table,
     compare_networks,
     errors_section,
+    modes_section,
     networks_results,
     networks_section,
     networks_table,
@@ -59,13 +60,15 @@ def test_the_best_of_torch_in_a_graph_is_what_counts(device):
     assert table["cases won"][4:] == ["2 of 3", "", "1 of 1", "", "1 of 1"]
 
 
-def test_the_section_has_the_ratios_without_compiled_models_too(device):
-    section = networks_section(device, "plots")
-    mean = (2.5 * 4) ** (1 / 2)
-    assert f"FP32 over FP32 {mean:.2f}x on 2 of 2, FP32 over TF32 1.25x on 1 of 1" in section
-    assert "Without torch.compile" not in networks_section(
-        fill(device.parent.parent / "eager", ROWS[:2] + ROWS[3:4]), ""
-    )
+def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
+    rows = [*ROWS, time(3.0, mode="eager", contender="torch"), time(6.0, mode="eager", contender="cuconv_enabled")]
+    table = cells(modes_section(fill(tmp_path, rows)))
+    mean = (2.5 * 0.75 * 4) ** (1 / 3)
+    assert table["cuconv graph"][1:] == [f"{mean:.2f}x", "2 of 3", "2.00x", "1 of 1"]
+    assert table["cuconv eager"][1:] == ["3.00x", "1 of 1", "-", "-"]
+    assert table["cuconv_enabled graph"][1:] == ["5.00x", "1 of 1", "-", "-"]
+    assert table["cuconv_enabled eager"][1:] == ["0.50x", "0 of 1", "-", "-"]
+    assert "python -m harness.networks" in modes_section(tmp_path / "nowhere")
 
 
 def test_the_largest_error_of_each_network(tmp_path):
