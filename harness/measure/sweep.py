@@ -227,7 +227,7 @@ def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool
 
 def _may_offer(case: Case, provider: str, options: Options) -> bool:
     """False where no algorithm of a provider takes part: listing a provider's engines costs a tenth of a second."""
-    if options.entrants is None or provider == comparison(options.device_slug).provider:
+    if options.entrants is None or provider == comparison(options.device_slug).provider or PROVIDERS[provider].optional:
         return True
     return any(chosen == provider for chosen, _ in options.entrants.get(case.key, ()))
 
