@@ -41,11 +41,13 @@ Tensor packed(const float* data, int n, int h, int w, int c) {
 
 Convolution::Arguments arguments(const Sizes& s, const float* input, const float* weight, float* output) {
     const cutlass::conv::Conv2dProblemSize problem(
-        s.n, s.h, s.w, s.c, s.out_h, s.out_w, s.m, s.kh, s.kw, s.pad_h, s.pad_w, s.stride_h, s.stride_w,
-        s.dilation_h, s.dilation_w, cutlass::conv::Mode::kCrossCorrelation, s.slices);
+        {s.n, s.h, s.w, s.c}, {s.m, s.kh, s.kw, s.c}, {s.pad_h, s.pad_h, s.pad_w, s.pad_w},
+        {s.stride_h, s.stride_w}, {s.dilation_h, s.dilation_w}, {s.n, s.out_h, s.out_w, s.m},
+        cutlass::conv::Mode::kCrossCorrelation, s.slices);
     const Tensor result = packed(output, s.n, s.out_h, s.out_w, s.m);
     // alpha 1 and beta 0: the output is not read, except by the later slices of split-K.
-    return {problem, packed(input, s.n, s.h, s.w, s.c), packed(weight, s.m, s.kh, s.kw, s.c), result, result, {1, 0}};
+    return {problem, packed(input, s.n, s.h, s.w, s.c), packed(weight, s.m, s.kh, s.kw, s.c), result, result,
+            {1.0f, 0.0f}, cutlass::conv::SplitKMode::kSerial};
 }
 
 }  // namespace
