@@ -109,6 +109,12 @@ PROVIDERS = {
 }
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
 CUDNN_PROVIDERS = ("cudnn", "cudnn_engine", "torch")
+BESIDE = {
+    "cublas": "where it applies",
+    "cutlass": "whose operands are NHWC before the call",
+    "torch_compile": "where it was measured",
+}
+"""The providers that are compared by themselves, beside the best of the rivals, and what is particular about each."""
 
 
 def shown(provider: str, algorithm: str) -> str:
