@@ -1,6 +1,6 @@
 """torch.compile's max-autotune on one convolution: the fastest of cuDNN's choice and Inductor's Triton templates.
 
-Optional: a sweep measures it where --provider names it, because each case is compiled and tuned for half a minute.
+Optional: a sweep measures it where --provider names it, because each case is compiled and tuned by itself.
 """
 
 from __future__ import annotations
