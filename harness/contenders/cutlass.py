@@ -6,11 +6,10 @@ so its times leave out a conversion that a user of NCHW tensors pays for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from math import ceil, prod
+from math import ceil, inf, prod
 
 import torch
 
@@ -55,7 +54,7 @@ class Contender(contenders.Contender):
         part = replace(problem, n=images_of_a_launch(problem))
         tensors, device = _in_channels_last(problem, operands), operands.input.device
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        best, best_us = None, math.inf
+        best, best_us = None, inf
         refusal = NotRunnable("unsupported", "CUTLASS has no kernel for these sizes")
         for kernel in kernels_for(problem):
             for slices in kernel.split_counts(part, multiprocessors):
@@ -95,12 +94,12 @@ class Contender(contenders.Contender):
                 convolution.run()
             return tensors.output
 
-        version = self._toolchain.cutlass_version
-        return Prepared(call, needed, f"CUTLASS {version} {kernel.name} split-K {slices}, operands in channels_last")
+        versions = f"CUTLASS {self._toolchain.cutlass_version}, nvcc {self._toolchain.nvcc_version}"
+        return Prepared(call, needed, f"{versions}: {kernel.name} split-K {slices}, operands in channels_last")
 
 
 def images_of_a_launch(problem: ConvProblem) -> int:
-    """The images that one launch convolves: all, or equal parts of them where CUTLASS refuses so large tensors.
+    """The images that one launch convolves: all, or equal parts of them where CUTLASS refuses tensors so large.
 
     Raises NotRunnable where there are groups, and where the weights or one image are too large.
     """

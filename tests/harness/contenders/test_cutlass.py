@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import subprocess
 from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
@@ -250,7 +251,8 @@ def prepare(contender, monkeypatch, time_us, refuses=lambda name: False, problem
 
 def test_the_fastest_kernel_and_split_count_is_taken(contender, monkeypatch):
     prepared, operands = prepare(contender, monkeypatch, lambda number: abs(number - 2) + 1.0)
-    assert prepared.detail == "CUTLASS 4.2.0 128x128x16_4_align44_kOptimized split-K 4, operands in channels_last"
+    kernel = "128x128x16_4_align44_kOptimized split-K 4"
+    assert prepared.detail == f"CUTLASS 4.2.0, nvcc 13.0.88: {kernel}, operands in channels_last"
     assert prepared.workspace_bytes == 12
     output = prepared.call()
     truth = torch.nn.functional.conv2d(operands.input, operands.weight, padding=1)
@@ -299,12 +301,16 @@ def test_an_older_gpu_is_unavailable(machine, monkeypatch):
 # CUTLASS itself, where nvcc and the headers are.
 
 
-def test_a_library_of_cutlass(monkeypatch):
-    """One kernel is compiled, and called as far as a machine without a GPU can."""
+@pytest.fixture
+def toolchain():
     try:
-        toolchain = Toolchain.find()
+        return Toolchain.find()
     except Unavailable as reason:
         pytest.skip(str(reason))
+
+
+def test_a_library_of_cutlass(toolchain, monkeypatch):
+    """One kernel is compiled, and called as far as a machine without a GPU can."""
     library = cutlass_library.Library(toolchain.compile(KERNEL, "sm_90"))
     blocks = KERNEL.blocks(LAYER)
     assert library.workspace_bytes(Sizes.of(LAYER, 1)) == 0
@@ -315,3 +321,37 @@ def test_a_library_of_cutlass(monkeypatch):
     for wrong in (replace(LAYER, c=63), replace(LAYER, m=30), replace(LAYER, n=1 << 18)):
         with pytest.raises(Refused, match=r"^Error "):
             library.convolution(Sizes.of(wrong, 1), *tensors)
+
+
+ON_THE_HOST = """
+#include "{source}"
+#include <cutlass/util/reference/host/convolution.h>
+extern "C" void convolve(const Sizes* sizes, const float* input, const float* weight, float* output) {{
+    const auto given = arguments(*sizes, input, weight, output);
+    cutlass::reference::host::Conv2dFprop<float, Layout, float, Layout, float, Layout, float, float>(
+        given.problem_size, given.ref_A, given.ref_B, given.ref_C, given.ref_D, 1.0f, 0.0f);
+}}
+"""
+
+
+def test_the_arguments_by_a_reference_of_cutlass_on_the_host(toolchain, tmp_path, monkeypatch):
+    utilities = toolchain.includes.parent / "tools/util/include"
+    if not utilities.is_dir():
+        pytest.skip(f"{utilities}, CUTLASS's references on the host, is not there")
+    source = tmp_path / "reference.cu"
+    source.write_text(ON_THE_HOST.format(source=SOURCE))
+    monkeypatch.setattr(cutlass_library, "SOURCE", source)
+    command = [*toolchain.command(KERNEL, "sm_90", tmp_path / "reference.so"), f"-I{utilities}"]
+    subprocess.run(command, check=True, capture_output=True)
+    library = ctypes.CDLL(str(tmp_path / "reference.so"))
+    for problem in (
+        ConvProblem(2, 5, 9, 7, 6, 3, 3, 1, 1),
+        ConvProblem(3, 4, 15, 11, 6, 3, 5, 4, 2, stride_h=2, stride_w=1, dilation_h=3, dilation_w=1),
+        ConvProblem(2, 1, 5, 6, 4, 1, 1),
+    ):
+        operands = Operands.random(problem, torch.Generator().manual_seed(1))
+        tensors = cutlass._in_channels_last(problem, operands)
+        addresses = [ctypes.c_void_p(t.data_ptr()) for t in (tensors.input, tensors.weight, tensors.output)]
+        library.convolve(ctypes.byref(Sizes.of(problem, 1)), *addresses)
+        truth = torch.nn.functional.conv2d(operands.input, operands.weight, **problem.geometry)
+        assert torch.allclose(tensors.output, truth, atol=1e-4), problem.label
