@@ -1,9 +1,9 @@
 """The providers and their algorithms: name, label, order, colour and role, defined here and nowhere else.
 
 A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
-calls, graph-API engines, torch's selection. cuBLAS is shown beside them, and so is cuConv on prepared weights: what it
-leaves out, its rivals do at every call. On a CPU the subject is the paper's two
-stages in plain torch, and the rivals are torch's own convolutions.
+calls, graph-API engines, torch's selection. Shown beside them are cuBLAS, the optional contenders CUTLASS and
+torch.compile, and cuConv on prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is
+the paper's two stages in plain torch, and the rivals are torch's own convolutions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Provider:
     label: its name in tables and figures. device: "cuda" or "cpu". module: its file under harness/contenders.
     colours: the colour of each of its algorithms, in order of display; empty where algorithms are listed case by case.
     colour: the colour of the algorithms that are not in `colours`. precisions: those that it can be measured in.
+    optional: a sweep measures it where --provider names it, and not by default.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Provider:
     colours: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
     precisions: tuple[str, ...] = (FP32,)
+    optional: bool = False
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -94,6 +96,8 @@ PROVIDERS = {
             precisions=PRECISIONS,
         ),
         Provider("cublas", "cuBLAS", "cuda", "cublas", {"bmm": "#636363"}, precisions=PRECISIONS),
+        Provider("cutlass", "CUTLASS", "cuda", "cutlass", {"fast_fp32": "#6a994e"}, optional=True),
+        Provider("torch_compile", "torch.compile", "cuda", "torch_compile", {"max_autotune": "#b5838d"}, optional=True),
         Provider(
             "cpu",
             "CPU",
@@ -105,6 +109,12 @@ PROVIDERS = {
 }
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
 CUDNN_PROVIDERS = ("cudnn", "cudnn_engine", "torch")
+BESIDE = {
+    "cublas": "where it applies",
+    "cutlass": "whose operands are NHWC before the call",
+    "torch_compile": "where it was measured",
+}
+"""The providers that are compared by themselves, beside the best of the rivals, and what is particular about each."""
 
 
 def shown(provider: str, algorithm: str) -> str:

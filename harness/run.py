@@ -236,7 +236,7 @@ def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, 
             raise UsageError(
                 f"--provider {name}: on {device.type} in {options.precision} there are {', '.join(possible)}"
             )
-    return tuple(options.provider or possible)
+    return tuple(options.provider or [name for name in possible if not PROVIDERS[name].optional])
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:
@@ -257,7 +257,7 @@ def _print_list(chosen: Sweep, device: torch.device) -> None:
     for provider in PROVIDERS.values():
         if provider.device == device.type:
             names = ", ".join(provider.algorithms) or "engines, listed by cuDNN for each case"
-            print(f"provider {provider.name}: {names}")
+            print(f"provider {provider.name}{', only where --provider names it' * provider.optional}: {names}")
     batch = chosen.cases[0].batch
     layers = [case for case in chosen.cases if case.batch == batch]
     print(f"{LABELS}\n{len(layers)} layers of {chosen.name}, labelled at batch {batch}, network: names")

@@ -229,7 +229,8 @@ def _wanted(task: Task, provider: str, algorithm: str, options: Options) -> bool
 
 def _may_offer(task: Task, provider: str, options: Options) -> bool:
     """False where no algorithm of a provider takes part: listing a provider's engines costs a tenth of a second."""
-    if task.rivals is None or provider == comparison(options.device_slug).provider:
+    ours = comparison(options.device_slug).provider
+    if task.rivals is None or provider == ours or PROVIDERS[provider].optional:
         return True
     return any(chosen == provider for chosen, _ in task.rivals)
 

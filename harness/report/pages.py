@@ -32,7 +32,7 @@ from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
 from harness.report.provenance import mixture, provenance
 from harness.report.speedups import (
-    against_cublas,
+    against_others,
     floor_table,
     grid_table,
     headline_table,
@@ -139,7 +139,7 @@ def _sweep(results: Results, name: str) -> str:
     return "\n\n".join([
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
         grid_table(other.of_subject()),
-        *filter(None, [against_cublas(other.of_subject())]),
+        *against_others(other.of_subject()),
         "The cases of the smallest speedups:",
         worst_table(other),
     ])  # fmt: skip

@@ -58,18 +58,22 @@ def _subject_summary(results: Results, subject: str, rows: pd.DataFrame) -> str:
         lines.append(f"It has no FP32 time for {failed} of them: not won, and not in the means.")
     if len(compared) < len(rows):
         lines.append(f"Left out, as no rival has a time: {len(rows) - len(compared)}.")
-    if against := against_cublas(rows):
-        lines.append(against)
+    lines += against_others(rows)
     return "\n".join(lines) + "\n\n" + _by_filter_and_batch(rows)
 
 
-def against_cublas(rows: pd.DataFrame) -> str:
-    """One sentence on the speedup of one subject's rows of `compare` over cuBLAS, empty where it has no time."""
-    other = summarise(rows.assign(rival_us=rows.cublas_us, speedup=rows.cublas_speedup))
-    if not other.of:
-        return ""
-    mean = times(other.geometric)
-    return f"Against cuBLAS, where it applies: faster on {other.wins} of {other.of}, geometric mean {mean}."
+def against_others(rows: pd.DataFrame) -> list[str]:
+    """One sentence on the speedup of one subject's rows of `compare` over each provider beside the rivals.
+
+    A provider that has no time has no sentence.
+    """
+    sentences = []
+    for name, where in registry.BESIDE.items():
+        other = summarise(rows.assign(rival_us=rows[f"{name}_us"], speedup=rows[f"{name}_speedup"]))
+        if other.of:
+            label, mean = registry.PROVIDERS[name].label, times(other.geometric)
+            sentences.append(f"Against {label}, {where}: faster on {other.wins} of {other.of}, geometric mean {mean}.")
+    return sentences
 
 
 def _by_filter_and_batch(rows: pd.DataFrame) -> str:

@@ -40,8 +40,7 @@ COMPARISON_COLUMNS = (
     "rival_algorithm",
     "rival_us",
     "speedup",
-    "cublas_us",
-    "cublas_speedup",
+    *(f"{name}_{what}" for name in registry.BESIDE for what in ("us", "speedup")),
     "floor_us",
 )
 
@@ -169,7 +168,7 @@ def display_order(provider: str, algorithm: str) -> tuple[int, int, str]:
 def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,)) -> pd.DataFrame:
     """One row per case and subject, columns COMPARISON_COLUMNS, in order of subject, filter, batch and layer.
 
-    ours: the precision of the subjects. theirs: the precisions that rivals, and cuBLAS, may be of.
+    ours: the precision of the subjects. theirs: the precisions that rivals, and those beside them, may be of.
 
     Times are in microseconds: least_us and most_us are of the subject's runs, mean_us is their mean. Absent values
     are NaN: the subject's times where it has none, rival_us where no rival has one, speedup (rival_us / mean_us) where
@@ -181,8 +180,10 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
     cases = cases.assign(floor_us=[_floor_us(case) if results.on_gpu else math.nan for case in each(cases[CASE])])
     best = fastest(rivals(others, who))[[*CASE, "provider", "algorithm", "mean_us"]]
     best = best.rename(columns={"provider": "rival_provider", "algorithm": "rival_algorithm", "mean_us": "rival_us"})
-    cublas = fastest(others[others.provider == "cublas"])[[*CASE, "mean_us"]].rename(columns={"mean_us": "cublas_us"})
-    cases = cases.merge(best, on=CASE, how="left").merge(cublas, on=CASE, how="left")
+    cases = cases.merge(best, on=CASE, how="left")
+    for name in registry.BESIDE:
+        beside = fastest(others[others.provider == name])[[*CASE, "mean_us"]]
+        cases = cases.merge(beside.rename(columns={"mean_us": f"{name}_us"}), on=CASE, how="left")
 
     runs = timed(frame, ours)[list(records.RUN_COLUMNS)]
     mine, parts = timed(frame, ours).assign(least_us=runs.min(axis=1), most_us=runs.max(axis=1)), []
@@ -197,7 +198,8 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
         return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
     table = pd.concat(parts, ignore_index=True)
     table["speedup"] = table.rival_us / table.mean_us
-    table["cublas_speedup"] = table.cublas_us / table.mean_us
+    for name in registry.BESIDE:
+        table[f"{name}_speedup"] = table[f"{name}_us"] / table.mean_us
     return table[list(COMPARISON_COLUMNS)]
 
 

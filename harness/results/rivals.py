@@ -34,7 +34,12 @@ def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entran
 
 
 def takes_part(rivals: frozenset[tuple[str, str]], provider: str, algorithm: str, device: str) -> bool:
-    """Whether an algorithm is measured on a case: ours always, a rival where it is one of the case's entrants."""
+    """Whether an algorithm is measured on a case: a rival where it is one of the case's entrants, all others always.
+
+    The others are ours, and the optional contenders, which a command names if it measures them.
+    """
+    if registry.PROVIDERS[provider].optional:
+        return True
     ours = registry.comparison(device)
     if provider == ours.provider and not ours.is_rival(provider, algorithm):
         return True

@@ -38,7 +38,11 @@ def test_an_algorithm_is_shown_with_its_provider():
     ("device", "rivals", "others"),
     [
         ("cpu", [("cpu", "onednn"), ("cpu", "fft")], [("cpu", "two_stage"), ("cudnn", "gemm")]),
-        ("nvidia-h200", [("cudnn", "gemm"), ("cudnn_engine", "eng3"), ("torch", "default")], [("cublas", "bmm")]),
+        (
+            "nvidia-h200",
+            [("cudnn", "gemm"), ("cudnn_engine", "eng3"), ("torch", "default")],
+            [("cublas", "bmm"), ("cutlass", "fast_fp32"), ("torch_compile", "max_autotune")],
+        ),
     ],
 )
 def test_rivals(device, rivals, others):

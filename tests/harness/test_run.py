@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from harness import run
+from harness.catalogue import load_sweep
 from harness.errors import UsageError
 from harness.report import tables
 from harness.results.records import ResultsFolder, read
@@ -247,6 +248,21 @@ def test_a_sweep_with_tf32_allowed_is_of_those_who_offer_it():
     assert {"cudnn", "cudnn_engine", "torch", "cublas"} <= set(there) and "cpu" not in there
     with pytest.raises(UsageError, match="--provider cpu: on cuda in tf32 there are"):
         run._providers(SimpleNamespace(precision="tf32", provider=["cpu"]), torch.device("cuda"))
+
+
+def test_an_optional_contender_takes_part_where_it_is_named():
+    optional = {"cutlass", "torch_compile"}
+    by_default = run._providers(SimpleNamespace(precision="fp32", provider=None), torch.device("cuda"))
+    assert "cuconv" in by_default and not optional & set(by_default)
+    named = SimpleNamespace(precision="fp32", provider=["cuconv", "cutlass"])
+    assert run._providers(named, torch.device("cuda")) == ("cuconv", "cutlass")
+
+
+def test_an_optional_contender_is_listed_as_such(capsys):
+    run._print_list(load_sweep("smoke"), torch.device("cuda"))
+    said = capsys.readouterr().out
+    assert "provider cutlass, only where --provider names it: fast_fp32" in said
+    assert "provider cublas: bmm" in said
 
 
 def test_an_engine_of_cudnn_may_have_any_number():

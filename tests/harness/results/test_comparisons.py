@@ -37,6 +37,7 @@ def test_the_best_rival_is_the_smallest_time_of_all_of_cudnn(tmp_path):
     assert (best.rival_provider, best.rival_algorithm, best.rival_us) == ("cudnn_engine", "eng0_k2=5", 25.0)
     assert best.speedup == 2.5
     assert (best.cublas_us, best.cublas_speedup) == (5.0, 0.5)
+    assert math.isnan(best.cutlass_us) and math.isnan(best.cutlass_speedup)
 
 
 @pytest.mark.parametrize("other", [

@@ -29,6 +29,7 @@ def test_the_three_fastest_fp32_rivals_of_each_case(tmp_path):
     assert takes_part(entrants[CASE], "cudnn", "gemm", GPU)
     assert not takes_part(entrants[CASE], "cudnn", "implicit_gemm", GPU)
     assert not takes_part(frozenset(), "cudnn", "gemm", GPU)
+    assert takes_part(entrants[CASE], "cutlass", "fast_fp32", GPU), "a command names it, or it is not there"
 
 
 def test_rivals_of_a_precision_are_chosen_by_its_rows(tmp_path):

@@ -1,0 +1,73 @@
+"""torch.compile's max-autotune on one convolution: the fastest of cuDNN's choice and Inductor's Triton templates.
+
+Optional: a sweep measures it where --provider names it, because each case is compiled and tuned by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cuconv.problem import ConvProblem
+from harness import contenders
+from harness.contenders import Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
+from harness.precision import FP32, IN_TORCH
+
+MODE = "max-autotune-no-cudagraphs"  # the harness captures the graph itself, for every contender alike
+
+
+@contextmanager
+def _computing_in(precision: str) -> Iterator[None]:
+    """The precision of torch's convolutions and matrix products; the ones before are restored at the end.
+
+    cuDNN reads that of cudnn.conv, and Inductor those of cudnn and matmul when it makes kernels of its templates.
+    """
+    backends: Any = torch.backends
+    places = (backends.cudnn, backends.cudnn.conv, backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = IN_TORCH[precision]
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+
+
+class Contender(contenders.Contender):
+    """torch.compile. Raises Unavailable without a GPU, and without Triton, which compiles its kernels."""
+
+    def __init__(self, precision: str = FP32) -> None:
+        super().__init__(precision)
+        if not torch.cuda.is_available():
+            raise Unavailable("torch.compile is measured on an NVIDIA GPU, and torch sees none")
+        if find_spec("triton") is None:
+            raise Unavailable("torch.compile's kernels need Triton, which is not installed: pip install triton")
+
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """The one algorithm, max_autotune, for every case."""
+        prepare = partial(_prepare, self.precision, problem, operands, workspace_limit)
+        return [Offer("torch_compile", "max_autotune", prepare, self.precision)]
+
+
+def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    torch.compiler.reset()  # or torch would compile for all cases at once, and give up after some
+
+    @partial(torch.compile, mode=MODE, dynamic=False)
+    def convolve(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(input, weight, **problem.geometry)
+
+    def call() -> torch.Tensor:
+        with _computing_in(precision):
+            return convolve(operands.input, operands.weight)
+
+    call()  # compiles and tunes
+    needed = measured_workspace(call)
+    check_workspace(needed, workspace_limit)
+    return Prepared(call, needed, f"mode={MODE}")
