@@ -12,12 +12,12 @@ import torch
 from harness import command, precision, variables
 from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
 from harness.errors import ResultsError, UsageError
-from harness.measure import sweep
+from harness.measure import second_pass, sweep
 from harness.precision import FP32, PRECISIONS
 from harness.registry import PROVIDERS
 from harness.report.provenance import OF_A_CPU
 from harness.report.speedups import summary_table, with_tf32
-from harness.results import environment
+from harness.results import environment, resume
 from harness.results.comparisons import Results
 from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsFolder, read
 from harness.results.rivals import Entrants, fastest_rivals
@@ -60,6 +60,7 @@ def _measure(
     entrants = _entrants(options, measured / "measurements.csv", slug, chosen) if options.against else None
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    other_times = second_pass.has_other_times(device) and not options.hot_only
     with ResultsFolder(out) as folder:
         facts = environment.report(device, options.command)
         environments = environment.EnvironmentFile(folder.folder)
@@ -73,12 +74,11 @@ def _measure(
             seed=options.seed,
             workspace_limit=chosen.workspace_limit,
             environment=environments.enter(facts),
-            done=frozenset(key for key in folder.rows if folder.cell(key, "environment") in same)
-            if options.resume
-            else frozenset(),
+            done=resume.done(folder, same, slug, other_times) if options.resume else frozenset(),
             entrants=entrants,
             device_slug=slug,
             precision=options.precision,
+            other_times=other_times,
         )
         try:
             sweep.run(chosen, settings, folder)
@@ -178,6 +178,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=command.folder, help="results folder (default: results/DEVICE/SWEEP)")
     add(
         "--resume", action="store_true", help="keep the rows that this machine, versions and code have measured already"
+    )
+    add(
+        "--hot-only",
+        action="store_true",
+        help="leave out the separated and the cold times of ours and the fastest rivals",
     )
     add("--dry-run", action="store_true", help="print the cases and stop")
     add("--list", action="store_true", help="print the layers, contenders and algorithms to choose from and stop")

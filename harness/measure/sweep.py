@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import prod
 from typing import Any
@@ -17,7 +17,8 @@ from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness import contenders, progress
 from harness.catalogue import Case, Sweep
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
-from harness.measure import timing
+from harness.measure import second_pass, timing
+from harness.measure.clocks import CaseClocks, Steadily, sensors_of
 from harness.measure.gpu import available_bytes, check_alive, first_line, out_of_memory
 from harness.measure.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.precision import FP32
@@ -37,7 +38,8 @@ class Options:
     workspace_limit is in bytes. environment is the identifier that each row carries. done has the keys of rows that
     are there already and stay. entrants, where given, has for each case the rivals that take part beside ours.
     device_slug names the device's folder under results/, such as "nvidia-h200" or "cpu"; it says which algorithms are
-    ours, and is needed with entrants alone. precision is that of the whole sweep.
+    ours, and is needed with entrants and other_times alone. precision is that of the whole sweep. other_times: whether
+    separated and cold times are measured, beside the hot ones.
     """
 
     device: torch.device
@@ -51,6 +53,7 @@ class Options:
     entrants: Entrants | None = None
     device_slug: str = ""
     precision: str = FP32
+    other_times: bool = False
 
 
 def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
@@ -67,7 +70,7 @@ def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
             for row in measure_case(case, entered, options, measured):
                 folder.append(row)
                 if measured.offers:
-                    bar.update(weight / measured.offers)
+                    bar.update(min(weight / measured.offers, end - bar.n))
             bar.update(end - bar.n)
 
 
@@ -119,21 +122,50 @@ def measure_case(
     random.Random(seed).shuffle(offers)
     if progressing:
         progressing.offers = len(offers)
+    clocks = CaseClocks(sensors_of(options.device))
+    measured: second_pass.Measured = []
     with nvtx.annotate(case.label):
         for offer in offers:
             with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
-                yield _measure_offer(case, offer, operands, verifier, options)
+                row = _measure_offer(case, offer, operands, verifier, options, clocks.steadily)
+            measured.append((offer, row))
+            yield row
+        yield from _second_pass(case, measured, operands, verifier, options, clocks)
     if options.device.type == "cuda" and _reserved_share(options.device) > 0.5:
         torch.cuda.empty_cache()
 
 
-def _measure_offer(case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options) -> Measurement:
+def _second_pass(
+    case: Case,
+    measured: second_pass.Measured,
+    operands: Operands,
+    verifier: Verifier,
+    options: Options,
+    clocks: CaseClocks,
+) -> Iterator[Measurement]:
+    """The rows that are measured again, or completed, once all hot times of the case are known."""
+
+    def again(offer: Offer, steadily: Steadily) -> Measurement:
+        return _measure_offer(case, offer, operands, verifier, options, steadily)
+
+    def on_error(what: str, error: Exception) -> None:
+        _after_error(what, error, options.device)
+
+    yield from second_pass.low_clocks_again(measured, clocks, again)
+    if options.other_times:
+        others = second_pass.OtherTimes(case.label, options.device, options.runs, verifier, clocks.steadily, on_error)
+        yield from second_pass.other_times(measured, options.device_slug, others.complete)
+
+
+def _measure_offer(
+    case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options, steadily: Steadily
+) -> Measurement:
     def row(status: str, detail: str, **measured: Any) -> Measurement:
         return _row(case, offer.provider, offer.algorithm, offer.precision, status, detail, options, **measured)
 
     try:
         prepared = offer.prepare()
-        return _verify_and_time(prepared, operands, verifier, options, row)
+        return _verify_and_time(prepared, operands, verifier, options, row, steadily)
     except NotRunnable as reason:
         return row(reason.status, str(reason))
     except UnsupportedProblem as reason:
@@ -151,10 +183,11 @@ def _verify_and_time(
     verifier: Verifier,
     options: Options,
     row: Callable[..., Measurement],
+    steadily: Steadily,
 ) -> Measurement:
     operands.output.fill_(torch.nan)
     before = verifier.errors(prepared.call())
-    facts = {
+    facts: dict[str, Any] = {
         "workspace_bytes": prepared.workspace_bytes,
         "rel_l2_error": before.rel_l2,
         "max_abs_error": before.max_abs,
@@ -162,14 +195,13 @@ def _verify_and_time(
     if not before.acceptable:
         return row("incorrect", _why_incorrect(before), **facts)
 
-    timed = timing.measure(prepared.call, options.runs, options.device)
+    timed = timing.measure(prepared.call, options.runs, options.device, steadily)
     timed.output.fill_(torch.nan)
     after = verifier.errors(timed.again())
     if not after.acceptable:
         return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
-    return row(
-        "ok", prepared.detail, runs_us=timed.runs_us, timing=timed.mode, calls_per_run=timed.calls_per_run, **facts
-    )
+    facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
+    return row("ok", prepared.detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
 
 
 def _why_incorrect(errors: Errors) -> str:
