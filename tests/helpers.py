@@ -31,14 +31,20 @@ def row(
     groups: int = 1,
     detail: str = "",
     environment: str = "",
+    separated: float | None = None,
+    cold: float | None = None,
 ) -> Measurement:
-    """One row, by default cuConv's auto on the paper's 7-1-1-32-832. A status other than "ok" takes the time away."""
+    """One row, by default cuConv's auto on the paper's 7-1-1-32-832. A status other than "ok" takes the time away.
+
+    us, separated and cold are the microseconds of its three times; without the last two it has only the first.
+    """
     ok = status == "ok"
     return Measurement(
         networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
         pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
         stride=stride, groups=groups, status=status, detail=detail or ("" if ok else "told why"),
         rel_l2_error=error if ok else None, runs_us=(us, us, us) if ok else (), environment=environment,
+        separated_runs_us=(separated,) * 3 if separated else (), cold_runs_us=(cold,) * 3 if cold else (),
     )  # fmt: skip
 
 
