@@ -92,3 +92,14 @@ SWEEP = [
     row("auto", 40.0, k=3), row("winograd", 10.0, provider="cudnn", k=3),
     row("auto", 10.0, k=5), row("fft", status="unsupported", provider="cudnn", k=5),
 ]  # fmt: skip
+
+# Hot, separated and cold speedups of auto over the best of cuDNN: batch 1: 30/10 = 3, 24/12 = 2 (over another rival),
+# 25/20 = 1.25; batch 8: 10/20 = 0.5, 16/20 = 0.8, 50/25 = 2. Of two_stage, hot 30/60 = 0.5, separated 24/60 = 0.4, not
+# measured cold.
+THREE_TIMES = [
+    row("auto", 10.0, separated=12.0, cold=20.0), row("two_stage", 60.0, separated=60.0),
+    row("gemm", 30.0, provider="cudnn", separated=30.0, cold=50.0),
+    row("fft", 40.0, provider="cudnn", separated=24.0, cold=25.0), row("winograd", 90.0, provider="cudnn"),
+    row("auto", 20.0, batch=8, separated=20.0, cold=25.0),
+    row("gemm", 10.0, batch=8, provider="cudnn", separated=16.0, cold=50.0),
+]  # fmt: skip

@@ -101,7 +101,7 @@ def _cell(rows: pd.DataFrame) -> str:
 def headline_table(results: Results) -> str:
     """A line for each batch size: geometric mean of the speedups and cases won, for each subject.
 
-    Hot, separated and cold times stand side by side where all of them were measured.
+    Hot, separated and cold times stand side by side where the sweep has all of them.
     """
     if len(results.every_time) > 1:
         return _headline_of_times(results.every_time)

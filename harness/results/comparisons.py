@@ -29,6 +29,7 @@ CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
 AUTO = "auto"  # the library's own choice
 CPU = "cpu"
+NEARLY_ALL = 0.95  # of a sweep's cases
 COMPARISON_COLUMNS = (
     *CASE_COLUMNS,
     "networks",
@@ -78,9 +79,14 @@ class Results:
 
     @cached_property
     def every_time(self) -> list[Results]:
-        """These hot results, and the separated and the cold ones if the first subject has a speedup in both."""
+        """These hot results, and the separated and the cold ones where the sweep has them.
+
+        It has them where the first subject has a speedup in both on nearly all of its cases. A part of a sweep that
+        was measured later would give means of other cases than the hot ones.
+        """
         found = [self, *(self.at(time) for time in TIMES if time != HOT)]
-        return found if all(one.of_subject().speedup.notna().any() for one in found) else [self]
+        cases = [int(one.of_subject().speedup.notna().sum()) for one in found]
+        return found if 0 < NEARLY_ALL * cases[0] <= min(cases) else [self]
 
     @property
     def csv_path(self) -> Path:
