@@ -43,7 +43,7 @@ def gpu(monkeypatch):
 def test_graphs_take_turns_and_each_replay_has_its_time(gpu):
     slow, quick = gpu.graph("slow", 2.0), gpu.graph("quick", 0.5)
     assert replay_times_us([slow, quick], 3) == [[2000.0] * 3, [500.0] * 3]
-    assert gpu.log == ["busy", *["slow", "quick"] * 3, "wait for 5.0 ms", "synchronize"]
+    assert gpu.log == ["busy", *["slow", "quick"] * 3, "wait for 4.5 ms", "synchronize"]
 
 
 def test_sensors_are_read_when_half_of_the_replays_have_ended_and_all_are_enqueued(gpu):
