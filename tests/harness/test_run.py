@@ -68,6 +68,15 @@ def test_resume_measures_only_what_is_missing(tmp_path):
     assert read(path).set_index("algorithm").loc["native", "run_1_us"] < float(MARKED)
 
 
+@pytest.mark.parametrize(("options", "passes"), [(["--hot-only"], 0), ([], 1)])
+def test_hot_only_leaves_the_second_pass_out(tmp_path, monkeypatch, options, passes):
+    asked = []
+    monkeypatch.setattr(run.second_pass, "has_other_times", lambda device: True)
+    monkeypatch.setattr(run.second_pass, "other_times", lambda measured, *rest: asked.append(measured) or [])
+    assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path, *options) == 0
+    assert len(asked) == passes
+
+
 def test_resume_does_not_trust_rows_of_other_code(tmp_path):
     assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
     mark(tmp_path / "measurements.csv")
