@@ -31,7 +31,7 @@ Measured = list[tuple[Offer, Measurement]]
 def has_other_times(device: torch.device) -> bool:
     """Whether separated and cold times are measured on a device: on a GPU alone.
 
-    A CPU's calls never overlap, and its flush would take a thousand times as long as a call.
+    A CPU's calls never overlap, and a flush of its caches would take far longer than most calls.
     """
     return device.type == "cuda"
 
