@@ -31,8 +31,9 @@ lint: setup      ## ruff (lint and format) and mypy
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
 
-plots: setup     ## redraw every figure and every table of the pages from the CSV files under results/
+plots: setup     ## redraw every figure, table and page from the CSV files under results/
 	@$(PYTHON) -m harness.report.figures
+	@$(PYTHON) -m harness.report.page
 	@$(PYTHON) -m harness.report.pages
 
 profile: setup   ## kernel by kernel, the paper's tables 3 to 5

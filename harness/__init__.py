@@ -16,6 +16,7 @@ _MEASURING = ("nvtx", "torch", "tqdm")
 # What a command imports beside _ALL; the commands that are not here measure.
 _BESIDE = {
     "harness.report.figures": _DRAWING,
+    "harness.report.page": ("bokeh",),
     "harness.report.pages": _DRAWING,
     "harness.report.tables": (),
     "harness.compare": ("scipy",),

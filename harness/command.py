@@ -23,7 +23,7 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
     command: its name, such as "harness.run", with which the line on standard error begins. go_on: what a user can do
     with the rows that were measured before a lost GPU or Ctrl-C; empty where nothing is kept.
     """
-    then = f"; {go_on}" if go_on else ""
+    then = f"; the rows so far are kept; {go_on}" if go_on else ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until now Ctrl-C ended the process (harness/__init__.py)
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -34,8 +34,7 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
     except GpuLost as error:
         return _say(f"{command}: {error}{then}", GPU_LOST)
     except KeyboardInterrupt:
-        kept = "; the rows so far are kept" if go_on else ""
-        return _say(f"{command}: interrupted{kept}{then}", INTERRUPTED)
+        return _say(f"{command}: interrupted{then}", INTERRUPTED)
     except BrokenPipeError:
         # The recipe of Python's page on SIGPIPE: what is still to be written at the exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

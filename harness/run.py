@@ -12,14 +12,16 @@ import torch
 from harness import command, precision, variables
 from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
 from harness.errors import ResultsError, UsageError
-from harness.measure import second_pass, sweep
+from harness.measure import second_pass, session, shared_work
+from harness.measure.shared_work import Group
+from harness.measure.sweep import Options
 from harness.precision import FP32, PRECISIONS
 from harness.registry import PROVIDERS
 from harness.report.provenance import OF_A_CPU
 from harness.report.speedups import summary_table, with_tf32
-from harness.results import environment, resume
+from harness.results import environment
 from harness.results.comparisons import Results
-from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, ResultsFolder, read
+from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, read
 from harness.results.rivals import Entrants, fastest_rivals
 
 
@@ -32,8 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    device = _device(options.device)
-    if device.type == "cpu" and (note := _note_on_a_cpu(options)):
+    options.group = shared_work.group()
+    first = options.group is None or options.group.rank == 0
+    device = _device(options.device, options.group)
+    if first and device.type == "cpu" and (note := _note_on_a_cpu(options)):
         print(note)
     chosen = _sweep(options, device)
     providers = _providers(options, device)
@@ -57,34 +61,24 @@ def _measure(
     slug = environment.device_slug(device)
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
-    entrants = _entrants(options, measured / "measurements.csv", slug, chosen) if options.against else None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    other_times = second_pass.has_other_times(device) and not options.hot_only
-    with ResultsFolder(out) as folder:
-        facts = environment.report(device, options.command)
-        environments = environment.EnvironmentFile(folder.folder)
-        # Before this command's own entry: the reports of an equal machine, with equal versions and code.
-        same = {name for name, other in environments.environments.items() if environment.comparable(facts, other)}
-        settings = sweep.Options(
-            device=device,
-            providers=providers,
-            algorithms=algorithms,
-            runs=options.runs or chosen.runs,
-            seed=options.seed,
-            workspace_limit=chosen.workspace_limit,
-            environment=environments.enter(facts),
-            done=resume.done(folder, same, slug, other_times) if options.resume else frozenset(),
-            entrants=entrants,
-            device_slug=slug,
-            precision=options.precision,
-            other_times=other_times,
-        )
-        try:
-            sweep.run(chosen, settings, folder)
-        finally:
-            environments.keep({folder.cell(key, "environment") for key in folder.rows})
-    _print_summary(out, chosen, slug, options)
+    facts = environment.report(device, options.command)
+    settings = Options(
+        device=device,
+        providers=providers,
+        algorithms=algorithms,
+        runs=options.runs or chosen.runs,
+        seed=options.seed,
+        workspace_limit=chosen.workspace_limit,
+        environment=environment.identifier(facts),
+        device_slug=slug,
+        precision=options.precision,
+        other_times=second_pass.has_other_times(device) and not options.hot_only,
+    )
+    entrants = None
+    if options.against and (options.group is None or options.group.rank == 0):
+        entrants = _entrants(options, measured / "measurements.csv", slug, chosen)
+    if session.measure(chosen, settings, facts, out, resume=options.resume, entrants=entrants, group=options.group):
+        _print_summary(out, chosen, slug, options)
 
 
 def _entrants(options: argparse.Namespace, csv_path: Path, device: str, chosen: Sweep) -> Entrants:
@@ -189,9 +183,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _device(wanted: str | None) -> torch.device:
-    """The device asked for, checked to be there."""
+def _device(wanted: str | None, group: Group | None) -> torch.device:
+    """The device asked for, checked to be there; of a group's processes each has its own GPU."""
     count = torch.cuda.device_count()
+    if group and wanted != "cpu":
+        if wanted is not None:
+            raise UsageError(f"--device {wanted}: torchrun gives each process its own GPU, so leave it out, or use cpu")
+        if group.local_rank >= count:
+            raise UsageError(
+                f"torchrun started process {group.local_rank} of this host, which has {count} GPUs: use "
+                "--nproc-per-node=gpu, or --device cpu"
+            )
+        return torch.device("cuda", group.local_rank)
     if wanted is None:
         return torch.device("cuda", torch.cuda.current_device()) if count else torch.device("cpu")
     present = ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]

@@ -1,11 +1,20 @@
-"""A made-up GPU, for tests of the commands that measure one and write results."""
+"""A made-up GPU, for tests of the commands that measure one and write results; worker processes that start fast."""
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness.measure import worker
 from harness.results import environment
+
+
+@pytest.fixture(autouse=True)
+def fast_start(monkeypatch):
+    """Fork workers from a server that has imported torch, which takes seconds; it never used a GPU."""
+    monkeypatch.setattr(worker, "START", "forkserver")
+    multiprocessing.set_forkserver_preload(["harness.measure.worker"])
 
 
 @pytest.fixture

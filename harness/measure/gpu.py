@@ -15,12 +15,12 @@ __all__ = ["GpuLost", "available_bytes", "check_alive", "first_line", "out_of_me
 def check_alive(what: str, error: Exception) -> None:
     """Raise GpuLost where an error broke the CUDA context of the current GPU.
 
-    what: the call that failed, such as "cuconv fp16x3 on 7-1-3-384-192". Rows written before it are kept.
+    what: the call that failed, such as "cuconv fp16x3 on 7-1-3-384-192".
     """
     try:
         torch.cuda.synchronize()
     except Exception:
-        raise GpuLost(f"{what} broke the CUDA context ({first_line(error)}): the rows so far are kept") from error
+        raise GpuLost(f"{what} broke the CUDA context ({first_line(error)})") from error
 
 
 def out_of_memory(error: Exception) -> bool:

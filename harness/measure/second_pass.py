@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 
-from harness import progress
 from harness.contenders import Offer
 from harness.measure import between
 from harness.measure.clocks import MOST_REPEATS, CaseClocks, Steadily
@@ -26,6 +25,8 @@ from harness.results.rivals import qualifying
 from harness.results.times import COLD, SEPARATED
 
 Measured = list[tuple[Offer, Measurement]]
+# An offer, and the function that measures it and returns its row.
+Step = tuple[Offer, Callable[[], Measurement]]
 
 
 def has_other_times(device: torch.device) -> bool:
@@ -38,17 +39,21 @@ def has_other_times(device: torch.device) -> bool:
 
 def low_clocks_again(
     measured: Measured, clocks: CaseClocks, measure: Callable[[Offer, Steadily], Measurement]
-) -> Iterator[Measurement]:
-    """Measure again each row whose clock is low beside the best of the case, and return and enter the row that counts.
+) -> Iterator[Step]:
+    """A step for each row whose clock is low beside the best of the case: it enters and returns the row that counts.
 
     measure: measures an offer with runs that are repeated as its second argument says.
     """
-    for i, (offer, row) in enumerate(measured):
-        if row.remeasured is None or row.remeasured == MOST_REPEATS or not clocks.is_low(row.sm_clock_mhz):
-            continue
-        again = measure(offer, partial(clocks.steadily, repeats=MOST_REPEATS - row.remeasured - 1))
-        measured[i] = (offer, _of_higher_clock(row, again))
-        yield measured[i][1]
+
+    def again(at: int) -> Measurement:
+        offer, row = measured[at]
+        left = MOST_REPEATS - (row.remeasured or 0) - 1
+        measured[at] = (offer, _of_higher_clock(row, measure(offer, partial(clocks.steadily, repeats=left))))
+        return measured[at][1]
+
+    for at, (offer, row) in enumerate(measured):
+        if row.remeasured is not None and row.remeasured < MOST_REPEATS and clocks.is_low(row.sm_clock_mhz):
+            yield offer, partial(again, at)
 
 
 def _of_higher_clock(row: Measurement, again: Measurement) -> Measurement:
@@ -60,13 +65,13 @@ def _of_higher_clock(row: Measurement, again: Measurement) -> Measurement:
 
 
 def other_times(
-    measured: Measured, device_slug: str, measure: Callable[[Offer, Measurement], Measurement]
-) -> Iterator[Measurement]:
-    """The rows that qualify for separated and cold times, as `measure` completes them."""
+    measured: Measured, device_slug: str, complete: Callable[[Offer, Measurement], Measurement]
+) -> Iterator[Step]:
+    """A step for each row that qualifies for separated and cold times: it returns the row as `complete` does."""
     chosen = {row.key for row in qualifying([row for _, row in measured], device_slug)}
     for offer, row in measured:
         if row.key in chosen:
-            yield measure(offer, row)
+            yield offer, partial(complete, offer, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class OtherTimes:
     """Completes rows of one case by their separated and cold times.
 
     label: of the case. steadily: repeats runs at a low clock. on_error: frees memory after an error, and raises GpuLost
-    where it broke the CUDA context.
+    where it broke the CUDA context. say: takes a sentence about a time that there is not.
     """
 
     label: str
@@ -83,6 +88,7 @@ class OtherTimes:
     verifier: Verifier
     steadily: Steadily
     on_error: Callable[[str, Exception], None]
+    say: Callable[[str], None]
 
     def complete(self, offer: Offer, row: Measurement) -> Measurement:
         """The row with both times. Without the one that an error prevents, and "incorrect" where an output is wrong."""
@@ -97,7 +103,7 @@ class OtherTimes:
                     break
         except Exception as error:
             self.on_error(what, error)
-            progress.say(f"{what} has no separated or no cold time: {type(error).__name__}: {first_line(error)}")
+            self.say(f"{what} has no separated or no cold time: {type(error).__name__}: {first_line(error)}")
         return row
 
     def _with(self, time: str, timed: Timing, row: Measurement, what: str) -> Measurement:
@@ -108,7 +114,7 @@ class OtherTimes:
             detail = f"in its {time} calls: relative L2 error {errors.rel_l2:.3g}"
             return replace(row, status="incorrect", detail=detail, runs_us=(), separated_runs_us=(), cold_runs_us=())
         if min(timed.runs_us) <= 0:
-            progress.say(f"{what} has no {time} time: it is lost in the scatter of the work between its calls")
+            self.say(f"{what} has no {time} time: it is lost in the scatter of the work between its calls")
             return row
         repeats = None if row.remeasured is None else row.remeasured + (timed.remeasured or 0)
         if time == SEPARATED:

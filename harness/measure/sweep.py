@@ -1,12 +1,17 @@
-"""The sweep: for every case and contender prepare a call, verify it, time it, verify it again, and record a row."""
+"""A case of a sweep: for every contender prepare a call, verify it, time it, verify it again, and make a row of it.
+
+It runs in a process of its own (`harness.measure.worker`), which a call may break; `harness.measure.supervisor` looks
+after it.
+"""
 
 from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -14,8 +19,7 @@ import nvtx
 import torch
 
 from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
-from harness import contenders, progress
-from harness.catalogue import Case, Sweep
+from harness.catalogue import Case
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
 from harness.measure import second_pass, timing
 from harness.measure.clocks import CaseClocks, Steadily, sensors_of
@@ -23,22 +27,16 @@ from harness.measure.gpu import available_bytes, check_alive, first_line, out_of
 from harness.measure.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.precision import FP32
 from harness.registry import PROVIDERS, comparison
-from harness.results.records import Measurement, ResultsFolder
-from harness.results.rivals import Entrants, takes_part
-
-# The expected time of a case, for the progress bar: a part that every case takes, and arithmetic.
-CASE_MS = 300
-CASE_FLOP_PER_MS = 5e7
+from harness.results.records import Measurement
+from harness.results.rivals import takes_part
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The choices for a sweep: device, providers and algorithms (None: all), runs of each, seed of the data.
 
-    workspace_limit is in bytes. environment is the identifier that each row carries. done has the keys of rows that
-    are there already and stay. entrants, where given, has for each case the rivals that take part beside ours.
-    device_slug names the device's folder under results/, such as "nvidia-h200" or "cpu"; it says which algorithms are
-    ours, and is needed with entrants and other_times alone. precision is that of the whole sweep. other_times: whether
+    workspace_limit is in bytes. environment is the identifier that each row carries. device_slug names the device's
+    folder under results/, such as "nvidia-h200" or "cpu". precision is that of the whole sweep. other_times: whether
     separated and cold times are measured, beside the hot ones.
     """
 
@@ -49,54 +47,66 @@ class Options:
     seed: int
     workspace_limit: int
     environment: str
-    done: frozenset[tuple[str, ...]] = field(default=frozenset())
-    entrants: Entrants | None = None
     device_slug: str = ""
     precision: str = FP32
     other_times: bool = False
 
 
-def run(sweep: Sweep, options: Options, folder: ResultsFolder) -> None:
-    """Measure every case of the sweep, appending rows to the open folder as they are measured."""
-    torch.set_grad_enabled(False)
-    entered = load_contenders(options.providers, options.precision)
-    for contender in entered.values():
-        contender.begin([case.problem for case in sweep.cases], options.algorithms)
-    expected = [_expected_ms(case) for case in sweep.cases]
-    with progress.weighed(sum(expected)) as bar:
-        for number, (case, weight) in enumerate(zip(sweep.cases, expected, strict=True), 1):
-            bar.set_description_str(f"case {number}/{len(sweep.cases)} {case.label}")
-            measured, end = CaseInProgress(), bar.n + weight
-            for row in measure_case(case, entered, options, measured):
-                folder.append(row)
-                if measured.offers:
-                    bar.update(min(weight / measured.offers, end - bar.n))
-            bar.update(end - bar.n)
+Algorithm = tuple[str, str]
+"""A provider and the name of its algorithm; with an empty name a provider that is asked for all of its algorithms."""
 
 
-def load_contenders(providers: Iterable[str], precision: str) -> dict[str, Contender]:
-    """The contenders that this machine can load by provider; says once which it cannot, and why."""
-    entered = {}
-    for provider in providers:
-        try:
-            entered[provider] = contenders.load(provider, precision)
-        except contenders.Unavailable as reason:
-            progress.say(f"{provider} does not take part: {reason}")
-    return entered
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A case to measure, without the algorithms in `done`, which have a row already.
+
+    rivals: those that take part beside ours; None stands for all. broken: why an algorithm is not tried again, after
+    it ended the process that measured it.
+    """
+
+    case: Case
+    done: frozenset[Algorithm] = frozenset()
+    rivals: frozenset[Algorithm] | None = None
+    broken: Mapping[Algorithm, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class CaseInProgress:
-    """The number of algorithms that a case measures, 0 until it is known: the progress bar moves with each."""
+@dataclass(frozen=True, slots=True)
+class Begins:
+    """Said before what may break the process: an algorithm's measurement, or what its provider offers for the case.
 
-    offers: int = 0
+    Without a provider it is the case's tensors.
+    """
+
+    provider: str = ""
+    algorithm: str = ""
 
 
-def measure_case(
-    case: Case, entered: Mapping[str, Contender], options: Options, progressing: CaseInProgress | None = None
-) -> Iterator[Measurement]:
-    """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed."""
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The number of algorithms that a case measures, for the progress bar."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the user about the case."""
+
+    text: str
+
+
+Event = Begins | Offered | Note | Measurement
+
+
+def measure_case(task: Task, entered: Mapping[str, Contender], options: Options) -> Iterator[Event]:
+    """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed.
+
+    Rows of the second pass follow, which replace earlier ones. Before each row comes what begins. Raises GpuLost where
+    a call broke the CUDA context.
+    """
+    case = task.case
     seed = zlib.crc32(f"{options.seed} {case.label}".encode())
+    yield Begins()
     try:
         _check_room(case, options.device)
         generator = torch.Generator(options.device).manual_seed(seed)
@@ -105,27 +115,34 @@ def measure_case(
     except Exception as error:
         _after_error(f"making the tensors of {case.label}", error, options.device)
         detail = f"the case's tensors cannot be made: {first_line(error)}"
-        for provider in entered:
-            yield from _rows_without_offers(case, provider, options, detail)
+        yield from rows_without_times(Begins(), task, options, "error", detail)
         return
 
     offers: list[Offer] = []
     for provider, contender in entered.items():
-        if not _may_offer(case, provider, options):
-            continue
-        try:
-            offers += contender.offers(case.problem, operands, options.workspace_limit)
-        except Exception as error:
-            _after_error(f"{provider} on {case.label}", error, options.device)
-            yield from _rows_without_offers(case, provider, options, f"{type(error).__name__}: {first_line(error)}")
-    offers = [offer for offer in offers if _wanted(case, offer.provider, offer.algorithm, options)]
+        if (provider, "") in task.broken:
+            yield from rows_without_times(Begins(provider), task, options, "error", task.broken[provider, ""])
+        elif _may_offer(task, provider, options):
+            yield Begins(provider)
+            try:
+                offers += contender.offers(case.problem, operands, options.workspace_limit)
+            except Exception as error:
+                _after_error(f"{provider} on {case.label}", error, options.device)
+                detail = f"{type(error).__name__}: {first_line(error)}"
+                yield from rows_without_times(Begins(provider), task, options, "error", detail)
+    offers = [offer for offer in offers if _wanted(task, offer.provider, offer.algorithm, options)]
     random.Random(seed).shuffle(offers)
-    if progressing:
-        progressing.offers = len(offers)
+    yield Offered(len(offers))
     clocks = CaseClocks(sensors_of(options.device))
     measured: second_pass.Measured = []
     with nvtx.annotate(case.label):
         for offer in offers:
+            begins = Begins(offer.provider, offer.algorithm)
+            if (offer.provider, offer.algorithm) in task.broken:
+                detail = task.broken[offer.provider, offer.algorithm]
+                yield from rows_without_times(begins, task, options, "error", detail)
+                continue
+            yield begins
             with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
                 row = _measure_offer(case, offer, operands, verifier, options, clocks.steadily)
             measured.append((offer, row))
@@ -142,7 +159,7 @@ def _second_pass(
     verifier: Verifier,
     options: Options,
     clocks: CaseClocks,
-) -> Iterator[Measurement]:
+) -> Iterator[Event]:
     """The rows that are measured again, or completed, once all hot times of the case are known."""
 
     def again(offer: Offer, steadily: Steadily) -> Measurement:
@@ -151,10 +168,20 @@ def _second_pass(
     def on_error(what: str, error: Exception) -> None:
         _after_error(what, error, options.device)
 
-    yield from second_pass.low_clocks_again(measured, clocks, again)
+    notes: list[str] = []
+    steps = second_pass.low_clocks_again(measured, clocks, again)
     if options.other_times:
-        others = second_pass.OtherTimes(case.label, options.device, options.runs, verifier, clocks.steadily, on_error)
-        yield from second_pass.other_times(measured, options.device_slug, others.complete)
+        others = second_pass.OtherTimes(
+            case.label, options.device, options.runs, verifier, clocks.steadily, on_error, notes.append
+        )
+        steps = chain(steps, second_pass.other_times(measured, options.device_slug, others.complete))
+    for offer, measure in steps:
+        yield Begins(offer.provider, offer.algorithm)
+        with nvtx.annotate(f"{offer.provider} {offer.algorithm}, second pass"):
+            row = measure()
+        yield from map(Note, notes)
+        notes.clear()
+        yield row
 
 
 def _measure_offer(
@@ -243,32 +270,30 @@ def _row(
     )
 
 
-def row_key(case: Case, provider: str, algorithm: str, precision: str) -> tuple[str, ...]:
-    """The key under which ResultsFolder keeps the row of a case, algorithm and precision."""
-    return (*map(str, case.key), provider, algorithm, precision)
-
-
-def _wanted(case: Case, provider: str, algorithm: str, options: Options) -> bool:
+def _wanted(task: Task, provider: str, algorithm: str, options: Options) -> bool:
     if options.algorithms is not None and algorithm not in options.algorithms:
         return False
-    if row_key(case, provider, algorithm, options.precision) in options.done:
+    if (provider, algorithm) in task.done:
         return False
-    entrants = options.entrants
-    return entrants is None or takes_part(entrants, case.key, provider, algorithm, options.device_slug)
+    return task.rivals is None or takes_part(task.rivals, provider, algorithm, options.device_slug)
 
 
-def _may_offer(case: Case, provider: str, options: Options) -> bool:
+def _may_offer(task: Task, provider: str, options: Options) -> bool:
     """False where no algorithm of a provider takes part: listing a provider's engines costs a tenth of a second."""
-    if options.entrants is None or provider == comparison(options.device_slug).provider:
+    if task.rivals is None or provider == comparison(options.device_slug).provider:
         return True
-    return any(chosen == provider for chosen, _ in options.entrants.get(case.key, ()))
+    return any(chosen == provider for chosen, _ in task.rivals)
 
 
-def _rows_without_offers(case: Case, provider: str, options: Options, detail: str) -> Iterator[Measurement]:
-    """A row for each algorithm in the registry of a provider that could not say which algorithms it offers."""
-    for algorithm in PROVIDERS[provider].algorithms or ("any",):
-        if _wanted(case, provider, algorithm, options):
-            yield _row(case, provider, algorithm, options.precision, "error", detail, options)
+def rows_without_times(begun: Begins, task: Task, options: Options, status: str, detail: str) -> Iterator[Measurement]:
+    """A row for each algorithm that could not be measured, because what had begun failed.
+
+    Of a provider that did not come to say which algorithms it offers they are those in the registry.
+    """
+    for provider in [begun.provider] if begun.provider else options.providers:
+        for algorithm in [begun.algorithm] if begun.algorithm else PROVIDERS[provider].algorithms or ("any",):
+            if _wanted(task, provider, algorithm, options):
+                yield _row(task.case, provider, algorithm, options.precision, status, detail, options)
 
 
 def _check_room(case: Case, device: torch.device) -> None:
@@ -298,7 +323,3 @@ def _after_error(what: str, error: Exception, device: torch.device) -> None:
     if out_of_memory(error):
         _release_memory()
     check_alive(what, error)
-
-
-def _expected_ms(case: Case) -> float:
-    return CASE_MS + case.problem.flop / CASE_FLOP_PER_MS

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV fi
 
 ROOT = Path(__file__).resolve().parents[2]
 # The facts that may differ between two commands whose rows are still of one measurement.
-CHANGEABLE = ("commit", "clocks", "commands")
+CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid")
 CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
 
 
@@ -186,6 +186,7 @@ def _gpu_facts(device: torch.device) -> dict[str, Any]:
     nvml = _try(lambda: _nvml_facts(device)) or {}
     return {
         "gpu": properties.name,
+        "gpu_uuid": str(properties.uuid),
         "compute_capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,

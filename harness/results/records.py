@@ -9,10 +9,13 @@ a 32-bit float. Files of older versions lack the columns in ABSENT; opening thei
 from __future__ import annotations
 
 import fcntl
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
@@ -99,6 +102,12 @@ class Measurement:
         if self.status != "ok" and not self.detail:
             raise ValueError(f"status {self.status!r} must say why in detail")
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Measurement:
+        """The row that `dataclasses.asdict` gave and JSON brought, which has lists for tuples."""
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+        return cls(**values)
+
     @property
     def key(self) -> tuple[str, ...]:
         """The cells of KEY_COLUMNS, by which a newer row replaces an older one."""
@@ -108,6 +117,16 @@ class Measurement:
     def mean_us(self) -> float | None:
         """The mean of the hot runs, as the column mean_us has it; None without runs."""
         return fmean(self.runs_us) if self.runs_us else None
+
+    @property
+    def has_every_time(self) -> bool:
+        """Whether the row has separated and cold runs beside the hot ones."""
+        return bool(self.separated_runs_us and self.cold_runs_us)
+
+    @property
+    def case(self) -> tuple[int, ...]:
+        """The values of CASE_COLUMNS."""
+        return tuple(getattr(self, column) for column in CASE_COLUMNS)
 
     def cells(self) -> list[str]:
         """The row as text, in the order of COLUMNS."""
@@ -189,9 +208,20 @@ class ResultsFolder:
         self.rows: dict[tuple[str, ...], list[str]] = {}
 
     def __enter__(self) -> ResultsFolder:
+        self._take()
+        try:
+            self._load()
+            self._file = open(self.csv_path, "a", newline="")
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def _take(self) -> None:
+        """Make the folder where it is missing, and lock it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")
+            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115, closed by __exit__
         except OSError as error:
             raise ResultsError(
                 f"cannot write to {self.folder} ({error.strerror}): choose another folder with --out"
@@ -203,13 +233,6 @@ class ResultsFolder:
             raise ResultsError(
                 f"{self.folder} is in use by another run: wait for it, or give this one its own folder with --out"
             ) from None
-        try:
-            self._load()
-            self._file = open(self.csv_path, "a", newline="")
-        except BaseException:
-            self._lock.close()
-            raise
-        return self
 
     def __exit__(self, *exception: object) -> None:
         with suppress(OSError):  # a full disk: `append` has told it, and _rewrite writes all rows
@@ -226,6 +249,8 @@ class ResultsFolder:
     def append(self, row: Measurement) -> None:
         """Write the row at once, so that nothing measured is lost; raises ResultsError where it cannot be written."""
         cells = row.cells()
+        if not self.csv_path.exists():
+            self._make_again()
         try:
             self._file.write(csv_text(cells, ()))
             self._file.flush()
@@ -235,6 +260,15 @@ class ResultsFolder:
                 "on with --resume"
             ) from None
         self.rows[row.key] = cells
+
+    def _make_again(self) -> None:
+        """Write a folder that somebody moved or deleted anew, with all rows."""
+        print(f"{self.folder} was moved or deleted: it is made again, with all rows", file=sys.stderr)
+        self._file.close()
+        self._lock.close()
+        self._take()
+        self._rewrite()
+        self._file = open(self.csv_path, "a", newline="")  # noqa: SIM115
 
     def _load(self) -> None:
         if self.csv_path.exists() and (self.csv_path.is_dir() or self.csv_path.stat().st_size):

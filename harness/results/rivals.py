@@ -6,7 +6,7 @@ fastest rivals by the hot times of the same sweep.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -41,16 +41,16 @@ def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entran
     return {case: frozenset(pairs) for case, pairs in entrants.items()}
 
 
-def takes_part(entrants: Entrants, case: tuple[int, ...], provider: str, algorithm: str, device: str) -> bool:
-    """Whether an algorithm is measured on a case: ours always, a rival where it is one of the entrants."""
+def takes_part(rivals: frozenset[tuple[str, str]], provider: str, algorithm: str, device: str) -> bool:
+    """Whether an algorithm is measured on a case: ours always, a rival where it is one of the case's entrants."""
     ours = registry.comparison(device)
     if provider == ours.provider and not ours.is_rival(provider, algorithm):
         return True
-    return (provider, algorithm) in entrants.get(case, ())
+    return (provider, algorithm) in rivals
 
 
 class Timed(Protocol):
-    """A row of one algorithm with the mean of its hot runs, None where it has no time."""
+    """A row of one algorithm with the mean of its hot runs, None without a time, and whether it has the other times."""
 
     @property
     def provider(self) -> str: ...
@@ -58,6 +58,8 @@ class Timed(Protocol):
     def algorithm(self) -> str: ...
     @property
     def mean_us(self) -> float | None: ...
+    @property
+    def has_every_time(self) -> bool: ...
 
 
 Row = TypeVar("Row", bound=Timed)
@@ -74,3 +76,11 @@ def qualifying(rows: Sequence[Row], device: str) -> list[Row]:
     beside = [row for row in timed if row.provider in SHOWN_BESIDE]
     rivals = [row for row in timed if ours.is_rival(row.provider, row.algorithm)]
     return [*mine, *beside, *rivals[:RIVALS_OF_OTHER_TIMES]]
+
+
+def lacking_times(rows: Iterable[Timed], device: str) -> set[tuple[str, str]]:
+    """The algorithms of one case and precision that qualify for separated and cold times and lack one of them.
+
+    A case that was interrupted has such rows: they are not done.
+    """
+    return {(row.provider, row.algorithm) for row in qualifying(list(rows), device) if not row.has_every_time}

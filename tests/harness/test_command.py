@@ -34,7 +34,7 @@ def test_a_mistake_of_the_user_is_one_line(kind, capsys):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (GpuLost("the GPU is lost"), 1, "harness.it: the GPU is lost; add --resume\n"),
+        (GpuLost("the GPU is lost"), 1, "harness.it: the GPU is lost; the rows so far are kept; add --resume\n"),
         (KeyboardInterrupt(), 130, "harness.it: interrupted; the rows so far are kept; add --resume\n"),
     ],
 )

@@ -1,6 +1,7 @@
 """The second pass of a case: who is measured separated and cold, what a row gets of it, and low clocks again."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from harness.catalogue import load_sweep
 from harness.contenders import Offer, Prepared
 from harness.measure import between, second_pass, sweep, timing
 from harness.measure.clocks import CaseClocks, Reading
+from harness.measure.sweep import Begins, Note, Task
 from harness.measure.timing import Timing
-from harness.results.records import ResultsFolder, read
+from harness.results.records import Measurement, ResultsFolder, read
 from tests.helpers import GPU, row
 
 CPU = torch.device("cpu")
@@ -85,9 +87,13 @@ def gpu(monkeypatch):
     return counts
 
 
+def events_of(case, contender, options=OPTIONS):
+    return list(sweep.measure_case(Task(case), {"cuconv": contender}, options))
+
+
 def measured(case, contender, options=OPTIONS):
     """The rows of a case in the order in which they are measured."""
-    return list(sweep.measure_case(case, {"cuconv": contender}, options))
+    return [event for event in events_of(case, contender, options) if isinstance(event, Measurement)]
 
 
 def name_of(row):
@@ -131,7 +137,14 @@ def test_an_output_that_is_wrong_in_the_second_pass_makes_the_row_incorrect(case
     assert rows["cuconv", "auto"].status == "ok"
 
 
-def test_an_error_costs_the_times_that_it_prevents(case, gpu, monkeypatch, capsys):
+def test_each_row_is_announced_before_it_is_measured(case, gpu):
+    events = events_of(case, MadeUp())
+    for before, event in pairwise(events):
+        if isinstance(event, Measurement):
+            assert before == Begins(*name_of(event))
+
+
+def test_an_error_costs_the_times_that_it_prevents(case, gpu, monkeypatch):
     measure = between.measure
 
     def fails_cold(call, work, *rest):
@@ -140,22 +153,23 @@ def test_an_error_costs_the_times_that_it_prevents(case, gpu, monkeypatch, capsy
         return measure(call, work, *rest)
 
     monkeypatch.setattr(between, "measure", fails_cold)
-    rows = {name_of(row): row for row in measured(case, MadeUp())}
+    events = events_of(case, MadeUp())
+    rows = {name_of(row): row for row in events if isinstance(row, Measurement)}
     default = rows["torch", "default"]
     assert (default.status, default.separated_runs_us, default.cold_runs_us) == ("ok", (25.0, 25.0), ())
     assert rows["torch", "benchmark"].cold_runs_us == (30.0, 30.0)
-    said = "torch cuDNN default on 7-1-1-32-832 has no separated or no cold time: ValueError: no flush\n"
-    assert said in capsys.readouterr().out
+    said = "torch cuDNN default on 7-1-1-32-832 has no separated or no cold time: ValueError: no flush"
+    assert [event.text for event in events if isinstance(event, Note)] == [said]
 
 
-def test_a_time_that_is_lost_in_the_scatter_is_left_out(case, gpu, monkeypatch, capsys):
+def test_a_time_that_is_lost_in_the_scatter_is_left_out(case, gpu, monkeypatch):
     def next_to_nothing(call, work, count, runs, steadily):
         return Timing((0.5, -0.1), count, "graph", call(), call)
 
     monkeypatch.setattr(between, "measure", next_to_nothing)
-    rows = measured(case, MadeUp())
-    assert all(row.separated_runs_us == () and row.status == "ok" for row in rows)
-    assert "cuConv auto on 7-1-1-32-832 has no separated time: it is lost in the scatter" in capsys.readouterr().out
+    *_, note, last = events_of(case, MadeUp())
+    assert (last.status, last.separated_runs_us, last.cold_runs_us) == ("ok", (), ())
+    assert " on 7-1-1-32-832 has no cold time: it is lost in the scatter of the work between" in note.text
 
 
 def test_only_a_gpu_has_other_times():
@@ -177,7 +191,9 @@ def again(rows, found, best_mhz=2000):
         return found[offer]
 
     case = [(row.algorithm, row) for row in rows]
-    assert list(second_pass.low_clocks_again(case, clocks, measure)) == [row for offer, row in case if offer in found]
+    for offer, step in second_pass.low_clocks_again(case, clocks, measure):
+        row = step()
+        assert (offer, row) in case, "the row that counts is that of the case"
     return asked, dict(case)
 
 

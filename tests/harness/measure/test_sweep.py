@@ -1,7 +1,6 @@
-"""The sweep end to end on the CPU: a row for everything, errors as rows, verification that catches wrong results."""
+"""A case of a sweep on the CPU: a row for everything, errors as rows, verification that catches wrong results."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -9,14 +8,21 @@ import torch
 from harness.catalogue import load_sweep
 from harness.contenders import NotRunnable, Offer, Operands, Prepared
 from harness.measure import sweep, timing
+from harness.measure.sweep import Begins, Offered, Task
 from harness.measure.verify import TOLERANCE, Verifier
 from harness.registry import PROVIDERS
-from harness.results.records import MAX_RUNS, ResultsFolder, read
+from harness.results.records import Measurement
 
 CPU = torch.device("cpu")
 OPTIONS = sweep.Options(
     device=CPU, providers=("cpu",), algorithms=None, runs=2, seed=0, workspace_limit=2**30, environment="test"
 )
+
+
+def rows_of(task, contender, options=OPTIONS):
+    """The rows of a case, measured in this process."""
+    events = sweep.measure_case(task, {"cpu": contender}, options)
+    return [event for event in events if isinstance(event, Measurement)]
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ class Faulty:
 
 def test_everything_that_goes_wrong_is_a_row(tiny):
     case = tiny.cases[1]
-    rows = {row.algorithm: row for row in sweep.measure_case(case, {"cpu": Faulty()}, OPTIONS)}
+    rows = {row.algorithm: row for row in rows_of(Task(case), Faulty())}
     statuses = {name: row.status for name, row in rows.items()}
     assert statuses == {
         "right": "ok",
@@ -85,7 +91,7 @@ def test_a_contender_that_cannot_even_offer_is_a_row(tiny):
         def offers(self, problem, operands, workspace_limit):
             raise RuntimeError("no graph")
 
-    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": Broken()}, OPTIONS))
+    rows = rows_of(Task(tiny.cases[0]), Broken())
     assert {row.algorithm for row in rows} == {"two_stage", "onednn", "native", "fft"}
     assert all(row.status == "error" and "no graph" in row.detail for row in rows)
 
@@ -95,51 +101,39 @@ LARGE = dict(h=300_000, w=300_000, c=3, m=4, k=3, pad=1)  # more than any machin
 
 
 @pytest.mark.parametrize("sizes", [HUGE, LARGE], ids=["beyond 64 bits", "beyond memory"])
-def test_an_impossible_layer_costs_one_row_of_each_algorithm(tiny, tmp_path, sizes):
+def test_an_impossible_layer_costs_one_row_of_each_algorithm(tiny, sizes):
     good = tiny.cases[0]
-    bad = replace(good, layer=replace(good.layer, **sizes))
-    with ResultsFolder(tmp_path) as folder:
-        sweep.run(replace(tiny, cases=(bad, good)), OPTIONS, folder)
-    rows = read(tmp_path / "measurements.csv")
-    failed = rows[rows.h == sizes["h"]]
-    assert set(failed.algorithm) == set(PROVIDERS["cpu"].algorithms) and set(failed.status) == {"error"}
-    assert failed.detail.str.contains("the case's tensors cannot be made").all()
-    assert "ok" in set(rows[rows.h == good.layer.h].status)
+    rows = rows_of(Task(replace(good, layer=replace(good.layer, **sizes))), Faulty())
+    assert {row.algorithm for row in rows} == set(PROVIDERS["cpu"].algorithms)
+    assert all(row.status == "error" and "the case's tensors cannot be made" in row.detail for row in rows)
 
 
 def test_a_slow_algorithm_times_out(tiny, monkeypatch):
     monkeypatch.setattr(timing, "LIMIT_S", 0.0)
-    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": Faulty()}, OPTIONS))
+    rows = rows_of(Task(tiny.cases[0]), Faulty())
     right = next(row for row in rows if row.algorithm == "right")
     assert right.status == "timeout" and "exceed the limit" in right.detail
 
 
-def test_every_case_and_algorithm_has_a_row_and_the_file_keeps_the_contract(tiny, tmp_path):
-    with ResultsFolder(tmp_path) as folder:
-        sweep.run(tiny, OPTIONS, folder)
-    frame = read(tmp_path / "measurements.csv")
-    assert len(frame) == 2 * 4
-    assert set(frame["status"]) == {"ok"}
-    assert set(frame["provider"]) == {"cpu"} and set(frame["precision"]) == {"fp32"}
-    assert (frame["layers"] == "5a_5x5red").all() and (frame["networks"] == "googlenet").all()
-    assert frame[["run_1_us", "run_2_us"]].notna().all(axis=None)
-    assert frame[[f"run_{i}_us" for i in range(3, MAX_RUNS + 1)]].isna().all(axis=None)
-    assert (abs(frame["mean_us"] - (frame["run_1_us"] + frame["run_2_us"]) / 2) < 1e-3).all()
-    assert (frame["rel_l2_error"] < 1e-5).all()
-
-
 def test_rows_that_are_done_are_not_measured_again(tiny):
-    case = tiny.cases[0]
-    done = frozenset({sweep.row_key(case, "cpu", "right", "fp32")})
-    options = replace(OPTIONS, done=done)
-    measured = {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
+    measured = {row.algorithm for row in rows_of(Task(tiny.cases[0], done=frozenset({("cpu", "right")})), Faulty())}
     assert "right" not in measured and "wrong_image" in measured
 
 
-def test_rows_done_in_another_precision_do_not_count(tiny):
-    case = tiny.cases[0]
-    options = replace(OPTIONS, done=frozenset({sweep.row_key(case, "cpu", "right", "tf32")}))
-    assert "right" in {row.algorithm for row in sweep.measure_case(case, {"cpu": Faulty()}, options)}
+def test_what_is_broken_has_a_row_and_is_not_tried(tiny):
+    one = Task(tiny.cases[0], broken={("cpu", "right"): "not tried: it ended 2 processes"})
+    rows = {row.algorithm: row for row in rows_of(one, Faulty())}
+    assert (rows["right"].status, rows["right"].detail) == ("error", "not tried: it ended 2 processes")
+    assert rows["wrong_image"].status == "incorrect"
+    everything = Task(tiny.cases[0], broken={("cpu", ""): "not tried"})
+    assert {(row.status, row.detail) for row in rows_of(everything, Faulty())} == {("error", "not tried")}
+
+
+def test_what_may_break_is_said_before(tiny):
+    events = list(sweep.measure_case(Task(tiny.cases[0]), {"cpu": Faulty()}, OPTIONS))
+    assert events[:3] == [Begins(), Begins("cpu"), Offered(8)]
+    for begins, row in zip(events[3::2], events[4::2], strict=True):
+        assert begins == Begins(row.provider, row.algorithm)
 
 
 @pytest.mark.parametrize("offers", [True, False])
@@ -151,49 +145,17 @@ def test_rows_carry_the_precision_of_the_sweep(tiny, offers):
             return [replace(offer, precision="tf32") for offer in super().offers(*arguments)]
 
     options = replace(OPTIONS, precision="tf32")
-    rows = list(sweep.measure_case(tiny.cases[0], {"cpu": InTf32()}, options))
+    rows = rows_of(Task(tiny.cases[0]), InTf32(), options)
     assert rows and {row.precision for row in rows} == {"tf32"}
 
 
 def test_the_order_of_algorithms_is_the_seeds(tiny):
     def order(seed):
         options = replace(OPTIONS, seed=seed)
-        return [row.algorithm for row in sweep.measure_case(tiny.cases[0], {"cpu": Faulty()}, options)]
+        return [row.algorithm for row in rows_of(Task(tiny.cases[0]), Faulty(), options)]
 
     assert order(1) == order(1)
     assert order(1) != order(2)
-
-
-def test_the_progress_bar_moves_with_every_algorithm_and_ends_full(tiny, tmp_path, monkeypatch):
-    class Bar:
-        """The bar that a sweep moves; `at` has where it stood when each case began and after each move."""
-
-        def __init__(self, total):
-            self.total, self.n, self.at = total, 0.0, []
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exception):
-            pass
-
-        def set_description_str(self, text):
-            self.at.append([self.n])
-
-        def update(self, moved):
-            self.n += moved
-            self.at[-1].append(self.n)
-
-    bars = []
-    monkeypatch.setattr(sweep.progress, "weighed", lambda total: bars.append(Bar(total)) or bars[-1])
-    with ResultsFolder(tmp_path) as folder:
-        sweep.run(tiny, OPTIONS, folder)
-    (bar,) = bars
-    assert bar.n == pytest.approx(bar.total)
-    for case in bar.at:
-        steps = [after - before for before, after in pairwise(case)]
-        assert steps[:4] == pytest.approx([steps[0]] * 4) and steps[0] > 0, "four algorithms, four equal steps"
-        assert steps[4:] == pytest.approx([0.0])
 
 
 def test_verifier_sees_one_wrong_element_in_any_image():

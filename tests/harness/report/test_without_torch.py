@@ -21,6 +21,7 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(("module", "arguments"), [
     ("harness.report.figures", ["--out", "{}/plots"]),
+    ("harness.report.page", ["--out", "{}/plots"]),
     ("harness.report.pages", ["{}/page.md"]),
     ("harness.report.tables", []),
 ])  # fmt: skip

@@ -318,3 +318,17 @@ def test_columns_in_another_order_are_no_older_version(tmp_path):
     with pytest.raises(ResultsError, match="has other columns than this version writes"), ResultsFolder(tmp_path):
         pass
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
+def test_a_folder_that_vanishes_is_made_again_with_all_rows(tmp_path, capsys, deleted):
+    out, other = tmp_path / "paper", tmp_path / "elsewhere"
+    with ResultsFolder(out) as folder:
+        folder.append(ROW)
+        shutil.rmtree(out) if deleted else out.rename(other)
+        folder.append(replace(ROW, algorithm="auto"))
+        assert lines_of(out) == [list(COLUMNS), ROW.cells(), replace(ROW, algorithm="auto").cells()], "at once"
+        with pytest.raises(ResultsError, match="in use by another run"), ResultsFolder(out):
+            pass
+    assert len(read(out / "measurements.csv")) == 2
+    assert "was moved or deleted: it is made again, with all rows" in capsys.readouterr().err

@@ -22,25 +22,33 @@ ROWS = [
     rival("eng4", 24.0, separated=1.0),
     rival("eng5", 25.0),
     rival("eng6", 26.0),
-    rival("eng7", 5.0, precision="tf32"),  # the fastest of its precision
-    rival("eng8", 30.0, batch=8),  # the fastest of its case
+    rival("eng7", 5.0, precision="tf32"),
+    rival("eng8", 30.0, batch=8),
     row("auto", 10.0, environment="e2", batch=8, **TWICE),
 ]
 
 
+FIRST, SECOND = ((batch, 7, 7, 832, 32, 1, 0, 1, 1, 1) for batch in (1, 8))
+ALL = {
+    *{("cuconv", name) for name in ("auto", "two_stage", "fp16x3", "tf32x3_gemm")},
+    *{("cudnn_engine", f"eng{i}") for i in range(1, 7)},
+}
+COMPLETE = ALL - {("cuconv", "two_stage"), ("cudnn_engine", "eng4"), ("cudnn_engine", "eng5")}
+
+
 @pytest.mark.parametrize(
-    ("environments", "other_times", "missing"),
+    ("environments", "precision", "other_times", "expected"),
     [
-        ({"e1", "e2"}, False, set()),
-        ({"e1"}, False, {("auto", "8")}),
-        ({"e1", "e2"}, True, {("two_stage", "1"), ("eng4", "1"), ("eng5", "1"), ("eng7", "1"), ("eng8", "8")}),
+        ({"e1", "e2"}, "fp32", False, {FIRST: ALL, SECOND: {("cuconv", "auto"), ("cudnn_engine", "eng8")}}),
+        ({"e1"}, "fp32", False, {FIRST: ALL, SECOND: {("cudnn_engine", "eng8")}}),
+        ({"e1", "e2"}, "fp32", True, {FIRST: COMPLETE, SECOND: {("cuconv", "auto")}}),
+        ({"e1"}, "tf32", False, {FIRST: {("cudnn_engine", "eng7")}}),
+        ({"e1"}, "tf32", True, {FIRST: set()}),
+        ({"e3"}, "fp32", True, {}),
     ],
 )
-def test_a_row_that_lacks_a_time_that_it_qualifies_for_is_not_done(tmp_path, environments, other_times, missing):
-    path = write(tmp_path, ROWS)
-    with ResultsFolder(path.parent) as folder:
-        found = done(folder, environments, GPU, other_times)
-        assert {
-            (folder.cell(key, "algorithm"), folder.cell(key, "batch")) for key in folder.rows.keys() - found
-        } == missing
-        assert found <= folder.rows.keys()
+def test_a_row_that_lacks_a_time_that_it_qualifies_for_is_not_done(
+    tmp_path, environments, precision, other_times, expected
+):
+    with ResultsFolder(write(tmp_path, ROWS).parent) as folder:
+        assert done(folder, environments, precision, GPU, other_times) == expected

@@ -1,0 +1,26 @@
+// Shows the algorithms of the selected case and their runs. Runs when another case is selected. Arguments: cases and
+// runs (ColumnDataSources), table (of the algorithms), details (by case), title (a Div), plot (a figure of the runs).
+const [selected] = cases.selected.indices
+if (selected !== undefined) {
+    const rows = details[selected]
+    const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null
+    const name = ([algorithm, precision]) => precision === "fp32" ? algorithm : `${algorithm} (TF32)`
+    table.source.data = {
+        name: rows.map(name),
+        mean_us: rows.map((row) => mean(row[5])),
+        error: rows.map((row) => row[3]),
+        workspace: rows.map((row) => row[4]),
+        status: rows.map((row) => row[2]),
+    }
+    table.view.change.emit() // a table draws itself again for this alone
+    const timed = rows.filter((row) => row[5].length)
+    runs.data = {
+        name: timed.flatMap((row) => row[5].map(() => name(row))),
+        us: timed.flatMap((row) => row[5]),
+        run: timed.flatMap((row) => row[5].map((_, i) => i + 1)),
+    }
+    plot.y_range.factors = timed.map(name).reverse()
+    plot.height = 60 + 15 * timed.length
+    const { networks, layers } = cases.data
+    title.text = `<b>${cases.data.case[selected]}</b>: ${networks[selected]}, ${layers[selected]}`
+}
