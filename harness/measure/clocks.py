@@ -18,6 +18,7 @@ from harness.measure.graph import During, nothing
 
 LEAST_SHARE = 0.95  # of the best SM clock of a case, below which runs are repeated
 MOST_REPEATS = 3
+LONGEST_US = 10e6  # of runs that are repeated: a clock that stays low for so long is not a chance
 NO_REASON = "none"  # in the column throttle: the clock is as high as it can be
 # The bits of nvmlClocksEventReasons in nvml.h.
 REASONS = {
@@ -82,8 +83,13 @@ class CaseClocks:
         self._best_mhz = 0
 
     def steadily(self, measure: Runs, repeats: int = MOST_REPEATS) -> Steady:
-        """Do the runs, and up to so many times again while their clock is low; those of the highest clock count."""
+        """Do the runs, and up to so many times again while their clock is low; those of the highest clock count.
+
+        Runs of more than LONGEST_US together are not repeated.
+        """
         best, remeasured = self._attempt(measure), 0
+        if sum(best.times_us) > LONGEST_US:
+            repeats = 0
         while self.is_low(best.reading.sm_clock_mhz) and remeasured < repeats:
             again, remeasured = self._attempt(measure), remeasured + 1
             if (again.reading.sm_clock_mhz or 0) > (best.reading.sm_clock_mhz or 0):

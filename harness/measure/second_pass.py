@@ -15,7 +15,7 @@ import torch
 
 from harness.contenders import Offer
 from harness.measure import between
-from harness.measure.clocks import MOST_REPEATS, CaseClocks, Steadily
+from harness.measure.clocks import LONGEST_US, MOST_REPEATS, CaseClocks, Steadily
 from harness.measure.gpu import first_line
 from harness.measure.timing import Timing
 from harness.measure.verify import Verifier
@@ -52,7 +52,8 @@ def low_clocks_again(
         return measured[at][1]
 
     for at, (offer, row) in enumerate(measured):
-        if row.remeasured is not None and row.remeasured < MOST_REPEATS and clocks.is_low(row.sm_clock_mhz):
+        some_left = row.remeasured is not None and row.remeasured < MOST_REPEATS
+        if some_left and clocks.is_low(row.sm_clock_mhz) and sum(row.runs_us) <= LONGEST_US:
             yield offer, partial(again, at)
 
 

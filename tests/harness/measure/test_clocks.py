@@ -51,6 +51,13 @@ def test_as_many_repeats_as_are_left():
     assert clocks.steadily(numbered_runs(), repeats=1).remeasured == 1
 
 
+def test_long_runs_are_not_repeated():
+    clocks = clocks_of(2000, 1000)
+    clocks.steadily(numbered_runs())
+    steady = clocks.steadily(lambda during: during() or [6e6, 5e6])
+    assert (steady.times_us, steady.remeasured) == ([6e6, 5e6], 0)
+
+
 def test_the_best_clock_of_a_repeat_is_that_of_the_case():
     clocks = clocks_of(1000, 2000)
     assert not clocks.is_low(1000)

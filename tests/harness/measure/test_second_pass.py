@@ -213,6 +213,11 @@ def test_three_repeats_are_the_most():
     assert asked == [("auto", 0)] and case["auto"].remeasured == 3
 
 
+def test_rows_of_long_runs_are_not_measured_again():
+    asked, _ = again([clocked("auto", 1000, us=4e6)], {})  # three runs of 4 s
+    assert asked == []
+
+
 def test_what_fails_when_it_is_measured_again_has_failed():
     _, case = again([clocked("auto", 1000)], {"auto": row("auto", status="error")})
     assert case["auto"].status == "error"
