@@ -1,5 +1,6 @@
 """Clocks: which runs are repeated, which of them count, and what is read from NVML, by a made-up one."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -72,8 +73,24 @@ def test_without_a_clock_nothing_is_repeated():
     assert once(numbered_runs()) == steady
 
 
-def test_a_cpu_has_no_sensors():
-    assert sensors_of(torch.device("cpu"))() == Reading()
+GPU = torch.device("cuda", 1)
+
+
+def test_without_the_package_and_on_a_cpu_nothing_is_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    for device in (GPU, torch.device("cpu")):
+        assert sensors_of.__wrapped__(device)() == Reading()
+
+
+def test_the_gpu_is_found_by_its_uuid(monkeypatch):
+    properties = {GPU: SimpleNamespace(uuid="4f1c")}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.get)
+    by_uuid = {"GPU-4f1c": "handle"}
+    nvml = made_up_nvml(nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=by_uuid.__getitem__)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert sensors_of.__wrapped__(GPU)() == Reading(1980, 3201, 650.0, "power_cap")
+    by_uuid.clear()  # as where NVML does not show the device
+    assert sensors_of.__wrapped__(GPU)() == Reading()
 
 
 @pytest.mark.parametrize(
