@@ -18,6 +18,7 @@ _BESIDE = {
     "harness.report.figures": _DRAWING,
     "harness.report.page": ("bokeh",),
     "harness.report.pages": _DRAWING,
+    "harness.report.repeatability": (),
     "harness.report.tables": (),
     "harness.compare": ("scipy",),
     "harness.tune": (*_MEASURING, "scipy"),

@@ -26,6 +26,7 @@ from harness.report.markdown import markdown, times
 from harness.results.comparisons import each, geometric_mean, grouped, layer_label, timed
 from harness.results.environment import ROOT
 from harness.results.records import KEY_COLUMNS, RUN_COLUMNS, read
+from harness.results.times import HOT, TIMES, at_time
 
 SLOWER_FOUND = 1  # the exit code
 # Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:
@@ -59,7 +60,10 @@ def _compare(options: argparse.Namespace) -> bool:
         before, after = (_rows(path, options) for path in (old, new))
     found = verdicts(before, after, options.threshold)
     if found.empty:
-        raise ResultsError(f"{options.old} and {options.new} have no timed row of the same case and algorithm")
+        with_time = "" if options.time == HOT else f" with a {options.time} time"
+        raise ResultsError(
+            f"{options.old} and {options.new} have no timed row of the same case and algorithm{with_time}"
+        )
     print(_summary(found, options.threshold))
     print(f"\n{_unmatched(before, after)}")
     for verdict, order in ((SLOWER, False), (FASTER, True), (UNCLEAR, False)):
@@ -121,7 +125,7 @@ def _file(named: str) -> Iterator[Path]:
 
 def _rows(path: Path, options: argparse.Namespace) -> pd.DataFrame:
     """The timed rows of a file that the options choose."""
-    rows = timed(read(path), options.precision)
+    rows = timed(at_time(read(path), options.time), options.precision)
     rows = rows[rows.provider.isin(options.provider)]
     return rows[rows.algorithm.isin(options.algorithm)] if options.algorithm else rows
 
@@ -173,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--provider", nargs="+", metavar="NAME", default=["cuconv"], help="whose algorithms (default: cuconv)")
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms (default: all)")
     add("--precision", choices=PRECISIONS, default=FP32, help="(default: fp32)")
+    add("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
     add("--threshold", type=float, default=THRESHOLD, metavar="SHARE",
         help=f"the least difference that counts (default: {THRESHOLD})")  # fmt: skip
     return parser

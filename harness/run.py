@@ -12,7 +12,7 @@ import torch
 from harness import command, precision, variables
 from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
 from harness.errors import ResultsError, UsageError
-from harness.measure import session, shared_work
+from harness.measure import second_pass, session, shared_work
 from harness.measure.shared_work import Group
 from harness.measure.sweep import Options
 from harness.precision import FP32, PRECISIONS
@@ -72,6 +72,7 @@ def _measure(
         environment=environment.identifier(facts),
         device_slug=slug,
         precision=options.precision,
+        other_times=second_pass.has_other_times(device) and not options.hot_only,
     )
     entrants = None
     if options.against and (options.group is None or options.group.rank == 0):
@@ -171,6 +172,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=command.folder, help="results folder (default: results/DEVICE/SWEEP)")
     add(
         "--resume", action="store_true", help="keep the rows that this machine, versions and code have measured already"
+    )
+    add(
+        "--hot-only",
+        action="store_true",
+        help="leave out the separated and the cold times of ours and the fastest rivals",
     )
     add("--dry-run", action="store_true", help="print the cases and stop")
     add("--list", action="store_true", help="print the layers, contenders and algorithms to choose from and stop")

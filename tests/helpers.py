@@ -31,14 +31,20 @@ def row(
     groups: int = 1,
     detail: str = "",
     environment: str = "",
+    separated: float | None = None,
+    cold: float | None = None,
 ) -> Measurement:
-    """One row, by default cuConv's auto on the paper's 7-1-1-32-832. A status other than "ok" takes the time away."""
+    """One row, by default cuConv's auto on the paper's 7-1-1-32-832. A status other than "ok" takes the time away.
+
+    us, separated and cold are the microseconds of its three times; without the last two it has only the first.
+    """
     ok = status == "ok"
     return Measurement(
         networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
         pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
         stride=stride, groups=groups, status=status, detail=detail or ("" if ok else "told why"),
         rel_l2_error=error if ok else None, runs_us=(us, us, us) if ok else (), environment=environment,
+        separated_runs_us=(separated,) * 3 if separated else (), cold_runs_us=(cold,) * 3 if cold else (),
     )  # fmt: skip
 
 
@@ -85,4 +91,15 @@ SWEEP = [
     row("auto", 10.0, batch=128), row("eng3_k11=1", 40.0, provider="cudnn_engine", batch=128),
     row("auto", 40.0, k=3), row("winograd", 10.0, provider="cudnn", k=3),
     row("auto", 10.0, k=5), row("fft", status="unsupported", provider="cudnn", k=5),
+]  # fmt: skip
+
+# Hot, separated and cold speedups of auto over the best of cuDNN: batch 1: 30/10 = 3, 24/12 = 2 (over another rival),
+# 25/20 = 1.25; batch 8: 10/20 = 0.5, 16/20 = 0.8, 50/25 = 2. Of two_stage, hot 30/60 = 0.5, separated 24/60 = 0.4, not
+# measured cold.
+THREE_TIMES = [
+    row("auto", 10.0, separated=12.0, cold=20.0), row("two_stage", 60.0, separated=60.0),
+    row("gemm", 30.0, provider="cudnn", separated=30.0, cold=50.0),
+    row("fft", 40.0, provider="cudnn", separated=24.0, cold=25.0), row("winograd", 90.0, provider="cudnn"),
+    row("auto", 20.0, batch=8, separated=20.0, cold=25.0),
+    row("gemm", 10.0, batch=8, provider="cudnn", separated=16.0, cold=50.0),
 ]  # fmt: skip

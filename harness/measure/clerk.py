@@ -19,6 +19,7 @@ from harness.measure.sweep import Algorithm
 from harness.measure.work import Choice, expected_ms
 from harness.results.environment import EnvironmentFile
 from harness.results.records import Measurement, ResultsFolder
+from harness.results.rivals import lacking_times
 
 DEAD_S = 30.0  # a process that gives no sign of life for so long counts as dead
 
@@ -42,7 +43,7 @@ class Clerk:
         self._queue: list[int] = []  # the case at each position
         self._drawn_at: dict[int, float] = {}  # when a position that nobody took was first seen to be drawn
         self._missing = set(range(len(sweep.cases)))
-        self._done: dict[tuple[int, ...], set[Algorithm]] = {}  # by the rows that came in
+        self._rows: dict[tuple[int, ...], dict[Algorithm, Measurement]] = {}  # that came in, of cases under way
         self._error: Exception | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -79,22 +80,25 @@ class Clerk:
             self._store.set("over", "")
 
     def _enqueue(self, index: int) -> None:
-        """Queue a case, without what it has rows of."""
+        """Queue a case, without what it has complete rows of."""
         task = self._choice.task(self._sweep.cases[index])
-        done = task.done | self._done.get(task.case.key, set())
+        rows = self._rows.get(task.case.key, {})
+        lacking = lacking_times(rows.values(), self._device) if self._choice.other_times else set()
+        done = task.done | (rows.keys() - lacking)
         item = {"case": index, "done": sorted(done), "rivals": None if task.rivals is None else sorted(task.rivals)}
         self._queue.append(index)
         self._store.set(f"task/{len(self._queue)}", json.dumps(item))
 
     def _take_in(self, message: dict[str, Any], process: _Process, bar: Any) -> None:
         if "row" in message:
-            row = Measurement(**{**message["row"], "runs_us": tuple(message["row"]["runs_us"])})
+            row = Measurement.from_json(message["row"])
             self._folder.append(row)
-            self._done.setdefault(row.case, set()).add((row.provider, row.algorithm))
+            self._rows.setdefault(row.case, {})[row.provider, row.algorithm] = row
         elif "finished" in message:
             index = self._queue[message["finished"] - 1]
             if index in self._missing:
                 self._missing.remove(index)
+                self._rows.pop(self._sweep.cases[index].key, None)
                 bar.update(expected_ms(self._sweep.cases[index]))
         elif "left" in message:
             process.gone = True

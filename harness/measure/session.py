@@ -12,8 +12,9 @@ from harness.errors import GpuLost
 from harness.measure import supervisor
 from harness.measure.clerk import Clerk
 from harness.measure.shared_work import Group, SharedWork
-from harness.measure.sweep import Algorithm, Options
+from harness.measure.sweep import Options
 from harness.measure.work import Choice, OwnWork
+from harness.results import resume as resuming
 from harness.results.environment import EnvironmentFile, comparable
 from harness.results.records import ResultsFolder
 from harness.results.rivals import Entrants
@@ -40,9 +41,9 @@ def measure(
         return False
     with ResultsFolder(out) as folder:
         environments = EnvironmentFile(folder.folder)
-        done = _done(folder, environments, facts, options.precision) if resume else {}
+        done = _done(folder, environments, facts, options) if resume else {}
         environments.enter(facts)
-        choice = Choice(done, entrants)
+        choice = Choice(done, entrants, options.other_times)
         try:
             if group:
                 with Clerk(group, sweep, choice, options.device_slug, folder, environments):
@@ -64,13 +65,8 @@ def _take_part(problems: list[ConvProblem], work: SharedWork, options: Options) 
 
 
 def _done(
-    folder: ResultsFolder, environments: EnvironmentFile, facts: dict[str, Any], precision: str
-) -> dict[tuple[int, ...], frozenset[Algorithm]]:
-    """The algorithms of each case with a row of a precision by an equal machine, with equal versions and code."""
+    folder: ResultsFolder, environments: EnvironmentFile, facts: dict[str, Any], options: Options
+) -> resuming.Done:
+    """The algorithms of each case that an equal machine, with equal versions and code, has measured."""
     same = {name for name, other in environments.environments.items() if comparable(facts, other)}
-    done: dict[tuple[int, ...], set[Algorithm]] = {}
-    for key in folder.rows:
-        *case, provider, algorithm, measured = key
-        if measured == precision and folder.cell(key, "environment") in same:
-            done.setdefault(tuple(map(int, case)), set()).add((provider, algorithm))
-    return {case: frozenset(algorithms) for case, algorithms in done.items()}
+    return resuming.done(folder, same, options.precision, options.device_slug, options.other_times)

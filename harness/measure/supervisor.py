@@ -13,11 +13,12 @@ from dataclasses import replace
 from cuconv.problem import ConvProblem
 from harness import progress
 from harness.errors import GpuLost
-from harness.measure.sweep import Algorithm, Begins, Offered, Options, Task, rows_without_times
+from harness.measure.sweep import Algorithm, Begins, Note, Offered, Options, Task, rows_without_times
 from harness.measure.work import Work
 from harness.measure.worker import Load, Say, Worker, WorkerEnded, load_contenders
 from harness.registry import shown
 from harness.results.records import Measurement
+from harness.results.rivals import lacking_times
 
 MOST_ENDS = 2  # of worker processes by one algorithm in a sweep; after them it is not tried again
 
@@ -44,6 +45,7 @@ class _Supervisor:
     def measure(self, task: Task, work: Work) -> None:
         """Measure a case. An algorithm that ends the process has a row that says so; the others follow in a new one."""
         done, in_vain = set(task.done), 0
+        found: dict[Algorithm, Measurement] = {}
         broken = dict(self._broken)
         while in_vain < MOST_ENDS:
             rest = replace(task, done=frozenset(done), broken=broken)
@@ -52,10 +54,13 @@ class _Supervisor:
                 for event in self.worker.measure(rest):
                     if isinstance(event, Measurement):
                         done.add((event.provider, event.algorithm))
+                        found[event.provider, event.algorithm] = event
                         work.append(event)
                         rows += 1
                     elif isinstance(event, Offered):
                         work.offered(event.count)
+                    elif isinstance(event, Note):
+                        progress.say(event.text)
                 return
             except WorkerEnded as end:
                 begun = end.begun or Begins()
@@ -66,6 +71,8 @@ class _Supervisor:
                     rows += 1
                 if begun.provider:
                     broken[begun.provider, begun.algorithm] = str(end)
+                if self._options.other_times:
+                    done -= lacking_times(found.values(), self._options.device_slug) - broken.keys()
                 self._start_again(begun, task, str(end))
             in_vain = 0 if rows else in_vain + 1  # where the process ends after all rows are there
             if not begun.provider:  # the case's tensors: all of its algorithms have that row

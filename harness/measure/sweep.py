@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -20,7 +21,8 @@ import torch
 from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness.catalogue import Case
 from harness.contenders import Contender, NotRunnable, Offer, Operands, Prepared
-from harness.measure import timing
+from harness.measure import second_pass, timing
+from harness.measure.clocks import CaseClocks, Steadily, sensors_of
 from harness.measure.gpu import available_bytes, check_alive, first_line, out_of_memory
 from harness.measure.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.precision import FP32
@@ -34,7 +36,8 @@ class Options:
     """The choices for a sweep: device, providers and algorithms (None: all), runs of each, seed of the data.
 
     workspace_limit is in bytes. environment is the identifier that each row carries. device_slug names the device's
-    folder under results/, such as "nvidia-h200" or "cpu". precision is that of the whole sweep.
+    folder under results/, such as "nvidia-h200" or "cpu". precision is that of the whole sweep. other_times: whether
+    separated and cold times are measured, beside the hot ones.
     """
 
     device: torch.device
@@ -46,6 +49,7 @@ class Options:
     environment: str
     device_slug: str = ""
     precision: str = FP32
+    other_times: bool = False
 
 
 Algorithm = tuple[str, str]
@@ -84,13 +88,21 @@ class Offered:
     count: int
 
 
-Event = Begins | Offered | Measurement
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the user about the case."""
+
+    text: str
+
+
+Event = Begins | Offered | Note | Measurement
 
 
 def measure_case(task: Task, entered: Mapping[str, Contender], options: Options) -> Iterator[Event]:
     """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed.
 
-    Before each row comes what begins. Raises GpuLost where a call broke the CUDA context.
+    Rows of the second pass follow, which replace earlier ones. Before each row comes what begins. Raises GpuLost where
+    a call broke the CUDA context.
     """
     case = task.case
     seed = zlib.crc32(f"{options.seed} {case.label}".encode())
@@ -121,6 +133,8 @@ def measure_case(task: Task, entered: Mapping[str, Contender], options: Options)
     offers = [offer for offer in offers if _wanted(task, offer.provider, offer.algorithm, options)]
     random.Random(seed).shuffle(offers)
     yield Offered(len(offers))
+    clocks = CaseClocks(sensors_of(options.device))
+    measured: second_pass.Measured = []
     with nvtx.annotate(case.label):
         for offer in offers:
             begins = Begins(offer.provider, offer.algorithm)
@@ -130,18 +144,55 @@ def measure_case(task: Task, entered: Mapping[str, Contender], options: Options)
                 continue
             yield begins
             with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
-                yield _measure_offer(case, offer, operands, verifier, options)
+                row = _measure_offer(case, offer, operands, verifier, options, clocks.steadily)
+            measured.append((offer, row))
+            yield row
+        yield from _second_pass(case, measured, operands, verifier, options, clocks)
     if options.device.type == "cuda" and _reserved_share(options.device) > 0.5:
         torch.cuda.empty_cache()
 
 
-def _measure_offer(case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options) -> Measurement:
+def _second_pass(
+    case: Case,
+    measured: second_pass.Measured,
+    operands: Operands,
+    verifier: Verifier,
+    options: Options,
+    clocks: CaseClocks,
+) -> Iterator[Event]:
+    """The rows that are measured again, or completed, once all hot times of the case are known."""
+
+    def again(offer: Offer, steadily: Steadily) -> Measurement:
+        return _measure_offer(case, offer, operands, verifier, options, steadily)
+
+    def on_error(what: str, error: Exception) -> None:
+        _after_error(what, error, options.device)
+
+    notes: list[str] = []
+    steps = second_pass.low_clocks_again(measured, clocks, again)
+    if options.other_times:
+        others = second_pass.OtherTimes(
+            case.label, options.device, options.runs, verifier, clocks.steadily, on_error, notes.append
+        )
+        steps = chain(steps, second_pass.other_times(measured, options.device_slug, others.complete))
+    for offer, measure in steps:
+        yield Begins(offer.provider, offer.algorithm)
+        with nvtx.annotate(f"{offer.provider} {offer.algorithm}, second pass"):
+            row = measure()
+        yield from map(Note, notes)
+        notes.clear()
+        yield row
+
+
+def _measure_offer(
+    case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options, steadily: Steadily
+) -> Measurement:
     def row(status: str, detail: str, **measured: Any) -> Measurement:
         return _row(case, offer.provider, offer.algorithm, offer.precision, status, detail, options, **measured)
 
     try:
         prepared = offer.prepare()
-        return _verify_and_time(prepared, operands, verifier, options, row)
+        return _verify_and_time(prepared, operands, verifier, options, row, steadily)
     except NotRunnable as reason:
         return row(reason.status, str(reason))
     except UnsupportedProblem as reason:
@@ -159,10 +210,11 @@ def _verify_and_time(
     verifier: Verifier,
     options: Options,
     row: Callable[..., Measurement],
+    steadily: Steadily,
 ) -> Measurement:
     operands.output.fill_(torch.nan)
     before = verifier.errors(prepared.call())
-    facts = {
+    facts: dict[str, Any] = {
         "workspace_bytes": prepared.workspace_bytes,
         "rel_l2_error": before.rel_l2,
         "max_abs_error": before.max_abs,
@@ -170,14 +222,13 @@ def _verify_and_time(
     if not before.acceptable:
         return row("incorrect", _why_incorrect(before), **facts)
 
-    timed = timing.measure(prepared.call, options.runs, options.device)
+    timed = timing.measure(prepared.call, options.runs, options.device, steadily)
     timed.output.fill_(torch.nan)
     after = verifier.errors(timed.again())
     if not after.acceptable:
         return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
-    return row(
-        "ok", prepared.detail, runs_us=timed.runs_us, timing=timed.mode, calls_per_run=timed.calls_per_run, **facts
-    )
+    facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
+    return row("ok", prepared.detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
 
 
 def _why_incorrect(errors: Errors) -> str:

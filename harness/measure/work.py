@@ -34,11 +34,13 @@ class Work(Protocol):
 class Choice:
     """What of a sweep's cases is measured: not the rows that are done, and of the rivals those that take part.
 
-    done: (provider, algorithm) pairs by the case's key. entrants None stands for all rivals.
+    done: (provider, algorithm) pairs by the case's key. entrants None stands for all rivals. other_times: whether
+    separated and cold times are measured.
     """
 
     done: dict[tuple[int, ...], frozenset[Algorithm]]
     entrants: Entrants | None = None
+    other_times: bool = False
 
     def task(self, case: Case) -> Task:
         """What is to be measured on a case."""
@@ -52,7 +54,7 @@ class OwnWork:
     def __init__(self, sweep: Sweep, choice: Choice, folder: ResultsFolder):
         self._sweep, self._choice, self._folder = sweep, choice, folder
         self._bar: Any = None
-        self._weight, self._offers = 0.0, 0
+        self._weight, self._offers, self._rows = 0.0, 0, 0
 
     def tasks(self) -> Iterator[Task]:
         """The cases in the order of the sweep; a progress bar shows how far it is."""
@@ -60,7 +62,7 @@ class OwnWork:
         with progress.weighed(sum(expected)) as self._bar:
             for number, (case, weight) in enumerate(zip(cases, expected, strict=True), 1):
                 self._bar.set_description_str(f"case {number}/{len(cases)} {case.label}")
-                self._weight, self._offers = weight, 0
+                self._weight, self._offers, self._rows = weight, 0, 0
                 end = self._bar.n + weight
                 yield self._choice.task(case)
                 self._bar.update(end - self._bar.n)
@@ -70,9 +72,10 @@ class OwnWork:
         self._offers = self._offers or count
 
     def append(self, row: Measurement) -> None:
-        """Write a row to the folder."""
+        """Write a row to the folder. The rows of the second pass do not move the bar."""
         self._folder.append(row)
-        if self._offers:
+        self._rows += 1
+        if self._rows <= self._offers:
             self._bar.update(self._weight / self._offers)
 
 

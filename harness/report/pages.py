@@ -41,6 +41,7 @@ from harness.report.speedups import (
 )
 from harness.results.comparisons import Results, find_results, full_precision
 from harness.results.files import write_whole
+from harness.results.times import NOTES
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected")  # beside it
@@ -96,6 +97,9 @@ def _headline(results: Results, plots: str) -> str:
     overview = f"{plots}/{results.device}/{results.sweep}/{figures.OVERVIEW}.png"
     picture = f"![Speedup of {results.shown(results.subject)} over {who.rivals_label}, a dot for each case]({overview})"
     note = f"Speedup over {who.rivals_label} of each case in FP32: geometric mean, and cases won."
+    if len(results.every_time) > 1:
+        meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
+        note += f" The times are {meanings}; each is compared with the best cuDNN of the same time."
     return "\n\n".join([picture, note, headline_table(results), _measured(results)])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from harness import registry
@@ -89,18 +91,24 @@ def _by_filter_and_batch(rows: pd.DataFrame) -> str:
 def grid_table(rows: pd.DataFrame) -> str:
     """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of all."""
     filters = sorted(rows.k.unique())
-
-    def cell(members: pd.DataFrame) -> str:
-        s = summarise(members)
-        return f"{times(s.geometric)}, {s.wins}/{s.of}" if s.of else NONE
-
     groups = [(str(batch), members) for batch, members in grouped(rows, "batch")] + [("all", rows)]
-    body = [[batch, *(cell(members[members.k == k]) for k in filters), cell(members)] for batch, members in groups]
+    body = [[batch, *(_cell(members[members.k == k]) for k in filters), _cell(members)] for batch, members in groups]
     return markdown(["batch", *(f"{k}x{k}" for k in filters), "all"], body)
 
 
+def _cell(rows: pd.DataFrame) -> str:
+    """Geometric mean of the speedups, and cases won/all cases."""
+    s = summarise(rows)
+    return f"{times(s.geometric)}, {s.wins}/{s.of}" if s.of else NONE
+
+
 def headline_table(results: Results) -> str:
-    """A line for each batch size: geometric mean of the speedups and cases won, for each subject."""
+    """A line for each batch size: geometric mean of the speedups and cases won, for each subject.
+
+    Hot, separated and cold times stand side by side where the sweep has all of them.
+    """
+    if len(results.every_time) > 1:
+        return _headline_of_times(results.every_time)
     subjects = [(results.shown(name), rows) for name, rows in grouped(results.compared, "subject")]
     body = []
     for batch, members in by_batch(results.of_subject()):
@@ -110,6 +118,21 @@ def headline_table(results: Results) -> str:
             cells += [times(s.geometric), of(s.wins, s.of)]
         body.append([batch, *cells])
     return markdown(["batch", *(cell for name, _ in subjects for cell in (name, "won"))], body)
+
+
+def _headline_of_times(every_time: Sequence[Results]) -> str:
+    """The headline with a column for each subject and time: geometric mean of the speedups, and cases won/all cases."""
+    hot = every_time[0]
+    subjects = list(dict.fromkeys(hot.compared.subject))
+    body = []
+    for batch, members in by_batch(hot.of_subject()):
+        cells = []
+        for subject in subjects:
+            for one in every_time:
+                rows = one.compared[one.compared.subject == subject]
+                cells.append(_cell(rows[rows.batch.isin(members.batch)]))
+        body.append([batch, *cells])
+    return markdown(["batch", *(f"{hot.shown(name)}, {one.time}" for name in subjects for one in every_time)], body)
 
 
 def with_tf32(results: Results) -> str:

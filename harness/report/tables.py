@@ -15,7 +15,7 @@ from harness.report.memory_bound import memory_bound_table
 from harness.report.networks import networks_results
 from harness.report.networks import networks_table as whole_networks_table
 from harness.report.paper import networks_table, paper_table
-from harness.report.speedups import floor_table, summary_table, with_tf32
+from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32
 from harness.results.comparisons import Results, find_results
 
 
@@ -25,6 +25,7 @@ def report(results: Results) -> str:
     of_ours = results.on_gpu and not results.compared.empty
     sections = {
         "Speedup": summary_table(results),
+        "Speedup, hot, separated and cold": headline_table(results) if len(results.every_time) > 1 else "",
         "Beside the floor": floor_table(results) if of_ours else "",
         "Memory-bound layers beside copies": memory_bound_table(results) if of_ours else "",
         "Beside the paper": paper_table(results) if of_ours and compares else "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from harness.precision import FP32, PRECISIONS, TF32
 from harness.results import records
 from harness.results.csv_file import GEOMETRY
 from harness.results.records import CASE_COLUMNS, ResultsError
+from harness.results.times import HOT, TIMES, at_time
 
 CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
 AUTO = "auto"  # the library's own choice
 CPU = "cpu"
+NEARLY_ALL = 0.95  # of a sweep's cases
 COMPARISON_COLUMNS = (
     *CASE_COLUMNS,
     "networks",
@@ -56,18 +58,34 @@ class Results:
     """The measurements of one device and sweep.
 
     device: its folder's name under results/, "cpu" or a GPU's. frame: rows as `records.read` returns them. folder:
-    results/DEVICE/SWEEP.
+    results/DEVICE/SWEEP. time: which of a row's times mean_us and run_1_us to run_9_us are, one of times.TIMES.
     """
 
     device: str
     sweep: str
     frame: pd.DataFrame
     folder: Path
+    time: str = HOT
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         """The measurements in results/DEVICE/SWEEP. Raises ResultsError where its CSV file is missing or wrong."""
         return cls(folder.parent.name, folder.name, records.read(folder / "measurements.csv"), folder)
+
+    def at(self, time: str) -> Results:
+        """The same rows with their hot, separated or cold times; these results must be hot."""
+        return replace(self, frame=at_time(self.frame, time), time=time)
+
+    @cached_property
+    def every_time(self) -> list[Results]:
+        """These hot results, and the separated and the cold ones where the sweep has them.
+
+        It has them where the first subject has a speedup in both on nearly all of its cases. A part of a sweep that
+        was measured later would give means of other cases than the hot ones.
+        """
+        found = [self, *(self.at(time) for time in TIMES if time != HOT)]
+        cases = [int(one.of_subject().speedup.notna().sum()) for one in found]
+        return found if 0 < NEARLY_ALL * cases[0] <= min(cases) else [self]
 
     @property
     def csv_path(self) -> Path:
@@ -212,7 +230,7 @@ def compare_with_tf32(results: Results, ours: str = FP32) -> pd.DataFrame:
     if not ((frame.provider == who.provider) & (frame.precision == ours)).any():
         return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
     measured = fastest(rivals(timed(frame, TF32), who))[CASE]
-    shared = Results(results.device, results.sweep, frame.merge(measured, on=CASE), results.folder)
+    shared = replace(results, frame=frame.merge(measured, on=CASE))
     table = compare(shared, ours, PRECISIONS)
     return table[table.subject == results.subject]
 

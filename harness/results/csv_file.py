@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +17,7 @@ from harness.errors import ResultsError
 
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
+ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
 
 
 def rows_of(path: Path) -> list[tuple[int, list[str]]]:
@@ -65,21 +66,29 @@ def damaged(path: Path, number: int, reason: str) -> ResultsError:
     return ResultsError(f"{path} is not readable as CSV (line {number}: {reason}): mend or delete that line")
 
 
-def read_csv(path: Path, columns: Sequence[str], *, text: Collection[str] = (), name: str, remedy: str) -> pd.DataFrame:
+def read_csv(
+    path: Path,
+    columns: Sequence[str],
+    *,
+    text: Collection[str] = (),
+    absent: Mapping[str, str] = ABSENT_GEOMETRY,
+    name: str,
+    remedy: str,
+) -> pd.DataFrame:
     """The rows of a CSV file, with at least these columns.
 
     Cells of the columns in `text` are kept as they are: a text may be "nan" or "1e5". The other columns hold numbers;
     an empty cell or "nan" is NaN there. Raises ResultsError where the file is missing or is something else.
 
+    absent: the columns that a file may lack, with the text of their cells there.
     name: what the file is called, such as "accuracy.csv". remedy: how to get it, such as "measure first with ...".
     """
     if not path.exists():
         raise ResultsError(f"{path} does not exist: {remedy}")
     (_, header), *rows = rows_of(path)
     frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
-    for column in GEOMETRY:
-        if column in columns and column not in frame.columns:
-            frame[column] = "1"
+    lacking = {column: cell for column, cell in absent.items() if column in columns and column not in frame.columns}
+    frame = frame.assign(**lacking)
     if missing := [column for column in columns if column not in frame.columns]:
         raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
     numbers = [number for number, _ in rows]

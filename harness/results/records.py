@@ -2,25 +2,28 @@
 
 Rows are appended and flushed as they are measured, so that a crash keeps them. A line that is no row stops a command
 before it writes. A newer row of the same case, algorithm and precision replaces the older one. Closing the folder
-rewrites the file without the replaced rows, atomically. A file without the columns stride, dilation and groups is of
-layers where all are 1. Times have nine significant digits, because the event timer is a 32-bit float.
+rewrites the file without the replaced rows, atomically. Times have nine significant digits, because the event timer is
+a 32-bit float. Files of older versions lack the columns in ABSENT; opening their folder adds them.
 """
 
 from __future__ import annotations
 
 import fcntl
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
 from harness.errors import ResultsError
 from harness.registry import PROVIDERS
-from harness.results.csv_file import GEOMETRY, csv_text, damaged, read_csv, rows_of
+from harness.results.csv_file import ABSENT_GEOMETRY, csv_text, damaged, read_csv, rows_of
 from harness.results.files import write_whole
+from harness.results.times import COLD, HOT, MAX_RUNS, SEPARATED, mean_column, run_columns
 
 __all__ = [
     "CASE_COLUMNS",
@@ -35,18 +38,19 @@ __all__ = [
     "read",
 ]
 
-MAX_RUNS = 9
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
-RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, MAX_RUNS + 1))
+RUN_COLUMNS = run_columns(HOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One row: the result of one algorithm on one case, in one precision. A time exists only where status is "ok".
 
-    Sizes are in elements, the workspace is in bytes, times are microseconds of device time per call.
+    Sizes are in elements, the workspace is in bytes, times are microseconds of device time per call. The last fields
+    are empty where they were not measured: the separated and cold runs, and the GPU's sensors during the hot runs.
+    remeasured is how often runs were repeated because of a low clock.
     """
 
     networks: str
@@ -74,6 +78,13 @@ class Measurement:
     calls_per_run: int | None = None
     timestamp: str = ""
     environment: str = ""
+    separated_runs_us: tuple[float, ...] = field(default=())
+    cold_runs_us: tuple[float, ...] = field(default=())
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    throttle: str = ""
+    remeasured: int | None = None
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -82,17 +93,35 @@ class Measurement:
             raise ValueError(
                 f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok carry times"
             )
-        if len(self.runs_us) > MAX_RUNS:
-            raise ValueError(f"{len(self.runs_us)} runs: at most {MAX_RUNS}")
+        if (most := max(len(runs) for runs in self._runs().values())) > MAX_RUNS:
+            raise ValueError(f"{most} runs: at most {MAX_RUNS}")
+        if self.status != "ok" and (self.separated_runs_us or self.cold_runs_us):
+            raise ValueError(f"status {self.status!r} with separated or cold runs: only rows that are ok have times")
         if self.status == "ok" and self.rel_l2_error is None:
             raise ValueError("a time without a verified error is no measurement")
         if self.status != "ok" and not self.detail:
             raise ValueError(f"status {self.status!r} must say why in detail")
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Measurement:
+        """The row that `dataclasses.asdict` gave and JSON brought, which has lists for tuples."""
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+        return cls(**values)
+
     @property
     def key(self) -> tuple[str, ...]:
         """The cells of KEY_COLUMNS, by which a newer row replaces an older one."""
         return tuple(str(getattr(self, column)) for column in KEY_COLUMNS)
+
+    @property
+    def mean_us(self) -> float | None:
+        """The mean of the hot runs, as the column mean_us has it; None without runs."""
+        return fmean(self.runs_us) if self.runs_us else None
+
+    @property
+    def has_every_time(self) -> bool:
+        """Whether the row has separated and cold runs beside the hot ones."""
+        return bool(self.separated_runs_us and self.cold_runs_us)
 
     @property
     def case(self) -> tuple[int, ...]:
@@ -101,10 +130,15 @@ class Measurement:
 
     def cells(self) -> list[str]:
         """The row as text, in the order of COLUMNS."""
-        runs = [f"{t:.9g}" for t in self.runs_us] + [""] * (MAX_RUNS - len(self.runs_us))
-        mean = f"{fmean(self.runs_us):.9g}" if self.runs_us else ""
-        times = {**dict(zip(RUN_COLUMNS, runs, strict=True)), "mean_us": mean}
+        times: dict[str, str] = {}
+        for time, runs in self._runs().items():
+            cells = [_text(run) for run in runs] + [""] * (MAX_RUNS - len(runs))
+            times |= dict(zip(run_columns(time), cells, strict=True))
+            times[mean_column(time)] = _text(fmean(runs) if runs else None)
         return [times[column] if column in times else _text(getattr(self, column)) for column in COLUMNS]
+
+    def _runs(self) -> dict[str, tuple[float, ...]]:
+        return {HOT: self.runs_us, SEPARATED: self.separated_runs_us, COLD: self.cold_runs_us}
 
 
 def _text(value: object) -> str:
@@ -115,19 +149,27 @@ def _text(value: object) -> str:
     return " ".join(str(value).split())
 
 
+_RUNS_OF = {"runs_us": HOT, "separated_runs_us": SEPARATED, "cold_runs_us": COLD}
+
+
 def _columns() -> tuple[str, ...]:
-    names = [f.name for f in fields(Measurement)]
-    at = names.index("runs_us")
-    return (*names[:at], *RUN_COLUMNS, "mean_us", *names[at + 1 :])
+    """The fields of Measurement in their order; the runs of a time take a column each, and their mean follows."""
+    names: list[str] = []
+    for name in (f.name for f in fields(Measurement)):
+        time = _RUNS_OF.get(name)
+        names += [name] if time is None else [*run_columns(time), mean_column(time)]
+    return tuple(names)
 
 
 COLUMNS = _columns()
 _KEY_AT = [COLUMNS.index(column) for column in KEY_COLUMNS]
-_WITHOUT_GEOMETRY = tuple(column for column in COLUMNS if column not in GEOMETRY)
-
-
-_NUMERIC = (*CASE_COLUMNS, "workspace_bytes", "rel_l2_error", "max_abs_error", *RUN_COLUMNS, "mean_us", "calls_per_run")
-_TEXT = tuple(column for column in COLUMNS if column not in _NUMERIC)  # an environment may be called 12345678 or 1e5
+ABSENT = ABSENT_GEOMETRY | dict.fromkeys(COLUMNS[COLUMNS.index("environment") + 1 :], "")
+"""The columns that files of older versions lack, with the text of their cells there."""
+_TEXT = (  # an environment may be called 12345678 or 1e5
+    *("networks", "layers", "provider", "algorithm", "precision", "status", "detail"),
+    *("timing", "timestamp", "environment", "throttle"),
+)
+_NUMERIC = tuple(column for column in COLUMNS if column not in _TEXT)
 
 
 def read(csv_path: Path) -> pd.DataFrame:
@@ -136,7 +178,7 @@ def read(csv_path: Path) -> pd.DataFrame:
     Raises ResultsError where the file is missing or is no measurements.csv.
     """
     remedy = "measure first with 'python -m harness.run'"
-    frame = read_csv(csv_path, COLUMNS, text=_TEXT, name="measurements.csv", remedy=remedy)
+    frame = read_csv(csv_path, COLUMNS, text=_TEXT, absent=ABSENT, name="measurements.csv", remedy=remedy)
     for column in CASE_COLUMNS:
         sizes, least = frame[column], 0 if column == "pad" else 1
         whole = sizes.ge(least) & sizes.lt(2**31) & sizes.mod(1).eq(0)
@@ -231,14 +273,13 @@ class ResultsFolder:
     def _load(self) -> None:
         if self.csv_path.exists() and (self.csv_path.is_dir() or self.csv_path.stat().st_size):
             (_, header), *lines = rows_of(self.csv_path)
-            if tuple(header) == _WITHOUT_GEOMETRY:
-                at, ones = COLUMNS.index("stride"), ["1"] * len(GEOMETRY)
-                header, lines = list(COLUMNS), [(n, [*cells[:at], *ones, *cells[at:]]) for n, cells in lines]
-            if tuple(header) != COLUMNS:
+            if header != [column for column in COLUMNS if column in header or column not in ABSENT]:
                 raise ResultsError(
                     f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
                 )
-            for number, cells in lines:
+            for number, found in lines:
+                row = ABSENT | dict(zip(header, found, strict=True))
+                cells = [row[column] for column in COLUMNS]
                 self._check(number, cells)
                 self.rows[tuple(cells[i] for i in _KEY_AT)] = cells
         self._rewrite()

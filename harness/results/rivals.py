@@ -1,8 +1,14 @@
-"""The fastest rivals of each case by earlier measurements, so that a quick look need not measure all of them."""
+"""Which algorithms of a case are measured, where it need not be all: in a quick look, and separated and cold.
+
+A quick look takes the fastest rivals by earlier measurements. Separated and cold times are for ours, and for the
+fastest rivals by the hot times of the same sweep.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -11,7 +17,9 @@ from harness.precision import FP32
 from harness.results import comparisons
 from harness.results.records import CASE_COLUMNS, read
 
-RIVALS = 3  # of each case
+RIVALS = 3  # of each case, in a quick look
+RIVALS_OF_OTHER_TIMES = 5  # of each case, with separated and cold times
+SHOWN_BESIDE = ("cuconv_prepared", "cublas")  # neither subjects nor rivals: all their algorithms qualify
 
 # The (provider, algorithm) pairs to measure for each case (batch, h, w, c, m, k, pad).
 Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]
@@ -44,3 +52,40 @@ def takes_part(rivals: frozenset[tuple[str, str]], provider: str, algorithm: str
     if provider == ours.provider and not ours.is_rival(provider, algorithm):
         return True
     return (provider, algorithm) in rivals
+
+
+class Timed(Protocol):
+    """A row of one algorithm with the mean of its hot runs, None without a time, and whether it has the other times."""
+
+    @property
+    def provider(self) -> str: ...
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def mean_us(self) -> float | None: ...
+    @property
+    def has_every_time(self) -> bool: ...
+
+
+Row = TypeVar("Row", bound=Timed)
+
+
+def qualifying(rows: Sequence[Row], device: str) -> list[Row]:
+    """The rows of one case and precision whose algorithms have separated and cold times too, of those with a hot time.
+
+    These are the subjects of the device's comparison, the algorithms shown beside them, and the five fastest rivals.
+    """
+    ours = registry.comparison(device)
+    timed = sorted((row for row in rows if row.mean_us), key=lambda row: row.mean_us or 0)
+    mine = [row for row in timed if row.provider == ours.provider and row.algorithm in ours.subjects]
+    beside = [row for row in timed if row.provider in SHOWN_BESIDE]
+    rivals = [row for row in timed if ours.is_rival(row.provider, row.algorithm)]
+    return [*mine, *beside, *rivals[:RIVALS_OF_OTHER_TIMES]]
+
+
+def lacking_times(rows: Iterable[Timed], device: str) -> set[tuple[str, str]]:
+    """The algorithms of one case and precision that qualify for separated and cold times and lack one of them.
+
+    A case that was interrupted has such rows: they are not done.
+    """
+    return {(row.provider, row.algorithm) for row in qualifying(list(rows), device) if not row.has_every_time}

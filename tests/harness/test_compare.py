@@ -118,3 +118,13 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, argument
     assert compare.main(arguments) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and why in message
+
+
+def test_another_time_is_compared_by_its_own_runs(folders, capsys):
+    cold = [replace(timed(OLD), cold_runs_us=tuple(runs)) for runs in (OLD, scaled(1.5))]
+    both = folders([cold[0]], [cold[1]])
+    assert compare.main(both) == 0
+    assert compare.main([*both, "--time", "cold"]) == 1
+    capsys.readouterr()
+    assert compare.main([*both, "--time", "separated"]) == 2
+    assert capsys.readouterr().err.endswith("no timed row of the same case and algorithm with a separated time\n")

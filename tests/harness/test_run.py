@@ -69,6 +69,15 @@ def test_resume_measures_only_what_is_missing(tmp_path):
     assert read(path).set_index("algorithm").loc["native", "run_1_us"] < float(MARKED)
 
 
+@pytest.mark.parametrize(("options", "other_times"), [(["--hot-only"], False), ([], True)])
+def test_hot_only_leaves_the_other_times_out(tmp_path, monkeypatch, options, other_times):
+    asked = []
+    monkeypatch.setattr(run.second_pass, "has_other_times", lambda device: True)
+    monkeypatch.setattr(run.session, "measure", lambda sweep, settings, *rest, **more: asked.append(settings))
+    assert harness(*SLICE, "--out", tmp_path, *options) == 0
+    assert [settings.other_times for settings in asked] == [other_times]
+
+
 def test_resume_does_not_trust_rows_of_other_code(tmp_path):
     assert harness(*SLICE, "--batch", 1, "--algorithm", "native", "--out", tmp_path) == 0
     mark(tmp_path / "measurements.csv")

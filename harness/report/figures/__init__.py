@@ -6,6 +6,7 @@ plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.*      all batch sizes, where that i
 plots/DEVICE/SWEEP/speedup_tf32_KxK.*              auto in TF32 over the best cuDNN with TF32 allowed
 plots/DEVICE/SWEEP/rivals.{svg,png}                the fastest rival of each case, and the speedup over it
 
+The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
 The same data draws the same bytes. `python -m harness.report.figures` redraws all.
 """
 
@@ -26,6 +27,7 @@ from harness.report.figures.speedup import axis_ends, speedup_figure
 from harness.report.provenance import provenance
 from harness.report.speedups import title_with_tf32
 from harness.results.comparisons import Results, compare_with_tf32, grouped
+from harness.results.times import HOT, NOTES
 
 OVERVIEW = "overview"
 PAPER_LARGEST_BATCH = {1: 64, 3: 16}  # the last batch size of the paper's figures; its figure of 5x5 shows all
@@ -45,19 +47,25 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
     if not results.compared.speedup.notna().any():
         return
     rivals = results.comparison.rivals_label
-    fp32 = provenance(results, results.frame[results.frame.precision == FP32])
+    fp32 = _caption(results, results.frame[results.frame.precision == FP32])
     for (subject, k), cases in grouped(results.compared, ["subject", "k"]):
         title = f"Speedup of {results.shown(subject)} over {rivals}, {k}x{k} filters"
         for suffix, shown in _ranges(cases, k):
             yield f"speedup_{subject}_{k}x{k}{suffix}", speedup_figure(shown, title, fp32, axis_ends(cases))
     for k, cases in grouped(compare_with_tf32(results, TF32), "k"):
         title = f"Speedup: {title_with_tf32(results, TF32)}, {k}x{k} filters"
-        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, provenance(results))
+        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, _caption(results, results.frame))
     mine = results.of_subject()
     if mine.speedup.notna().any():
         yield OVERVIEW, overview_figure(mine, results.shown(results.subject), rivals, fp32)
         title = f"The fastest rival of each case, and the speedup of {results.shown(results.subject)} over it"
         yield "rivals", rivals_figure(mine, title, fp32)
+
+
+def _caption(results: Results, rows: pd.DataFrame) -> str:
+    """Where the rows were measured, and how, unless their times are hot."""
+    where = provenance(results, rows)
+    return where if results.time == HOT else f"{results.time.capitalize()}: {NOTES[results.time]}. {where}"
 
 
 def _ranges(cases: pd.DataFrame, k: int) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -10,6 +10,7 @@ from harness import command
 from harness.report.figures import draw
 from harness.report.figures.networks import draw_networks
 from harness.results.comparisons import find_results
+from harness.results.times import HOT, TIMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", help="only this device's results")
     parser.add_argument("--sweep", help="only this sweep's results")
+    parser.add_argument("--time", choices=TIMES, default=HOT, help="of which times (default: hot)")
     options = parser.parse_args(arguments)
     return command.exit_code("harness.report.figures", lambda: _draw_all(options))
 
@@ -33,11 +35,15 @@ def _draw_all(options: argparse.Namespace) -> None:
     found = find_results(options.results, options.device, options.sweep)
     for results in found:
         out = options.out / results.device / results.sweep
-        written = draw(results, out)
+        out = out if options.time == HOT else out / options.time
+        written = draw(results.at(options.time), out)
         ours = "cuConv" if results.on_gpu else results.shown(results.subject)
-        why = f", because no case of {results.csv_path} was measured by both {ours} and a rival"
+        has = "was measured" if options.time == HOT else f"has {options.time} times"
+        why = f", because no case of {results.csv_path} {has} by both {ours} and a rival"
         print(f"{out}: {len(written)} files{'' if written else why}")
-    for device in sorted({results.folder.parent for results in found}) if not options.sweep else ():
+    if options.sweep or options.time != HOT:
+        return
+    for device in sorted({results.folder.parent for results in found}):
         if written := draw_networks(device, options.out / device.name):
             print(f"{written[0].parent}: {len(written)} files")
 

@@ -9,7 +9,8 @@ import torch
 from harness import contenders
 from harness.contenders import Offer, Prepared
 from harness.errors import GpuLost, UsageError
-from harness.measure import sweep
+from harness.measure import between, sweep
+from harness.measure.timing import Timing
 
 
 def crash():
@@ -54,7 +55,7 @@ class Contender(contenders.Contender):
         def breaking(way):
             def call():
                 way()
-                return right
+                return right.clone()
 
             return call
 
@@ -69,6 +70,28 @@ def with_every_fault(providers, precision, say):
 
 def with_a_crash(providers, precision, say):
     return {"cpu": Contender(crash)}
+
+
+_calls_between: list[str] = []
+
+
+def crash_between():
+    """Crash where other work stands between two calls, and be right elsewhere."""
+    if _calls_between:
+        crash()
+
+
+def _measure_between(call, work, count, runs, steadily):
+    """The times of a made-up GPU: 5 us separated, and 7 us cold."""
+    _calls_between.append(work)
+    output = call()
+    _calls_between.pop()
+    return Timing(({"separated": 5.0, "cold": 7.0}[work],) * runs, count, "graph", output, call)
+
+
+def with_a_crash_in_the_second_pass(providers, precision, say):
+    between.measure, between.work = _measure_between, lambda time, device: time
+    return {"cpu": Contender(crash_between)}
 
 
 def with_a_hang(providers, precision, say):

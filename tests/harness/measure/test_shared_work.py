@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore, PrefixStore
@@ -49,8 +50,8 @@ NAMES = [environment.identifier(facts(rank)) for rank in range(3)]
 class Processes:
     """The processes of a group, in threads, that share one sweep; `rows` are those of the results file at the end."""
 
-    def __init__(self, sweep, folder, size, done=None):
-        self._sweep, self._folder, self._done = sweep, folder, done or {}
+    def __init__(self, sweep, folder, size, done=None, other_times=False):
+        self._sweep, self._folder, self._choice = sweep, folder, Choice(done or {}, other_times=other_times)
         store = PrefixStore("cuconv", HashStore())
         self.groups = [Group(rank, size, rank, store) for rank in range(size)]
 
@@ -61,8 +62,7 @@ class Processes:
         """Let each process live as a function of its work says; the first one's is over when all is measured."""
         with ResultsFolder(self._folder) as folder:
             environments = EnvironmentFile(self._folder)
-            choice = Choice(self._done)
-            with Clerk(self.groups[0], self._sweep, choice, "nvidia-test", folder, environments):
+            with Clerk(self.groups[0], self._sweep, self._choice, "nvidia-test", folder, environments):
                 works = [self.work(rank) for rank in range(len(lives))]
                 threads = [threading.Thread(target=life, args=(work,)) for life, work in zip(lives, works, strict=True)]
                 for thread in threads:
@@ -135,6 +135,30 @@ def test_the_case_of_a_process_that_is_gone_is_measured_by_another(sweep, tmp_pa
     if end is dies_after_a_row:
         assert len(frame[frame.mean_us == 2.0]) == 1, "the row that came in before stays"
         assert set(frame.environment) == set(NAMES[:2])
+
+
+def test_a_row_that_lacks_a_time_when_its_process_dies_is_measured_again(sweep, tmp_path):
+    gate = threading.Event()
+    asked = []
+
+    def dies_in_the_second_pass(work):
+        for task in work.tasks():
+            rows = [helpers.row(name, 2.0, batch=task.case.batch) for name in ("auto", "two_stage", "fp16x3")]
+            for row in [*rows, replace(rows[0], separated_runs_us=(3.0,), cold_runs_us=(4.0,))]:
+                work.append(row)
+            work._alive = False
+            gate.set()
+            return
+
+    def takes_over(work):
+        gate.wait(10)
+        for task in work.tasks():
+            asked.append(task.done)
+
+    frame = Processes(sweep, tmp_path, 2, other_times=True).measure(takes_over, dies_in_the_second_pass)
+    assert asked.count(frozenset()) == 7 and frozenset({("cuconv", "auto"), ("cuconv", "fp16x3")}) in asked
+    auto = frame[frame.algorithm == "auto"].iloc[0]
+    assert (auto.mean_us, auto.separated_us, auto.cold_us) == (2.0, 3.0, 4.0)
 
 
 def test_rows_of_several_gpus_name_theirs(sweep, tmp_path):

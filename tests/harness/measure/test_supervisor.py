@@ -30,10 +30,10 @@ def tiny():
 def measure(tmp_path):
     """Measures a sweep by contenders of a loader; returns the rows of the file that are there afterwards."""
 
-    def run(sweep, load=worker.load_contenders, done=None):
+    def run(sweep, load=worker.load_contenders, done=None, options=OPTIONS):
         with ResultsFolder(tmp_path) as folder:
             chosen = OwnWork(sweep, Choice(done or {}), folder)
-            supervisor.run([case.problem for case in sweep.cases], chosen, OPTIONS, load)
+            supervisor.run([case.problem for case in sweep.cases], chosen, options, load)
         return read(tmp_path / "measurements.csv")
 
     return run
@@ -67,6 +67,18 @@ def test_what_breaks_the_process_costs_its_own_row(tiny, measure):
     assert "SIGKILL, which the system sends where memory runs out" in rows.detail["out_of_memory"]
     assert rows.detail["leave"] == "its process ended with exit code 3"
     assert rows.detail["lose_the_gpu"] == "cpu lose_the_gpu on 7-1-1-32-832 broke the CUDA context (an illegal address)"
+
+
+def test_what_breaks_the_process_in_the_second_pass_costs_its_own_times(tiny, measure, capsys):
+    options = replace(OPTIONS, other_times=True)
+    frame = measure(replace(tiny, cases=tiny.cases[:1]), faulty.with_a_crash_in_the_second_pass, options=options)
+    assert statuses(frame) == {"right": ["ok"], "also_right": ["ok"], "crash_between": ["ok"]}
+    rows = frame.set_index("algorithm")
+    for name in ("right", "also_right"):
+        assert (rows.separated_us[name], rows.cold_us[name]) == (5.0, 7.0)
+    assert rows.mean_us["crash_between"] > 0 and rows[["separated_us", "cold_us"]].isna().loc["crash_between"].all()
+    said = "CPU crash_between on 7-1-1-32-832: its process was ended by the signal SIGSEGV; the sweep goes on"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_what_hangs_has_the_status_timeout(tiny, measure, monkeypatch):
@@ -120,7 +132,7 @@ def test_a_gpu_that_no_process_can_use_any_more_keeps_the_rows(tiny, measure, tm
     assert statuses(frame)["crash"] == ["error"]
 
 
-@pytest.mark.parametrize("load", [worker.load_contenders, faulty.with_a_crash])
+@pytest.mark.parametrize("load", [worker.load_contenders, faulty.with_a_crash, faulty.with_a_crash_in_the_second_pass])
 def test_the_progress_bar_moves_with_every_algorithm_and_ends_full(tiny, measure, monkeypatch, load):
     class Bar:
         """The bar that a sweep moves; `at` has where it stood when each case began and after each move."""
@@ -143,7 +155,8 @@ def test_the_progress_bar_moves_with_every_algorithm_and_ends_full(tiny, measure
 
     bars = []
     monkeypatch.setattr(work.progress, "weighed", lambda total: bars.append(Bar(total)) or bars[-1])
-    measure(tiny, load)
+    second_pass = load == faulty.with_a_crash_in_the_second_pass
+    measure(tiny, load, options=replace(OPTIONS, other_times=second_pass))
     (bar,) = bars
     assert bar.n == pytest.approx(bar.total)
     for case in bar.at:

@@ -12,7 +12,7 @@ from harness.report.figures.overview import overview_figure
 from harness.report.figures.rivals import rivals_figure
 from harness.report.figures.speedup import speedup_figure
 from tests.harness.report.helpers import svg_texts
-from tests.helpers import GPU, SWEEP, measured, row, write
+from tests.helpers import GPU, SWEEP, THREE_TIMES, measured, row, write
 
 
 def draw(root, rows, device=GPU, sweep="paper"):
@@ -184,6 +184,27 @@ def test_a_cpu_and_other_filter_sizes(tmp_path):
     assert "Speedup of CPU two_stage over the best torch CPU convolution, 7x7 filters" in texts
     assert {"20x30-32-832", "1.50x, 1/1 won"} <= set(texts)
     assert "CPU fft (1)" in svg_texts(out / "rivals.svg")
+
+
+@pytest.mark.parametrize(("time", "speedups"), [("separated", (2.0, 0.8)), ("cold", (1.25, 2.0))])
+def test_figures_of_another_time_have_a_folder_of_their_own(tmp_path, time, speedups):
+    write(tmp_path / "results", THREE_TIMES)
+    arguments = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots"), "--time", time]
+    assert main(arguments) == 0
+    (folder,) = (tmp_path / "plots" / GPU / "paper").iterdir()
+    assert folder.name == time
+    texts = svg_texts(folder / "speedup_auto_1x1.svg")
+    assert [f"{speedup:.2f}x, {int(speedup > 1)}/1 won" in texts for speedup in speedups] == [True, True]
+    captions = {"separated": "Separated: a small kernel of other code", "cold": "Cold: L2 flushed before each call"}
+    assert any(text.startswith(captions[time]) for text in texts)
+
+
+def test_without_rows_of_a_time_there_is_no_figure_of_it(tmp_path, capsys):
+    csv_path = write(tmp_path / "results", SWEEP)
+    assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots"), "--time", "cold"]) == 0
+    out = tmp_path / "plots" / GPU / "paper" / "cold"
+    why = f"because no case of {csv_path} has cold times by both cuConv and a rival"
+    assert capsys.readouterr().out == f"{out}: 0 files, {why}\n" and not out.exists()
 
 
 def test_ticks_are_round_and_few():

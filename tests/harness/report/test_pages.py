@@ -6,7 +6,7 @@ import pytest
 
 from harness.report import pages
 from tests.harness.report.helpers import cells
-from tests.helpers import GPU, SWEEP, row, write
+from tests.helpers import GPU, SWEEP, THREE_TIMES, row, write
 
 END = "<!-- table:end -->"
 ROWS = [row("auto", 10.0, environment="e1", detail="two_stage rows=8"), *SWEEP[1:]]
@@ -66,6 +66,20 @@ def test_the_headline_is_a_figure_a_table_and_where_it_was_measured(page):
     assert "Measured on NVIDIA Test, cuDNN 9.20.1, torch 2.13.0, 2025-11-20 to 2025-11-22." in text
     path.write_text("not json")
     assert f"Measured on {GPU}." in filled(page, "headline")
+
+
+def test_the_headline_tells_what_its_times_are_where_there_are_three(page):
+    assert "separated" not in filled(page, "headline")
+    write(page.parent.parent / "results", THREE_TIMES)
+    assert "separated" not in filled(page, "headline"), "two of eight cases are no sweep"
+    (page.parent.parent / f"results/{GPU}/paper/measurements.csv").unlink()
+    write(page.parent.parent / "results", THREE_TIMES)
+    text = filled(page, "headline")
+    assert (
+        "The times are hot (calls one after another), separated (a small kernel of other code between two calls), cold "
+        "(L2 flushed before each call); each is compared with the best cuDNN of the same time.\n"
+    ) in text
+    assert cells(text)["1"][:3] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1"]
 
 
 def test_the_headline_says_where_its_subjects_are_of_different_code(page):

@@ -1,12 +1,14 @@
 """The tables of speedups of helpers.SWEEP, whose figures are worked out by hand, and those with TF32 allowed."""
 
+from dataclasses import replace
+
 import pytest
 from pandas.testing import assert_frame_equal
 
 from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32, worst_table
 from harness.results.comparisons import compare_with_tf32
 from tests.harness.report.helpers import cells
-from tests.helpers import SWEEP, measured, row
+from tests.helpers import SWEEP, THREE_TIMES, measured, row
 
 
 def test_summary(tmp_path):
@@ -67,6 +69,23 @@ def test_the_headline_has_a_line_for_each_batch_size(tmp_path):
     assert rows["batch"] == ["cuConv auto", "won", "cuConv two_stage", "won"]
     assert rows["1"] == ["0.93x", "2 of 4", "0.50x", "0 of 4"]  # (3 * 2 * 0.5 * 0.25) ** (1 / 4)
     assert rows["all"] == ["1.20x", "3 of 7", "0.50x", "0 of 7"]  # 3 ** (1 / 6)
+
+
+def test_the_headline_has_all_times_side_by_side_where_they_were_measured(tmp_path):
+    results = measured(tmp_path, THREE_TIMES)
+    rows = cells(headline_table(results))
+    times = ("hot", "separated", "cold")
+    assert rows["batch"] == [f"cuConv {subject}, {time}" for subject in ("auto", "two_stage") for time in times]
+    assert rows["1"] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1", "0.50x, 0/1", "0.40x, 0/1", "-, 0/1"]
+    assert rows["8"] == ["0.50x, 0/1", "0.80x, 0/1", "2.00x, 1/1", "-, 0/1", "-, 0/1", "-, 0/1"]
+    assert rows["all"][:3] == ["1.22x, 1/2", "1.26x, 1/2", "1.58x, 2/2"]  # the roots of 1.5, 1.6 and 2.5
+
+
+@pytest.mark.parametrize("lacking", [{"separated_runs_us": ()}, {"cold_runs_us": ()}], ids=["separated", "cold"])
+def test_the_headline_is_hot_where_a_time_is_lacking(tmp_path, lacking):
+    first, *others = THREE_TIMES
+    rows = [replace(first, **lacking), *others]
+    assert cells(headline_table(measured(tmp_path, rows)))["batch"] == ["cuConv auto", "won", "cuConv two_stage", "won"]
 
 
 def test_the_worst_cases_come_first(tmp_path):

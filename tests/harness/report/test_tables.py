@@ -4,7 +4,8 @@ import pandas as pd
 
 from harness.report import tables
 from harness.results import accuracy, bandwidth
-from tests.helpers import GPU, SWEEP, row, write
+from tests.harness.report.helpers import cells
+from tests.helpers import GPU, SWEEP, THREE_TIMES, row, write
 
 
 def printed(tmp_path, capsys) -> str:
@@ -32,11 +33,17 @@ def test_command_line_prints_every_table(tmp_path, capsys):
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
     assert "Not measured on nvidia-test: run 'python -m harness.measure.accuracy' there." in printed(tmp_path, capsys)
-    cells = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7]
+    line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7]
     path = tmp_path / GPU / accuracy.FOLDER / accuracy.CSV
     path.parent.mkdir()
-    pd.DataFrame([cells], columns=list(accuracy.COLUMNS)).to_csv(path, index=False)
+    pd.DataFrame([line], columns=list(accuracy.COLUMNS)).to_csv(path, index=False)
     assert "1.5e-07, 1.5e-07" in printed(tmp_path, capsys)
+
+
+def test_the_three_times_have_a_table_once_a_sweep_has_them(tmp_path, capsys):
+    write(tmp_path, THREE_TIMES)
+    table = printed(tmp_path, capsys).split("### Speedup, hot, separated and cold\n\n")[1]
+    assert cells(table.split("###")[0])["1"][:3] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1"]
 
 
 def test_nothing_measured(tmp_path, capsys):

@@ -32,3 +32,10 @@ def test_a_report_needs_no_torch_and_nothing_that_measures(tmp_path, module, arg
     command = [sys.executable, "-c", ALONE, module, "--results", str(tmp_path / "results"), *options]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_repeatability_needs_no_torch_and_nothing_that_measures(tmp_path):
+    folders = [str(write(tmp_path / host, SWEEP).parent) for host in ("one", "two")]
+    command = [sys.executable, "-c", ALONE, "harness.report.repeatability", *folders]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

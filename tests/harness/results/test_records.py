@@ -45,12 +45,30 @@ def lines_of(folder):
         return list(csv.reader(file))
 
 
+TIMED_THRICE = replace(
+    ROW,
+    separated_runs_us=(11.0, 13.0),
+    cold_runs_us=(20.0, 21.0, 22.0),
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    power_w=612.25,
+    throttle="power_cap;thermal",
+    remeasured=2,
+)
+
+
 def test_columns_are_the_contract():
     assert COLUMNS[:20] == (
         *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups"),
         *("provider", "algorithm", "precision", "status", "detail", "workspace_bytes", "rel_l2_error", "max_abs_error"),
     )
     assert COLUMNS[20:30] == (*(f"run_{i}_us" for i in range(1, 10)), "mean_us")
+    assert COLUMNS[30:34] == ("timing", "calls_per_run", "timestamp", "environment")
+    assert COLUMNS[34:] == (
+        *(*(f"separated_run_{i}_us" for i in range(1, 10)), "separated_us"),
+        *(*(f"cold_run_{i}_us" for i in range(1, 10)), "cold_us"),
+        *("sm_clock_mhz", "memory_clock_mhz", "power_w", "throttle", "remeasured"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +80,8 @@ def test_columns_are_the_contract():
         {"runs_us": (1.0,) * 10},
         {"status": "incorrect", "detail": "error 2"},
         {"status": "error", "detail": "", "runs_us": ()},
+        {"cold_runs_us": (1.0,) * 10},
+        {"status": "incorrect", "runs_us": (), "separated_runs_us": (1.0,)},
     ],
     ids=str,
 )
@@ -79,6 +99,20 @@ def test_a_row_comes_back_as_written(tmp_path):
     assert ok["networks"] == "googlenet;resnet50" and ok["detail"] == "rows=8, grid=12"
     assert ok["run_9_us"] == 18.0 and ok["mean_us"] == 14.0 and ok["rel_l2_error"] == 3.0000001e-7
     assert failed["status"] == "error" and failed[["run_1_us", "mean_us", "rel_l2_error"]].isna().all()
+
+
+def test_three_times_and_the_clocks_come_back_as_written(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(TIMED_THRICE)
+        folder.append(FAILED)
+    frame = read(tmp_path / "measurements.csv")
+    ok, failed = frame.iloc[0], frame.iloc[1]
+    assert (ok["mean_us"], ok["separated_us"], ok["cold_us"]) == (14.0, 12.0, 21.0)
+    assert (ok["separated_run_2_us"], ok["cold_run_3_us"]) == (13.0, 22.0)
+    assert ok[["separated_run_3_us", "cold_run_4_us"]].isna().all()
+    assert (ok["sm_clock_mhz"], ok["memory_clock_mhz"], ok["power_w"], ok["remeasured"]) == (1980, 3201, 612.25, 2)
+    assert (ok["throttle"], failed["throttle"]) == ("power_cap;thermal", "")
+    assert failed[["separated_us", "cold_us", "sm_clock_mhz", "power_w", "remeasured"]].isna().all()
 
 
 @pytest.mark.parametrize("name", ["12345678", "01234567", "1234e567", "nan"])
@@ -252,17 +286,38 @@ def test_rows_of_no_convolution_or_of_an_unknown_provider_are_told(tmp_path, cha
     assert told in str(error.value)
 
 
-def test_a_file_without_stride_dilation_and_groups_is_of_layers_where_all_are_1(tmp_path):
+GEOMETRY, LATER = ("stride", "dilation", "groups"), COLUMNS[34:]
+
+
+@pytest.mark.parametrize("absent", [GEOMETRY, LATER, (*GEOMETRY, *LATER)], ids=["geometry", "times", "both"])
+def test_files_of_older_versions_lack_columns_and_get_them(tmp_path, absent):
     with ResultsFolder(tmp_path) as folder:
         folder.append(ROW)
-    kept = [column for column in COLUMNS if column not in ("stride", "dilation", "groups")]
-    frame = pd.read_csv(tmp_path / "measurements.csv", dtype=str, keep_default_na=False)
-    frame[kept].to_csv(tmp_path / "measurements.csv", index=False)
-    before = read(tmp_path / "measurements.csv")
-    assert before[["stride", "dilation", "groups"]].values.tolist() == [[1, 1, 1]]
+        folder.append(FAILED)
+    path = tmp_path / "measurements.csv"
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    frame.drop(columns=list(absent)).to_csv(path, index=False)
+    old = read(path)
+    assert old[list(GEOMETRY)].values.tolist() == [[1, 1, 1]] * 2
+    assert old[["separated_us", "cold_run_9_us", "sm_clock_mhz", "remeasured"]].isna().all(axis=None)
+    assert list(old.throttle) == ["", ""] and old.mean_us[0] == 14.0
     with ResultsFolder(tmp_path) as folder:
-        assert list(folder.rows) == [ROW.key]
-    assert lines_of(tmp_path) == [list(COLUMNS), ROW.cells()]
+        assert list(folder.rows) == [ROW.key, FAILED.key]
+        folder.append(replace(TIMED_THRICE, algorithm="fp16x3"))
+    assert lines_of(tmp_path)[:3] == [list(COLUMNS), ROW.cells(), FAILED.cells()]
+    assert read(path).separated_us[2] == 12.0
+
+
+def test_columns_in_another_order_are_no_older_version(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+    path = tmp_path / "measurements.csv"
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    frame[[*COLUMNS[1:], COLUMNS[0]]].to_csv(path, index=False)
+    before = path.read_text()
+    with pytest.raises(ResultsError, match="has other columns than this version writes"), ResultsFolder(tmp_path):
+        pass
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])

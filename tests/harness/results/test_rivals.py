@@ -4,7 +4,7 @@ import pytest
 
 from harness import run
 from harness.results.records import ResultsError, read
-from harness.results.rivals import fastest_rivals, takes_part
+from harness.results.rivals import fastest_rivals, qualifying, takes_part
 from tests.helpers import row, write
 
 GPU = "nvidia-test"
@@ -52,3 +52,24 @@ def test_the_command_measures_only_them_in_a_folder_of_its_own(tmp_path, monkeyp
     frame = read(tmp_path / "results/cpu/smoke-against-best/measurements.csv")
     assert set(frame.algorithm) == {"two_stage", "onednn", "native"}, "fft was never measured before"
     assert len(read(tmp_path / "results/cpu/smoke/measurements.csv")) == 3
+
+
+def test_ours_what_is_shown_beside_and_the_five_fastest_rivals_qualify_for_more_times():
+    rivals = [row(f"eng{us}", us, provider="cudnn_engine") for us in (7.0, 5.0, 6.0, 9.0)]
+    rivals += [row("gemm", 8.0, provider="cudnn"), row("default", 4.0, provider="torch")]
+    ours = [row("auto", 50.0), row("two_stage", 60.0), row("auto", 40.0, provider="cuconv_prepared")]
+    others = [row("fp16x3", 1.0), row("fft", status="error", provider="cudnn")]
+    bmm = row("bmm", 70.0, provider="cublas")
+    found = qualifying([*rivals, *ours, *others, bmm], GPU)
+    assert {found.algorithm for found in found if found.provider.startswith("cudnn")} == {
+        "eng5.0",
+        "eng6.0",
+        "eng7.0",
+        "gemm",
+    }
+    assert len(found) == 9 and row("default", 4.0, provider="torch") in found
+    assert all(one in found for one in (*ours, bmm)) and not any(one in found for one in others)
+
+
+def test_nobody_qualifies_without_a_time():
+    assert qualifying([row("auto", status="error")], GPU) == []

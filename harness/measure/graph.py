@@ -1,0 +1,75 @@
+"""Calls captured in a CUDA graph, and the device time of its replays.
+
+All replays are enqueued behind a kernel that waits, so that the host never starves the GPU and its clock does not fall
+between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+WAIT_CYCLES = 600_000  # of the waiting kernel: about 0.3 ms, longer than the host needs to enqueue the runs
+WAIT_PRODUCTS = 40  # of small matrices, which take at least as long
+
+During = Callable[[], None]
+
+
+def nothing() -> None:
+    """Do nothing while the GPU works."""
+
+
+class CapturedCalls:
+    """A call captured several times in one CUDA graph; `output` is what its last call returns."""
+
+    def __init__(self, call: Callable[[], Any], count: int):
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Relaxed: a library may allocate while it is captured. torch.cuda.graph() would also collect garbage,
+            # which takes longer than the measurement.
+            self._graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                for _ in range(count):
+                    self.output = call()
+            finally:
+                self._graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(self) -> Any:
+        """Enqueue all captured calls once; returns the output of the last."""
+        self._graph.replay()
+        return self.output
+
+
+def replay_times_us(graphs: Sequence[CapturedCalls], runs: int, during: During = nothing) -> list[list[float]]:
+    """The device microseconds of several replays of each graph, which take turns.
+
+    during: is called on the host once, when half of the replays have ended; the others are enqueued by then.
+    """
+    replays = [graph for _ in range(runs) for graph in graphs]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in replays]
+    _keep_busy()
+    for graph, (start, end) in zip(replays, events, strict=True):
+        start.record()
+        graph.replay()
+        end.record()
+    events[len(events) // 2][0].synchronize()
+    during()
+    torch.cuda.synchronize()
+    times_us = [1000.0 * start.elapsed_time(end) for start, end in events]
+    return [times_us[i :: len(graphs)] for i in range(len(graphs))]
+
+
+def _keep_busy() -> None:
+    """Enqueue about 0.3 ms of work. torch's kernel that waits is private, so products of matrices stand in for it."""
+    wait = getattr(torch.cuda, "_sleep", None)
+    if wait is not None:
+        wait(WAIT_CYCLES)
+        return
+    matrix = torch.zeros(512, 512, device="cuda")
+    for _ in range(WAIT_PRODUCTS):
+        torch.mm(matrix, matrix)

@@ -1,0 +1,122 @@
+"""python -m harness.report.repeatability FOLDER FOLDER ...: how far the same case moves between whole sweeps.
+
+Each folder has the measurements.csv of one sweep, of other hours or machines. A time moves by its largest value over
+its smallest, less 1. Cases count where our first subject and a rival have a time in every sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from harness import command
+from harness.errors import ResultsError, UsageError
+from harness.registry import shown
+from harness.report.markdown import markdown, of
+from harness.report.provenance import provenance
+from harness.report.speedups import by_batch
+from harness.results.comparisons import CASE, Results, each, problem_of
+from harness.results.times import HOT, TIMES
+
+TIMED = ["mean_us", "rival_us", "speedup"]  # columns of `compare` that move
+USUAL = 0.95  # the share of the cases that move by at most the printed 95%
+SHOWN = 5  # cases that move most
+
+
+def movements(sweeps: Sequence[Results]) -> pd.DataFrame:
+    """A row for each case: CASE, and how far mean_us, rival_us and speedup move between the sweeps, as shares.
+
+    Beside them are wins, the number of sweeps in which the first subject is the faster one; rivals, the number of
+    algorithms that are the fastest rival in some sweep; and ours_us, the subject's time in each sweep.
+    """
+    found = [results.of_subject().dropna(subset="speedup") for results in sweeps]
+    table = pd.concat(found, ignore_index=True)
+    table["won"] = table.speedup > 1
+    table["rival"] = [shown(case.rival_provider, case.rival_algorithm) for case in each(table)]
+    cases = table.groupby(CASE)
+    moved = cases[TIMED].max() / cases[TIMED].min() - 1
+    moved = moved.assign(wins=cases.won.sum(), rivals=cases.rival.nunique(), ours_us=cases.mean_us.agg(list))
+    return moved[cases.size() == len(sweeps)].reset_index()
+
+
+def report(sweeps: Sequence[Results]) -> str:
+    """How far times move, how often the winner changes, and the cases that move most. Raises ResultsError for no case.
+
+    sweeps: at least two, each with a time of its own for the same subject.
+    """
+    first, moved = sweeps[0], movements(sweeps)
+    if moved.empty:
+        raise ResultsError(f"no case has a {first.time} time of ours and of a rival in every one of these sweeps")
+    sources = "\n".join(f"- {results.folder}: {provenance(results)}" for results in sweeps)
+    meaning = (
+        f"Movement of {first.time} times: the largest of {len(sweeps)} sweeps over the smallest, less 1. "
+        f"Median of the cases, and what {USUAL:.0%} of them stay within."
+    )
+    tables = (movement_table(moved, first), winners(moved, len(sweeps), first), _most_moved(moved, first))
+    return "\n\n".join([sources, meaning, *tables])
+
+
+def movement_table(moved: pd.DataFrame, results: Results) -> str:
+    """A line for each batch size: the median and the 95% quantile of each of TIMED."""
+    body = []
+    for batch, cases in by_batch(moved):
+        quantiles = [f"{cases[name].quantile(share):.1%}" for name in TIMED for share in (0.5, USUAL)]
+        body.append([batch, len(cases), *quantiles])
+    names = (results.shown(results.subject), results.comparison.rivals_label, "speedup")
+    return markdown(["batch", "cases", *(head for name in names for head in (name, f"{USUAL:.0%}"))], body)
+
+
+def winners(moved: pd.DataFrame, sweeps: int, results: Results) -> str:
+    """Two sentences: how often the winner changes between sweeps, and how often the fastest rival does."""
+    always, never = int((moved.wins == sweeps).sum()), int((moved.wins == 0).sum())
+    cases = len(moved)
+    return (
+        f"{results.shown(results.subject)} is faster than {results.comparison.rivals_label} in every sweep on "
+        f"{of(always, cases)} cases, in none on {never}; the winner changes on {cases - always - never}. "
+        f"The fastest rival changes on {of(int((moved.rivals > 1).sum()), cases)}."
+    )
+
+
+def _most_moved(moved: pd.DataFrame, results: Results) -> str:
+    """The cases whose time of the first subject moves most, with its time in each sweep."""
+    body = [
+        [problem_of(case).label, f"{case.mean_us:.1%}", " ".join(f"{us:.2f}" for us in case.ours_us)]
+        for case in each(moved.nlargest(SHOWN, "mean_us"))
+    ]
+    header = ["HW-N-K-M-C", "moves", f"{results.shown(results.subject)}, us in each sweep"]
+    return f"The cases that move most:\n\n{markdown(header, body)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 2 where the folders cannot be compared."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report.repeatability",
+        description="How far the same case moves between whole sweeps, and how often the winner changes.",
+    )
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        type=command.folder,
+        metavar="FOLDER",
+        help="a folder with the measurements.csv of a sweep",
+    )
+    parser.add_argument("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
+    options = parser.parse_args(arguments)
+    return command.exit_code(
+        "harness.report.repeatability", lambda: print(report(_read(options.folders, options.time)))
+    )
+
+
+def _read(folders: Sequence[Path], time: str) -> list[Results]:
+    """The sweeps of different folders. Raises UsageError for fewer than two."""
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        named = " ".join(map(str, folders))
+        raise UsageError(f"{named}: name at least two different folders, each with the measurements.csv of one sweep")
+    return [Results.read(folder.resolve()).at(time) for folder in folders]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
