@@ -1,12 +1,13 @@
 """python -m harness.compare OLD NEW: what became faster or slower from one measurement to another.
 
 OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. The exit code is 1
-where anything became slower.
+where anything became slower, or had a time in OLD and could not be measured in NEW.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,53 +24,100 @@ from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, PRECISIONS
 from harness.registry import PROVIDERS, shown
 from harness.report.markdown import markdown, times
-from harness.results.comparisons import each, geometric_mean, grouped, layer_label, timed
+from harness.report.provenance import provenance
+from harness.results import environment
+from harness.results.comparisons import Results, each, geometric_mean, grouped, layer_label, problem_of, timed
 from harness.results.environment import ROOT
 from harness.results.records import KEY_COLUMNS, RUN_COLUMNS, read
 from harness.results.times import HOT, TIMES, at_time
 
-SLOWER_FOUND = 1  # the exit code
+WORSE_FOUND = 1  # the exit code
 # Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:
 # with so few no difference is certain.
 SIGNIFICANT = 0.005
 THRESHOLD = 0.02  # the least difference that counts, as a share of the time
 FASTER, SAME, SLOWER, UNCLEAR = VERDICTS = ("faster", "same", "slower", "unclear")
 SHOWN = 10  # cases of a verdict
+SIDES = ("old", "new")
+CSV = "measurements.csv"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 where anything became slower, 2 for a user's mistake."""
+    """Run the command line; returns the exit code: 0, 1 where anything is slower or broken, 2 for a user's mistake."""
     options = _parser().parse_args(arguments)
-    slower = False
+    worse = False
 
     def work() -> None:
-        nonlocal slower
-        slower = _compare(options)
+        nonlocal worse
+        worse = _compare(options)
 
-    return command.exit_code("harness.compare", work) or (SLOWER_FOUND if slower else command.OK)
+    return command.exit_code("harness.compare", work) or (WORSE_FOUND if worse else command.OK)
 
 
 def _compare(options: argparse.Namespace) -> bool:
-    """Print the comparison; returns whether anything became slower."""
+    """Print the comparison; returns whether anything became slower, or broke."""
+    _check(options)
+    with _folder(options.old) as old, _folder(options.new) as new:
+        found_in = ((options.old, old), (options.new, new))
+        sides = [Results(named, "", _chosen(read(folder / CSV), options), folder) for named, folder in found_in]
+        origins = [f"{name}: {provenance(side)}{_commits(side)}" for name, side in zip(SIDES, sides, strict=True)]
+    before, after = (timed(at_time(side.frame, options.time), options.precision) for side in sides)
+    broken = _broken(before, sides[1].frame)
+    found = verdicts(before, after, options.threshold)
+    if found.empty and broken.empty:
+        raise ResultsError(
+            f"{options.old} has {len(before)} {options.time} times that fit the options, {options.new} has "
+            f"{len(after)}, and none of the same case and algorithm: choose another --provider, --algorithm, "
+            "--precision or --time"
+        )
+    print("\n".join(origins))
+    if not found.empty:
+        print(f"\n{_summary(found, options.threshold)}")
+    print(f"\n{_unmatched(before, after)}")
+    if not broken.empty:
+        print(f"\n{_told(broken)}")
+    for verdict, order in ((SLOWER, False), (FASTER, True), (UNCLEAR, False)):
+        if table := _table(found[found.verdict == verdict].sort_values("ratio", ascending=order)):
+            print(f"\n{verdict}:\n\n{table}")
+    return bool((found.verdict == SLOWER).any()) or not broken.empty
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise UsageError for a value that no measurement can have."""
     if not 0 <= options.threshold < 1:
         raise UsageError(f"--threshold {options.threshold:g}: must be at least 0 and less than 1, such as 0.02")
     for name in options.provider:
         if name not in PROVIDERS:
             raise UsageError(f"--provider {name}: must be one of {', '.join(PROVIDERS)}")
-    with _file(options.old) as old, _file(options.new) as new:
-        before, after = (_rows(path, options) for path in (old, new))
-    found = verdicts(before, after, options.threshold)
-    if found.empty:
-        with_time = "" if options.time == HOT else f" with a {options.time} time"
-        raise ResultsError(
-            f"{options.old} and {options.new} have no timed row of the same case and algorithm{with_time}"
-        )
-    print(_summary(found, options.threshold))
-    print(f"\n{_unmatched(before, after)}")
-    for verdict, order in ((SLOWER, False), (FASTER, True), (UNCLEAR, False)):
-        if table := _table(found[found.verdict == verdict].sort_values("ratio", ascending=order)):
-            print(f"\n{verdict}:\n\n{table}")
-    return bool((found.verdict == SLOWER).any())
+    for name in options.algorithm or ():
+        if not any(PROVIDERS[provider].may_have(name) for provider in options.provider):
+            known = [one for provider in options.provider for one in PROVIDERS[provider].algorithms]
+            raise UsageError(
+                f"--algorithm {name}: the algorithms of {', '.join(options.provider)} are {', '.join(known)}"
+            )
+
+
+def _commits(side: Results) -> str:
+    """The commits of the rows of a measurement, for the reader; empty where none is known."""
+    reports, used = environment.read(side.folder), dict.fromkeys(side.frame.environment)
+    commits = dict.fromkeys(str(reports[name]["commit"])[:8] for name in used if reports.get(name, {}).get("commit"))
+    return f", commit {', '.join(commits)}" if commits else ""
+
+
+def _broken(before: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """The new rows without a time where the old measurement has one."""
+    keys = list(KEY_COLUMNS)
+    return new[new.status != "ok"].merge(before[keys], on=keys)
+
+
+def _told(broken: pd.DataFrame) -> str:
+    """A sentence on the rows that have a time no more."""
+    counts = ", ".join(f"{count} {status}" for status, count in broken.status.value_counts().items())
+    (first,) = each(broken.head(1))
+    return (
+        f"broken: {len(broken)} rows have a time in OLD and none in NEW ({counts}), the first: "
+        f"{shown(first.provider, first.algorithm)} on {problem_of(first).label}: {first.detail}"
+    )
 
 
 def verdicts(old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD) -> pd.DataFrame:
@@ -103,30 +151,43 @@ def _verdict(old: np.ndarray, new: np.ndarray, threshold: float) -> str:
 
 
 @contextmanager
-def _file(named: str) -> Iterator[Path]:
-    """The CSV file of a folder, a file, or REVISION:PATH."""
+def _folder(named: str) -> Iterator[Path]:
+    """A folder with the measurements.csv that is meant, and environment.json where there is one."""
     path = Path(named)
-    if path.exists():
-        yield path / "measurements.csv" if path.is_dir() else path
+    if path.is_dir() and not (path / CSV).exists() and (others := sorted(path.glob("*.csv"))):
+        raise UsageError(f"{named} has {others[0].name}, and no {CSV}, which alone can be compared")
+    if path.is_dir() or path.name == CSV:
+        yield path if path.is_dir() else path.parent
         return
+    with tempfile.TemporaryDirectory() as made:
+        if path.exists():
+            shutil.copy(path, Path(made) / CSV)
+        else:
+            _from_git(named, Path(made))
+        yield Path(made)
+
+
+def _from_git(named: str, folder: Path) -> None:
+    """Fill a folder with the files that REVISION:PATH names. Raises UsageError where git has none."""
     revision, colon, inside = named.partition(":")
     if not colon:
-        raise UsageError(f"{named} does not exist: name a folder with a measurements.csv, or REVISION:PATH")
-    inside = inside if inside.endswith(".csv") else f"{inside.rstrip('/')}/measurements.csv"
-    shows = subprocess.run(["git", "show", f"{revision}:{inside}"], cwd=ROOT, capture_output=True)
-    if shows.returncode:
-        reason = (shows.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
-        raise UsageError(f"{named}: git has no such file ({reason}): name a revision, and a path from the top folder")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "measurements.csv"
-        file.write_bytes(shows.stdout)
-        yield file
+        raise UsageError(f"{named} does not exist: name a folder with a {CSV}, or REVISION:PATH")
+    inside = inside if inside.endswith(".csv") else f"{inside.rstrip('/')}/{CSV}"
+    beside = str(Path(inside).with_name("environment.json"))
+    for of_git, file in ((inside, folder / CSV), (beside, folder / "environment.json")):
+        shows = subprocess.run(["git", "show", f"{revision}:{of_git}"], cwd=ROOT, capture_output=True)
+        if shows.returncode == 0:
+            file.write_bytes(shows.stdout)
+        elif of_git == inside:
+            reason = (shows.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
+            raise UsageError(
+                f"{named}: git has no such file ({reason}): name a revision, and a path from the top folder"
+            )
 
 
-def _rows(path: Path, options: argparse.Namespace) -> pd.DataFrame:
-    """The timed rows of a file that the options choose."""
-    rows = timed(at_time(read(path), options.time), options.precision)
-    rows = rows[rows.provider.isin(options.provider)]
+def _chosen(rows: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
+    """The rows of a file that the options choose."""
+    rows = rows[rows.provider.isin(options.provider) & (rows.precision == options.precision)]
     return rows[rows.algorithm.isin(options.algorithm)] if options.algorithm else rows
 
 
@@ -136,7 +197,10 @@ def _summary(found: pd.DataFrame, threshold: float) -> str:
     groups += [(f"{size}x{size}", rows) for size, rows in grouped(found.sort_values("k"), "k")]
     groups += [(f"batch {batch}", rows) for batch, rows in grouped(found.sort_values("batch"), "batch")]
     body = [[name, *_counts(rows)] for name, rows in [*groups, ("all", found)]]
-    note = f"New over old, medians of the runs. A difference counts from {threshold:.1%} on."
+    note = (
+        "New over old, medians of the runs, which one disturbed run does not move. "
+        f"A difference counts from {threshold:.1%} on."
+    )
     return f"{note}\n\n" + markdown(["", *VERDICTS, "new / old"], body)
 
 
