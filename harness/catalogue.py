@@ -127,6 +127,11 @@ def known_networks() -> tuple[str, ...]:
     return _stems(NETWORKS)
 
 
+def known_sweeps() -> tuple[str, ...]:
+    """The names of the sweeps in configs, sorted."""
+    return _stems(CONFIGS)
+
+
 def load_network(network: str | Path) -> list[NetworkLayer]:
     """The layers of a network with their counts and sets, by its name in configs/networks or by the path of a file.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from harness import command, precision, variables
-from harness.catalogue import LABELS, Sweep, known_networks, load_sweep
+from harness.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
 from harness.errors import ResultsError, UsageError
 from harness.measure import second_pass, session, shared_work
 from harness.measure.shared_work import Group
@@ -225,9 +225,21 @@ def _sweep(options: argparse.Namespace, device: torch.device) -> Sweep:
         raise UsageError(f"--runs {options.runs}: must be from 1 to {MAX_RUNS}")
     # A CPU's default is small, but a slice that was asked for by name is looked for where all layers are.
     config = options.config or ("smoke" if device.type == "cpu" and not _slices(options) else "paper")
+    _check_name(config, options.out)
     return load_sweep(
         config, networks=options.net, batches=options.batch, filter_sizes=options.filter_size, layers=options.layer
     )
+
+
+def _check_name(config: str, out: Path | None) -> None:
+    """Raise UsageError for a user's file that has the name of a sweep of configs/, whose results it would change."""
+    path = Path(config)
+    own = config not in known_sweeps() and path.is_file() and path.resolve().parent != CONFIGS
+    if own and out is None and path.stem in known_sweeps():
+        raise UsageError(
+            f"--config {config}: {path.stem!r} is a sweep of configs/, whose results it would change: rename the file, "
+            "or choose a folder with --out"
+        )
 
 
 def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from harness.results.networks import (
     CSV,
     CUCONV,
     CUCONV_ENABLED,
+    EAGER,
     FOLDER,
     GRAPH,
     MODES,
@@ -93,6 +94,21 @@ def networks_table(frame: pd.DataFrame) -> str:
     return markdown(header, body, left=(0, 3))
 
 
+def network_headline(results_of_device: Path, plots: str) -> str:
+    """The figure, and one sentence on the geometric means and the cases won; without a networks.csv what to run."""
+    results = networks_results(results_of_device)
+    if not results or not networks_table(results.frame):
+        return f"Whole networks were not measured on {results_of_device.name}: {REMEDY}."
+    kinds = {
+        "In CUDA graphs, FP32 over the fastest of torch in FP32": (GRAPH, FP32),
+        "TF32 over TF32": (GRAPH, TF32),
+        "called from Python, FP32 over FP32": (EAGER, FP32),
+    }
+    found = {what: _speedups(results.frame, CUCONV, *kind) for what, kind in kinds.items()}
+    texts = [f"{what} {times(geometric_mean(one))}, {of(_won(one), len(one))}" for what, one in found.items() if one]
+    return f"{_picture(results, plots)}\n\nWhole networks, converted in one line. {'; '.join(texts)}."
+
+
 def networks_section(results_of_device: Path, plots: str) -> str:
     """The figure, the table and where it was measured; without a networks.csv a sentence says what to run.
 
@@ -102,13 +118,17 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     table = networks_table(results.frame) if results else ""
     if not results or not table:
         return f"Not measured on {results_of_device.name}: {REMEDY}."
-    figure = f"{plots}/{results.device}/{FOLDER}/{FIGURE}.png"
-    picture = f"![Speedup of cuConv over the best of torch on whole networks]({figure})"
+    picture = _picture(results, plots)
     note = (
         "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last and compiled."
     )
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
+
+
+def _picture(results: Results, plots: str) -> str:
+    figure = f"{plots}/{results.device}/{FOLDER}/{FIGURE}.png"
+    return f"![Speedup of cuConv over the best of torch on whole networks]({figure})"
 
 
 def modes_section(results_of_device: Path) -> str:

@@ -27,7 +27,7 @@ from harness.report.choice import algorithm_table, choice_table, losses_table, n
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import depthwise_table, memory_bound_table
-from harness.report.networks import errors_section, modes_section, networks_section
+from harness.report.networks import errors_section, modes_section, network_headline, networks_section
 from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
 from harness.report.provenance import mixture, provenance
@@ -36,6 +36,7 @@ from harness.report.speedups import (
     floor_table,
     grid_table,
     headline_table,
+    tf32_sentence,
     with_tf32,
     worst_table,
 )
@@ -100,7 +101,8 @@ def _headline(results: Results, plots: str) -> str:
     if len(results.every_time) > 1:
         meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
         note += f" The times are {meanings}; each is compared with the best cuDNN of the same time."
-    return "\n\n".join([picture, note, headline_table(results), _measured(results)])
+    parts = [picture, note, headline_table(results), tf32_sentence(results), _measured(results)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _measured(results: Results) -> str:
@@ -184,6 +186,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
     "prepared": lambda results, plots: prepared_table(results),
+    "network_headline": lambda results, plots: network_headline(results.folder.parent, plots),
     "network_modes": lambda results, plots: modes_section(results.folder.parent),
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),

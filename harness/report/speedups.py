@@ -150,10 +150,29 @@ def with_tf32(results: Results) -> str:
     return "\n\n".join(parts + _in_fp32_alone(results.frame) if parts else [])
 
 
+def tf32_sentence(results: Results) -> str:
+    """The first subject in FP32 against rivals that may round to TF32, over all and on its worst filter size.
+
+    Empty where no rival has a time with TF32 allowed.
+    """
+    rows = compare_with_tf32(results, FP32)
+    if rows.empty:
+        return ""
+    sizes = {k: summarise(members) for k, members in grouped(rows, "k")}
+    worst = min(sizes, key=lambda k: sizes[k].geometric)
+    every = summarise(rows)
+    return (
+        f"With TF32 allowed for the rivals, {results.shown(results.subject)} in FP32 still wins "
+        f"{of(every.wins, every.of)} cases, geometric mean {times(every.geometric)}; with {worst}x{worst} filters "
+        f"{of(sizes[worst].wins, sizes[worst].of)}, {times(sizes[worst].geometric)}."
+    )
+
+
 def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
     """One sentence, or none, on the rivals that were measured in FP32 and not with TF32 allowed."""
     measured = {precision: set(frame[frame.precision == precision].provider) for precision in PRECISIONS}
-    missing = [name for name in registry.CUDNN_PROVIDERS if name in measured[FP32] - measured[TF32]]
+    rivals = (*registry.CUDNN_PROVIDERS, "cublas")
+    missing = [name for name in rivals if name in measured[FP32] - measured[TF32]]
     labels = " and ".join(registry.PROVIDERS[name].label for name in missing)
     return [f"Not measured with TF32 allowed: {labels}."] if missing else []
 

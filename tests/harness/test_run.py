@@ -307,6 +307,15 @@ def test_a_users_own_layers(tmp_path):
     assert set(frame["status"]) == {"ok"} and set(frame["w"]) == {9} and set(frame["k"]) == {7}
 
 
+def test_a_users_file_may_not_take_the_name_of_a_sweep(tmp_path, capsys):
+    own = tmp_path / "paper.yaml"
+    own.write_text("layers:\n  - {name: one, hw: 5, c: 3, m: 4, k: 3, pad: 1}\nbatch_sizes: [1]\n")
+    assert harness("--device", "cpu", "--config", own, "--dry-run") == 2
+    assert "rename the file, or choose a folder with --out" in capsys.readouterr().err
+    assert harness("--device", "cpu", "--config", own, "--runs", 1, "--out", tmp_path / "out") == 0
+    assert harness("--device", "cpu", "--config", "configs/smoke.yaml", "--dry-run") == 0
+
+
 def test_a_sweep_of_errors_alone_is_no_success(tmp_path, capsys):
     own = tmp_path / "mine.yaml"
     own.write_text("layers:\n  - {name: vast, hw: 1000000000, c: 3, m: 4, k: 3, pad: 1}\nbatch_sizes: [1]\n")

@@ -35,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write_all(options: argparse.Namespace) -> None:
     found = [results for results in find_results(options.results, options.device, options.sweep) if results.on_gpu]
     if not found:
-        raise ResultsError(f"only a CPU's results under {options.results}: the page shows a GPU's")
+        raise ResultsError(
+            f"only a CPU's results under {options.results}: the page shows a GPU's; "
+            "'python -m harness.report.tables' prints a CPU's tables"
+        )
     for results in found:
         path = options.out / results.device / results.sweep / FILE
         write_whole(path, html(results))

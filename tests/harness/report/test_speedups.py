@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pandas.testing import assert_frame_equal
 
-from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32, worst_table
+from harness.report.speedups import floor_table, headline_table, summary_table, tf32_sentence, with_tf32, worst_table
 from harness.results.comparisons import compare_with_tf32
 from tests.harness.report.helpers import cells
 from tests.helpers import SWEEP, THREE_TIMES, measured, row
@@ -132,6 +132,15 @@ def test_rows_in_tf32_change_no_comparison_in_fp32(tmp_path):
     without = measured(tmp_path / "b", [r for r in ROWS if r.precision == "fp32"])
     assert_frame_equal(with_rows.compared, without.compared, check_dtype=False)
     assert summary_table(with_rows) == summary_table(without)
+
+
+def test_the_sentence_beside_the_headline_names_the_worst_filter_size(tmp_path):
+    # 2, 0.5 and 4 over all, and 2 and 0.5 on 1x1.
+    assert tf32_sentence(measured(tmp_path, ROWS)) == (
+        "With TF32 allowed for the rivals, cuConv auto in FP32 still wins 2 of 3 cases, geometric mean 1.59x; with 1x1 "
+        "filters 1 of 2, 1.00x."
+    )
+    assert tf32_sentence(measured(tmp_path / "fp32", SWEEP[:3])) == ""
 
 
 @pytest.mark.parametrize("others", [[cudnn(5.0)], [row("bmm", 5.0, provider="cublas", precision="tf32")]], ids=str)
