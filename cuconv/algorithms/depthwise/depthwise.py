@@ -176,6 +176,10 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         memory_us += costs.memory_pieces * pieces * written_mib
         return costs.start + hypot(latency_us, warps * issue_us, warps * fetch_us, memory_us)
 
+    def summation(self, config: DepthwiseConfig) -> tuple[int, ...]:
+        """Nothing: each sum is one chain in the order of channels and filter positions."""
+        return ()
+
     def launches(self, problem: ConvProblem, config: DepthwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
         p, strip = problem, config.strip
