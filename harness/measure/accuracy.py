@@ -74,7 +74,7 @@ def relative_error(output: torch.Tensor, truth: torch.Tensor, unit: torch.Tensor
 
 
 def componentwise_error(output: torch.Tensor, truth: torch.Tensor, absolute: torch.Tensor, terms: int) -> float:
-    """The largest error of an output in units of 2^-24 * sqrt(terms) * absolute; about 1 for a plain FP32 sum.
+    """The largest error of an output in units of 2^-24 * sqrt(terms) * absolute: a plain FP32 sum has about 1.
 
     truth: the convolution in float64. absolute: that of the absolute values, so each output has the sum of its
     products' magnitudes. terms: the number of products in an output.

@@ -29,7 +29,7 @@ def tables_of(frame: pd.DataFrame) -> str:
     """
     again = "Componentwise errors are not measured: run 'python -m harness.measure.accuracy' again."
     table = componentwise_table(frame)
-    titled = f"Componentwise error c, which is about 1 for a plain FP32 sum: worst.\n\n{table}"
+    titled = f"Componentwise error c, which is about 1 or less for a plain FP32 sum: worst.\n\n{table}"
     return f"{magnitudes_table(frame)}\n\n{titled if table else again}"
 
 
