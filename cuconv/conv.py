@@ -76,7 +76,8 @@ def conv2d(
     groups     equal parts of the channels; each part of the filters, M / groups, reads one of them
     relu       whether outputs that are negative after bias and residual become 0; a NaN stays a NaN
     residual   (N, M, OH, OW), added to the output before ReLU; None for no residual
-    algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`
+    algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
+               which an image's output is bit for bit the same in every batch, where all outputs are finite
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
                relative error of about 3e-4), which is faster for large problems
     out        (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of the

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Configuration
@@ -11,6 +13,14 @@ from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
+
+BATCH_INVARIANT = "batch_invariant"
+"""The name of the choice under which an image's output does not depend on its batch."""
+
+TYPICAL_BATCHES = (1, 8, 32, 256)  # over whose predicted times the way to add an image's products is chosen
+
+Arithmetic = tuple[str, str, Hashable]
+"""An algorithm, its precision, and its `summation`: what decides the bits of an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,10 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prep
     """
     if algorithm == "auto":
         return _fastest(problem, device, prepared)
+    if algorithm == BATCH_INVARIANT:
+        return _batch_invariant(problem, device, prepared)
     if algorithm not in ALGORITHMS:
-        known = ", ".join(["auto", *ALGORITHMS])
+        known = ", ".join(["auto", BATCH_INVARIANT, *ALGORITHMS])
         raise ValueError(f"algorithm={algorithm!r}: must be one of {known}")
     possible = offering(problem.precision)
     if algorithm not in possible:
@@ -111,3 +123,61 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Launch
         # Of the algorithm that computes the most, since its reason is the most general.
         raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))
+
+
+def _batch_invariant(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> LaunchPlan:
+    """The plan of least predicted time among those that add an image's products alike in every batch.
+
+    The algorithm and the order of its sums are those of least predicted time over all TYPICAL_BATCHES, and the other
+    parameters those of least predicted time for this batch.
+    """
+    chosen = _arithmetic_of(replace(problem, n=1), device, prepared)
+    alike = _by_arithmetic(problem, device, prepared).get(chosen)
+    if alike is None:
+        raise UnsupportedProblem(
+            f"{problem.label}: {chosen[0]}, which computes smaller batches alike, does not compute this one"
+        )
+    return alike
+
+
+@lru_cache(maxsize=4096)
+def _arithmetic_of(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Arithmetic:
+    """What all batches of a layer have in common; problem: that of one image."""
+    plans = [(n, _by_arithmetic(replace(problem, n=n), device, prepared)) for n in TYPICAL_BATCHES]
+    common = set.intersection(*(set(of_batch) for _, of_batch in plans))
+    if not common:
+        raise UnsupportedProblem(f"{problem.label}: no algorithm computes it alike in every batch; use 'auto'")
+
+    def cost(arithmetic: Arithmetic) -> float:
+        times = (predicted_us(replace(problem, n=n), device, of_batch[arithmetic]) for n, of_batch in plans)
+        return sum(map(log, times))
+
+    return min(sorted(common, key=str), key=cost)
+
+
+def _by_arithmetic(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> dict[Arithmetic, LaunchPlan]:
+    """The plan of least predicted time for each way to add an image's products that does not depend on the batch."""
+    best: dict[Arithmetic, tuple[float, LaunchPlan]] = {}
+    for one in _invariant_plans(problem, device, prepared):
+        arithmetic = (one.algorithm, one.precision, ALGORITHMS[one.algorithm].summation(one.config))
+        us = predicted_us(problem, device, one)
+        if arithmetic not in best or us < best[arithmetic][0]:
+            best[arithmetic] = us, one
+    return {arithmetic: one for arithmetic, (_, one) in best.items()}
+
+
+def _invariant_plans(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[LaunchPlan]:
+    """A plan for each configuration whose sums do not depend on the batch, in each precision that is allowed."""
+    found = []
+    for precision in dict.fromkeys((problem.precision, FP32)):
+        for name in offering(precision):
+            try:
+                configs = ALGORITHMS[name].candidates(replace(problem, precision=precision), device)
+            except UnsupportedProblem:
+                continue
+            found += [
+                LaunchPlan(name, config, precision, prepared)
+                for config in configs
+                if ALGORITHMS[name].summation(config) is not None
+            ]
+    return found

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cuconv.algorithms import ALGORITHMS
+from cuconv.select import BATCH_INVARIANT
 from harness.precision import FP32, PRECISIONS
 
 
@@ -54,7 +55,7 @@ def _in_one_colour(algorithms: Iterable[str], colour: str) -> dict[str, str]:
 
 # The library's own choice first, then its algorithms: the registry of the library begins with the paper's, which
 # everything here shows last.
-_CUCONV = ("auto", *reversed(ALGORITHMS))
+_CUCONV = ("auto", BATCH_INVARIANT, *reversed(ALGORITHMS))
 _RED = "#d1495b"
 
 PROVIDERS = {

@@ -115,7 +115,7 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     """Print the comparison on the sweep's cases, the number of rows of each status, and where to go from here."""
     frame = read(out / "measurements.csv")
     cases = {case.key for case in chosen.cases}
-    mine = frame[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
+    mine = frame.loc[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
     summary = summary_table if options.precision == FP32 else with_tf32
     print(
         summary(Results(device, chosen.name, mine, out))
@@ -124,7 +124,8 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     print(f"\n{LABELS}")
     measured = mine[mine.precision == options.precision]
     counts = measured["status"].value_counts()
-    print(f"\n{len(measured)} rows: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts))
+    listed = ", ".join(f"{counts[s]} {s}" for s in STATUSES if s in counts)
+    print(f"\n{len(measured)} rows: {listed or 'nothing was measured'}")
     print(f"results: {out / 'measurements.csv'}")
     if len(measured) and counts.get("error") == len(measured):
         raise ResultsError(f"all {len(measured)} rows are errors, the first one: {measured['detail'].iloc[0]}")

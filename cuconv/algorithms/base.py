@@ -9,7 +9,7 @@ configuration into launches. All of that is pure: it needs no GPU, and equal arg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -161,6 +161,14 @@ class Algorithm(ABC, Generic[Config, Costs]):
         constants = self.costs(problem.precision)
         predict = self.prepared_us if prepared else self.estimate_us
         return min(self.candidates(problem, device), key=lambda config: predict(problem, device, config, constants))
+
+    def summation(self, config: Config) -> Hashable | None:
+        """What decides in which order and with which rounding the products of an output are added.
+
+        Configurations with equal values give an image bit for bit the same output, whatever the batch and the image's
+        place in it. None where that depends on the batch.
+        """
+        return None
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the main kernel of a variant may have.

@@ -12,6 +12,7 @@ import cuconv
 from cuconv.algorithms import offering
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
+from cuconv.select import BATCH_INVARIANT
 from harness import contenders
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
 from harness.measure.compiling import compile_for
@@ -37,7 +38,7 @@ class Contender(contenders.Contender):
         compile_for(problems, device_spec(torch.cuda.current_device()), names)
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """`auto` first, then every algorithm of the library that computes in the precision."""
+        """`auto`, `batch_invariant`, and every algorithm of the library that computes in the precision."""
         problem = replace(problem, precision=self.precision)
         return [
             Offer("cuconv", name, partial(_prepare, name, problem, operands, workspace_limit), self.precision)
@@ -45,7 +46,7 @@ class Contender(contenders.Contender):
         ]
 
     def _names(self) -> tuple[str, ...]:
-        return ("auto", *offering(self.precision))
+        return ("auto", BATCH_INVARIANT, *offering(self.precision))
 
 
 def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:

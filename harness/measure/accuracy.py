@@ -1,9 +1,15 @@
 """python -m harness.measure.accuracy: errors of cuConv and cuDNN on data whose magnitudes are far from ordinary.
 
-The cases are every layer of the paper at a small batch. The data are normal numbers times powers of ten that change
-over operands, channels, filters or images. The error is ||out - ref|| / ||ref|| against float64. Where filters or
-images are scaled, each is divided by its scale first, so that all count alike. Prints a table and writes
-results/DEVICE/accuracy/accuracy.csv and the environment.json beside it. Needs a GPU.
+The cases are every layer of the paper at a small batch. The data are normal numbers that harness.measure.magnitudes
+changes, for example times powers of ten over channels, filters or images. A row has three errors against float64:
+
+rel_l2_error         ||out - ref|| / ||ref||; where filters or images are scaled, each is divided by its scale first,
+                     so that all count alike
+componentwise_error  the largest error of an output in multiples of what a plain FP32 sum may have there
+worst_image_error    the largest over the images of ||out - ref|| / ||ref||
+
+Prints tables and writes results/DEVICE/accuracy/accuracy.csv and the environment.json beside it. `--net` is a quick
+look at some networks. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -13,19 +19,20 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 from cuconv import reference
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.problem import UnsupportedProblem
 from harness import command, contenders, precision, progress
 from harness.catalogue import Case, load_sweep
 from harness.contenders import Contender, NotRunnable, Offer, Operands
+from harness.measure.magnitudes import MAGNITUDES
 from harness.precision import FP32
-from harness.report.magnitudes import SHOWN, magnitudes_table
+from harness.report.magnitudes import SHOWN, tables_of
 from harness.results import environment
 from harness.results.accuracy import COLUMNS, CSV, FOLDER, read
 from harness.results.files import write_whole
@@ -33,38 +40,8 @@ from harness.results.files import write_whole
 BATCH = 4  # of the paper's layers: enough images to differ, and a batch size of no sweep
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """The factors of normal input and weights, and the scale of the output: each broadcasts to its tensor."""
-
-    input: torch.Tensor
-    weight: torch.Tensor
-    output: torch.Tensor
-
-
-def _powers(exponent: float, count: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Powers of ten from -exponent to exponent, along the axis of `shape` that is -1."""
-    return torch.logspace(-exponent, exponent, count).view(shape)
-
-
-def _factors(
-    input: float | torch.Tensor = 1.0, weight: float | torch.Tensor = 1.0, output: float | torch.Tensor = 1.0
-) -> Factors:
-    return Factors(*(torch.as_tensor(factor) for factor in (input, weight, output)))
-
-
-CHANNELS, FILTERS, IMAGES, PLANES = (1, -1, 1, 1), (-1, 1, 1, 1), (-1, 1, 1, 1), (1, -1, 1, 1)
-# The factors of a problem by name. "balanced": every channel contributes alike to the sum.
-MAGNITUDES: dict[str, Callable[[ConvProblem], Factors]] = {
-    "ordinary": lambda p: _factors(),
-    "input 1e30": lambda p: _factors(1e30, 1e-30),
-    "input 1e-30": lambda p: _factors(1e-30, 1e30),
-    "channels balanced": lambda p: _factors(_powers(18, p.c, CHANNELS), 1 / _powers(18, p.c, CHANNELS)),
-    "channels of input": lambda p: _factors(_powers(4, p.c, CHANNELS)),
-    "channels of weights": lambda p: _factors(1.0, _powers(4, p.c, CHANNELS)),
-    "filters": lambda p: _factors(1.0, _powers(15, p.m, FILTERS), _powers(15, p.m, PLANES)),
-    "images": lambda p: _factors(_powers(4, p.n, IMAGES), 1.0, _powers(4, p.n, IMAGES)),
-}
+SLICE = f"{FOLDER}-slice"  # the folder of a quick look, which leaves the full measurement as it is
+UNIT_ROUNDOFF, SMALLEST = 2.0**-24, 2.0**-149  # of FP32; the smallest positive number is subnormal
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +55,15 @@ class Row:
     status: str
     detail: str = ""
     rel_l2_error: float | None = None
+    componentwise_error: float | None = None
+    worst_image_error: float | None = None
 
     def cells(self) -> list[str]:
         """The row as text, in the order of COLUMNS."""
-        error = "" if self.rel_l2_error is None else f"{self.rel_l2_error:.9g}"
+        found = (self.rel_l2_error, self.componentwise_error, self.worst_image_error)
+        errors = ["" if error is None else f"{error:.9g}" for error in found]
         detail = " ".join(self.detail.split())
-        return [*map(str, self.case.key), self.provider, self.algorithm, self.magnitudes, self.status, detail, error]
+        return [*map(str, self.case.key), self.provider, self.algorithm, self.magnitudes, self.status, detail, *errors]
 
 
 def relative_error(output: torch.Tensor, truth: torch.Tensor, unit: torch.Tensor) -> float:
@@ -91,6 +71,36 @@ def relative_error(output: torch.Tensor, truth: torch.Tensor, unit: torch.Tensor
     difference = (output.double() - truth) / unit
     error = float(torch.linalg.vector_norm(difference) / torch.linalg.vector_norm(truth / unit))
     return error if isfinite(error) else nan
+
+
+def componentwise_error(output: torch.Tensor, truth: torch.Tensor, absolute: torch.Tensor, terms: int) -> float:
+    """The largest error of an output in units of 2^-24 * sqrt(terms) * absolute: a plain FP32 sum has about 1.
+
+    truth: the convolution in float64. absolute: that of the absolute values, so each output has the sum of its
+    products' magnitudes. terms: the number of products in an output.
+
+    An error of up to terms * 2^-149 counts as 0, because each product may underflow to a subnormal number. An error
+    where all products are 0 is infinite. The result is NaN where an output is not finite although the truth, rounded
+    to FP32, is finite; outputs whose truth is not finite are left out.
+    """
+    finite = truth.float().isfinite()
+    if bool((finite & ~output.isfinite()).any()):
+        return nan
+    excess = (output.double() - truth).abs() - terms * SMALLEST
+    error = excess / (UNIT_ROUNDOFF * sqrt(terms) * absolute)
+    return float(torch.where(finite & (excess > 0), error, 0.0).max())
+
+
+def worst_image_error(output: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest ||output - truth|| / ||truth|| over the images of a batch; NaN where an output is not finite.
+
+    Images whose truth is 0 everywhere are left out.
+    """
+    if not bool(output.isfinite().all()):
+        return nan
+    difference = torch.linalg.vector_norm((output.double() - truth).flatten(1), dim=1)
+    norm = torch.linalg.vector_norm(truth.flatten(1), dim=1)
+    return float(torch.where(norm > 0, difference / norm, 0.0).max())
 
 
 def measure(
@@ -122,20 +132,27 @@ def _measure_case(
         except (NotRunnable, UnsupportedProblem) as reason:
             for name in MAGNITUDES:
                 yield _not_run(case, offer, name, reason)
-    for name, factors_of in MAGNITUDES.items():
-        factors = factors_of(p)
-        torch.mul(normal[0], factors.input.to(device), out=operands.input)
-        torch.mul(normal[1], factors.weight.to(device), out=operands.weight)
+    terms = p.group_channels * p.filter_area
+    for name, make in MAGNITUDES.items():
+        # A generator of its own: a kind of data stays the same when another is added or changed.
+        data = make(p, *normal, torch.Generator(device).manual_seed(zlib.crc32(f"{case.label} {name}".encode())))
+        operands.input.copy_(data.input)
+        operands.weight.copy_(data.weight)
         truth = reference.conv2d(operands.input, operands.weight, **p.geometry)
-        unit = factors.output.to(device, torch.float64)
+        absolute = reference.conv2d(operands.input.abs(), operands.weight.abs(), **p.geometry)
         for offer, call in calls:
             operands.output.fill_(torch.nan)
             try:
-                error = relative_error(call(), truth, unit)
+                output = call()
+                errors = (
+                    relative_error(output, truth, data.unit),
+                    componentwise_error(output, truth, absolute, terms),
+                    worst_image_error(output, truth),
+                )
             except (NotRunnable, UnsupportedProblem) as reason:
                 yield _not_run(case, offer, name, reason)
             else:
-                yield Row(case, offer.provider, offer.algorithm, name, "ok", rel_l2_error=error)
+                yield Row(case, offer.provider, offer.algorithm, name, "ok", "", *errors)
 
 
 def _not_run(case: Case, offer: Offer, magnitudes: str, reason: NotRunnable | UnsupportedProblem) -> Row:
@@ -155,19 +172,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.measure.accuracy", description="Errors on data of far from ordinary magnitudes."
     )
-    parser.parse_args(arguments)
+    parser.add_argument(
+        "--net",
+        nargs="+",
+        metavar="NETWORK",
+        help="a quick look at the layers of these networks of the paper alone",
+    )
+    parser.add_argument(
+        "--out",
+        type=command.folder,
+        help=f"results folder (default: results/DEVICE/{FOLDER}, or results/DEVICE/{SLICE} with --net)",
+    )
+    options = parser.parse_args(arguments)
     precision.set_for_process(FP32)
-    return command.exit_code("harness.measure.accuracy", lambda: _run(arguments))
+    line = environment.command_line("harness.measure.accuracy", arguments)
+    return command.exit_code("harness.measure.accuracy", lambda: _run(options, line))
 
 
-def _run(arguments: Sequence[str] | None) -> None:
+def _run(options: argparse.Namespace, line: str) -> None:
+    sweep = load_sweep("paper", networks=options.net, batches=[BATCH])
     entered = {provider: contenders.load(provider) for provider in SHOWN}
-    sweep = load_sweep("paper", batches=[BATCH])
     device = torch.device("cuda", torch.cuda.current_device())
-    folder = environment.results_folder(FOLDER)
+    folder = options.out or environment.results_folder(SLICE if options.net else FOLDER)
     path = write(folder, measure(sweep.cases, entered, device, sweep.workspace_limit))
-    environment.report_gpu(folder, environment.command_line("harness.measure.accuracy", arguments), alone=True)
-    print(magnitudes_table(read(path)))
+    environment.report_gpu(folder, line, alone=True)
+    print(tables_of(read(path)))
     print(f"written: {path}")
 
 

@@ -1,4 +1,5 @@
-"""The choice of auto: beside the best of cuConv's own algorithms, and without each of them.
+"""The choices of auto and batch_invariant: auto beside the best of cuConv's own algorithms, and without each of them;
+what batch_invariant costs.
 
 Every algorithm has rows by name beside those of auto, so the choice can be judged from measurements.csv alone. The row
 of auto says in its detail which algorithm it chose.
@@ -16,15 +17,27 @@ from harness.precision import FP32, PRECISIONS, TF32
 from harness.report.markdown import NONE, markdown, of, times
 from harness.report.provenance import mixture
 from harness.report.speedups import by_batch
-from harness.results.comparisons import AUTO, CASE, Results, each, fastest, geometric_mean, problem_of, timed
+from harness.results.comparisons import (
+    AUTO,
+    BATCH_INVARIANT,
+    CASE,
+    Results,
+    each,
+    fastest,
+    geometric_mean,
+    grouped,
+    problem_of,
+    rivals,
+    timed,
+)
 
 CUCONV = "cuconv"
 NEAR = 1.15  # time of auto over that of the best of its own algorithms
 
 
 def named() -> tuple[str, ...]:
-    """The names of the library's algorithms, in order of display."""
-    return tuple(name for name in registry.PROVIDERS[CUCONV].algorithms if name != AUTO)
+    """The names of the library's algorithms, in order of display, without the choices among them."""
+    return tuple(name for name in registry.PROVIDERS[CUCONV].algorithms if name not in (AUTO, BATCH_INVARIANT))
 
 
 def choice(results: Results, precision: str = FP32) -> pd.DataFrame:
@@ -74,7 +87,8 @@ def choice_table(results: Results, precision: str = FP32) -> str:
 
 def _warned(table: str, results: Results, *precisions: str) -> str:
     """A table, and a sentence below it where the rows of the library in these precisions are of several codes."""
-    warning = mixture(results, _ours(results, *precisions))
+    rows = _ours(results, *precisions)
+    warning = mixture(results, rows[rows.algorithm.isin([AUTO, *named()])])
     return f"{table}\n\n{warning}" if warning else table
 
 
@@ -167,3 +181,28 @@ def _facts(table: pd.DataFrame, name: str) -> dict[str, str]:
 def _counts(values: Iterable[int], shape: str) -> str:
     """Each value with the number of its cases: "3x3 (128), 5x5 (31)"."""
     return ", ".join(f"{shape.format(value)} ({count})" for value, count in sorted(Counter(values).items())) or NONE
+
+
+def invariance_table(results: Results) -> str:
+    """The time of batch_invariant over that of auto by filter and batch size, and its speedup over the best rival.
+
+    All in FP32, as geometric means over the cases where each of the three has a time. Without batch_invariant a
+    sentence says so.
+    """
+    ours = _ours(results, FP32)
+    theirs = fastest(rivals(timed(results.frame, FP32), results.comparison))
+    table = ours[ours.algorithm == BATCH_INVARIANT][[*CASE, "mean_us"]]
+    for name, rows in (("auto_us", ours[ours.algorithm == AUTO]), ("rival_us", theirs)):
+        table = table.merge(rows[[*CASE, "mean_us"]].rename(columns={"mean_us": name}), on=CASE)
+    if table.empty:
+        return f"batch_invariant was not measured on {results.device}."
+    table = table.assign(cost=table.mean_us / table.auto_us, speedup=table.rival_us / table.mean_us)
+    filters = sorted(table.k.unique())
+    body = []
+    for batch, rows in by_batch(table):
+        cost_of = {k: geometric_mean(members.cost) for k, members in grouped(rows, "k")}
+        costs = [times(cost_of[k]) if k in cost_of else NONE for k in filters]
+        won = of(int((rows.speedup > 1).sum()), len(rows))
+        body.append([batch, *costs, times(geometric_mean(rows.cost)), times(geometric_mean(rows.speedup)), won])
+    header = ["batch", *(f"{k}x{k}" for k in filters), "all", f"over {results.comparison.rivals_label}", "won"]
+    return markdown(header, body)

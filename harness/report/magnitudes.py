@@ -1,4 +1,4 @@
-"""The table of errors where magnitudes are far from ordinary, from accuracy.csv alone."""
+"""The tables of errors where magnitudes are far from ordinary, from accuracy.csv alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ PLAIN = ("cudnn", "implicit_gemm")  # a plain FP32 sum: cuConv may have twice it
 
 
 def magnitudes_of(results: Results) -> str:
-    """The table of the device's accuracy.csv, or a sentence that says how to measure one."""
+    """The tables of the device's accuracy.csv, or a sentence that says how to measure one."""
     path = results.folder.parent / accuracy.FOLDER / accuracy.CSV
     if not path.exists():
         return f"Not measured on {results.device}: run 'python -m harness.measure.accuracy' there."
-    return magnitudes_table(accuracy.read(path))
+    return tables_of(accuracy.read(path))
+
+
+def tables_of(frame: pd.DataFrame) -> str:
+    """The norm-wise errors, then the componentwise ones or a sentence that these are not measured.
+
+    frame: as `harness.results.accuracy.read` returns it.
+    """
+    again = "Componentwise errors are not measured: run 'python -m harness.measure.accuracy' again."
+    table = componentwise_table(frame)
+    titled = f"Componentwise error c, which is about 1 or less for a plain FP32 sum: worst.\n\n{table}"
+    return f"{magnitudes_table(frame)}\n\n{titled if table else again}"
 
 
 def magnitudes_table(frame: pd.DataFrame) -> str:
@@ -43,6 +54,35 @@ def magnitudes_table(frame: pd.DataFrame) -> str:
             errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
             body.append([registry.shown(provider, name), *errors, over])
     return markdown(["algorithm", *kinds, "over 2x implicit_gemm"], body)
+
+
+def componentwise_table(frame: pd.DataFrame) -> str:
+    """Algorithms x magnitudes: the worst componentwise error over the cases that ran, and over all kinds at the end.
+
+    It is "bad" where an output is not finite, and "inf" where one is not 0 although all its products are. The result is
+    empty for a file of an older version, which has no such errors.
+    """
+    ran = frame[frame.status == "ok"]
+    if ran.componentwise_error.isna().all():
+        return ""
+    kinds, body = list(dict.fromkeys(frame.magnitudes)), []
+    for provider in SHOWN:
+        for name in registry.PROVIDERS[provider].algorithms:
+            mine = ran[(ran.provider == provider) & (ran.algorithm == name)]
+            if mine.empty:
+                continue
+            errors = [_worst(mine[mine.magnitudes == kind].componentwise_error) for kind in kinds]
+            body.append([registry.shown(provider, name), *errors, _worst(mine.componentwise_error)])
+    return markdown(["algorithm", *kinds, "all kinds"], body)
+
+
+def _worst(errors: pd.Series) -> str:
+    if errors.empty:
+        return NONE
+    if errors.isna().any():
+        return "bad"
+    worst = errors.max()
+    return f"{worst:.1f}" if worst < 1000 else f"{worst:.0e}"
 
 
 def _median_and_worst(errors: pd.Series) -> str:

@@ -23,7 +23,7 @@ from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, PRECISIONS
 from harness.report import figures
 from harness.report.algorithms import accuracy_table
-from harness.report.choice import algorithm_table, choice_table, losses_table, named
+from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import depthwise_table, memory_bound_table
@@ -180,6 +180,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),
+    "invariance": lambda results, plots: invariance_table(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),
     "depthwise": lambda results, plots: depthwise_table(_other(results, "grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),

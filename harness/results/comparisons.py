@@ -27,7 +27,7 @@ from harness.results.times import HOT, TIMES, at_time
 
 CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
-AUTO = "auto"  # the library's own choice
+AUTO, BATCH_INVARIANT = "auto", "batch_invariant"  # the library's own choices among its algorithms
 CPU = "cpu"
 NEARLY_ALL = 0.95  # of a sweep's cases
 COMPARISON_COLUMNS = (

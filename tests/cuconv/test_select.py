@@ -2,13 +2,14 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import A100, H200
-from cuconv.select import plan, predicted_us
+from cuconv.select import BATCH_INVARIANT, plan, predicted_us
 from harness.catalogue import load_sweep
 
 LAYERS = [case.problem for case in load_sweep("paper", batches=[1]).cases]
@@ -106,3 +107,31 @@ def test_predicted_times_are_possible(device):
             us = predicted_us(problem, device, chosen)
             products = problem.flop * ((problem.kw + 3) / 4 / problem.kw if "winograd" in chosen.algorithm else 1)
             assert us > max(0.7, products / 310e6), problem.label  # a launch takes 0.7 us at least
+
+
+@pytest.mark.parametrize("sweep", ["paper", "strided", "grouped", "fully_connected"])
+def test_the_sums_of_an_image_are_added_alike_in_every_batch(sweep):
+    for layer in dict.fromkeys(replace(case.problem, n=1) for case in load_sweep(sweep).cases):
+        plans = [plan(replace(layer, n=n), H200, BATCH_INVARIANT) for n in (1, 2, 3, 8, 27, 64, 100, 256, 512, 1000)]
+        ways = {(one.algorithm, one.precision, ALGORITHMS[one.algorithm].summation(one.config)) for one in plans}
+        assert len(ways) == 1, layer.label
+
+
+def test_alike_in_every_batch_is_no_slower_than_each_algorithm_that_is():
+    problem = ConvProblem(8, 256, 28, 28, 256, 3, 3, 1, 1)
+    chosen = plan(problem, H200, BATCH_INVARIANT)
+    assert chosen.algorithm in ALGORITHMS and ALGORITHMS[chosen.algorithm].summation(chosen.config) is not None
+    auto = plan(problem, H200)
+    assert predicted_us(problem, H200, auto) <= predicted_us(problem, H200, chosen)
+
+
+@pytest.mark.parametrize("algorithm", ["fp16x3", "fp16x3_winograd"])
+def test_stream_k_depends_on_the_batch(algorithm):
+    chosen = plan(ConvProblem(8, 256, 28, 28, 256, 3, 3, 1, 1), H200, algorithm)
+    assert ALGORITHMS[algorithm].summation(chosen.config) is None
+
+
+@each_device
+def test_alike_in_every_batch_plans_any_shape(device):
+    for problem in random_problems(100):
+        assert plan(problem, device, BATCH_INVARIANT).algorithm in ALGORITHMS

@@ -10,6 +10,7 @@ from harness.results import proof
 
 HERE = Path(__file__).parent
 OPTIONAL = "optional:"  # begins the reason of a skipped test that the proof does without
+SLOW = ("test_supervisor.py",)  # files whose tests start first, so that no worker is left alone with them at the end
 
 
 def pytest_configure(config):
@@ -21,7 +22,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Skip the tests of this folder where there is no GPU."""
+    """Start with the slow tests. Skip the tests of this folder where there is no GPU."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
     if torch.cuda.is_available():
         return
     for item in items:

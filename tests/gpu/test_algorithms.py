@@ -19,7 +19,7 @@ from tests.gpu.problems import (
     rel_l2_error,
 )
 
-ALGORITHMS = ["auto", *algorithms()]
+ALGORITHMS = ["auto", "batch_invariant", *algorithms()]
 SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
 SMALL_POINTWISE = ConvProblem(3, 24, 14, 13, 40, 1, 1)
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -33,7 +33,7 @@ PROBLEMS = [  # layers of the networks first, then odd sizes
     ConvProblem(1, 3, 5, 7, 2, 3, 5, 0, 2),
 ]
 MUST_RUN = {
-    "cuconv": {"auto", *algorithms()},
+    "cuconv": {"auto", "batch_invariant", *algorithms()},
     "cuconv_prepared": {"auto"},
     "cudnn": {"implicit_gemm", "implicit_precomp_gemm", "gemm"},
     "cudnn_engine": set(),  # cuDNN names them: at least three

@@ -40,12 +40,18 @@ MULTIPLIER = ConvProblem(3, 10, 13, 12, 30, 3, 3, 1, 1, groups=10)
 PAIRS = ConvProblem(2, 12, 14, 14, 24, 3, 3, 1, 1, stride_h=2, stride_w=1, groups=6)
 FOURS = ConvProblem(3, 32, 14, 14, 32, 3, 3, 1, 1, groups=8)
 EIGHTS = ConvProblem(2, 24, 9, 10, 12, 3, 3, 1, 1, groups=3)
+# More groups than an H200 stages at a time, so that blocks go from batch to batch.
+MANY = ConvProblem(66, 200, 14, 14, 200, 3, 3, 1, 1, groups=200)
+MANY_ODD = ConvProblem(131, 301, 7, 7, 301, 5, 5, 2, 2, groups=301)
+MANY_FOURS = ConvProblem(70, 256, 10, 9, 256, 3, 3, 1, 1, groups=64)
 PROBLEMS = [
     EVEN, HALVES, SMALL, STRIDED, THIRD, DILATED, APART, SEVEN, LARGE, NINE, FLAT, PADDED, MULTIPLIER, PAIRS, FOURS,
-    EIGHTS,
+    EIGHTS, MANY, MANY_ODD, MANY_FOURS,
 ]  # fmt: skip
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-each_layout = pytest.mark.parametrize("problem", [EVEN, SMALL, STRIDED, FOURS], ids=lambda problem: problem.label)
+each_layout = pytest.mark.parametrize(
+    "problem", [EVEN, SMALL, STRIDED, FOURS, MANY_ODD], ids=lambda problem: problem.label
+)
 
 
 @each_problem

@@ -23,7 +23,7 @@ from tests.gpu.problems import (
     rel_l2_error,
 )
 
-each_algorithm = pytest.mark.parametrize("algorithm", ["auto", *algorithms()])
+each_algorithm = pytest.mark.parametrize("algorithm", ["auto", "batch_invariant", *algorithms()])
 each_sparse = pytest.mark.parametrize("problem", SPARSE, ids=lambda problem: problem.label)
 
 

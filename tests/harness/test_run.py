@@ -316,6 +316,13 @@ def test_a_users_file_may_not_take_the_name_of_a_sweep(tmp_path, capsys):
     assert harness("--device", "cpu", "--config", "configs/smoke.yaml", "--dry-run") == 0
 
 
+def test_the_summary_of_a_folder_without_rows_says_so(tmp_path, capsys):
+    with ResultsFolder(tmp_path):
+        pass
+    run._print_summary(tmp_path, load_sweep("smoke"), "cpu", SimpleNamespace(precision="fp32"))
+    assert "0 rows" in capsys.readouterr().out
+
+
 def test_a_sweep_of_errors_alone_is_no_success(tmp_path, capsys):
     own = tmp_path / "mine.yaml"
     own.write_text("layers:\n  - {name: vast, hw: 1000000000, c: 3, m: 4, k: 3, pad: 1}\nbatch_sizes: [1]\n")

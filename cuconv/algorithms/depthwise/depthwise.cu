@@ -14,8 +14,12 @@
 // as zeros that are multiplied, so Inf and NaN go where a plain sum takes them.
 //
 // STAGED 0: every thread reads its windows from global memory, and the L1 cache serves what neighbours share.
-// STAGED 1, for small planes: a block has whole groups. Their planes and weights lie side by side, so the block copies
-// them to shared memory in whole vectors, whatever the length of a row, and writes its outputs in the same way.
+// STAGED 1, for small planes: a block has batches of whole groups. Their planes and weights lie side by side, so the
+// block copies them to shared memory in whole vectors, whatever the length of a row, and writes its outputs in the same
+// way. With two buffers it copies the next batch while it computes one:
+//
+//     buffer 0   [ fetch batch 0 ][ compute ][ write ][ fetch batch 2 ...
+//     buffer 1                    [ fetch batch 1 ]   [ compute ][ write ] ...
 //
 // THREADS                threads of a block
 // COLUMNS ROWS FILTERS   outputs of a strip; FILTERS divides the filters of a group
@@ -25,6 +29,7 @@
 // VECTOR                 elements of a row that are loaded at a time: 1, 2 or 4; divides the width of a row
 // LEAD                   elements from a multiple of VECTOR in a row to the window's first element
 // OUT_VECTOR             outputs that are stored at a time: 1, 2 or 4; divides COLUMNS and the width of a row
+// BUFFERS                if STAGED, 1 where a block has one batch, 2 where it goes from batch to batch
 // ALIGNED                if STAGED, 1 where the block's planes can be copied four elements at a time
 // CHANNEL_GROUPS         unused: the number of groups is an argument, so that layers of all widths share a variant
 //
@@ -249,10 +254,15 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// cp.async.commit_group and .wait_group: waits for all groups of copies but the last PENDING.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 
 // Copies, by all threads of the block: from global to shared memory, which wait_for_copies() waits for, and back. The
-// floats beyond whole vectors are the end of the last block.
+// floats beyond whole vectors are the end of the last batch.
 __device__ __forceinline__ void fetch_block(float* to, const float* from, int floats) {
     const int vectors = ALIGNED ? floats / 4 : 0;
     for (int i = threadIdx.x; i < vectors; i += THREADS) copy_async<4>(to + i * 4, from + i * 4);
@@ -264,6 +274,16 @@ __device__ __forceinline__ void write_block(float* to, const float* from, int fl
         reinterpret_cast<float4*>(to)[i] = reinterpret_cast<const float4*>(from)[i];
     for (int i = vectors * 4 + threadIdx.x; i < floats; i += THREADS) to[i] = from[i];
 }
+
+// The batches of groups, counted over all images; the last one may be in part.
+struct Batches {
+    unsigned groups, group_units, units;  // groups of a batch, units of a group, all units
+
+    __device__ __forceinline__ unsigned first_unit(unsigned batch) const { return batch * groups * group_units; }
+    __device__ __forceinline__ unsigned units_of(unsigned batch) const {
+        return min(groups * group_units, units - first_unit(batch));
+    }
+};
 
 // Before the first access to global memory: waits for the kernel ahead, then lets the next one start. `place` depends
 // on the index arithmetic, which comes first.
@@ -277,53 +297,66 @@ __device__ __forceinline__ void start(const float* input, unsigned place) {
 // units:        blocks of FILTERS filters, in all images; those of a group are neighbours, as are groups
 // strips_*:     strips of a plane along a row and down the plane
 // layer_units:  units of an image; group_units: units of a group. After each divisor follows its packed multiplier.
-// block_groups: groups of a block, if STAGED
+// block_groups: groups of a batch, if STAGED; batches: of all blocks
 // The bound of one block an SM lets the compiler have as many loads under way as registers allow, without spills.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     depthwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
               float* __restrict__ output, int64 height, int64 width, int64 pad_h, int64 pad_w, int64 out_h,
               int64 out_w, int64 relu, int64 units, int64 strips_x, int64 strips_x_packed, int64 strips_y,
               int64 strips_y_packed, int64 layer_units, int64 layer_units_packed, int64 group_units,
-              int64 group_units_packed, int64 block_groups) {
+              int64 group_units_packed, int64 block_groups, int64 batches) {
     const Problem p = {(int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
     const Divider by_strips_x(strips_x, strips_x_packed), by_strips_y(strips_y, strips_y_packed);
     const Divider by_layer_units(layer_units, layer_units_packed), by_group_units(group_units, group_units_packed);
     const int64 plane = height * width, out_plane = out_h * out_w;
     unsigned within;  // the layer or the group
 #if STAGED
-    // The block's first group and first unit; groups are counted over all images.
-    const unsigned first_group = blockIdx.x * (unsigned)block_groups, first_unit = first_group * (unsigned)group_units;
-    const unsigned block_units = min((unsigned)(block_groups * group_units), (unsigned)units - first_unit);
-    const unsigned groups = by_group_units(block_units, within);
-    const unsigned filters = layer_units * FILTERS;
-    by_layer_units(first_unit, within);
-    const unsigned first_filter = within * FILTERS;
-
-    // In shared memory: input, outputs, weights. The first two are multiples of four floats, except in the last block.
+    // In shared memory: for each buffer input and weights, and then outputs. All begin at multiples of four floats.
     extern __shared__ float4 shared[];
-    float* const inputs = reinterpret_cast<float*>(shared);
-    float* const outputs = inputs + (block_groups * GROUP_CHANNELS * (int)plane + 3) / 4 * 4;
-    float* const weights = outputs + (block_groups * group_units * FILTERS * (int)out_plane + 3) / 4 * 4;
-    start(input, first_filter);
-    fetch_block(inputs, input + first_group * (GROUP_CHANNELS * plane), groups * GROUP_CHANNELS * (int)plane);
-    for (unsigned i = threadIdx.x; i < block_units * FILTERS * FILTER_FLOATS; i += THREADS) {
-        const unsigned place = first_filter * FILTER_FLOATS + i, end = filters * FILTER_FLOATS;
-        copy_async<1>(weights + i, weight + (place < end ? place : place - end));  // the next image follows
-    }
-    wait_for_copies();
-    __syncthreads();
+    const int input_floats = ((int)block_groups * GROUP_CHANNELS * (int)plane + 3) / 4 * 4;
+    const int buffer_floats =
+        input_floats + ((int)(block_groups * group_units) * FILTERS * FILTER_FLOATS + 3) / 4 * 4;
+    float* const buffers = reinterpret_cast<float*>(shared);
+    float* const outputs = buffers + BUFFERS * buffer_floats;
+    const Batches all = {(unsigned)block_groups, (unsigned)group_units, (unsigned)units};
+    const auto fetch_batch = [&](unsigned batch, float* to) {
+        const unsigned first_unit = all.first_unit(batch), batch_units = all.units_of(batch);
+        const unsigned groups = by_group_units(batch_units, within), filters = layer_units * FILTERS;
+        fetch_block(to, input + batch * block_groups * (GROUP_CHANNELS * plane), groups * GROUP_CHANNELS * (int)plane);
+        by_layer_units(first_unit, within);
+        for (unsigned i = threadIdx.x; i < batch_units * FILTERS * FILTER_FLOATS; i += THREADS) {
+            const unsigned place = within * FILTERS * FILTER_FLOATS + i, end = filters * FILTER_FLOATS;
+            copy_async<1>(to + input_floats + i, weight + (place < end ? place : place - end));  // of the next image
+        }
+        commit_copies();
+    };
+    start(input, all.first_unit(blockIdx.x));
+    fetch_batch(blockIdx.x, buffers);
 
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < block_units * (unsigned)(strips_x * strips_y); i += THREADS) {
-        const Strip strip(i, by_strips_x, by_strips_y);
-        const float* const channels = inputs + by_group_units(strip.unit, within) * GROUP_CHANNELS * (int)plane;
-        Sums sums(strip, channels, weights + strip.unit * (FILTERS * FILTER_FLOATS), p);
-        by_layer_units(first_unit + strip.unit, within);
-        const float* const shift = bias ? bias + within * FILTERS : nullptr;
-        sums.write(strip, outputs + strip.unit * FILTERS * (int)out_plane, shift, relu, p);
+    for (unsigned batch = blockIdx.x, turn = 0; batch < (unsigned)batches; batch += gridDim.x, ++turn) {
+        const float* const inputs = buffers + turn % BUFFERS * buffer_floats;
+        const float* const weights = inputs + input_floats;
+        const unsigned first_unit = all.first_unit(batch), batch_units = all.units_of(batch);
+        if (BUFFERS > 1 && batch + gridDim.x < (unsigned)batches) {
+            fetch_batch(batch + gridDim.x, buffers + (turn + 1) % BUFFERS * buffer_floats);
+            wait_for_copies<1>();
+        } else {
+            wait_for_copies<0>();
+        }
+        __syncthreads();  // the batch is there, and the outputs of the one before are written
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < batch_units * (unsigned)(strips_x * strips_y); i += THREADS) {
+            const Strip strip(i, by_strips_x, by_strips_y);
+            const float* const channels = inputs + by_group_units(strip.unit, within) * GROUP_CHANNELS * (int)plane;
+            Sums sums(strip, channels, weights + strip.unit * (FILTERS * FILTER_FLOATS), p);
+            by_layer_units(first_unit + strip.unit, within);
+            const float* const shift = bias ? bias + within * FILTERS : nullptr;
+            sums.write(strip, outputs + strip.unit * FILTERS * (int)out_plane, shift, relu, p);
+        }
+        __syncthreads();  // the outputs are complete, and the buffer may be filled again
+        write_block(output + first_unit * (FILTERS * out_plane), outputs, batch_units * FILTERS * (int)out_plane);
     }
-    __syncthreads();
-    write_block(output + first_unit * (FILTERS * out_plane), outputs, block_units * FILTERS * (int)out_plane);
 #else
     const Strip strip(blockIdx.x * THREADS + threadIdx.x, by_strips_x, by_strips_y);
     const unsigned group = by_group_units(strip.unit, within);

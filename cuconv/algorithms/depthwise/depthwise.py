@@ -1,13 +1,14 @@
 """Grouped convolution with few channels a group, as plain FP32 sums: depthwise layers, and groups of up to 8 channels.
 
 A thread computes a strip of neighbouring outputs and reads the input through the L1 cache. For small planes a block
-may instead stage whole groups in shared memory. `depthwise.cu` has the kernel, docs/depthwise.md the design.
+may instead stage whole groups in shared memory: one batch of them or, with two buffers, batch after batch.
+`depthwise.cu` has the kernel, docs/depthwise.md the design.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, gcd, hypot
 from pathlib import Path
@@ -31,8 +32,9 @@ STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes
 
 THREADS = (64, 128, 256)
 COLUMNS, ROWS = (1, 2, 4), (1, 2, 4, 7)  # of a strip that is read from global memory; 7 divides many layers' planes
-STAGED_COLUMNS, STAGED_ROWS = (4, 7), (1, 2, 4)  # of a strip that is read from shared memory
+STAGED_COLUMNS, STAGED_ROWS = (4, 7), (1, 2, 4, 7)  # of a strip that is read from shared memory
 FILTERS = (1, 2, 4)  # of a strip
+BUFFERS = (1, 2)
 MAX_STAGED_BYTES = 48 * 1024  # of a block, so that an SM holds several
 SM_THREADS, SM_BLOCKS, WARP = 2048, 32, 32  # limits of an SM; lanes of a warp
 
@@ -92,7 +94,8 @@ class Strip:
 class DepthwiseConfig:
     """A launch configuration: the strip of a thread, and the grid.
 
-    groups: the groups that a block stages in shared memory; 0 where threads read global memory.
+    groups: the groups that a block stages in shared memory at a time; 0 where threads read global memory.
+    buffers: 2 where a block goes from batch to batch of such groups, and fetches one while it computes another.
     overlap: whether the device lets the kernel start while the one ahead in the stream ends.
     """
 
@@ -102,11 +105,17 @@ class DepthwiseConfig:
     blocks: int
     shared_bytes: int
     overlap: bool
+    buffers: int = 1
     workspace_bytes: int = 0
+
+    def batches(self, problem: ConvProblem) -> int:
+        """The batches of groups that all blocks stage; the number of blocks where they stage none."""
+        return ceil(problem.n * problem.groups / self.groups) if self.groups else self.blocks
 
     def __str__(self) -> str:
         strip = f"strip={self.strip.rows}x{self.strip.columns}x{self.strip.filters}"
         staged = f" groups={self.groups}" if self.groups else ""
+        staged += f" buffers={self.buffers}" if self.buffers > 1 else ""
         return f"{strip} threads={self.threads}{staged} grid={self.blocks} shared={self.shared_bytes}"
 
 
@@ -120,13 +129,15 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
     def variants(self, arch: str) -> list[Macros]:
         """A sample: every strip of a 3x3 filter, and filters, strides, dilations and groups of other kinds."""
         layer = ConvProblem(1, 32, 56, 56, 32, 3, 3, 1, 1, groups=32)
-        strips = [(layer, Strip(rows, columns, 1), 0) for rows, columns in product(ROWS, COLUMNS)]
         small = ConvProblem(1, 32, 7, 7, 32, 3, 3, 1, 1, groups=32)
-        strips += [(small, Strip(rows, columns, 1), 4) for rows, columns in product(STAGED_ROWS, STAGED_COLUMNS)]
+        configs = [(layer, _sample(Strip(*size, 1))) for size in product(ROWS, COLUMNS)]
+        staged = product(STAGED_ROWS, STAGED_COLUMNS, BUFFERS)
+        configs += [(small, _sample(Strip(rows, columns, 1), 4, buffers)) for rows, columns, buffers in staged]
         for other in SAMPLES:
             of_layer = list(_strips(other))
-            strips += [(other, *of_layer[place]) for place in (0, len(of_layer) // 2, -1)]
-        found = [_macros(*strip, aligned) for strip in strips for aligned in (True, False)]
+            widest = max(of_layer, key=lambda one: one[0].filters)
+            configs += [(other, _sample(*one)) for one in (of_layer[0], of_layer[len(of_layer) // 2], widest)]
+        found = [_macros(*config, aligned) for config in configs for aligned in (True, False)]
         return [macros for place, macros in enumerate(found) if macros not in found[:place]]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[DepthwiseConfig]:
@@ -134,13 +145,20 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         _check(problem)
         overlap = device.compute_capability >= (9, 0)
         found = []
-        for (strip, quantum), threads in product(_strips(problem), THREADS):
+        for (strip, quantum), threads, buffers in product(_strips(problem), THREADS, BUFFERS):
             strips = strip.count(problem)
             groups = _block_groups(problem, strip, quantum, threads)
-            shared_bytes = _shared_bytes(problem, groups)
+            shared_bytes = _shared_bytes(problem, groups, buffers)
             blocks = ceil(problem.n * problem.groups / groups) if groups else ceil(strips / threads)
-            if strips <= MAX_INDEX - max(THREADS) and shared_bytes <= MAX_STAGED_BYTES:
-                found.append(DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap))
+            if strips > MAX_INDEX - max(THREADS) or shared_bytes > MAX_STAGED_BYTES:
+                continue
+            config = DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap, buffers)
+            if buffers > 1:
+                blocks = device.sm_count * _resident_blocks(config, problem, device)
+                if not groups or blocks >= config.blocks:
+                    continue
+                config = replace(config, blocks=blocks)
+            found.append(config)
         if not found:
             raise UnsupportedProblem(
                 f"{problem.label}: {problem.n * problem.m * problem.out_pixels} outputs are too many for 32-bit "
@@ -155,16 +173,18 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         the SM issues; its cache; and device memory. Their norm goes from one to the other.
         """
         strip, staged = config.strip, config.groups > 0
-        macros = _macros(problem, strip, config.groups, aligned=True)
+        macros = _macros(problem, config, aligned=True)
         windows, weights = loads_of(problem, macros)
         outputs = strip.rows * strip.columns
-        strips_of_block = ceil(strip.count(problem) / config.blocks)
-        rounds = ceil(strips_of_block / config.threads)
-        blocks = ceil(config.blocks / device.sm_count)
+        batches = config.batches(problem)
+        strips_of_batch = ceil(strip.count(problem) / batches)
+        rounds = ceil(strips_of_batch / config.threads)
+        blocks = ceil(batches / device.sm_count)  # of an SM, or batches
         waves = max(1.0, blocks / _resident_blocks(config, problem, device))
         strip_us = costs.load * (windows + weights) / 2**4 + costs.chain * outputs * weights / 2**8
-        latency_us = waves * (costs.stage * staged + rounds * strip_us)
-        warps = blocks * ceil(strips_of_block / WARP)
+        fetches = 1 if config.buffers > 1 else waves  # that nothing overlaps
+        latency_us = fetches * costs.stage * staged + waves * rounds * strip_us
+        warps = blocks * ceil(strips_of_batch / WARP)
         stores = outputs * strip.filters / macros["OUT_VECTOR"]
         issue_us = (costs.issue * (windows + weights) + costs.store * stores) / 2**10
         issue_us += costs.multiply * outputs * weights * WARP / 2**16
@@ -176,6 +196,10 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         memory_us += costs.memory_pieces * pieces * written_mib
         return costs.start + hypot(latency_us, warps * issue_us, warps * fetch_us, memory_us)
 
+    def summation(self, config: DepthwiseConfig) -> tuple[int, ...]:
+        """Nothing: each sum is one chain in the order of channels and filter positions."""
+        return ()
+
     def launches(self, problem: ConvProblem, config: DepthwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
         p, strip = problem, config.strip
@@ -183,8 +207,17 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         divisors = (along, down, p.m // strip.filters, p.group_filters // strip.filters)
         sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, int(relu), strip.units(p))
         packed = [number for divisor in divisors for number in (divisor, packed_divisor(divisor))]
-        arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, config.groups)
-        macros = _macros(p, strip, config.groups, aligned, config.threads)
+        arguments: tuple[Address | int, ...] = (
+            INPUT,
+            WEIGHT,
+            BIAS,
+            OUTPUT,
+            *sizes,
+            *packed,
+            config.groups,
+            config.batches(p),
+        )
+        macros = _macros(p, config, aligned)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, config.overlap),)
 
@@ -242,6 +275,11 @@ def _positions(outputs: int, kernel: int, stride: int, dilation: int) -> set[int
     return {output * stride + k * dilation for output in range(outputs) for k in range(kernel)}
 
 
+def _sample(strip: Strip, groups: int = 0, buffers: int = 1) -> DepthwiseConfig:
+    """A configuration for its macros alone."""
+    return DepthwiseConfig(strip, groups, THREADS[1], 1, 0, True, buffers)
+
+
 def _depth(problem: ConvProblem) -> int:
     """The products of an output."""
     return problem.group_channels * problem.filter_area
@@ -251,7 +289,7 @@ def _strips(problem: ConvProblem) -> Iterator[tuple[Strip, int]]:
     """The strips for a layer, each with 0 or, to stage planes, with the number of groups that are whole vectors."""
     p, quantum = problem, _quantum(problem)
     kinds: list[tuple[Sequence[int], Sequence[int], int]] = [(ROWS, COLUMNS, 0)]
-    if quantum <= p.groups and _shared_bytes(p, quantum) <= MAX_STAGED_BYTES:
+    if quantum <= p.groups and _shared_bytes(p, quantum, 1) <= MAX_STAGED_BYTES:
         kinds.append((STAGED_ROWS, STAGED_COLUMNS, quantum))
     for all_rows, all_columns, groups in kinds:
         for rows, columns, filters in product(_sizes(all_rows, p.out_h), _sizes(all_columns, p.out_w), FILTERS):
@@ -291,11 +329,12 @@ def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: int
     return quantum * min(max(1, threads // strips), problem.groups // quantum)
 
 
-def _shared_bytes(problem: ConvProblem, groups: int) -> int:
-    """The shared memory of a block that stages so many groups, in bytes: input, output and weights."""
+def _shared_bytes(problem: ConvProblem, groups: int, buffers: int) -> int:
+    """The shared memory of a block that stages so many groups, in bytes: buffers of input and weights, and output."""
     p = problem
-    planes = (groups * p.group_channels * p.h * p.w, groups * p.group_filters * p.out_pixels)
-    return FLOAT_BYTES * (sum(ceil(size / 4) * 4 for size in planes) + groups * p.group_filters * _depth(p))
+    sizes = (p.group_channels * p.h * p.w, p.group_filters * _depth(p), p.group_filters * p.out_pixels)
+    input, weights, output = (ceil(groups * size / 4) * 4 for size in sizes)
+    return FLOAT_BYTES * (buffers * (input + weights) + output)
 
 
 def _resident_blocks(config: DepthwiseConfig, problem: ConvProblem, device: DeviceSpec) -> int:
@@ -338,12 +377,13 @@ def _band(problem: ConvProblem, strip: Strip) -> int:
     return next((rows for rows in fitting if p.kh % rows == 0), 1)
 
 
-def _macros(problem: ConvProblem, strip: Strip, groups: int, aligned: bool, threads: int = THREADS[1]) -> Macros:
-    """The macros of the kernel variant for a layer. groups: those that a block stages, or 0."""
-    vector, out_vector = vectors_of(problem, strip, aligned or groups > 0)
+def _macros(problem: ConvProblem, config: DepthwiseConfig, aligned: bool) -> Macros:
+    """The macros of the kernel variant for a layer."""
+    strip, staged = config.strip, config.groups > 0
+    vector, out_vector = vectors_of(problem, strip, aligned or staged)
     geometry = geometry_macros(problem) | {"CHANNEL_GROUPS": 1}
     return {
-        "THREADS": threads,
+        "THREADS": config.threads,
         "ROWS": strip.rows,
         "COLUMNS": strip.columns,
         "FILTERS": strip.filters,
@@ -354,7 +394,8 @@ def _macros(problem: ConvProblem, strip: Strip, groups: int, aligned: bool, thre
         "VECTOR": vector,
         "LEAD": -problem.pad_w % vector,
         "OUT_VECTOR": out_vector,
-        "STAGED": int(groups > 0),
-        "ALIGNED": int(aligned and groups > 0),
+        "STAGED": int(staged),
+        "BUFFERS": config.buffers,
+        "ALIGNED": int(aligned and staged),
         **geometry,
     }

@@ -112,6 +112,13 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         publishers = c.blocks if c.tail_split_k > 1 else 0
         return (WeightPacking(c.filters, c.channels, c.products).launch(p, self.source, macros, publishers), main)
 
+    def summation(self, config: Fp16x3PointwiseConfig) -> tuple[int, ...] | None:
+        """The filters and channels that share a scale of the weights, and the consumers that share the reduction.
+
+        A pixel has scales of its own. None where the blocks of the last wave share the reduction of its tiles.
+        """
+        return (config.filters, config.channels, config.sharers) if config.tail_split_k == 1 else None
+
     def packing(self, problem: ConvProblem, config: Fp16x3PointwiseConfig) -> WeightPacking | None:
         """How the kernel ahead of the main one packs the weights; None where the blocks pack them."""
         return None if config.packs_weights else WeightPacking(config.filters, config.channels, config.products)

@@ -178,6 +178,10 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         start_us = costs.start if config.pointwise else costs.start + costs.taps
         return start_us + max(compute_us, memory_us(problem, costs.memory))
 
+    def summation(self, config: Config) -> tuple[int, ...]:
+        """The parts of the reduction: those of a block's warps and of a cluster's blocks."""
+        return config.tile.stage_depth, config.tile.warp_split_k, config.split_k
+
     def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
         """The launch of the one kernel."""
         vector = has_aligned_rows(problem, aligned)

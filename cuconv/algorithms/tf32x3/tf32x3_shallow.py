@@ -143,6 +143,10 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
         moved_us = scattered_us * written_mib + memory_us(problem, costs.memory)
         return costs.start + weights_us + hypot(iterations * hypot(latency_us, sm_warps * work_us), moved_us)
 
+    def summation(self, config: Tf32x3ShallowConfig) -> tuple[int, ...]:
+        """Nothing: a warp adds the whole reduction, in order."""
+        return ()
+
     def launches(
         self, problem: ConvProblem, config: Tf32x3ShallowConfig, aligned: bool, relu: bool
     ) -> tuple[Launch, ...]:

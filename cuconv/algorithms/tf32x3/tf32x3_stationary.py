@@ -168,6 +168,10 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
         moved_us = memory_us(problem, costs.memory) + costs.memory_unpaired * unpaired * written_mib
         return start_us + hypot(iterations * tile_us, moved_us)
 
+    def summation(self, config: Tf32x3StationaryConfig) -> tuple[int, ...]:
+        """Nothing: a warpgroup adds the whole reduction, in order."""
+        return ()
+
     def launches(
         self, problem: ConvProblem, config: Tf32x3StationaryConfig, aligned: bool, relu: bool
     ) -> tuple[Launch, ...]:

@@ -219,6 +219,13 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         compute_us += traffic_us * config.blocks / device.sm_count
         return costs.start + hypot(compute_us, memory_us(problem, costs.memory))
 
+    def summation(self, config: Config) -> tuple[int, ...] | None:
+        """The parts of the reduction: those of a block's warpgroups and of a cluster's blocks.
+
+        None for sizes of a cluster that are candidates for small batches alone.
+        """
+        return None if config.split_k in FILLING_CLUSTER_SIZES else (config.tile.warpgroup_split_k, config.split_k)
+
     def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         macros = _macros(problem, config.tile, config.split_k, aligned, config.products)

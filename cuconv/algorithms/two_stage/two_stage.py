@@ -108,6 +108,10 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
             us += passes * costs.planes_start + costs.planes * 2 * outputs_bytes * problem.filter_area / 1e6
         return us
 
+    def summation(self, config: TwoStageConfig) -> tuple[int, ...]:
+        """Nothing: a dot product is one chain along the channels, and the planes are added in order."""
+        return ()
+
     def launches(self, problem: ConvProblem, config: TwoStageConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
         """Both stages for each pass over the batch; a 1x1 filter needs stage one only (section 3).
 

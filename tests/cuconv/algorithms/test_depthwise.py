@@ -52,8 +52,10 @@ def test_candidates_cover_the_output_and_fit_the_device(device, problem):
         assert down * strip.rows >= problem.out_h and along * strip.columns >= problem.out_w
         assert problem.group_filters % strip.filters == 0, "a strip reads one group"
         if config.groups:
-            groups = problem.n * problem.groups
-            assert config.blocks == ceil(groups / config.groups) and config.groups <= problem.groups
+            batches = ceil(problem.n * problem.groups / config.groups)
+            assert config.batches(problem) == batches and config.groups <= problem.groups
+            assert config.blocks == batches if config.buffers == 1 else config.blocks < batches
+            assert config.buffers == 1 or config.blocks % device.sm_count == 0
             assert config.groups * problem.group_channels * problem.h * problem.w % 4 == 0
             assert config.groups * problem.group_filters * problem.out_pixels % 4 == 0
             assert 0 < config.shared_bytes <= MAX_STAGED_BYTES
@@ -151,7 +153,7 @@ def test_the_launch_passes_the_kernels_arguments():
     divisors = (along, down, 24 // strip.filters, 4 // strip.filters)
     packed = tuple(number for divisor in divisors for number in (divisor, packed_divisor(divisor)))
     sizes = (10, 20, 1, 2, 5, 20, 1, 2 * 24 // strip.filters)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, config.groups)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, config.groups, config.batches(problem))
     assert launch.threads == config.threads == launch.macros["THREADS"]
 
 
@@ -165,5 +167,6 @@ def test_variants_sample_every_code_path(arch):
     sample = DEPTHWISE.variants(arch)
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     assert {(m["STAGED"], m["ALIGNED"]) for m in sample} == {(0, 0), (1, 0), (1, 1)}
+    assert {(m["STAGED"], m["BUFFERS"]) for m in sample} == {(0, 1), (1, 1), (1, 2)}
     assert {m["VECTOR"] for m in sample} == {m["OUT_VECTOR"] for m in sample} == {1, 2, 4}
     assert {m["FILTERS"] for m in sample} >= {1, 2, 4} and any(m["BAND"] < m["KERNEL_H"] for m in sample)

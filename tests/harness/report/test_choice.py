@@ -1,6 +1,6 @@
 """The choice of auto, and what it loses without an algorithm; expected numbers are worked out by hand."""
 
-from harness.report.choice import algorithm_table, choice_table, losses_table, without
+from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, without
 from tests.harness.report.helpers import cells
 from tests.helpers import measured, row
 
@@ -16,6 +16,25 @@ def test_choice_table_says_how_far_auto_is_from_the_best_of_our_own(tmp_path):
     assert found["1"] == ["1.30x", "1.285x", "1 of 2", "1.50x (7-1-1-48-832, two_stage is best)"]
     assert found["3"] == ["1.00x", "1.000x", "1 of 1", "1.00x (7-3-1-32-832, two_stage is best)"]
     assert found["all"][2] == "2 of 3"
+
+
+def test_batch_invariant_is_no_algorithm_that_auto_could_take(tmp_path):
+    rows = [row("auto", 12.0), row("batch_invariant", 9.0), row("two_stage", 10.0)]
+    assert "two_stage is best" in choice_table(measured(tmp_path, rows))
+
+
+def test_invariance_table_says_what_batch_invariance_costs(tmp_path):
+    rows = [
+        row("auto", 10.0), row("batch_invariant", 20.0), row("gemm", 30.0, provider="cudnn"),
+        row("auto", 10.0, k=3, batch=8), row("batch_invariant", 80.0, k=3, batch=8),
+        row("gemm", 40.0, provider="cudnn", k=3, batch=8),
+        row("auto", 10.0, m=48), row("batch_invariant", status="error", m=48), row("gemm", 9.0, provider="cudnn", m=48),
+    ]  # fmt: skip
+    found = cells(invariance_table(measured(tmp_path, rows)))
+    assert found["1"] == ["2.00x", "-", "2.00x", "1.50x", "1 of 1"]
+    assert found["8"] == ["-", "8.00x", "8.00x", "0.50x", "0 of 1"]
+    assert found["all"] == ["2.00x", "8.00x", "4.00x", "0.87x", "1 of 2"]  # means of 2 and 8, of 1.5 and 0.5
+    assert "not measured" in invariance_table(measured(tmp_path / "b", [row("auto", 1.0)]))
 
 
 def test_the_choice_in_tf32_is_among_what_computes_in_tf32(tmp_path):

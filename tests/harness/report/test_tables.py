@@ -33,11 +33,13 @@ def test_command_line_prints_every_table(tmp_path, capsys):
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
     assert "Not measured on nvidia-test: run 'python -m harness.measure.accuracy' there." in printed(tmp_path, capsys)
-    line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7]
+    line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
     path = tmp_path / GPU / accuracy.FOLDER / accuracy.CSV
     path.parent.mkdir()
     pd.DataFrame([line], columns=list(accuracy.COLUMNS)).to_csv(path, index=False)
-    assert "1.5e-07, 1.5e-07" in printed(tmp_path, capsys)
+    text = printed(tmp_path, capsys)
+    assert "1.5e-07, 1.5e-07" in text
+    assert cells(text.split("Componentwise error c")[1])["cuConv auto"] == ["0.3", "0.3"]
 
 
 def test_the_three_times_have_a_table_once_a_sweep_has_them(tmp_path, capsys):
