@@ -193,5 +193,5 @@ def test_the_contender_offers_the_algorithms_of_its_precision(precision, names):
     contender = object.__new__(cuconv_gpu.Contender)  # its constructor needs a GPU
     contender.precision = precision
     offers = contender.offers(TYPICAL, None, 0)
-    assert [offer.algorithm for offer in offers] == ["auto", *names]
+    assert [offer.algorithm for offer in offers] == ["auto", "batch_invariant", *names]
     assert {offer.precision for offer in offers} == {precision}
