@@ -24,6 +24,7 @@ from harness.precision import FP32, PRECISIONS
 from harness.report import figures
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
+from harness.report.clocks import clocks_table
 from harness.report.host import host_table
 from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import depthwise_table, memory_bound_table
@@ -181,6 +182,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),
     "invariance": lambda results, plots: invariance_table(results),
+    "clocks": lambda results, plots: clocks_table(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),
     "depthwise": lambda results, plots: depthwise_table(_other(results, "grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
