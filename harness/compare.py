@@ -38,6 +38,7 @@ SIGNIFICANT = 0.005
 THRESHOLD = 0.02  # the least difference that counts, as a share of the time
 FASTER, SAME, SLOWER, UNCLEAR = VERDICTS = ("faster", "same", "slower", "unclear")
 SHOWN = 10  # cases of a verdict
+CLOCK = "sm_clock_mhz"  # of a row's hot runs
 SIDES = ("old", "new")
 CSV = "measurements.csv"
 
@@ -61,7 +62,7 @@ def _compare(options: argparse.Namespace) -> bool:
         found_in = ((options.old, old), (options.new, new))
         sides = [Results(named, "", _chosen(read(folder / CSV), options), folder) for named, folder in found_in]
         origins = [f"{name}: {provenance(side)}{_commits(side)}" for name, side in zip(SIDES, sides, strict=True)]
-    before, after = (timed(at_time(side.frame, options.time), options.precision) for side in sides)
+    before, after = (timed(_at_time(side.frame, options.time), options.precision) for side in sides)
     broken = _broken(before, sides[1].frame)
     found = verdicts(before, after, options.threshold)
     if found.empty and broken.empty:
@@ -80,6 +81,11 @@ def _compare(options: argparse.Namespace) -> bool:
         if table := _table(found[found.verdict == verdict].sort_values("ratio", ascending=order)):
             print(f"\n{verdict}:\n\n{table}")
     return bool((found.verdict == SLOWER).any()) or not broken.empty
+
+
+def _at_time(frame: pd.DataFrame, time: str) -> pd.DataFrame:
+    """The rows with a time as their hot time, and the clock of those runs, which is known of hot runs alone."""
+    return at_time(frame, time) if time == HOT else at_time(frame, time).assign(**{CLOCK: np.nan})
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -124,14 +130,16 @@ def verdicts(old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD)
     """The rows of both measurements: KEY_COLUMNS, the medians old_us and new_us, their ratio, and the verdict.
 
     ratio is new over old. A case is "same" where the medians differ by no more than the threshold. Beyond it the runs
-    must differ too, by a two-sided Mann-Whitney test; where they do not, the verdict is "unclear".
+    must differ too, by a two-sided Mann-Whitney test, and by more than the GPU's clocks do where both rows have them;
+    otherwise the verdict is "unclear".
     """
-    keys = list(KEY_COLUMNS)
-    joined = old[[*keys, *RUN_COLUMNS]].merge(new[[*keys, *RUN_COLUMNS]], on=keys, suffixes=("_old", "_new"))
+    keys, columns = list(KEY_COLUMNS), [*KEY_COLUMNS, *RUN_COLUMNS, CLOCK]
+    joined = old[columns].merge(new[columns], on=keys, suffixes=("_old", "_new"))
     before, after = ([_runs(joined, i, when) for i in range(len(joined))] for when in ("old", "new"))
     found = joined[keys].assign(old_us=list(map(np.median, before)), new_us=list(map(np.median, after)))
     found["ratio"] = found.new_us / found.old_us
-    found["verdict"] = [_verdict(*runs, threshold) for runs in zip(before, after, strict=True)]
+    by_clock = (joined[f"{CLOCK}_old"] / joined[f"{CLOCK}_new"]).fillna(1.0)
+    found["verdict"] = [_verdict(*runs, threshold) for runs in zip(before, after, by_clock, strict=True)]
     return found
 
 
@@ -141,10 +149,14 @@ def _runs(joined: pd.DataFrame, row: int, when: str) -> np.ndarray:
     return cells[~np.isnan(cells)]
 
 
-def _verdict(old: np.ndarray, new: np.ndarray, threshold: float) -> str:
-    ratio = np.median(new) / np.median(old)
+def _verdict(old: np.ndarray, new: np.ndarray, by_clock: float, threshold: float) -> str:
+    """by_clock: the ratio of the times that the clocks alone would give a kernel whose time is all work of the SMs."""
+    ratio = float(np.median(new) / np.median(old))
     if max(ratio, 1 / ratio) <= 1 + threshold:
         return SAME
+    left = ratio / by_clock if (ratio > 1) == (by_clock > 1) else ratio  # what the clocks do not explain
+    if (left > 1) != (ratio > 1) or max(left, 1 / left) <= 1 + threshold:
+        return UNCLEAR
     if mannwhitneyu(old, new, method="exact").pvalue >= SIGNIFICANT:
         return UNCLEAR
     return SLOWER if ratio > 1 else FASTER
@@ -199,7 +211,7 @@ def _summary(found: pd.DataFrame, threshold: float) -> str:
     body = [[name, *_counts(rows)] for name, rows in [*groups, ("all", found)]]
     note = (
         "New over old, medians of the runs, which one disturbed run does not move. "
-        f"A difference counts from {threshold:.1%} on."
+        f"A difference counts from {threshold:.1%} on, and beyond what the clocks of the hot runs explain."
     )
     return f"{note}\n\n" + markdown(["", *VERDICTS, "new / old"], body)
 

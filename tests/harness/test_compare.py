@@ -53,6 +53,25 @@ def test_a_difference_counts_where_it_is_large_and_certain(folders, runs, verdic
     assert found == verdict
 
 
+@pytest.mark.parametrize(
+    ("by", "old_mhz", "new_mhz", "verdict"),
+    [
+        (1.10, 1980, 1800, "unclear"),  # 10% slower at a clock that is 10% lower
+        (1 / 1.10, 1800, 1980, "unclear"),
+        (1.20, 1980, 1800, "slower"),  # 9% are left
+        (1 / 1.20, 1800, 1980, "faster"),
+        (1.10, 1800, 1980, "slower"),  # although the clock is higher
+        (1.10, None, 1800, "slower"),  # nobody knows
+        (1.01, 1980, 1800, "same"),  # bound by memory
+    ],
+)
+def test_a_difference_that_the_clocks_explain_is_unclear(folders, by, old_mhz, new_mhz, verdict):
+    rows = replace(timed(OLD), sm_clock_mhz=old_mhz), replace(timed(scaled(by)), sm_clock_mhz=new_mhz)
+    old, new = (read(Path(folder) / "measurements.csv") for folder in folders([rows[0]], [rows[1]]))
+    (found,) = compare.verdicts(old, new).verdict
+    assert found == verdict
+
+
 def test_a_slower_case_is_told_and_the_exit_code_is_1(folders, capsys):
     new = [timed(scaled(1.1)), timed(scaled(0.8), batch=8), timed(OLD, batch=32)]
     old = [timed(OLD), timed(OLD, batch=8), timed(OLD, batch=16)]
