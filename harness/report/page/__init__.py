@@ -28,6 +28,7 @@ from harness.results.comparisons import (
     timed,
 )
 from harness.results.records import RUN_COLUMNS
+from harness.results.times import COLD, SEPARATED, mean_column
 
 ENGINES = "cudnn_engine"
 MOST_ENGINES = 3  # the fastest of a case, in each precision; there are up to fifty
@@ -79,8 +80,8 @@ def rival_times(results: Results) -> dict[str, list[float | None]]:
 def details(results: Results) -> list[list[list[Any]]]:
     """For each of `case_columns` its algorithms, the fastest first, those without a time last.
 
-    Each is [name, precision, status, relative L2 error, workspace in bytes, runs in microseconds]. Of cuDNN's engines
-    there are the fastest.
+    Each is [name, precision, status, relative L2 error, workspace in bytes, runs in microseconds], and where it has
+    them the means of its separated and its cold runs. Of cuDNN's engines there are the fastest.
     """
     frame = results.frame
     engines = timed(frame, FP32, TF32)
@@ -97,7 +98,9 @@ def _detail(row: Any) -> list[Any]:
     runs = [value for column in RUN_COLUMNS if not np.isnan(value := getattr(row, column))]
     error = None if np.isnan(row.rel_l2_error) else float(f"{row.rel_l2_error:.2e}")
     workspace = None if np.isnan(row.workspace_bytes) else int(row.workspace_bytes)
-    return [shown(row.provider, row.algorithm), row.precision, row.status, error, workspace, _rounded(runs)]
+    others = [getattr(row, mean_column(time)) for time in (SEPARATED, COLD)]
+    beside = [] if np.isnan(others).all() else _rounded(others)
+    return [shown(row.provider, row.algorithm), row.precision, row.status, error, workspace, _rounded(runs), *beside]
 
 
 def ceilings(results: Results) -> tuple[float, str, float]:

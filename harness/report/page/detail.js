@@ -8,6 +8,8 @@ if (selected !== undefined) {
     table.source.data = {
         name: rows.map(name),
         mean_us: rows.map((row) => mean(row[5])),
+        separated_us: rows.map((row) => row[6] ?? null),
+        cold_us: rows.map((row) => row[7] ?? null),
         error: rows.map((row) => row[3]),
         workspace: rows.map((row) => row[4]),
         status: rows.map((row) => row[2]),

@@ -41,6 +41,7 @@ WIDTH, HALF = 1340, 660
 RED, GREYS = COLOURS["cuconv"], ("#525252", "#7f7f7f", "#a6a6a6", "#cccccc")
 FILTER_COLOURS = {"1x1": "#3182bd", "3x3": "#31a354", "5x5": "#fd8d3c"}
 OTHER_COLOUR = "#756bb1"
+TIMES = {"mean_us": "hot, us", "separated_us": "separated, us", "cold_us": "cold, us"}  # columns of a case's algorithms
 SIZES = "HW-N-K-M-C: input size, batch, filter size, filters, channels"
 
 
@@ -135,14 +136,15 @@ def _column(name: str, title: str, formatter: Any, width: int) -> TableColumn:
 
 def _detail(cases: ColumnDataSource, details: list[list[list[Any]]]) -> Any:
     """The algorithms of the selected case, and their nine runs."""
-    algorithms = ColumnDataSource({name: [] for name in ("name", "mean_us", "error", "workspace", "status")})
+    algorithms = ColumnDataSource({name: [] for name in ("name", *TIMES, "error", "workspace", "status")})
     runs = ColumnDataSource({"name": [""], "us": [1.0], "run": [1]})  # an empty logarithmic axis is an error
     title = Div(text="No case is selected.", width=HALF - 60)
     columns = [
-        _column("name", "algorithm", None, 200), _column("mean_us", "mean, us", NumberFormatter(format="0.00"), 80),
-        _column("error", "relative L2 error", ScientificFormatter(precision=1), 110),
-        _column("workspace", "workspace, bytes", NumberFormatter(format="0,0"), 110),
-        _column("status", "status", None, 110),
+        _column("name", "algorithm", None, 195),
+        *(_column(name, title, NumberFormatter(format="0.00"), 7 * len(title)) for name, title in TIMES.items()),
+        _column("error", "L2 error", ScientificFormatter(precision=1), 65),
+        _column("workspace", "workspace, bytes", NumberFormatter(format="0,0"), 115),
+        _column("status", "status", None, 85),
     ]  # fmt: skip
     table = DataTable(
         source=algorithms, columns=columns, width=HALF - 60, height=220, index_position=None, reorderable=False

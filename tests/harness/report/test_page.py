@@ -56,6 +56,12 @@ def test_details_are_in_the_order_of_time_and_keep_what_failed(sweep):
     assert failed == ["cuDNN fft", "fp32", "unsupported", None, None, []]
 
 
+def test_details_have_the_other_times_where_they_were_measured(tmp_path):
+    rows = [row(separated=11.0, cold=12.0), row("fft", 20.0, provider="cudnn")]
+    ((ours, theirs),) = page.details(measured(tmp_path, rows))
+    assert ours[6:] == [11.0, 12.0] and theirs[6:] == []
+
+
 def test_only_the_fastest_engines_of_a_case_are_kept(tmp_path):
     engines = [row(f"eng{us}_k1=0", float(us), provider="cudnn_engine") for us in range(20, 30)]
     (detail,) = page.details(measured(tmp_path, [row(), *engines]))
