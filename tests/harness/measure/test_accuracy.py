@@ -12,7 +12,7 @@ from harness.errors import ResultsError
 from harness.measure import accuracy
 from harness.measure.accuracy import Row, componentwise_error, measure, relative_error, worst_image_error, write
 from harness.measure.magnitudes import FACTORS, MAGNITUDES
-from harness.report.magnitudes import componentwise_table, magnitudes_table, tables_of
+from harness.report.magnitudes import NORMWISE, componentwise_table, magnitudes_table, tables_of
 from harness.results.accuracy import COLUMNS, NEW_COLUMNS, read
 
 PROBLEM = ConvProblem(3, 7, 5, 6, 4, 3, 3, 1, 1)
@@ -252,6 +252,12 @@ def test_table_counts_what_is_worse_than_twice_a_plain_sum(tmp_path):
     assert cells["cuConv auto"][0] == "3.5e-07, 5.0e-07" and cells["cuConv auto"][-2:] == ["1 bad", "1 of 2"]
     assert cells["cuDNN implicit_gemm"] == ["1.5e-07, 2.0e-07", "1.0e-07, 1.0e-07", "-"]
     assert "cuConv two_stage" not in cells
+
+
+def test_norms_are_tabulated_where_factors_alone_scale_the_data(tmp_path):
+    assert tuple(FACTORS) == NORMWISE
+    rows = [row("cuconv", "auto"), row("cuconv", "auto", "one element", error=1.0)]
+    assert cells_of(magnitudes_table(read(write(tmp_path, rows))))["cuConv auto"] == ["1.0e-07, 1.0e-07", "-"]
 
 
 def test_table_has_the_worst_componentwise_error_of_each_kind(tmp_path):
