@@ -1,18 +1,15 @@
-"""From CUDA source to launches: NVRTC compiles, the cubin is kept on disk, CuPy loads it, the driver launches it.
+"""From CUDA source to launches: NVRTC compiles, `cuconv.cubins` keeps, CuPy loads, the driver launches.
 
-The key of the cache on disk covers the source, the headers that it includes, the macros, the architecture and the
-compiler's version. An edited header therefore recompiles what includes it, and nothing else. The source and the
-compiler's report are kept beside the cubin.
+The name of a cubin in the compile cache covers the source, the headers that it includes, the macros, the architecture
+and the compiler's version. An edited header therefore recompiles what includes it, and nothing else.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import re
 import struct
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cuconv import cubins
+from cuconv.cubins import Cubin
 from cuconv.device import PORTABLE_CLUSTER_BLOCKS, import_cupy
 
 INCLUDES = Path(__file__).parent / "algorithms"  # #include "common/hopper.cuh" is relative to this folder
@@ -49,30 +48,24 @@ class Resources:
     spill_bytes: int
 
 
-def cache_folder() -> Path:
-    """The folder of the compiled kernels: $CUCONV_CACHE_DIR, or ~/.cache/cuconv."""
-    return Path(os.environ.get("CUCONV_CACHE_DIR") or Path.home() / ".cache" / "cuconv")
-
-
 def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
-    """Whether the cache on disk has the cubin of a .cu file."""
-    return _cubin_path(source, arch, _options(source, arch, macros)).exists()
+    """Whether the compile cache has the cubin of a .cu file."""
+    return cubins.read(_cubin_name(source, arch, _options(source, arch, macros))) is not None
 
 
-def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Path:
+def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin:
     """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file unless the cache has it."""
     options = _options(source, arch, macros)
-    binary = _cubin_path(source, arch, options)
-    if not binary.exists():
-        code, log = _compile(source, options)
-        _write_atomically(binary.with_suffix(".cu"), source.read_bytes())
-        _write_atomically(binary.with_suffix(".log"), log.encode())
-        _write_atomically(binary, code)  # last: readers take its presence to mean that the others exist
-    return binary
+    name = _cubin_name(source, arch, options)
+    compiled = cubins.read(name)
+    if compiled is None:
+        compiled = _compile(source, options)
+        cubins.write(name, compiled)
+    return compiled
 
 
-def _cubin_path(source: Path, arch: str, options: list[str]) -> Path:
-    return cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
+def _cubin_name(source: Path, arch: str, options: list[str]) -> str:
+    return f"{source.stem}-{arch}-{_key(source, options)}"
 
 
 def included_files(source: Path) -> list[Path]:
@@ -94,7 +87,7 @@ def included_files(source: Path) -> list[Path]:
 
 def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resources]:
     """The assembler's report on each kernel of a .cu file."""
-    return _parse_report(cubin(source, arch, macros).with_suffix(".log").read_text())
+    return _parse_report(cubin(source, arch, macros).log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +138,7 @@ class LaunchSequence:
     __slots__ = ("_configs", "_cuLaunchKernelEx", "_kernels", "_moved", "_ready", "_stream", "_values")
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
-        """Load the kernels, and compile those that the cache on disk lacks.
+        """Load the kernels, and compile those that the compile cache lacks.
 
         arch: the GPU's architecture, such as "sm_90a". device: the GPU's ordinal; it must be the current GPU.
         """
@@ -215,10 +208,10 @@ _write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
 class Kernel:
     """A kernel loaded on the current GPU; `handle` is its CUfunction."""
 
-    def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str):
-        module = import_cupy().RawModule(path=str(cubin(source, arch, macros)))
-        self._kernel = module.get_function(name)  # keeps the module alive
-        self.handle = ctypes.c_void_p(self._kernel.kernel.ptr)
+    def __init__(self, module: Any, name: str):
+        """module: a loaded cupy.cuda.function.Module."""
+        self._function = module.get_function(name)  # keeps the module loaded
+        self.handle = ctypes.c_void_p(self._function.ptr)
         if self._attribute(REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER_BLOCKS:
             self._set_attribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
@@ -248,7 +241,15 @@ _shared_limits = threading.Lock()  # makes reading and raising a limit one step
 @cache
 def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, device: int) -> Kernel:
     """The loaded kernel, one for each GPU; `device` must be the current one."""
-    return Kernel(source, arch, dict(macros), name)
+    return Kernel(_module(source, arch, macros, device), name)
+
+
+@cache
+def _module(source: Path, arch: str, macros: tuple[tuple[str, int], ...], device: int) -> Any:
+    """The loaded cubin, one for each GPU; `device` must be the current one."""
+    module = import_cupy().cuda.function.Module()
+    module.load(cubin(source, arch, dict(macros)).code)
+    return module
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -327,7 +328,7 @@ def _compiler_version() -> tuple[int, int]:
     return (major, minor)
 
 
-def _compile(source: Path, options: list[str]) -> tuple[bytes, str]:
+def _compile(source: Path, options: list[str]) -> Cubin:
     from cuda.bindings import nvrtc
 
     status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
@@ -342,16 +343,9 @@ def _compile(source: Path, options: list[str]) -> tuple[bytes, str]:
             raise CompileError(f"{source.name} does not compile with {' '.join(options)} ({status.name}):\n{text}")
         code = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
         nvrtc.nvrtcGetCUBIN(program, code)
-        return code, text
+        return Cubin(code, text)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
 
 
 def _parse_report(log: str) -> list[Resources]:
