@@ -18,7 +18,7 @@ from cuconv.call import Call, check_operands, checked, cuda, keep, made_current,
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.geometry import Geometry, pair
 from cuconv.jit import LaunchSequence
-from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
+from cuconv.problem import FP32, ConvProblem, shown, whole_number
 
 ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
 
@@ -40,6 +40,11 @@ def plan(
     The plan prints as one line and has `workspace_bytes`. device: a DeviceSpec, a GPU's ordinal, or None for the
     current GPU. prepared: what `prepare` would use. Raises UnsupportedProblem and ValueError as conv2d does.
     """
+    select.check_options(algorithm, FP32)
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(f"problem={shown(problem)}: must be a ConvProblem")
+    if isinstance(device, bool) or not isinstance(device, (DeviceSpec, int, type(None))):
+        raise TypeError(f"device={shown(device)}: must be a DeviceSpec, a GPU's ordinal, or None")
     if device is None:
         device = cuda().runtime.getDevice()
     return select.plan(problem, device_spec(device) if isinstance(device, int) else device, algorithm, prepared)
@@ -100,7 +105,7 @@ def conv2d(
     if type(dilation) is not int:
         dilation = pair("dilation", dilation)
     if type(groups) is not int:
-        raise UnsupportedProblem(f"groups={groups!r}: must be a whole number")
+        groups = whole_number("groups", groups)
     relu = bool(relu)
     try:
         signature = library.signature
@@ -113,11 +118,12 @@ def conv2d(
             operands = (*operands, signature(residual))
         aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
         key = (*operands, aligned, stride, padding, dilation, groups, relu, algorithm, precision)
-    except (AttributeError, TypeError):
+        call = _thread.ready_calls.get(key)
+    except (AttributeError, RuntimeError, TypeError):
         present = named(input, weight, bias, out, residual)
-        check_operands(library, present)  # raises if one of them is no array of this library
+        check_operands(library, present)  # raises if one of them cannot be used at all
+        select.check_options(algorithm, precision)
         raise
-    call = _thread.ready_calls.get(key)
     if call is None:
         if len(input.shape) == 3:
             options = (stride, padding, dilation, groups)

@@ -94,7 +94,7 @@ def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resour
 class Address:
     """The address of an operand, as a kernel's argument that is filled in at each call; 0 where there is no operand.
 
-    `INPUT + n` is n bytes after the start of the input.
+    `INPUT + n` is n bytes after the start of the input, and 0 too where there is none.
     """
 
     operand: str
@@ -190,7 +190,7 @@ class LaunchSequence:
         values = self._values
         _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
         for place, operand, offset in self._moved:
-            values[place] = values[operand] + offset
+            values[place] = values[operand] and values[operand] + offset
         if stream != self._stream:
             for config in self._configs:
                 config.hStream = stream

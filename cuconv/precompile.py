@@ -36,6 +36,8 @@ def precompile(
 
     Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
     """
+    if isinstance(problems, ConvProblem):
+        raise TypeError("problems is one ConvProblem: must be several, such as a list of them")
     calls = [PlannedCall(problem, residual) for problem in problems]
     return precompile_calls(calls, device, prepared=prepared, algorithm=algorithm, progress=progress)
 

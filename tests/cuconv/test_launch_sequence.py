@@ -83,6 +83,12 @@ def test_launches_reach_the_driver_in_order_with_their_arguments(driver):
     ]
 
 
+def test_an_operand_that_does_not_exist_has_no_address_after_an_offset(driver):
+    launch = Launch(Path("a.cu"), {"SIZE": 4}, "first", 7, 64, (WEIGHT + 8, BIAS + 8, BIAS, 1))
+    LaunchSequence((launch,), "sm_90a", 0).enqueue(STREAM, *ADDRESSES)
+    assert driver.launched[0][-1] == [ADDRESSES[1] + 8, 0, 0, 1]
+
+
 def test_addresses_and_streams_are_those_of_each_call(driver):
     sequence = LaunchSequence((SECOND,), "sm_90a", 0)
     for stream, shift in ((0, 0), (STREAM, 4096), (STREAM, 0), (0, 64)):
