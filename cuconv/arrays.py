@@ -32,7 +32,7 @@ class TorchArrays:
         Raises AttributeError for anything that is not a tensor.
         """
         gradient = t.requires_grad and self._is_grad_enabled()
-        return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), gradient)
+        return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), t.is_neg(), gradient)
 
     def output_signature(self, t: Any) -> Hashable:
         """The signature of an output, which may be a slice of a larger tensor."""
@@ -67,6 +67,25 @@ class TorchArrays:
     def owns(self, array: Any) -> bool:
         """Whether an array is a tensor."""
         return isinstance(array, self._torch.Tensor)
+
+    def check_plain(self, name: str, tensor: Any) -> None:
+        """Raise TypeError for a subclass of Tensor, and UnsupportedProblem for a tensor that is no plain memory."""
+        if type(tensor) not in (self._torch.Tensor, self._torch.nn.Parameter):
+            kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+            raise TypeError(
+                f"{name} is a {kind}: conv2d takes torch.Tensor and torch.nn.Parameter, not other subclasses"
+            )
+        why = None
+        if tensor.layout != self._torch.strided:
+            why = f"has the layout {tensor.layout}"
+        elif tensor.is_nested:
+            why = "is a nested tensor"
+        elif tensor.is_neg() or tensor.is_conj():
+            why = "is a view that negates or conjugates its memory"
+        elif tensor.device.type != "meta" and not _has_memory(tensor):
+            why = "has no memory of its own, as in a torch.func transform or after its storage was freed"
+        if why:
+            raise UnsupportedProblem(f"{name} {why}: only plain dense tensors are computed; make it one")
 
     def check(self, name: str, tensor: Any) -> None:
         """Raise UnsupportedProblem unless a tensor is float32, on a GPU and records no gradient.
@@ -165,6 +184,9 @@ class CupyArrays:
         """Whether an array is one of CuPy's."""
         return isinstance(array, self._cupy.ndarray)
 
+    def check_plain(self, name: str, array: Any) -> None:
+        """Nothing: an array of CuPy is plain memory."""
+
     def check(self, name: str, array: Any) -> None:
         """Raise UnsupportedProblem unless an array is float32 and, but for "out", contiguous."""
         if array.dtype != self._cupy.float32:
@@ -192,6 +214,14 @@ class CupyArrays:
 def library_of(array: Any) -> TorchArrays | CupyArrays:
     """The library that an array belongs to; raises TypeError for anything but a torch tensor or a CuPy array."""
     return _library_of_type(type(array))  # type: ignore[arg-type]  # for mypy a type is no Hashable
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Whether a tensor of elements has an address."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def _private(module: Any, path: str) -> Any:

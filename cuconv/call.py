@@ -85,6 +85,8 @@ class Call:
         input_at, weight_at, output_at = pointer(input), pointer(weight), pointer(output)
         bias_at = 0 if bias is None else pointer(bias)
         residual_at = 0 if residual is None else pointer(residual)
+        if not (input_at and weight_at and output_at):
+            raise UnsupportedProblem("an operand has the address 0: its memory was freed")
         if out is not None:
             self._check_apart(pointer(out), input_at, weight_at, bias_at, residual_at)
         if self._new_workspace is not None:
@@ -143,6 +145,7 @@ def _check_operand(library: Any, name: str, array: Any) -> None:
         raise TypeError(
             f"{name} is a {type(array).__module__}.{type(array).__qualname__}, input a {library.kind}: use one library"
         )
+    library.check_plain(name, array)
     rank, needed = RANKS[name]
     if len(array.shape) != rank:
         raise UnsupportedProblem(f"{name} has {len(array.shape)} dimensions {tuple(array.shape)}: {needed}")

@@ -18,7 +18,7 @@ from cuconv.call import Call, check_operands, checked, cuda, keep, made_current,
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.geometry import Geometry, pair
 from cuconv.jit import LaunchSequence
-from cuconv.problem import FP32, ConvProblem, shown, whole_number
+from cuconv.problem import FP32, ConvProblem, shown, truth, whole_number
 
 ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
 
@@ -106,7 +106,7 @@ def conv2d(
         dilation = pair("dilation", dilation)
     if type(groups) is not int:
         groups = whole_number("groups", groups)
-    relu = bool(relu)
+    relu = truth("relu", relu)
     try:
         signature = library.signature
         addresses = library.pointer(input) | library.pointer(weight) | (0 if out is None else library.pointer(out))
@@ -119,7 +119,7 @@ def conv2d(
         aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
         key = (*operands, aligned, stride, padding, dilation, groups, relu, algorithm, precision)
         call = _thread.ready_calls.get(key)
-    except (AttributeError, RuntimeError, TypeError):
+    except Exception:
         present = named(input, weight, bias, out, residual)
         check_operands(library, present)  # raises if one of them cannot be used at all
         select.check_options(algorithm, precision)

@@ -238,6 +238,14 @@ def whole_number(name: str, value: Any) -> int:
     return index(value)
 
 
+def truth(name: str, value: Any) -> bool:
+    """A value as a bool; raises TypeError for an array of several values."""
+    try:
+        return bool(value)
+    except Exception:  # torch, numpy and CuPy raise errors of their own
+        raise TypeError(f"{name}={shown(value)}: must be True or False") from None
+
+
 def shown(value: Any) -> str:
     """A value in a message: its representation where that is short and exists, otherwise its type."""
     try:
