@@ -63,7 +63,9 @@ class Aliases:
             return frozenset({node})
         sources = node.all_input_nodes
         if isinstance(node.target, torch._ops.OpOverload):
-            shared = {name for one in node.target._schema.returns if one.alias_info for name in one.alias_info.before_set}
+            shared = {
+                name for one in node.target._schema.returns if one.alias_info for name in one.alias_info.before_set
+            }
             if shared:
                 pairs = _by_schema(node)
                 sources = [found for one, found in pairs if one.alias_info and one.alias_info.before_set & shared]

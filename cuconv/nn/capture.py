@@ -149,13 +149,16 @@ def _export(model: nn.Module, in_spec: Any, leaves: list[Any]) -> tuple[Any, lis
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings and what torch.export prints where it fails; symbols get no conditions that only tell apart sizes of 0 and 1."""
+    """Without warnings and what torch.export prints where it fails.
+
+    Symbols get no conditions that only tell apart sizes of 0 and 1.
+    """
     logger = logging.getLogger(ShapeEnv.__module__)  # it warns of conditions that it cannot solve
     disabled, logger.disabled = logger.disabled, True
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
-            with _config.patch(backed_size_oblivious=True):
+            with _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
                 yield
     finally:
         logger.disabled = disabled
@@ -201,7 +204,8 @@ def _asked_by_model(frame: Any) -> bool:
 def _unlifted(program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any], in_spec: Any) -> Captured:
     """The graph of a program with parameters, buffers and constants as attributes instead of arguments."""
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    graph, copies = fx.Graph(), {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     tensors: dict[str, str] = {}
     constants: dict[str, Tensor] = {}
     shapes: list[tuple[Any, ...]] = []

@@ -101,7 +101,8 @@ def seeded() -> Iterator[None]:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """torch in FP32 without TF32."""
-    settings = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
+    backends: Any = torch.backends
+    settings = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
     before = [setting.fp32_precision for setting in settings]
     try:
         for setting in settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,7 +160,7 @@ class _Conversion:
             except Exception:  # the model does not take such inputs
                 continue
             with computed_by_torch():
-                if words := self._differs(model, lambda change=change: self._inputs.new(change), wanted):
+                if words := self._differs(model, partial(self._inputs.new, change), wanted):
                     return words
         return ""
 
@@ -178,12 +179,16 @@ class _Conversion:
         """The first layer whose output differs from that of the model's own layer, in words."""
         outputs: dict[str, Any] = {}
         theirs = dict(self._truth_model.named_modules())
-        handles = [
-            module.register_forward_hook(lambda module, arguments, output, name=name: outputs.setdefault(
-                name, comparison.difference(output, theirs[name](*arguments), lambda: None, self._precision)
-            ))
-            for name, module in model.named_modules() if isinstance(module, LAYERS)
-        ]  # fmt: skip
+
+        def hook_of(name: str) -> Any:
+            def compare(module: Any, arguments: Any, output: Any) -> None:
+                wanted = theirs[name](*arguments)
+                outputs.setdefault(name, comparison.difference(output, wanted, lambda: None, self._precision))
+
+            return compare
+
+        layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LAYERS)]
+        handles = [module.register_forward_hook(hook_of(name)) for name, module in layers]
         try:
             comparison.call(model, self._inputs.new())
         except Exception:
@@ -235,7 +240,8 @@ def _why_not_captured(model: nn.Module) -> str:
 
 def _replace_layers(model: nn.Module, precision: str) -> list[Converted]:
     """Replace the layers of a model by cuConv's, and tell what became of each."""
-    rows, made = [], {}
+    rows: list[Converted] = []
+    made: dict[nn.Module, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, LAYERS):
             continue
@@ -243,7 +249,7 @@ def _replace_layers(model: nn.Module, precision: str) -> list[Converted]:
         rows.append(Converted(name, reason=reason, kind="linear" if isinstance(module, nn.Linear) else "conv"))
         if reason:
             continue
-        made.setdefault(module, layer_for(module, precision))  # type: ignore[arg-type]
+        made.setdefault(module, layer_for(module, precision))
         if name:
             parent, _, leaf = name.rpartition(".")
             model.get_submodule(parent)._modules[leaf] = made[module]

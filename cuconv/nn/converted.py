@@ -1,4 +1,4 @@
-"""A converted model: the model itself with cuConv's layers, and the program that stands for its forward where it may."""
+"""A converted model: the model with cuConv's layers, and the program that stands for its forward where it may."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Converted(nn.Module):
         self._bind()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (_base_of(type(self)),), self.__getstate__()  # type: ignore[attr-defined]
+        return _rebuild, (_base_of(type(self)),), self.__getstate__()
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -126,13 +126,13 @@ def converted(model: nn.Module, capture: Capture | None) -> nn.Module:
     return model
 
 
-def _base_of(kind: type[nn.Module]) -> type[nn.Module]:
+def _base_of(kind: Any) -> Any:
     """The class of the model that was converted, or the class itself where none was."""
     return kind.__mro__[2] if issubclass(kind, Converted) else kind
 
 
 @cache
-def _class_for(base: type[nn.Module]) -> type[nn.Module]:
+def _class_for(base: Any) -> type[nn.Module]:
     """The class of a converted model of a class."""
 
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -147,7 +147,7 @@ def _class_for(base: type[nn.Module]) -> type[nn.Module]:
     return type(f"Converted{base.__name__}", (Converted, base), attributes)
 
 
-def _rebuild(base: type[nn.Module]) -> nn.Module:
+def _rebuild(base: Any) -> nn.Module:
     """A converted model of a class, without its state, for copies and pickles."""
     kind = _class_for(base)
     return kind.__new__(kind)

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from cuconv.nn.aliases import Aliases
-from cuconv.nn.capture import CaptureError, Captured
+from cuconv.nn.capture import Captured, CaptureError
 from cuconv.nn.modules import LAYERS, why_not
 from cuconv.nn.operator import pads_of
 from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear, Layer, Norm, Program
 from cuconv.nn.report import Converted
 
 aten = torch.ops.aten
-CONV2D = (aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
+Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
+CONV2D = (aten.conv2d.default, aten.conv2d.padding, aten.convolution.default, torch.ops.cuconv.conv2d.default)
 LINEAR = (aten.linear.default,)
 # Convolutions that stay with torch, but count among the layers of a model.
 OTHERS = (
@@ -29,7 +30,7 @@ IN_PLACE = (aten.add_.Tensor,)
 # Their only effect is on tensors in training mode, or to check what the conditions of the graph say already.
 IDENTITIES = (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 CHECKS = (aten._assert_tensor_metadata.default,)
-DEFAULTS = ([1, 1], [0, 0], [1, 1], 1)  # stride, padding, dilation and groups
+DEFAULTS: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)  # stride, padding, dilation and groups
 
 
 class Rewriter:
@@ -64,7 +65,7 @@ class Rewriter:
                 self._graph.erase_node(node)
         read = {str(node.target) for node in self._graph.nodes if node.op == "get_attr"}
         tensors = {name: target for name, target in self._captured.tensors.items() if name in read}
-        others = {name: constant for name, constant in self._captured.constants.items() if name in read}
+        others: dict[str, Any] = {name: one for name, one in self._captured.constants.items() if name in read}
         others |= {name: part for name, part in self._captured.graph.named_children() if name in read}
         return Program(self._graph, self._layers, tensors, others)
 
@@ -83,7 +84,7 @@ class Rewriter:
                 if any(root.op == "get_attr" for root in self._aliases.roots(written)):
                     raise CaptureError(f"the model writes to its own tensors ({node.target})")
 
-    def _convert(self, node: fx.Node) -> None:
+    def _convert(self, node: Node) -> None:
         """Replace one convolution or fully connected layer and what is folded into it, or report why it stays."""
         is_linear = node.target in LINEAR
         if reason := self._why_not(node):
@@ -108,8 +109,8 @@ class Rewriter:
         kind = FrozenLinear if is_linear else FrozenConv2d
         layer = kind(
             self._captured.tensors[str(weight.target)],
-            None if bias is None else self._captured.tensors[str(bias.target)],  # type: ignore[union-attr]
-            (1, 0, 1, 1) if is_linear else _geometry(node),
+            None if bias is None else self._captured.tensors[str(bias.target)],
+            (1, 0, 1, 1) if is_linear else _geometry(node) or (),
             None if norm is None else self._norm(norm),
             "relu" in folded,
             self._precision,
@@ -119,7 +120,7 @@ class Rewriter:
         # Where the convolution was, since later nodes may write to its input; with a residual, where that is known.
         self._replace(chain, before, layer, (input,) if residual is None else (input, residual))
 
-    def _replace(self, chain: list[fx.Node], before: fx.Node, layer: Layer, arguments: tuple[Any, ...]) -> None:
+    def _replace(self, chain: list[Node], before: Node, layer: Layer, arguments: tuple[Any, ...]) -> None:
         """Put the call of a layer in the place of a chain of nodes."""
         name = f"layer_{len(self._layers)}"
         self._layers[name] = layer
@@ -131,16 +132,16 @@ class Rewriter:
         for node in reversed(chain):
             self._graph.erase_node(node)
 
-    def _leave(self, node: fx.Node, reason: str) -> None:
+    def _leave(self, node: Node, reason: str) -> None:
         self.rows.append(Converted(self._name(node), reason=reason, flop=_flop(node)))
 
-    def _name(self, node: fx.Node) -> str:
+    def _name(self, node: Node) -> str:
         """The name of the layer that made a node, or the node's own."""
         stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
         name = str(stack[-1][0])
         return name if isinstance(self._modules.get(name), LAYERS) else node.name
 
-    def _why_not(self, node: fx.Node) -> str:
+    def _why_not(self, node: Node) -> str:
         """Why a layer stays with torch; "" where cuConv takes it over."""
         input, weight, bias = (*node.args, None)[:3]
         if not all(isinstance(operand, fx.Node) for operand in (input, weight)):
@@ -157,13 +158,15 @@ class Rewriter:
             return "it has no weights"
         if node.target in LINEAR:
             return ""
+        if node.target is torch.ops.cuconv.conv2d.default and (node.args[7] or node.args[8] is not None):
+            return "it is cuConv's already, with ReLU or a residual"
         if input.meta["val"].dim() != 4:
             return f"its input has {input.meta['val'].dim()} dimensions"
         if node.target is aten.convolution.default and (node.args[6] or weight.meta["val"].dim() != 4):
             return "it is no two-dimensional convolution"
         return "" if _geometry(node) else "its padding is not the same on both sides"
 
-    def _batch_norm_after(self, node: fx.Node) -> fx.Node | None:
+    def _batch_norm_after(self, node: Node) -> Node | None:
         """The batch norm of a node with fixed statistics, if it is the only user of the node."""
         user = _only_user(node)
         if user is None or user.target is not aten.batch_norm.default or user.args[0] is not node:
@@ -174,11 +177,14 @@ class Rewriter:
     def _is_tensor(self, operand: Any) -> bool:
         return isinstance(operand, fx.Node) and str(operand.target) in self._captured.tensors
 
-    def _norm(self, node: fx.Node) -> Norm:
-        names = [None if one is None else self._captured.tensors[str(one.target)] for one in node.args[1:5]]  # type: ignore[union-attr]
-        return Norm(*names, eps=float(node.args[7]))  # type: ignore[arg-type]
+    def _norm(self, node: Node) -> Norm:
+        weight, bias, mean, variance = (
+            None if one is None else self._captured.tensors[str(one.target)] for one in node.args[1:5]
+        )
+        assert mean is not None and variance is not None
+        return Norm(weight, bias, mean, variance, float(node.args[7]))
 
-    def _sum_after(self, node: fx.Node, input: Any) -> fx.Node | None:
+    def _sum_after(self, node: Node, input: Any) -> Node | None:
         """The addition of a node and of a tensor like it, if it is the only user of the node and may be computed there.
 
         What is added in place must be the convolution's own output, and nothing may write to its input meanwhile.
@@ -195,7 +201,7 @@ class Rewriter:
             return None
         return None if self._aliases.written_between(node, user, input) else user
 
-    def _concatenate(self, cat: fx.Node) -> None:
+    def _concatenate(self, cat: Node) -> None:
         """Replace torch.cat along the channels where all that it joins are convolutions, of use to nothing else."""
         parts, dim = (*cat.args, *cat.kwargs.values(), 0)[:2]
         if not isinstance(parts, (list, tuple)) or cat.meta["val"].dim() != 4 or dim not in (1, -3):
@@ -220,25 +226,25 @@ class Rewriter:
             self._graph.erase_node(node)
 
 
-def _geometry(node: fx.Node) -> tuple[Any, ...] | None:
+def _geometry(node: Node) -> tuple[Any, ...] | None:
     """Stride, padding, dilation and groups of a convolution; None where the padding is not the same on both sides."""
-    stride, padding, dilation, *rest = (*node.args[3:], *DEFAULTS[max(0, len(node.args) - 3) :])
+    given = list(node.args[3:])
     if node.target is aten.convolution.default:
-        rest = rest[2:]
+        del given[3:5]  # whether it is transposed, and the padding of its output
+    stride, padding, dilation, groups = (*given, *DEFAULTS[len(given) :])[:4]
     if isinstance(padding, str):
-        padding = pads_of(padding, node.args[1].meta["val"], stride, dilation)  # type: ignore[union-attr]
+        padding = pads_of(padding, node.args[1].meta["val"], stride, dilation)
         if padding is None:
             return None
-    pairs = [(one[0], one[-1]) for one in (stride, padding, dilation)]
-    return (*pairs, rest[0])
+    return (*((one[0], one[-1]) for one in (stride, padding, dilation)), groups)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def _only_user(node: Node) -> Node | None:
     """The node that alone uses another one, if there is one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _shape(node: fx.Node) -> tuple[Any, ...]:
+def _shape(node: Node) -> tuple[Any, ...]:
     """The sizes of a tensor, as numbers and sympy expressions."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
@@ -246,7 +252,7 @@ def _shape(node: fx.Node) -> tuple[Any, ...]:
     return tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
 
 
-def _flop(node: fx.Node) -> int:
+def _flop(node: Node) -> int:
     """The floating-point operations of a layer for the sizes of the example."""
     weight, value = node.args[1], node.meta.get("val")
     if not isinstance(weight, fx.Node) or not isinstance(value, Tensor):

@@ -36,7 +36,7 @@ class Conv2d(nn.Conv2d):
         if self.padding_mode != "zeros":
             return super().forward(input)
         options = (self.stride, self.padding, self.dilation, self.groups)
-        return conv2d(input, self.weight, self.bias, *options, precision=self.precision)  # type: ignore[arg-type]
+        return conv2d(input, self.weight, self.bias, *options, precision=self.precision)
 
 
 class Linear(nn.Linear):
@@ -72,9 +72,9 @@ def as_images(input: Tensor) -> Tensor:
     return input.reshape(prod(input.shape[:-1]), input.shape[-1], 1, 1)
 
 
-def layer_for(layer: nn.Conv2d | nn.Linear, precision: str) -> Conv2d | Linear:
+def layer_for(layer: nn.Module, precision: str) -> Conv2d | Linear:
     """cuConv's layer with the parameters, attributes and buffers of a layer of torch, which `why_not` accepts."""
-    kind = Linear if isinstance(layer, nn.Linear) else Conv2d
+    kind: Any = Linear if isinstance(layer, nn.Linear) else Conv2d
     made = kind.__new__(kind)
     made.__dict__.update(layer.__dict__)
     made.precision = precision

@@ -200,9 +200,7 @@ class Program:
     to, so that they are moved, copied and saved with the model, and `bind` must follow when they were.
     """
 
-    def __init__(
-        self, graph: fx.Graph, layers: dict[str, Layer], tensors: dict[str, str], others: dict[str, Any]
-    ):
+    def __init__(self, graph: fx.Graph, layers: dict[str, Layer], tensors: dict[str, str], others: dict[str, Any]):
         """layers, tensors and others: the attributes that the graph reads; tensors are given by their names."""
         code = graph.python_code("self")
         self._source = code.src
