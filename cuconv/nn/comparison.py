@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,15 +57,11 @@ def larger_batch(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor[:1]]) if tensor.dim() > 0 else tensor
 
 
+@dataclass(slots=True)
 class Truth:
-    """What a model returns for some arguments, and in float64. The model is a copy that nothing else uses."""
+    """A copy of a model that nothing else uses, which says what outputs should be."""
 
-    def __init__(self, model: nn.Module):
-        self._model = model
-
-    def outputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """What the model returns; the arguments may be written to."""
-        return call(self._model, inputs)
+    model: nn.Module
 
     def precise(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """What the model returns in float64; None where it cannot compute in it."""
@@ -73,16 +70,16 @@ class Truth:
             return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
 
         try:
-            return call(copy.deepcopy(self._model).double(), pytree.tree_map(double, inputs))
+            return call(copy.deepcopy(self.model).double(), pytree.tree_map(double, inputs))
         except Exception:  # the model's own code, which may ask for float32
             return None
 
 
-def call(function: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-    """A call without gradients and TF32, with the random numbers of one seed."""
+def call(function: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]], gradients: bool = False) -> Any:
+    """A call without TF32, with the random numbers of one seed; gradients: whether they could be recorded."""
     arguments, keywords = inputs
-    with seeded(), full_precision(), torch.no_grad():
-        return function(*arguments, **keywords)
+    with seeded(), full_precision(), torch.set_grad_enabled(gradients):
+        return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
 
 
 @contextmanager

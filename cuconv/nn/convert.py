@@ -67,9 +67,9 @@ class _Conversion:
     """One call of `convert`."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, precision: str, progress: Progress | None):
-        self._truth_model = _copied(model)  # runs as it is
+        self._model = model  # never called, since a call may change it
         self._inputs, self._precision, self._progress = inputs, precision, progress
-        self._truth = Truth(self._truth_model)
+        self._truth = Truth(_copied(model))
         self._report = Report()
 
     def run(self) -> tuple[nn.Module, Report]:
@@ -77,7 +77,7 @@ class _Conversion:
         from cuconv.nn.converted import converted  # here, since torch.export takes half a second to import
 
         expected = self._expected()
-        copied = _copied(self._truth_model).requires_grad_(False)
+        copied = _copied(self._model).requires_grad_(False)
         capture, rows = self._captured(copied)
         layers = _replace_layers(copied, self._precision)
         self._report.rows = rows if capture is not None else layers
@@ -93,27 +93,35 @@ class _Conversion:
             self._report.rows = layers
         return result, self._report
 
-    def _expected(self) -> Any:
-        """What the model returns for the example; None where it returns something else the second time."""
-        before = comparison.attributes(self._truth_model)
-        state = {name: tensor.clone() for name, tensor in self._truth_model.state_dict().items() if _is_plain(tensor)}
-        try:
-            first = self._truth.outputs(self._inputs.new())
-            second = self._truth.outputs(self._inputs.new())
-        except Exception as error:
-            raise ConversionError(
-                f"the model cannot be called with the example: {comparison.first_line(error)}"
-            ) from error
-        after = comparison.attributes(self._truth_model)
+    def _expected(self) -> list[Any] | None:
+        """What two calls with the example return; None where that is not always the same."""
+        model = self._truth.model
+        before, state = comparison.attributes(model), _state_of(model)
+        expected = self._outputs(model)
+        after, now = comparison.attributes(model), model.state_dict()
         changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        now = self._truth_model.state_dict()
         changed += [name for name, tensor in state.items() if name in now and not _same(tensor, now[name])]
         if changed:
             self._not_captured(f"a call changes {changed[0]}")
-        if comparison.difference(second, first, lambda: None, self._precision):
+        elif self._outputs_differ(expected[1:], expected[:1]):
             self._not_captured("two calls with the same input differ")
-            return None
-        return first
+        if not self._report.captured:
+            self._truth = Truth(_copied(self._model))
+            if self._outputs_differ(self._outputs(_copied(self._model)), expected):
+                return None
+        return expected
+
+    def _outputs(self, model: nn.Module) -> list[Any]:
+        """What two calls with the example return, the second one as if gradients were needed."""
+        try:
+            return [comparison.call(model, self._inputs.new(), gradients) for gradients in (False, True)]
+        except Exception as error:
+            words = comparison.first_line(error)
+            raise ConversionError(f"the model cannot be called with the example: {words}") from error
+
+    def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> bool:
+        pairs = zip(ours, theirs, strict=True)
+        return any(comparison.difference(our, their, lambda: None, self._precision) for our, their in pairs)
 
     def _captured(self, copied: nn.Module) -> tuple[Any, list[Converted]]:
         """The capture of a model, and what became of each layer; None, told in the report, where there is none."""
@@ -139,36 +147,37 @@ class _Conversion:
         if self._report.captured:
             self._report.captured, self._report.why_not_captured = False, reason
 
-    def _check_layers(self, model: nn.Module, expected: Any) -> None:
+    def _check_layers(self, model: nn.Module, expected: list[Any]) -> None:
         """Compare the model layer by layer, without its capture; raises ConversionError where it differs."""
-        capture = model.__dict__["_capture"]
-        model.__dict__["_capture"] = None
+        trial = model if self._report.captured else copy.deepcopy(model)  # a call may change what is not captured
+        capture, trial.__dict__["_capture"] = trial.__dict__["_capture"], None
         try:
-            words = self._differs(model, self._inputs.new, expected)
+            words = self._differs(trial, self._inputs.new, expected)
         finally:
-            model.__dict__["_capture"] = capture
+            trial.__dict__["_capture"] = capture
         if words:
             raise ConversionError(f"the converted model differs: {words}{self._first_wrong_layer(model)}")
 
-    def _capture_differs(self, model: nn.Module, expected: Any) -> str:
+    def _capture_differs(self, model: nn.Module, expected: list[Any]) -> str:
         """How the captured model differs from the model, on the example and on inputs made of it."""
         if words := self._differs(model, self._inputs.new, expected):
             return words
         for change in (comparison.another, comparison.larger_batch):
+            inputs = partial(self._inputs.new, change)
             try:
-                wanted = self._truth.outputs(self._inputs.new(change))
+                wanted = comparison.call(self._truth.model, inputs())
             except Exception:  # the model does not take such inputs
                 continue
             with computed_by_torch():
-                if words := self._differs(model, partial(self._inputs.new, change), wanted):
+                if words := self._differs(model, inputs, [wanted]):
                     return words
         return ""
 
-    def _differs(self, model: nn.Module, inputs: Callable[[], Any], wanted: Any) -> str:
-        """How two calls of a model differ from what is wanted, in words."""
-        for _ in range(2):
+    def _differs(self, model: nn.Module, inputs: Callable[[], Any], expected: list[Any]) -> str:
+        """How calls of a model, the second one as if gradients were needed, differ from what is expected, in words."""
+        for wanted, gradients in zip(expected, (False, True), strict=False):
             try:
-                ours = comparison.call(model, inputs())
+                ours = comparison.call(model, inputs(), gradients)
             except Exception as error:
                 return f"it raises {type(error).__name__}: {comparison.first_line(error)}"
             if words := comparison.difference(ours, wanted, lambda: self._truth.precise(inputs()), self._precision):
@@ -178,7 +187,7 @@ class _Conversion:
     def _first_wrong_layer(self, model: nn.Module) -> str:
         """The first layer whose output differs from that of the model's own layer, in words."""
         outputs: dict[str, Any] = {}
-        theirs = dict(self._truth_model.named_modules())
+        theirs = dict(self._truth.model.named_modules())
 
         def hook_of(name: str) -> Any:
             def compare(module: Any, arguments: Any, output: Any) -> None:
@@ -218,8 +227,10 @@ class _Conversion:
 
 def _copied(model: nn.Module) -> nn.Module:
     """A copy of a model; ConversionError where torch cannot copy it."""
+    results = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    memo = {id(value): value.detach().clone() for value in results if not value.is_leaf}  # torch copies leaves alone
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo)
     except Exception as error:  # modules define how they are copied
         raise ConversionError(f"the model cannot be copied: {comparison.first_line(error)}") from error
 
@@ -258,8 +269,9 @@ def _replace_layers(model: nn.Module, precision: str) -> list[Converted]:
     return rows
 
 
-def _is_plain(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and type(tensor) in PLAIN
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the plain tensors of a model's state, by name."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items() if type(tensor) in PLAIN}
 
 
 def _same(one: Tensor, other: Any) -> bool:

@@ -54,7 +54,7 @@ class Capture:
             return None
         if not self._conditions.hold(leaves) or [module.training for module in self._modules] != self._training:
             return None
-        if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             return None
         return leaves
 
