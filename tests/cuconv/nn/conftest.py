@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import UnsupportedProblem, reference
-from cuconv.nn import modules, operator
+from cuconv.nn import operator, program
 
 
 def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, residual, out=None):
@@ -52,6 +52,6 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
-    monkeypatch.setattr(modules, "prepare", prepare)
-    monkeypatch.setattr(modules, "is_on_gpu", lambda input: True)
+    monkeypatch.setattr(program, "prepare", prepare)
+    monkeypatch.setattr(program, "is_on_gpu", lambda input: True)
     return calls
