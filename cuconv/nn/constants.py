@@ -25,12 +25,12 @@ def hoist_constants(captured: Captured) -> Program | None:
     written = {root for node in graph.nodes for one in aliases.written(node) for root in aliases.roots(one)}
     constant: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op == "get_attr" and (node.target in captured.tensors or node.target in captured.constants):
+        is_tensor = node.op == "get_attr" and (node.target in captured.tensors or node.target in captured.constants)
+        is_result = _is_pure(node) and constant.issuperset(node.all_input_nodes)
+        if (is_tensor or is_result) and not aliases.roots(node) & written:
             constant.add(node)
-        elif _is_pure(node) and constant.issuperset(node.all_input_nodes) and not aliases.roots(node) & written:
-            constant.add(node)
-    results = [node for node in constant if node.op == "call_function" and not set(node.users) <= constant]
-    results = [node for node in graph.nodes if node in results]
+    called = [node for node in graph.nodes if node in constant and node.op == "call_function"]
+    results = [node for node in called if not constant.issuperset(node.users)]
     if not results:
         return None
     program = _program_of(captured, results)
