@@ -64,7 +64,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -
 
 def is_small(input: Tensor) -> bool:
     """Whether cuConv computes a fully connected layer of this input; under torch.export any size of batch may come."""
-    return input.dim() > 0 and all(type(size) is int for size in input.shape) and 0 < prod(input.shape[:-1]) <= MAX_ROWS
+    if input.dim() == 0 or torch.compiler.is_exporting():
+        return False
+    return all(type(size) is int for size in input.shape) and 0 < prod(input.shape[:-1]) <= MAX_ROWS
 
 
 def as_images(input: Tensor) -> Tensor:
