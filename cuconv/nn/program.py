@@ -123,7 +123,7 @@ class FrozenConv2d:
         """Write what the call returns to a tensor of its shape, which may be a slice of channels."""
         try:
             self.prepared()(input, out=out)
-        except UnsupportedProblem:
+        except (UnsupportedProblem, UnsupportedDevice):
             out.copy_(self(input))
 
     def prepared(self) -> PreparedConv2d:
