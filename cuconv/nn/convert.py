@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from cuconv.nn import comparison
@@ -67,10 +67,10 @@ def _check_model(model: nn.Module) -> None:
     """Raise ConversionError for a model that is never converted."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ConversionError(
-            "the model is a torch.jit.ScriptModule, whose code is fixed: convert the module that it was made of, or run "
-            "it in cuconv.nn.enabled()"
+            "the model is a torch.jit.ScriptModule, whose code is fixed: convert the module that it was made of, "
+            "or call it in cuconv.nn.enabled()"
         )
-    if any(isinstance(parameter, UninitializedTensorMixin) for parameter in model.parameters()):
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ConversionError("a parameter of the model has no size yet: call the model once first")
     if model.training:
         raise ConversionError("the model is in training mode: call model.eval() first")
