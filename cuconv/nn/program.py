@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from cuconv.device import UnsupportedDevice
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, writing_slices
-from cuconv.prepared import PreparedConv2d, prepare
+from cuconv.prepared import PreparedConv2d, owned
 from cuconv.problem import UnsupportedProblem
 
 Tensors = Callable[[str], Tensor]
@@ -103,7 +103,7 @@ class FrozenConv2d:
 
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """The convolution of (N, C, H, W) or (C, H, W), plus a residual like the output."""
-        if runs_now(input):
+        if runs_now(input) and not self._records_gradient():
             try:
                 return self.prepared()(input, residual)
             except (UnsupportedProblem, UnsupportedDevice):
@@ -121,16 +121,25 @@ class FrozenConv2d:
 
     def write(self, input: Tensor, out: Tensor) -> None:
         """Write what the call returns to a tensor of its shape, which may be a slice of channels."""
-        try:
-            self.prepared()(input, out=out)
-        except UnsupportedProblem:
-            out.copy_(self(input))
+        if not self._records_gradient():
+            try:
+                self.prepared()(input, out=out)
+                return
+            except UnsupportedProblem:
+                pass
+        out.copy_(self(input))
+
+    def _records_gradient(self) -> bool:
+        """Whether weight or bias is trained, which a convolution with constant weights does not record."""
+        if not torch.is_grad_enabled():
+            return False
+        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
     def prepared(self) -> PreparedConv2d:
-        """The convolution with packed weights."""
+        """The convolution with packed weights. It reads the model's own tensors, which `bind` replaces."""
         if self._prepared is None:
             options: dict[str, Any] = {"relu": self.relu, "precision": self.precision}
-            self._prepared = prepare(self.weight, self.bias, *self.geometry, **options)
+            self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
         return self._prepared
 
     def output_shape(self, input: Tensor) -> list[int]:

@@ -141,11 +141,9 @@ def test_a_refusal_of_the_driver_is_raised_with_its_text(driver):
 
 
 def test_a_call_in_the_middle_of_another_one_changes_nothing_of_it(driver):
-    """A signal handler or a finaliser runs between two launches of the sequence that it calls too, and again in that."""
-    launch, pending = (
-        driver.cuLaunchKernelEx,
-        [tuple(address + 64 * depth for address in ADDRESSES) for depth in (1, 2)],
-    )
+    """A signal handler or a finaliser runs between two launches of the sequence that it calls too, two deep."""
+    pending = [tuple(address + 64 * depth for address in ADDRESSES) for depth in (1, 2)]
+    launch = driver.cuLaunchKernelEx
 
     def interrupted(*arguments):
         if pending:
