@@ -12,13 +12,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from sympy import preorder_traversal
 from torch import Tensor, fx, nn
 from torch.export import Dim, ShapesCollection
 from torch.export.graph_signature import InputKind
@@ -30,12 +32,17 @@ TORCH = str(Path(torch.__file__).parent) + "/"
 SYMBOLIC = ("fx/", "__init__.py", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
 MODEL = ("nn/", "functional.py")  # of torch: Python code that is part of a model
 MAX_KNOWN_SIZES = 4096
+MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
 
 _lock = threading.Lock()  # torch.export and the recording below change the state of the process
 
 
 class CaptureError(Exception):
     """A model whose forward is no graph; the message says why."""
+
+
+class _TooComplex(CaptureError):
+    """Sizes in the model are too long expressions of the input's."""
 
 
 @dataclass(slots=True)
@@ -110,16 +117,28 @@ class Captured:
 def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
     """The graph of a model in the mode that it is in, by a call on arguments like the given ones.
 
-    Every size of a tensor may differ in later calls as far as the model allows it; a batch of 1 is doubled for that.
-    Raises CaptureError where torch.export cannot capture the model.
+    Every size of a tensor may differ in later calls as far as the model allows it, or the first alone where sizes in
+    the model are too long expressions of the others. Raises CaptureError where torch.export cannot capture the model.
     """
     leaves, in_spec = pytree.tree_flatten((arguments, keywords))
+    try:
+        return _capture(model, in_spec, leaves, None)
+    except _TooComplex:
+        return _capture(model, in_spec, leaves, 1)
+
+
+def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None) -> Captured:
+    """`capture` with symbols for so many dimensions of each tensor, or all; a batch of 1 is doubled for that."""
     if (doubled := _doubled(leaves)) is not None:
-        with suppress(CaptureError):
-            captured = _unlifted(*_export(model, in_spec, doubled), leaves, in_spec)
+        try:
+            captured = _unlifted(*_export(model, in_spec, doubled, dimensions), leaves, in_spec)
             if captured.conditions.hold(leaves):
                 return captured  # otherwise the model treats one image in another way than two
-    return _unlifted(*_export(model, in_spec, leaves), leaves, in_spec)
+        except _TooComplex:
+            raise
+        except CaptureError:
+            pass
+    return _unlifted(*_export(model, in_spec, leaves, dimensions), leaves, in_spec)
 
 
 def _doubled(leaves: list[Any]) -> list[Any] | None:
@@ -130,18 +149,22 @@ def _doubled(leaves: list[Any]) -> list[Any] | None:
     return [torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf for leaf in leaves]
 
 
-def _export(model: nn.Module, in_spec: Any, leaves: list[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
+def _export(
+    model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None
+) -> tuple[Any, list[tuple[Any, Any]]]:
     """torch.export's program, and what the model's code asked about sizes."""
     leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
     shapes = ShapesCollection()
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            shapes[leaf] = dict.fromkeys(range(leaf.dim()), Dim.AUTO)
+            shapes[leaf] = dict.fromkeys(range(leaf.dim())[:dimensions], Dim.AUTO)
     sizes = shapes.dynamic_shapes(model, arguments, keywords)
     with _lock, _quiet(), torch.inference_mode(False), torch.no_grad(), _decisions() as decisions:
         try:
             program = torch.export.export(model, arguments, keywords, dynamic_shapes=sizes, strict=False)
+        except _TooComplex:
+            raise
         except Exception as error:  # the model's own code runs, which may raise anything
             raise CaptureError(first_line(error)) from error
     return program, decisions
@@ -172,10 +195,15 @@ def _decisions() -> Iterator[list[tuple[Any, Any]]]:
     operators themselves, which ask again when they run.
     """
     found: list[tuple[Any, Any]] = []
+    asked: set[Any] = set()
     evaluate = ShapeEnv.evaluate_sym_node
 
     def recording(self: Any, sym_node: Any, *arguments: Any, **keywords: Any) -> Any:
         question = sym_node.expr
+        if question not in asked:
+            asked.add(question)
+            if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
+                raise _TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
         answer = evaluate(self, sym_node, *arguments, **keywords)
         if question.free_symbols and _asked_by_model(sys._getframe(1)):
             found.append((question, answer))

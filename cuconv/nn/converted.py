@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from cuconv.nn.capture import Conditions
+from cuconv.nn.modules import Conv2d, Linear
 from cuconv.nn.operator import autocasts, is_differentiated
 from cuconv.nn.program import Program
 
@@ -21,6 +22,7 @@ class Capture:
 
     def __init__(self, program: Program, in_spec: Any, out_spec: Any, conditions: Conditions, modules: list[nn.Module]):
         self.program, self._in_spec, self._out_spec, self._conditions = program, in_spec, out_spec, conditions
+        self.is_stale = False  # whether a layer has got other weights than the program's
         self._modules = modules  # of the model
         self._training = [module.training for module in modules]
         self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
@@ -69,6 +71,11 @@ class Converted(nn.Module):
 
     _capture: Capture | None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            self.__dict__["_capture"] = None  # it was a capture of another model
+
     def refresh(self, original: nn.Module | None = None) -> None:
         """Take over the weights of the original model, or those that were written to this one in place.
 
@@ -96,6 +103,7 @@ class Converted(nn.Module):
         if self._capture is not None:
             tensors: dict[str, Tensor] = dict(_tensors(self))
             self._capture.program.bind(tensors.__getitem__)
+            self._capture.is_stale = False
 
     def _apply(self, change: Any, recurse: bool = True) -> Converted:
         super()._apply(change, recurse)
@@ -121,7 +129,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def converted(model: nn.Module, capture: Capture | None) -> nn.Module:
     """Make a model a converted one, whose class is one of `Converted` and of the model's own class."""
     model.__class__ = _class_for(_base_of(type(model)))
-    model.__dict__["_capture"] = capture
+    for module in model.modules():
+        if module is model or isinstance(module, (Conv2d, Linear)):
+            module.__dict__["_capture"] = capture
     model._bind()  # type: ignore[operator]
     return model
 
@@ -138,6 +148,8 @@ def _class_for(base: Any) -> type[nn.Module]:
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
         capture: Capture | None = self._capture
         if capture is not None and not torch.compiler.is_compiling():
+            if capture.is_stale:
+                self._bind()
             leaves = capture.leaves(arguments, keywords)
             if leaves is not None:
                 return capture.run(leaves)

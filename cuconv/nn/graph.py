@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from cuconv.nn.aliases import Aliases
 from cuconv.nn.capture import Captured, CaptureError
+from cuconv.nn.constants import hoist_constants
 from cuconv.nn.modules import LAYERS, why_not
 from cuconv.nn.operator import pads_of
 from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear, Layer, Norm, Program
@@ -46,6 +47,7 @@ class Rewriter:
     def run(self) -> Program:
         """The program. Raises CaptureError where the model writes to its own tensors, which must stay constant."""
         self._remove_identities()
+        constants = hoist_constants(self._captured)
         self._aliases = Aliases(self._graph)
         self._refuse_writes()
         for node in list(self._graph.nodes):
@@ -67,7 +69,7 @@ class Rewriter:
         tensors = {name: target for name, target in self._captured.tensors.items() if name in read}
         others: dict[str, Any] = {name: one for name, one in self._captured.constants.items() if name in read}
         others |= {name: part for name, part in self._captured.graph.named_children() if name in read}
-        return Program(self._graph, self._layers, tensors, others)
+        return Program(self._graph, self._layers, tensors, others, constants)
 
     def _remove_identities(self) -> None:
         """Remove what only does something in training mode."""

@@ -209,8 +209,19 @@ class Program:
     to, so that they are moved, copied and saved with the model, and `bind` must follow when they were.
     """
 
-    def __init__(self, graph: fx.Graph, layers: dict[str, Layer], tensors: dict[str, str], others: dict[str, Any]):
-        """layers, tensors and others: the attributes that the graph reads; tensors are given by their names."""
+    def __init__(
+        self,
+        graph: fx.Graph,
+        layers: dict[str, Layer],
+        tensors: dict[str, str],
+        others: dict[str, Any],
+        constants: Program | None = None,
+    ):
+        """layers, tensors and others: the attributes that the graph reads; tensors are given by their names.
+
+        constants: a program without arguments, whose results are more tensors, with the names "<derived_0>" and so on.
+        """
+        self._constants = constants
         code = graph.python_code("self")
         self._source = code.src
         self._names = {name: value for name, value in code.globals.items() if not isinstance(value, ModuleType)}
@@ -226,13 +237,25 @@ class Program:
 
     def bind(self, tensors: Tensors) -> None:
         """Take the tensors of a model as they are now."""
+        derived: dict[str, Tensor] = {}
+        if self._constants is not None:
+            self._constants.bind(tensors)
+            with torch.no_grad():
+                results = self._constants.run([])
+            derived = {f"<derived_{place}>": result for place, result in enumerate(results)}
+
+        def found(name: str) -> Tensor:
+            return derived[name] if name in derived else tensors(name)
+
         for attribute, name in self._tensors.items():
-            setattr(self, attribute, tensors(name))
+            setattr(self, attribute, found(name))
         for layer in self.layers.values():
-            layer.bind(tensors)
+            layer.bind(found)
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply a function to the constants that are no tensors of the model."""
+        if self._constants is not None:
+            self._constants.move(change)
         for name, value in self._others.items():
             self._others[name] = change(value) if isinstance(value, Tensor) else value._apply(change)
         self.__dict__.update(self._others)
@@ -246,7 +269,9 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the compiled code and the tensors of the model."""
-        return {name: getattr(self, name) for name in ("_source", "_names", "layers", "_tensors", "_others")}
+        return {
+            name: getattr(self, name) for name in ("_source", "_names", "layers", "_tensors", "_others", "_constants")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

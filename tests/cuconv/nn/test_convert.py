@@ -284,6 +284,50 @@ def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how
     assert not set(map(id, again.parameters())) & set(map(id, converted.parameters()))
 
 
+@pytest.mark.parametrize("change", ["weight", "layer", "move", "load", "refresh", "in place", "train"])
+def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
+    model, x = made("classifier")
+    converted, _ = cuconv.nn.convert(model, x)
+    other, _ = made("classifier")
+    for parameter in other.parameters():
+        parameter.data.mul_(1.5)
+    if change == "weight":
+        converted.last.weight = other.last.weight
+        other, model.last.weight = model, other.last.weight
+    elif change == "layer":
+        converted.last = other.last
+        other, model.last = model, other.last
+    elif change == "move":
+        converted, other, x = converted.double(), model.double(), x.double()
+    elif change == "load":
+        converted.load_state_dict(other.state_dict())
+    elif change == "refresh":
+        converted.refresh(other)
+    elif change == "in place":
+        for parameter in converted.parameters():
+            parameter.data.mul_(1.5)
+        converted.refresh()
+    else:
+        converted.hidden[0].train()
+        other = model
+        other.hidden[0].train()
+    with torch.no_grad():
+        torch.manual_seed(1)
+        ours = converted(x)
+        torch.manual_seed(1)
+        assert close(ours, other(x))
+
+
+def test_the_original_may_change_without_an_effect(on_a_gpu):
+    model, x = made("block")
+    converted, _ = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        before = converted(x)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.mul_(2)
+        assert torch.equal(converted(x), before)
+
+
 def test_a_converted_model_is_converted_again_as_it_is(on_a_gpu):
     model, x = made("block")
     once, _ = cuconv.nn.convert(model, x)

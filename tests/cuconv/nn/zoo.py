@@ -331,6 +331,20 @@ def weight_scaled(model, x):
     return F.conv2d(x, model.conv.weight * 2, model.conv.bias)
 
 
+def weight_copied_and_written(model, x):
+    w = model.conv.weight.clone()
+    w.mul_(2)
+    return F.conv2d(x, w + 1, model.conv.bias)
+
+
+def weight_with_noise(model, x):
+    return F.conv2d(x, model.conv.weight + torch.rand_like(model.conv.weight), model.conv.bias)
+
+
+def weight_by_input(model, x):
+    return F.conv2d(x, model.conv.weight * x.mean(), model.conv.bias)
+
+
 def weight_standardised(model, x):
     w = model.conv.weight
     w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-3)
@@ -498,7 +512,7 @@ ZOO = {
         function.__name__: entry(function, *LATER, **normed)
         for function in (
             tied, penalty, used_twice, norm_used_twice, functional_norm, norm_in_training, weight_scaled,
-            weight_standardised, mish,
+            weight_standardised, mish, weight_copied_and_written, weight_with_noise, weight_by_input,
         )
     },
     # sums
