@@ -17,6 +17,14 @@ class Geometry:
     dilation: int | tuple[int, int] = 1
     groups: int = 1
 
+    def checked(self) -> Geometry:
+        """The same with whole numbers and pairs of them alone; raises UnsupportedProblem for anything else."""
+        padding = self.padding
+        if padding not in ("same", "valid") or not isinstance(padding, str):
+            padding = pair("padding", padding)
+        groups = whole_number("groups", self.groups)
+        return Geometry(pair("stride", self.stride), padding, pair("dilation", self.dilation), groups)
+
     def problem(self, input_shape: tuple[int, ...], weight_shape: tuple[int, ...], precision: str) -> ConvProblem:
         """The convolution of an input (N, C, H, W) with weights (M, C / groups, KH, KW).
 

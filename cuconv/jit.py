@@ -132,16 +132,23 @@ class LaunchSequence:
     """Launches prepared for a GPU: the kernels are loaded, and only addresses and stream are still to be filled in.
 
     The driver reads the arguments from memory that the sequence owns. A sequence must therefore not be shared by
-    threads.
+    threads. A signal handler or a finaliser may call it in the middle of another call of its thread: that call gets a
+    sequence of its own.
     """
 
-    __slots__ = ("_configs", "_cuLaunchKernelEx", "_kernels", "_moved", "_ready", "_stream", "_values")
+    __slots__ = (
+        *("_busy", "_configs", "_cuLaunchKernelEx", "_kernels", "_made_of", "_moved", "_ready", "_spare", "_stream"),
+        "_values",
+    )
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
         """Load the kernels, and compile those that the compile cache lacks.
 
         arch: the GPU's architecture, such as "sm_90a". device: the GPU's ordinal; it must be the current GPU.
         """
+        self._busy = False
+        self._made_of = launches, arch, device
+        self._spare: LaunchSequence | None = None
         size = len(_OPERANDS) + sum(len(launch.arguments) for launch in launches)
         self._values = (ctypes.c_int64 * size)()  # first the operands, which all launches share
         self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
@@ -187,18 +194,26 @@ class LaunchSequence:
         flags: int = 0,
     ) -> None:
         """Launch all kernels on a stream, given by its pointer; the address of an operand that is not used is 0."""
-        values = self._values
-        _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
-        for place, operand, offset in self._moved:
-            values[place] = values[operand] and values[operand] + offset
-        if stream != self._stream:
-            for config in self._configs:
-                config.hStream = stream
-            self._stream = stream
-        for ready_config, kernel, arguments in self._ready:
-            status = self._cuLaunchKernelEx(ready_config, kernel, arguments, None)
-            if status:
-                _check(status)
+        if self._busy:
+            self._spare = self._spare or LaunchSequence(*self._made_of)
+            self._spare.enqueue(stream, input, weight, bias, output, workspace, residual, packed, flags)
+            return
+        self._busy = True
+        try:
+            values = self._values
+            _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
+            for place, operand, offset in self._moved:
+                values[place] = values[operand] and values[operand] + offset
+            if stream != self._stream:
+                for config in self._configs:
+                    config.hStream = stream
+                self._stream = stream
+            for ready_config, kernel, arguments in self._ready:
+                status = self._cuLaunchKernelEx(ready_config, kernel, arguments, None)
+                if status:
+                    _check(status)
+        finally:
+            self._busy = False
 
 
 _OPERANDS = {address.operand: place for place, address in enumerate(OPERANDS)}
@@ -235,7 +250,7 @@ class Kernel:
         _check(_driver().cuFuncSetAttribute(self.handle, attribute, value))
 
 
-_shared_limits = threading.Lock()  # makes reading and raising a limit one step
+_shared_limits = threading.RLock()  # makes reading and raising a limit one step, also for a call within a call
 
 
 @cache

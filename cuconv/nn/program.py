@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from cuconv.device import UnsupportedDevice
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, writing_slices
-from cuconv.prepared import PreparedConv2d, prepare
+from cuconv.prepared import PreparedConv2d, owned
 from cuconv.problem import UnsupportedProblem
 
 Tensors = Callable[[str], Tensor]
@@ -89,8 +89,10 @@ class FrozenConv2d:
         self._prepared: PreparedConv2d | None = None
 
     def bind(self, tensors: Tensors) -> None:
-        """Take the weights of a model as they are now."""
-        weight, bias = tensors(self.names[0]), None if self.names[1] is None else tensors(self.names[1])
+        """Take the weights of a model as they are now, as constants, for which no gradient is recorded."""
+        weight, bias = tensors(self.names[0]).detach(), None
+        if self.names[1] is not None:
+            bias = tensors(self.names[1]).detach()
         with torch.no_grad():
             if self.norm is not None:
                 weight, bias = self.norm.fold(weight, bias, tensors)
@@ -127,10 +129,10 @@ class FrozenConv2d:
             out.copy_(self(input))
 
     def prepared(self) -> PreparedConv2d:
-        """The convolution with packed weights."""
+        """The convolution with packed weights. It reads the model's own tensors, which `bind` replaces."""
         if self._prepared is None:
             options: dict[str, Any] = {"relu": self.relu, "precision": self.precision}
-            self._prepared = prepare(self.weight, self.bias, *self.geometry, **options)
+            self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
         return self._prepared
 
     def output_shape(self, input: Tensor) -> list[int]:

@@ -138,3 +138,33 @@ def test_a_refusal_of_the_driver_is_raised_with_its_text(driver):
     with pytest.raises(jit.LaunchError, match=r"the CUDA driver says: out of luck \(701\)"):
         sequence.enqueue(STREAM, *ADDRESSES)
     assert len(driver.launched) == 1
+
+
+def test_a_call_in_the_middle_of_another_one_changes_nothing_of_it(driver):
+    """A signal handler or a finaliser runs between two launches of the sequence that it calls too, two deep."""
+    pending = [tuple(address + 64 * depth for address in ADDRESSES) for depth in (1, 2)]
+    launch = driver.cuLaunchKernelEx
+
+    def interrupted(*arguments):
+        if pending:
+            sequence.enqueue(STREAM + 16, *pending.pop())
+        return launch(*arguments)
+
+    driver.cuLaunchKernelEx = interrupted
+    sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
+    sequence.enqueue(STREAM, *ADDRESSES)
+    outer = [one for one in driver.launched if one[4] == STREAM]
+    assert not pending and len(driver.launched) == 6
+    driver.launched.clear()
+    LaunchSequence((FIRST, SECOND), "sm_90a", 0).enqueue(STREAM, *ADDRESSES)
+    assert outer == driver.launched
+
+
+def test_a_call_after_a_refusal_is_no_nested_one(driver):
+    sequence = LaunchSequence((FIRST,), "sm_90a", 0)
+    driver.status = 701
+    with pytest.raises(jit.LaunchError):
+        sequence.enqueue(STREAM, *ADDRESSES)
+    driver.status = 0
+    sequence.enqueue(STREAM, *ADDRESSES)
+    assert sequence._spare is None and driver.launched[0] == driver.launched[1]

@@ -39,7 +39,7 @@ def on_a_gpu(monkeypatch):
         note("plain", relu, residual, precision)
         return output
 
-    def prepare(weight, bias, *geometry, relu, precision):
+    def owned(weight, bias, *geometry, relu, precision):
         def call(input, residual=None, *, out=None):
             output = launch(input, weight, bias, *geometry, relu=relu, residual=residual, out=out)
             note("prepared", relu, residual, precision, out=out is not None)
@@ -52,6 +52,6 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
-    monkeypatch.setattr(program, "prepare", prepare)
+    monkeypatch.setattr(program, "owned", owned)
     monkeypatch.setattr(program, "is_on_gpu", lambda input: True)
     return calls
