@@ -44,9 +44,18 @@ class Aliases:
         """The arguments that a node may write to."""
         if node.op != "call_function" or node.target in (python_operator.getitem,):
             return []
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return [] if self._only_reads(node) else node.all_input_nodes
         if not isinstance(node.target, torch._ops.OpOverload):
-            return list(node.all_input_nodes) if isinstance(node.target, torch._ops.HigherOrderOperator) else []
+            return []
         return [found for argument, found in _by_schema(node) if argument.alias_info and argument.alias_info.is_write]
+
+    def _only_reads(self, node: fx.Node) -> bool:
+        """Whether no operator in the graphs that a higher-order operator gets writes to anything."""
+        targets = [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]
+        parts = [getattr(node.graph.owning_module, target, None) for target in targets]
+        graphs = [part.graph for part in parts if isinstance(part, fx.GraphModule)]
+        return bool(graphs) and not any(self.written(one) for graph in graphs for one in graph.nodes)
 
     def written_between(self, first: fx.Node, last: fx.Node, tensor: Any) -> bool:
         """Whether a node between two others may write to a tensor's memory."""

@@ -46,6 +46,7 @@ class Rewriter:
 
     def run(self) -> Program:
         """The program. Raises CaptureError where the model writes to its own tensors, which must stay constant."""
+        self._inline_modes()
         self._remove_identities()
         constants = hoist_constants(self._captured)
         self._aliases = Aliases(self._graph)
@@ -61,7 +62,9 @@ class Rewriter:
         called = {row.name for row in self.rows}
         for name, module in self._modules.items():
             if isinstance(module, LAYERS) and name not in called:
-                self.rows.append(Converted(name, reason=why_not(module) or "the model did not call it"))
+                self.rows.append(
+                    Converted(name, reason=why_not(module) or "the captured model has no call of it alone")
+                )
         for node in reversed(self._graph.nodes):
             if node.op == "get_attr" and not node.users:
                 self._graph.erase_node(node)
@@ -70,6 +73,32 @@ class Rewriter:
         others: dict[str, Any] = {name: one for name, one in self._captured.constants.items() if name in read}
         others |= {name: part for name, part in self._captured.graph.named_children() if name in read}
         return Program(self._graph, self._layers, tensors, others, constants)
+
+    def _inline_modes(self) -> None:
+        """Inline blocks that switch gradients or autocast off: they are off wherever the program runs."""
+        nested = False
+        for node in list(self._graph.nodes):
+            if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+                part, arguments = node.args[1], node.args[2:]
+            elif node.target is torch.ops.higher_order.wrap_with_autocast and node.args[2] is False:
+                part, arguments = node.args[4], node.args[5:]
+            else:
+                continue
+            inner = getattr(self._captured.graph, part.target)
+            inputs = [one for one in inner.graph.nodes if one.op == "placeholder"]
+            copies = dict(zip(inputs, arguments, strict=True))
+            with self._graph.inserting_before(node):
+                results: Any = self._graph.graph_copy(inner.graph, copies)
+            for one in [one for one in inner.graph.nodes if one.op == "get_attr"]:  # a block in the block
+                copies[one].target = f"{part.target}_{one.target}"
+                setattr(self._captured.graph, copies[one].target, getattr(inner, one.target))
+                nested = True
+            for user in list(node.users):  # each takes one result
+                user.replace_all_uses_with(results[user.args[1]])
+                self._graph.erase_node(user)
+            self._graph.erase_node(node)
+        if nested:
+            self._inline_modes()
 
     def _remove_identities(self) -> None:
         """Remove what only does something in training mode."""
