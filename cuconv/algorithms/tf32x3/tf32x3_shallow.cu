@@ -268,13 +268,19 @@ struct Output {
         return relu && value < 0.0f ? 0.0f : value;  // a NaN stays
     }
 
-    // Writes FILTERS filters from `filter_0` on. Returns whether all sums are finite.
+    // Writes FILTERS filters from `filter_0` on. Returns whether all sums of the warp are right (parts.cuh); where they
+    // are not, marks those that are replaced.
     __device__ __forceinline__ bool write(float (&sum)[2][TILES][4], int64 place, int filter_0,
                                           const Problem& p) const {
         const int lane = threadIdx.x % 4;
-        float check = 0.0f;  // stays 0 only if every sum times 0 is 0, which NaN and Inf times 0 are not
+        Judge judge;
 #pragma unroll
-        for (int i = 0; i < 8 * TILES; ++i) check = fmaf(sum[i % 2][i / 8][i / 2 % 4], 0.0f, check);
+        for (int i = 0; i < 8 * TILES; ++i) judge.add(sum[i % 2][i / 8][i / 2 % 4], i % 2);
+        const bool right = __all_sync(~0u, judge.all_right());
+        if (!right)
+#pragma unroll
+            for (int i = 0; i < 8 * TILES; ++i)
+                sum[i % 2][i / 8][i / 2 % 4] = mark_wrong(sum[i % 2][i / 8][i / 2 % 4]);
         if (bias || relu)  // one branch for all sums
 #pragma unroll
             for (int i = 0; i < 8 * TILES; ++i) {
@@ -308,22 +314,23 @@ struct Output {
                 }
 #endif
             }
-        return check == 0.0f;
+        return right;
     }
 
-    // Overwrites a tile of pixels with plain FP32 sums for all filters of the block. A warp calls it where an output is
-    // not finite, since Inf and NaN cannot be decomposed into parts.
-    __device__ __forceinline__ void write_plain(unsigned first, unsigned pixels, int filter_0, int filters,
-                                                const Problem& p) const {
+    // Replaces the outputs of a tile that are marked, which are NaNs, by plain FP32 sums, for all filters of the block.
+    // A warp calls it where one of its lanes has marked a sum.
+    __device__ __forceinline__ void replace_marked(unsigned first, unsigned pixels, int filter_0, int filters,
+                                                   const Problem& p) const {
         const unsigned index = first + threadIdx.x % 32, image = index / p.out_pixels;
-        const int pixel = index - image * p.out_pixels;
-        __syncwarp();
-        if (index >= pixels) return;
+        const int pixel = index - image * p.out_pixels, y = pixel / p.out_w, x = pixel - y * p.out_w;
+        __syncwarp();  // the outputs that other lanes have written can be read
 #pragma unroll 1
         for (int filter = filter_0; filter < min(filter_0 + filters, p.filters); ++filter) {
-            const int y = pixel / p.out_w, x = pixel % p.out_w;
-            const float sum = plain_sum(input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
-            output[((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel] = finish(sum, filter, p);
+            float* const to = output + (((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel);
+            const bool marked = index < pixels && isnan(*to);
+            if (!__any_sync(~0u, marked)) continue;
+            const float sum = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
+            if (marked) *to = finish(sum, filter, p);
         }
     }
 };
@@ -372,13 +379,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
         const unsigned first = tile * PIXELS;
         tile += step;
         if (tile < tiles) load(Pixels(tile, pixels, input, p));
-        bool finite = true;
+        bool right = true;
 #pragma unroll 1
         for (int f = 0; f < block_filters; f += FILTERS) {
             float sum[2][TILES][4];
             columns.multiply(sum, fragments + f / 8 * STEPS * 32 + threadIdx.x % 32);
-            finite &= out.write(sum, columns_place, filter_0 + f, p);
+            right &= out.write(sum, columns_place, filter_0 + f, p);
         }
-        if (!__all_sync(~0u, finite)) out.write_plain(first, pixels, filter_0, block_filters, p);
+        if (!right) out.replace_marked(first, pixels, filter_0, block_filters, p);
     }
 }

@@ -86,9 +86,12 @@ struct Consumer {
         PipelineState<IN_STAGES> input(count, 1);
         PipelineState<WEIGHT_STAGES> filter(count, GROUP_POINTS);
         int filler = (count + IN_STAGES) % CLUSTER;  // the block that fills the chunk's stage next
-        Rescale rescale(shared.exponents + from.tile_chunk(g) * SCALE_FILTERS + block_rank() * BF, warpgroup, thread());
+        Rescale rescale(shared.filter_scales + from.tile_chunk(g) * SCALE_FILTERS + block_rank() * BF, warpgroup,
+                        thread());
         rescale.prefetch();
         const bool first = thread() == 0;
+        // The next tile's: the warpgroup has passed a barrier since it read those of the tile before.
+        if (first && warpgroup == 0) *reinterpret_cast<int4*>(doubts(from, 1)) = NO_DOUBTS;
 #pragma unroll
         for (int point = 0; point < GROUP_POINTS; ++point)
 #pragma unroll
@@ -97,7 +100,7 @@ struct Consumer {
         for (; chunks > 0; --chunks, --left) {
             barrier_wait(shared.full_input + input.stage, input.parity);
             // Before any thread can release the stage.
-            const int input_exponent = load_int(input_stages + input.stage * STAGE_BYTES + EXPONENT_OFFSET);
+            const int input_scale = load_int(input_stages + input.stage * STAGE_BYTES + SCALE_OFFSET);
             const unsigned chunk = input_stages + warpgroup * GROUP_POINTS * POINT_BYTES + input.stage * STAGE_BYTES;
 #pragma unroll
             for (int point = 0; point < GROUP_POINTS; ++point) {
@@ -111,7 +114,9 @@ struct Consumer {
                 __syncwarp();
                 filter.advance();
                 if (point == 0) {
-                    rescale.update(input_exponent);
+                    rescale.update(input_scale);
+                    if (warpgroup == 0 && rescale.doubt(input_scale) > NO_DOUBT)
+                        atomicMax(doubts(from) + thread() / 32, rescale.doubt(input_scale));
                     if (chunks > 1) rescale.prefetch();
                 }
                 wgmma_wait(chain);
@@ -124,7 +129,13 @@ struct Consumer {
             }
         }
 #pragma unroll
-        for (int point = 0; point < GROUP_POINTS; ++point) rescale.finish(sums[point]);
+        for (int point = 0; point < GROUP_POINTS; ++point) rescale.finish(sums[point], NO_DOUBT);
+    }
+
+    // Where the warps of warpgroup 0 keep the largest exponents of a tile's suspect products. ahead: 1 for the next
+    // tile.
+    __device__ __forceinline__ int* doubts(const WorkUnit& at, int ahead = 0) const {
+        return shared.doubts[at.spatial_tile * g.filter_tiles + at.filter_tile + ahead & 1];
     }
 
     // The block's number in the order of shares.
@@ -135,8 +146,8 @@ struct Consumer {
         return shared.sums + (int64)block * (MAX_SUMS / 4) + warpgroup * (MAX_SUMS / 8) + thread();
     }
 
-    // Publishes the sums to the block that began the tile.
-    __device__ __forceinline__ void publish(const Sums& sums) const {
+    // Publishes the sums to the block that began the tile. Warpgroup 0's flag tells the tile's doubt.
+    __device__ __forceinline__ void publish(const Sums& sums, const int* doubts) const {
         float4* to = partial_sums(block_number());
 #pragma unroll
         for (int point = 0; point < GROUP_POINTS; ++point)
@@ -144,16 +155,21 @@ struct Consumer {
             for (int i = 0; i < WGMMA_SUMS; i += 4, to += WARPGROUP)
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
         warpgroup_barrier(warpgroup);
-        if (thread() == 0)  // the flag's release covers what the barrier has shown this thread: the warpgroup's stores
-            set_flag(shared.flags + block_number() * 2 + warpgroup);
+        if (thread() == 0) {  // the flag's release covers what the barrier has shown it: the warpgroup's stores
+            int doubt = NO_DOUBT;
+            for (int warp = 0; warpgroup == 0 && warp < 4; ++warp) doubt = max(doubt, doubts[warp]);
+            set_flag(shared.flags + block_number() * 2 + warpgroup, 1 + doubt - NO_DOUBT);
+        }
     }
 
-    // Adds the partial sums of the blocks with later shares, in order, up to the tile's end.
-    __device__ __forceinline__ void accumulate(Sums& sums, int unit, int tile_end) const {
+    // Adds the partial sums of the blocks with later shares, in order, up to the tile's end. doubts: of the tile's
+    // warps; they are raised to those of the partial sums.
+    __device__ __forceinline__ void accumulate(Sums& sums, int unit, int tile_end, int* doubts) const {
         for (int number = share_number() + 1; unit < tile_end; ++number) {
             const int block = number * CLUSTER + block_rank();
             if (thread() == 0) {
-                wait_for_flag(shared.flags + block * 2 + warpgroup);
+                const int doubt = (int)wait_for_flag(shared.flags + block * 2 + warpgroup) - 1 + NO_DOUBT;
+                for (int warp = 0; doubt > NO_DOUBT && warp < 4; ++warp) atomicMax(doubts + warp, doubt);
                 if (PREPARED) shared.flags[block * 2 + warpgroup] = 0;  // as take_flag, with its address read anew
             }
             warpgroup_barrier(warpgroup);
@@ -182,13 +198,13 @@ struct Consumer {
             multiply(sums, from, unit - share.begin, share.end - unit, chunks);
             unit += chunks;
             if (from.chunk > 0) {
-                publish(sums);
+                publish(sums, doubts(from));
             } else {
-                if (chunks < g.chunks) accumulate(sums, unit, unit - chunks + g.chunks);
+                if (chunks < g.chunks) accumulate(sums, unit, unit - chunks + g.chunks, doubts(from));
                 const int stage = PipelineState<WEIGHT_STAGES>(unit - share.begin, GROUP_POINTS).previous_stage();
                 float* const staging = reinterpret_cast<float*>(weight_stages + stage * WEIGHT_STAGE_BYTES);
                 write(output, g, from.spatial_tile * CELLS, from.filter_tile * SCALE_FILTERS + block_rank() * BF, sums,
-                      shared, staging, warpgroup);
+                      shared, doubts(from), staging, warpgroup);
             }
         }
     }

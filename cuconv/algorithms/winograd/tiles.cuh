@@ -21,11 +21,11 @@ constexpr int GROUP_POINTS = POINTS / 2;  // points of a consumer warpgroup
 constexpr int PAIRS = GROUP_POINTS - 1;   // of points x and -x
 static_assert(BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
-// A stage of transformed input: [points][high, low][2][STAGE_CELLS][8] FP16, then the exponent of its scale.
+// A stage of transformed input: [points][high, low][2][STAGE_CELLS][8] FP16, then its scale.
 constexpr int OCTET_BYTES = STAGE_CELLS * 16;  // eight channels
 constexpr int INPUT_PART = 2 * OCTET_BYTES;    // high or low parts of a point
-constexpr int POINT_BYTES = 2 * INPUT_PART, EXPONENT_OFFSET = POINTS * POINT_BYTES;
-constexpr int SENT_BYTES = EXPONENT_OFFSET + 16;  // what a block sends to the others of its cluster
+constexpr int POINT_BYTES = 2 * INPUT_PART, SCALE_OFFSET = POINTS * POINT_BYTES;
+constexpr int SENT_BYTES = SCALE_OFFSET + 16;  // what a block sends to the others of its cluster
 constexpr int STAGE_BYTES = (SENT_BYTES + 127) / 128 * 128;
 // Input as it comes: [2][8 channels][RAW_FLOATS].
 constexpr int RAW_BYTES = 8 * RAW_FLOATS * 4;
@@ -58,6 +58,8 @@ struct Polynomial {
         }
     }
 };
+
+#define NO_DOUBTS make_int4(NO_DOUBT, NO_DOUBT, NO_DOUBT, NO_DOUBT)
 
 typedef float Chain[WGMMA_SUMS];
 typedef float Sums[GROUP_POINTS][WGMMA_SUMS];  // of a thread
@@ -139,10 +141,12 @@ struct CellOutputs {
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES];
     uint64 full_weights[2][WEIGHT_STAGES];  // of each consumer warpgroup
-    const int* volatile exponents;          // of the workspace, for consumers
+    const int* volatile filter_scales;      // of the workspace, for consumers
     unsigned* volatile flags;
     float4* volatile sums;
+    volatile int exponent;                    // of the input's scale, for producers
     volatile int units;                       // of the share, for producers
+    __align__(16) int doubts[2][4];           // of the warps of consumer warpgroup 0, for even and odd tiles
     __align__(16) unsigned maxima[2][WARPS];  // of producer warps; the second set is for convert_again
     __align__(16) float scales[2][8];         // of the channels that are being copied or converted
     CellOutputs outputs[2][CELLS];            // of the tile that a consumer warpgroup writes

@@ -50,7 +50,7 @@ __device__ __forceinline__ float larger_or_nan(float a, float b) {
     return most;
 }
 
-// Overwrites those outputs of a lane that are NaN by plain sums. Not inlined: it is rare, and at this point the tile's
+// Overwrites those outputs of a warp that are NaN by plain sums. Not inlined: it is rare, and at this point the tile's
 // sums have left their registers.
 __device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first) {
     const int lane = threadIdx.x % 32;
@@ -58,20 +58,88 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
     for (int pass = 0; pass < PASSES; ++pass) {
         int count;
         Pixel at = g.pixel(first_cell + pass * PASS_CELLS + lane / OUTPUTS, count);
-        if (lane % OUTPUTS >= count) continue;
+        const bool exists = lane % OUTPUTS < count;
         at.pixel += lane % OUTPUTS;
         unsigned wanted = 0;
-#pragma unroll 1
-        for (int i = 0; i < 8 && first + i < g.p.filters; ++i)
-            if (isnan(out.to[out.index(at, first + i)])) wanted |= 1u << i;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (exists && first + i < g.p.filters && isnan(out.to[out.index(at, first + i)])) wanted |= 1u << i;
         write_plain(out, wanted, at, first, 1);
     }
 }
 
-// Writes a tile. Called by both warpgroups. staging: a stage of warpgroup 0's weights that is no longer in use.
+// An output that is so much smaller than the part of it that warpgroup 0 has is what rounding left of larger numbers,
+// which may be of inputs that the output does not read. One of ordinary data may be, but not those of eight filters.
+constexpr float LEAST_LEFT = 0x1p-6f;
+
+// Replaces outputs by NaN in staging memory where they may be what is left of larger numbers. The part of one pixel may
+// be small by chance, so an output is held against those of all pixels of the warp. Called by the whole warp; a lane
+// has the column `column` of eight filters. Not inlined: it is rare.
+__device__ __noinline__ void mark_in_doubt(float* column, int doubt) {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i, column += STAGING_ROW) {
+        const unsigned most = __reduce_max_sync(~0u, finite_magnitude(column[0]));
+        const float least = fmaxf(LEAST_LEFT * __uint_as_float(most), least_trusted(doubt));
+        if (fabsf(column[0] + column[OTHER_GROUP]) < least) column[0] = __int_as_float(0x7fc00000);
+    }
+}
+
+// Where a thread's parts go in staging memory: two cells of a filter, from sum i of a point on.
+__device__ __forceinline__ float* staging_of(float* warp_staging, int warpgroup, int lane, int i) {
+    return warp_staging + warpgroup * OTHER_GROUP + (lane / 4 + i % 4 / 2 * 8) * STAGING_ROW +
+           (lane % 4 * 2 + i / 4 * 8 % PASS_CELLS) * OUTPUTS;
+}
+
+// Stores a pass's parts to staging memory.
+__device__ __forceinline__ void stage(const Sums& sums, int pass, float* warp_staging, int warpgroup, int lane) {
+#pragma unroll
+    for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; i += 2) {  // a filter's two cells
+        __align__(16) float made[2 * OUTPUTS];
+#pragma unroll
+        for (int cell = 0; cell < 2; ++cell) contribute(warpgroup, sums, i + cell, made + cell * OUTPUTS);
+        float* const to = staging_of(warp_staging, warpgroup, lane, i);
+#pragma unroll
+        for (int j = 0; j < 2 * OUTPUTS; j += 4)
+            *reinterpret_cast<float4*>(to + j) = make_float4(made[j], made[j + 1], made[j + 2], made[j + 3]);
+    }
+}
+
+// Replaces the sums of warpgroup 0 by NaN for the cells of a tile in doubt that have an output in doubt. It adds the
+// parts as write() does, so that ordinary tiles pay one test. Called by both warpgroups.
+__device__ __forceinline__ void mark_cells(Sums& sums, float* staging, int doubt, int warpgroup) {
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) {
+        const int thread = thread_number() % WARPGROUP, lane = thread % 32, warp = thread / 32;
+        float* const warp_staging = staging + warp * 16 * STAGING_ROW;
+        pair_barrier(warp);
+        stage(sums, pass, warp_staging, warpgroup, lane);
+        pair_barrier(warp);
+        mark_in_doubt(warp_staging + warpgroup * 8 * STAGING_ROW + lane, doubt);
+        pair_barrier(warp);
+#pragma unroll
+        for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; ++i) {
+            const float* const cell = staging_of(warp_staging, 0, lane, i / 2 * 2) + i % 2 * OUTPUTS;
+            if (warpgroup == 0 && isnan(cell[0] + cell[1] + cell[2] + cell[3])) sums[0][i] = __int_as_float(0x7fc00000);
+        }
+    }
+}
+
+// Replaces the last eight filters' outputs of a pixel by NaN, and returns NaN. to: of the filter behind them.
+__device__ __noinline__ float spoil(float* to, int64 out_pixels, int limit) {
+#pragma unroll 1
+    for (int i = 0; i < min(limit, 8); ++i) to[(i - 8) * out_pixels] = __int_as_float(0x7fc00000);
+    return __int_as_float(0x7fc00000);
+}
+
+// Writes a tile. Called by both warpgroups. doubts: of the tile's warps. staging: a stage of warpgroup 0's weights that
+// is no longer in use.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      const Sums& sums, Shared& shared, float* staging, int warpgroup) {
+                                      Sums& sums, Shared& shared, const int* doubts, float* staging,
+                                      int warpgroup) {
     locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
+    pair_barrier(thread_number() % WARPGROUP / 32);  // warpgroup 0 has told its doubts
+    const int doubt = doubts[thread_number() % WARPGROUP / 32];
+    if (doubt > NO_DOUBT) mark_cells(sums, staging, doubt, warpgroup);
     const float least = out.least();
     float check = 0.0f;  // while all values are finite
 #pragma unroll
@@ -83,21 +151,9 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
         if (pass == 0 && lane < 8)
             shared.bias[in_tile + lane] = out.bias && lane < filters ? out.bias[first + lane] : 0.0f;
         float* const warp_staging = staging + warp * 16 * STAGING_ROW;
-        float* const mine =
-            warp_staging + warpgroup * OTHER_GROUP + lane / 4 * STAGING_ROW + lane % 4 * 2 * OUTPUTS;
         const float* const wanted = warp_staging + warpgroup * 8 * STAGING_ROW + lane;
         pair_barrier(warp);
-#pragma unroll
-        for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; i += 2) {  // a filter's two cells
-            __align__(16) float made[2 * OUTPUTS];
-#pragma unroll
-            for (int cell = 0; cell < 2; ++cell)
-                contribute(warpgroup, sums, i + cell, made + cell * OUTPUTS);
-            float* const to = mine + i % 4 / 2 * 8 * STAGING_ROW + (i / 4 * 8 - pass * PASS_CELLS) * OUTPUTS;
-#pragma unroll
-            for (int j = 0; j < 2 * OUTPUTS; j += 4)
-                *reinterpret_cast<float4*>(to + j) = make_float4(made[j], made[j + 1], made[j + 2], made[j + 3]);
-        }
+        stage(sums, pass, warp_staging, warpgroup, lane);
         const int cell = pass * PASS_CELLS + lane / OUTPUTS;
         const CellOutputs at = shared.outputs[warpgroup][cell];
         const int limit = lane % OUTPUTS < at.count() ? filters : 0;
@@ -109,13 +165,17 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
             const float4 four = *reinterpret_cast<const float4*>(shared.bias + in_tile + i);
             bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
         }
+        float most = 0.0f, most_part = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
-            const float value = wanted[i * STAGING_ROW] + wanted[OTHER_GROUP + i * STAGING_ROW];
+            const float part = wanted[i * STAGING_ROW];
+            const float value = part + wanted[OTHER_GROUP + i * STAGING_ROW];
+            most = fmaxf(most, fabsf(value)), most_part = fmaxf(most_part, fabsf(part));
             // The fmaf turns Inf into NaN as well, so that the output itself marks what write_again must compute.
             if (i < limit) *to = larger_or_nan(fmaf(value, 0.0f, value + bias[i]), least);
             check = fmaf(value, 0.0f, check);
         }
+        if (limit > 0 && most < LEAST_LEFT * most_part) check = spoil(to, g.p.out_pixels, limit);
     }
     if (__any_sync(~0u, check != 0.0f))
         write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8);
