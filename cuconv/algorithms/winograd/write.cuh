@@ -119,7 +119,8 @@ __device__ __forceinline__ void mark_cells(Sums& sums, float* staging, int doubt
 #pragma unroll
         for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; ++i) {
             const float* const cell = staging_of(warp_staging, 0, lane, i / 2 * 2) + i % 2 * OUTPUTS;
-            if (warpgroup == 0 && isnan(cell[0] + cell[1] + cell[2] + cell[3])) sums[0][i] = __int_as_float(0x7fc00000);
+            if (warpgroup == 0 && isnan(cell[0] + cell[1] + cell[2] + cell[3]))
+                sums[GROUP_POINTS - 1][i] = __int_as_float(0x7fc00000);  // of a pair, which every output has
         }
     }
 }
