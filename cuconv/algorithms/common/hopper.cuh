@@ -43,17 +43,15 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// A flag in global memory, set where it is not 0. set_flag is a release store: the writes that happen before it, also
-// those of other threads that a barrier ordered before it, are visible to a block that has returned from wait_for_flag,
-// an acquire load.
-__device__ __forceinline__ void set_flag(unsigned* flag, unsigned value = 1) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+// A flag in global memory. set_flag is a release store: the writes that happen before it, also those of other threads
+// that a barrier ordered before it, are visible to a block that has returned from wait_for_flag, an acquire load.
+__device__ __forceinline__ void set_flag(unsigned* flag) {
+    asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
 }
-__device__ __forceinline__ unsigned wait_for_flag(const unsigned* flag) {
+__device__ __forceinline__ void wait_for_flag(const unsigned* flag) {
     unsigned value;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
     while (!value);
-    return value;
 }
 
 // mbarrier.init, .arrive and .arrive.expect_tx: a phase completes after so many arrivals and all expected bytes.

@@ -81,8 +81,9 @@ struct Consumer {
     }
 
     // sums = the products of `chunks` chunks from a unit of work on, all of one tile. count: chunks of the share before
-    // it. left: chunks of the share from it on.
-    __device__ __forceinline__ void multiply(Sums& sums, const WorkUnit& from, unsigned count, int left, int chunks) {
+    // it. left: chunks of the share from it on. Returns what is known of these chunks.
+    __device__ __forceinline__ Known multiply(Sums& sums, const WorkUnit& from, unsigned count, int left, int chunks) {
+        Known known;
         PipelineState<IN_STAGES> input(count, 1);
         PipelineState<WEIGHT_STAGES> filter(count, GROUP_POINTS);
         int filler = (count + IN_STAGES) % CLUSTER;  // the block that fills the chunk's stage next
@@ -90,8 +91,6 @@ struct Consumer {
                         thread());
         rescale.prefetch();
         const bool first = thread() == 0;
-        // The next tile's: the warpgroup has passed a barrier since it read those of the tile before.
-        if (first && warpgroup == 0) *reinterpret_cast<int4*>(doubts(from, 1)) = NO_DOUBTS;
 #pragma unroll
         for (int point = 0; point < GROUP_POINTS; ++point)
 #pragma unroll
@@ -115,8 +114,7 @@ struct Consumer {
                 filter.advance();
                 if (point == 0) {
                     rescale.update(input_scale);
-                    if (warpgroup == 0 && rescale.doubt(input_scale) > NO_DOUBT)
-                        atomicMax(doubts(from) + thread() / 32, rescale.doubt(input_scale));
+                    known.include(rescale.chunk_scales, input_scale, warpgroup);
                     if (chunks > 1) rescale.prefetch();
                 }
                 wgmma_wait(chain);
@@ -130,12 +128,7 @@ struct Consumer {
         }
 #pragma unroll
         for (int point = 0; point < GROUP_POINTS; ++point) rescale.finish(sums[point], NO_DOUBT);
-    }
-
-    // Where the warps of warpgroup 0 keep the largest exponents of a tile's suspect products. ahead: 1 for the next
-    // tile.
-    __device__ __forceinline__ int* doubts(const WorkUnit& at, int ahead = 0) const {
-        return shared.doubts[at.spatial_tile * g.filter_tiles + at.filter_tile + ahead & 1];
+        return known;
     }
 
     // The block's number in the order of shares.
@@ -146,30 +139,32 @@ struct Consumer {
         return shared.sums + (int64)block * (MAX_SUMS / 4) + warpgroup * (MAX_SUMS / 8) + thread();
     }
 
-    // Publishes the sums to the block that began the tile. Warpgroup 0's flag tells the tile's doubt.
-    __device__ __forceinline__ void publish(const Sums& sums, const int* doubts) const {
+    // This thread's number behind its warpgroup's sums. end: where its own would go on.
+    template <class Float4>
+    __device__ __forceinline__ auto own_number(Float4* end) const {
+        return reinterpret_cast<int*>(const_cast<float4*>(end) - thread()) + thread();
+    }
+
+    // Publishes the sums to the block that began the tile, and behind them what each thread knows of its chunks.
+    __device__ __forceinline__ void publish(const Sums& sums, const Known& known) const {
         float4* to = partial_sums(block_number());
 #pragma unroll
         for (int point = 0; point < GROUP_POINTS; ++point)
 #pragma unroll
             for (int i = 0; i < WGMMA_SUMS; i += 4, to += WARPGROUP)
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
+        *own_number(to) = known.packed();
         warpgroup_barrier(warpgroup);
-        if (thread() == 0) {  // the flag's release covers what the barrier has shown it: the warpgroup's stores
-            int doubt = NO_DOUBT;
-            for (int warp = 0; warpgroup == 0 && warp < 4; ++warp) doubt = max(doubt, doubts[warp]);
-            set_flag(shared.flags + block_number() * 2 + warpgroup, 1 + doubt - NO_DOUBT);
-        }
+        if (thread() == 0)  // the flag's release covers what the barrier has shown this thread: the warpgroup's stores
+            set_flag(shared.flags + block_number() * 2 + warpgroup);
     }
 
-    // Adds the partial sums of the blocks with later shares, in order, up to the tile's end. doubts: of the tile's
-    // warps; they are raised to those of the partial sums.
-    __device__ __forceinline__ void accumulate(Sums& sums, int unit, int tile_end, int* doubts) const {
+    // Adds the partial sums of the blocks with later shares, in order, up to the tile's end.
+    __device__ __forceinline__ void accumulate(Sums& sums, Known& known, int unit, int tile_end) const {
         for (int number = share_number() + 1; unit < tile_end; ++number) {
             const int block = number * CLUSTER + block_rank();
             if (thread() == 0) {
-                const int doubt = (int)wait_for_flag(shared.flags + block * 2 + warpgroup) - 1 + NO_DOUBT;
-                for (int warp = 0; doubt > NO_DOUBT && warp < 4; ++warp) atomicMax(doubts + warp, doubt);
+                wait_for_flag(shared.flags + block * 2 + warpgroup);
                 if (PREPARED) shared.flags[block * 2 + warpgroup] = 0;  // as take_flag, with its address read anew
             }
             warpgroup_barrier(warpgroup);
@@ -182,6 +177,7 @@ struct Consumer {
                     sums[point][i] += part.x, sums[point][i + 1] += part.y;
                     sums[point][i + 2] += part.z, sums[point][i + 3] += part.w;
                 }
+            known.include(__ldcg(own_number(from)));
             unit = ClusterShare(g, number).end;
         }
     }
@@ -195,16 +191,16 @@ struct Consumer {
             const WorkUnit from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);
             Sums sums;
-            multiply(sums, from, unit - share.begin, share.end - unit, chunks);
+            Known known = multiply(sums, from, unit - share.begin, share.end - unit, chunks);
             unit += chunks;
             if (from.chunk > 0) {
-                publish(sums, doubts(from));
+                publish(sums, known);
             } else {
-                if (chunks < g.chunks) accumulate(sums, unit, unit - chunks + g.chunks, doubts(from));
+                if (chunks < g.chunks) accumulate(sums, known, unit, unit - chunks + g.chunks);
                 const int stage = PipelineState<WEIGHT_STAGES>(unit - share.begin, GROUP_POINTS).previous_stage();
                 float* const staging = reinterpret_cast<float*>(weight_stages + stage * WEIGHT_STAGE_BYTES);
                 write(output, g, from.spatial_tile * CELLS, from.filter_tile * SCALE_FILTERS + block_rank() * BF, sums,
-                      shared, doubts(from), staging, warpgroup);
+                      shared, known, staging, warpgroup);
             }
         }
     }

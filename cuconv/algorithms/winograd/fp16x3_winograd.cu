@@ -106,8 +106,6 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         for (int i = 0; i < IN_STAGES; ++i)
             if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
         shared.filter_scales = workspace.filter_scales, shared.flags = workspace.flags, shared.sums = workspace.sums;
-        shared.exponent = 6;  // right for maxima of 1/4 to 512, whatever the transform makes of them
-        for (auto& doubts : shared.doubts) *reinterpret_cast<int4*>(doubts) = NO_DOUBTS;
         const ClusterShare share(g, share_number());
         shared.units = share.end - share.begin;
         fence_async_shared();

@@ -10,7 +10,6 @@
 // A chunk's scaled and transformed maximum must lie in [LEAST, MOST], 16 and 32768 as FP16. A new scale brings the
 // maximum before the transform to 2^TARGET.
 constexpr unsigned LEAST = 0x4c00, MOST = 0x7800;
-constexpr unsigned LEAST_EXACT_HIGH = 0x1c00;  // LEAST_EXACT as FP16
 constexpr int TARGET = 9;
 
 // Barriers 1 and 2 are the consumer warpgroups' own.
@@ -71,14 +70,14 @@ __device__ __forceinline__ void transform(const float (&d)[2][POINTS], const Put
 
 // Whether the maximum takes a high part in as soon as it is there, or later. The order that avoids spills depends on
 // the registers of a producer; the result is the same.
-constexpr bool EARLY_MAXIMUM = PRODUCERS == 256 || KW == 5;
+constexpr bool EARLY_MAXIMUM = PRODUCERS == 256;
 
-// Transforms four channels of a cell, decomposes and stores them. Returns their largest magnitudes, as FP16 for two
-// channels each. NaN does not count: it reaches the output, which is then computed again. get(c, d): loads a channel's
-// scaled inputs. target: of the cell and channels.
+// Transforms four channels of a cell, decomposes and stores them, and raises `most` to their largest magnitudes. NaN
+// does not count: it reaches the output, which is then computed again. get(c, d): loads a channel's scaled inputs.
+// target: of the cell and channels.
 template <class Get>
-__device__ __forceinline__ unsigned store(const Get& get, char* target) {
-    unsigned high[POINTS], low[POINTS], most = 0;
+__device__ __forceinline__ void store(const Get& get, char* target, unsigned& most) {
+    unsigned high[POINTS], low[POINTS];
     float d[2][POINTS];
     get(0, d[0]), get(1, d[1]);
     transform(d, [&](int point, float a, float b) {
@@ -94,28 +93,13 @@ __device__ __forceinline__ unsigned store(const Get& get, char* target) {
         *reinterpret_cast<uint2*>(to + INPUT_PART) = make_uint2(low[point], next_low);
         most = larger_magnitudes(most, EARLY_MAXIMUM ? next_high : larger_magnitudes(high[point], next_high));
     });
-    return most;
 }
 
-// The range of the cells' maxima, of four channels each: two FP16 numbers in a register, the largest maximum, and
-// 2^16 less the least one that is not 0.
-struct Range {
-    unsigned packed = 0;
-
-    // most: of two channels each. lost: whether it is 0, but the cell's input is not.
-    __device__ __forceinline__ void include(unsigned most, bool lost) {
-        most = max(most & 0xffff, most >> 16);
-        packed = __vmaxu2(packed, lost ? 0xffff0000u : most | -most << 16);
-    }
-    __device__ __forceinline__ unsigned largest() const { return packed & 0xffff; }
-    __device__ __forceinline__ bool is_suspect() const { return packed >> 16 > 0x10000u - LEAST_EXACT_HIGH; }
-};
-
 // Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
-// ZERO_EXPONENT, and for each warp whether the chunk is suspect. scales: of the channels alone. Not inlined and not
-// unrolled: it is rare, and must cost the common path no registers.
+// ZERO_EXPONENT. scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path
+// no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
-                                          unsigned* maxima, unsigned* suspects, int first_cell, int chunk) {
+                                          unsigned* maxima, int first_cell, int chunk) {
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int row, int offset, int in_chunk) {
         const unsigned source = g.source(row, offset);
@@ -124,7 +108,6 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
         return *reinterpret_cast<const float*>(input + channel * plane + source) * scales[in_chunk];
     };
     int exponent = 0;
-    Range range;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {  // the maximum first, then the conversion
         unsigned most = 0;
@@ -134,15 +117,12 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
             const int in_stage = cell_of(job / 2, thread), octet = job % 2;
             if (in_stage >= STAGE_CELLS) continue;
             const int cell = first_cell + in_stage, row = cell / g.pitch, column = (cell - row * g.pitch) * OUTPUTS;
-            unsigned largest = 0;
-            bool zero = true;
 #pragma unroll 1
             for (int c = channel_of(thread); c < channel_of(thread) + 4; c += 2) {
                 float d[2][POINTS];
 #pragma unroll 1
                 for (int i = 0; i < 2 * POINTS; ++i) {
                     float x = load(row, column + i % POINTS, octet * 8 + c + i / POINTS);
-                    zero &= x == 0.0f;
                     if (pass) x *= power_of_two(exponent);
                     d[i / POINTS][i % POINTS] = x, most = max(most, finite_magnitude(x));
                 }
@@ -152,10 +132,8 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
                     decompose(a, b, high, low);
                     *reinterpret_cast<unsigned*>(target + point * POINT_BYTES) = high;
                     *reinterpret_cast<unsigned*>(target + point * POINT_BYTES + INPUT_PART) = low;
-                    largest = larger_magnitudes(largest, high);
                 });
             }
-            if (pass) range.include(largest, largest == 0 && !zero);
         }
         if (pass) break;
         most = __reduce_max_sync(~0u, most);
@@ -165,8 +143,6 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
         if (most == 0) return ZERO_EXPONENT;
         exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
     }
-    const bool suspect = __any_sync(~0u, range.is_suspect());
-    if (producing_thread() % 32 == 0) suspects[producing_thread() / 32] = suspect << 16;
     return exponent;
 }
 
@@ -184,7 +160,8 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    Range range = {};   // of the chunk
+    int exponent = 6;   // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
+    unsigned most = 0;  // of the chunk
 
     __device__ __forceinline__ int first_cell(const WorkUnit& at) const { return at.spatial_tile * CELLS; }
 
@@ -242,8 +219,7 @@ struct Producer {
     __device__ __forceinline__ void convert(int octet, char* stage) {
         const unsigned thread = producing_thread();
         const float4 own = *reinterpret_cast<const float4*>(shared.scales[octet] + channel_of(thread));
-        const float all = power_of_two(shared.exponent);
-        const float scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
+        const float all = power_of_two(exponent), scales[4] = {own.x * all, own.y * all, own.z * all, own.w * all};
         const float* const octet_raw = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS;
 #pragma unroll 1
         for (int job = 0; job < JOBS; ++job) {
@@ -262,51 +238,30 @@ struct Producer {
 #pragma unroll
                 for (int i = 0; i < POINTS; ++i) d[i] *= scales[c];
             };
-            const unsigned most = store(get, stage + octet * OCTET_BYTES + cell * 16 + channel_of(thread) * 2);
-            range.include(most, most == 0 && has_input(octet, job));
+            store(get, stage + octet * OCTET_BYTES + cell * 16 + channel_of(thread) * 2, most);
         }
-    }
-
-    // Whether an input of a job's cell is not 0, in four channels that have weights. Finds all anew: it is rare.
-    __device__ __forceinline__ bool has_input(int octet, int job) const {
-        const unsigned thread = producing_thread();
-        const float* const window = raw + (octet * 8 + channel_of(thread)) * RAW_FLOATS + shared.windows[job][thread];
-        bool found = false;
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-            for (int i = 0; i < POINTS; ++i)
-                found |= window[c * RAW_FLOATS + i] != 0.0f && shared.scales[octet][channel_of(thread) + c] != 0.0f;
-        return found;
     }
 
     // Hands a chunk over to the consumers of all blocks. All producers have converted it and passed a barrier since.
     // count: of the share's chunks before it.
     __device__ __forceinline__ void hand_over(unsigned count) {
         const unsigned stage = count % IN_STAGES;
-        unsigned all = 0, suspect = 0;
+        unsigned all = 0;
 #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) {
-            const unsigned of_warp = shared.maxima[0][warp];
-            all = max(all, of_warp & 0xffff), suspect |= of_warp >> 16;
-        }
-        int used = shared.exponent;
+        for (int warp = 0; warp < WARPS; ++warp) all = max(all, shared.maxima[0][warp]);
+        int used = exponent;
         if (all < LEAST || all > MOST) {
             const WorkUnit at(ClusterShare(g, share_number()).begin + count, g);
             used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
-                                 stages + stage * STAGE_BYTES, shared.maxima[1], shared.maxima[0], first_cell(at),
-                                 at.chunk);
-            if (used != ZERO_EXPONENT) shared.exponent = used;
+                                 stages + stage * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
+            if (used != ZERO_EXPONENT) exponent = used;
             fence_async_shared();
             producers_barrier();
-            suspect = 0;
-#pragma unroll
-            for (int warp = 0; warp < WARPS; ++warp)
-                suspect |= used != ZERO_EXPONENT ? shared.maxima[0][warp] >> 16 : 0;
         }
         if (producing_thread() == 0) {
             char* const data = stages + stage * STAGE_BYTES;
             *reinterpret_cast<int*>(data + SCALE_OFFSET) =
-                scale_of(used == ZERO_EXPONENT ? ZERO_EXPONENT : -used, suspect);
+                scale_of(used == ZERO_EXPONENT ? ZERO_EXPONENT : -used, false);
             barrier_arrive(shared.full_input + stage);
             send(data, stage);
         }
@@ -366,11 +321,10 @@ struct Producer {
             if (octet == 0) wait_for_stage(count);
             convert(octet, stages + count % IN_STAGES * STAGE_BYTES);
             if (octet) {
-                const unsigned suspect = __any_sync(~0u, range.is_suspect());
-                const unsigned of_warp = __reduce_max_sync(~0u, range.largest()) | suspect << 16;
+                const unsigned of_warp = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
                 const unsigned of_end = producing_thread();  // read anew: the conversion takes all registers
                 if (of_end % 32 == 0) shared.maxima[0][of_end / 32] = of_warp;
-                range = {}, count += CLUSTER, left -= CLUSTER;
+                most = 0, count += CLUSTER, left -= CLUSTER;
                 fence_async_shared();
             }
         }

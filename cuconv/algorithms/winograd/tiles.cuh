@@ -6,7 +6,7 @@
 #define POINTS (KW + 3)
 #define FILTER_ROWS POINTS
 #define FILTER_COLUMNS KH
-#define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS)
+#define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS + 256)  // with a number for each consumer thread
 #define TRANSFORMS_WEIGHTS
 #define PRODUCTS 3
 #define WGMMA_N TILE_CELLS
@@ -19,7 +19,7 @@ constexpr int OUTPUTS = POINTS + 1 - KW;  // outputs of a cell: four
 constexpr int CELLS = TILE_CELLS;         // cells of a tile
 constexpr int GROUP_POINTS = POINTS / 2;  // points of a consumer warpgroup
 constexpr int PAIRS = GROUP_POINTS - 1;   // of points x and -x
-static_assert(BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
+static_assert(CONSUMERS == 256 && BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
 // A stage of transformed input: [points][high, low][2][STAGE_CELLS][8] FP16, then its scale.
 constexpr int OCTET_BYTES = STAGE_CELLS * 16;  // eight channels
@@ -58,8 +58,6 @@ struct Polynomial {
         }
     }
 };
-
-#define NO_DOUBTS make_int4(NO_DOUBT, NO_DOUBT, NO_DOUBT, NO_DOUBT)
 
 typedef float Chain[WGMMA_SUMS];
 typedef float Sums[GROUP_POINTS][WGMMA_SUMS];  // of a thread
@@ -144,9 +142,7 @@ struct Shared {
     const int* volatile filter_scales;      // of the workspace, for consumers
     unsigned* volatile flags;
     float4* volatile sums;
-    volatile int exponent;                    // of the input's scale, for producers
     volatile int units;                       // of the share, for producers
-    __align__(16) int doubts[2][4];           // of the warps of consumer warpgroup 0, for even and odd tiles
     __align__(16) unsigned maxima[2][WARPS];  // of producer warps; the second set is for convert_again
     __align__(16) float scales[2][8];         // of the channels that are being copied or converted
     CellOutputs outputs[2][CELLS];            // of the tile that a consumer warpgroup writes

@@ -44,32 +44,63 @@ __device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOu
     warpgroup_barrier(warpgroup);
 }
 
-__device__ __forceinline__ float larger_or_nan(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-    return most;
-}
-
-// Overwrites those outputs of a warp that are NaN by plain sums. Not inlined: it is rare, and at this point the tile's
-// sums have left their registers.
-__device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first) {
+// Overwrites pixels' outputs of eight filters by plain sums. Bit i of `pixels`: whether the lane's pixel of pass i is one.
+// Not inlined: it is rare, and at this point the tile's sums have left their registers.
+__device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first,
+                                         unsigned pixels) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int pass = 0; pass < PASSES; ++pass) {
+    for (int pass = 0; pass < PASSES; ++pass, pixels >>= 1) {
         int count;
         Pixel at = g.pixel(first_cell + pass * PASS_CELLS + lane / OUTPUTS, count);
-        const bool exists = lane % OUTPUTS < count;
         at.pixel += lane % OUTPUTS;
-        unsigned wanted = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (exists && first + i < g.p.filters && isnan(out.to[out.index(at, first + i)])) wanted |= 1u << i;
-        write_plain(out, wanted, at, first, 1);
+        write_plain(out, pixels & 1 ? 0xff : 0, at, first, 1);
     }
 }
 
-// An output that is so much smaller than the part of it that warpgroup 0 has is what rounding left of larger numbers,
-// which may be of inputs that the output does not read. One of ordinary data may be, but not those of eight filters.
+// What a thread knows of a tile's chunks: the largest exponent of the products of the eight filters that its warp
+// writes, NO_DOUBT where all products are 0, and whether the weights of a chunk are suspect.
+struct Known {
+    int exponent = NO_DOUBT, suspects = 0;
+
+    __device__ __forceinline__ void include(const int (&filter_scales)[2], int input_scale, int warpgroup) {
+        const int filter = exponent_of(warpgroup ? filter_scales[1] : filter_scales[0]);
+        exponent = max(exponent, filter + exponent_of(input_scale));
+        suspects |= filter_scales[0] | filter_scales[1];
+    }
+    __device__ __forceinline__ int packed() const { return scale_of(exponent, is_suspect(suspects)); }
+    __device__ __forceinline__ void include(int packed) {
+        exponent = max(exponent, exponent_of(packed)), suspects |= packed;
+    }
+};
+
+// A pixel is wrong where eight filters' outputs together are small. They do not all happen to be, so its inputs are:
+// - beside those of its cell: the outputs are what rounding left of numbers that they do not read
+// - beside those of the tile, which share a scale: FP16 has lost bits of them
+constexpr float LEAST_OF_CELL = 0x1p-5f;
+constexpr int LEAST_OF_TILE = 13;  // times the root of the number of products, and the power of two of a product
+
+// Whether a lane's pixels are wrong or not finite: bit i for pass i. totals: of the magnitudes of their outputs. exponent: of
+// the tile's products.
+__device__ __forceinline__ unsigned wrong_pixels(const float (&totals)[PASSES], int exponent, int products) {
+    const float of_tile = power_of_two(clamp(exponent + LEAST_OF_TILE, -126, 127)) * sqrtf(products);
+    const float least = exponent > NO_DOUBT ? of_tile / LEAST_OF_CELL : 0.0f;
+    float most[PASSES];
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) most[pass] = fmaxf(totals[pass], least);
+#pragma unroll
+    for (int by = 1; by < OUTPUTS; by *= 2)
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+            most[pass] = fmaxf(most[pass], __shfl_xor_sync(~0u, most[pass], by));
+    unsigned wrong = 0;
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass)  // Inf less Inf is NaN
+        if (!(fmaf(most[pass], -LEAST_OF_CELL, totals[pass]) >= 0.0f)) wrong |= 1u << pass;
+    return wrong;
+}
+
+// An output that is so much smaller than the part of it that warpgroup 0 has is what rounding left of larger numbers.
 constexpr float LEAST_LEFT = 0x1p-6f;
 
 // Replaces outputs by NaN in staging memory where they may be what is left of larger numbers. The part of one pixel may
@@ -125,24 +156,17 @@ __device__ __forceinline__ void mark_cells(Sums& sums, float* staging, int doubt
     }
 }
 
-// Replaces the last eight filters' outputs of a pixel by NaN, and returns NaN. to: of the filter behind them.
-__device__ __noinline__ float spoil(float* to, int64 out_pixels, int limit) {
-#pragma unroll 1
-    for (int i = 0; i < min(limit, 8); ++i) to[(i - 8) * out_pixels] = __int_as_float(0x7fc00000);
-    return __int_as_float(0x7fc00000);
-}
-
-// Writes a tile. Called by both warpgroups. doubts: of the tile's warps. staging: a stage of warpgroup 0's weights that
-// is no longer in use.
+// Writes a tile. Called by both warpgroups, whose warps of a pair know the same of suspect weights. staging: a stage of
+// warpgroup 0's weights that is no longer in use.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      Sums& sums, Shared& shared, const int* doubts, float* staging,
+                                      Sums& sums, Shared& shared, const Known& known, float* staging,
                                       int warpgroup) {
     locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
-    pair_barrier(thread_number() % WARPGROUP / 32);  // warpgroup 0 has told its doubts
-    const int doubt = doubts[thread_number() % WARPGROUP / 32];
-    if (doubt > NO_DOUBT) mark_cells(sums, staging, doubt, warpgroup);
+    const int exponent = __reduce_max_sync(~0u, known.exponent);
+    if (__any_sync(~0u, is_suspect(known.suspects))) mark_cells(sums, staging, exponent, warpgroup);
     const float least = out.least();
-    float check = 0.0f;  // while all values are finite
+    float totals[PASSES];
+    unsigned exist = 0;  // bit i: whether the pixel of pass i does
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
         // Computed anew for each pass: as long as there are sums, registers are scarce.
@@ -166,20 +190,18 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
             const float4 four = *reinterpret_cast<const float4*>(shared.bias + in_tile + i);
             bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
         }
-        float most = 0.0f, most_part = 0.0f;
+        if (limit > 0) exist |= 1u << pass;
+        totals[pass] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
-            const float part = wanted[i * STAGING_ROW];
-            const float value = part + wanted[OTHER_GROUP + i * STAGING_ROW];
-            most = fmaxf(most, fabsf(value)), most_part = fmaxf(most_part, fabsf(part));
-            // The fmaf turns Inf into NaN as well, so that the output itself marks what write_again must compute.
-            if (i < limit) *to = larger_or_nan(fmaf(value, 0.0f, value + bias[i]), least);
-            check = fmaf(value, 0.0f, check);
+            const float value = wanted[i * STAGING_ROW] + wanted[OTHER_GROUP + i * STAGING_ROW];
+            if (i < limit) *to = fmaxf(value + bias[i], least);  // write_again computes NaN anew
+            totals[pass] += fabsf(value);
         }
-        if (limit > 0 && most < LEAST_LEFT * most_part) check = spoil(to, g.p.out_pixels, limit);
     }
-    if (__any_sync(~0u, check != 0.0f))
-        write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8);
+    const unsigned wrong = exist & wrong_pixels(totals, exponent, g.p.channels * TAPS);
+    if (__any_sync(~0u, wrong != 0))
+        write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8, wrong);
     fence_async_shared();
     consumers_barrier();  // from here on weights may be copied to the staging memory again
 }
