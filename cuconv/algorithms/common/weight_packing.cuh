@@ -7,8 +7,9 @@
 //     3. a channel whose maximum is then below 2^LEAST_UNSCALED is scaled up, for all filters of the tile alike; the
 //        main kernel multiplies that channel of the input by the inverse. Ordinary weights leave the input as it is
 //     4. decompose(x) -> high + low -> workspace
-//     5. a filter's chunk is suspect where eight channels of a tap are all below LEAST_EXACT, but not all 0, and before
-//        a transform where a column of taps is far below another: the main kernel then doubts small outputs
+//     5. a filter's chunk is suspect where eight channels of a tap, or of a row of taps before its transform, are all
+//        below LEAST_EXACT, but not all 0, and before a transform also where a column of taps is far below another: the
+//        main kernel then doubts small outputs
 #pragma once
 
 #include "common/fp16.cuh"
@@ -19,8 +20,14 @@ constexpr int PACK_TAPS = FILTER_ROWS * FILTER_COLUMNS;
 #ifdef TRANSFORMS_WEIGHTS  // a warp transforms a row of the filter to all of its points
 #define WITH_TRANSFORM(...) __VA_ARGS__
 constexpr int GROUP_WARPS = FILTER_COLUMNS;
+#define MARKS_SMALL 0  // gather() does
 #else
 #define WITH_TRANSFORM(...)
+#ifdef FLOAT_FILTER_SCALES  // a scale that is a power alone has no place for the mark
+#define MARKS_SMALL 0
+#else
+#define MARKS_SMALL (PRODUCTS == 3)
+#endif
 constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // warps that share eight channels
 #endif
 
@@ -173,9 +180,11 @@ __device__ __forceinline__ bool is_uneven(const ColumnMaxima& columns) {
 }
 #endif
 
-// Reads the warp's values from shared memory and raises the maxima of its channels, and of the columns of its filters.
+// Reads the warp's values from shared memory and raises the maxima of its channels. With a transform, raises those of
+// the columns of its filters, and marks the suspect. filter_scale: of the lane's filter and the chunk.
 __device__ __forceinline__ void gather(float (&values)[WARP_TAPS][8], const float* tile, unsigned* maxima,
-                                       WITH_TRANSFORM(ColumnMaxima& column_maxima, ) int channel, int tap) {
+                                       WITH_TRANSFORM(ColumnMaxima& column_maxima, FilterScale* filter_scale, )
+                                           int channel, int tap) {
     const int lane = threadIdx.x % 32;
     float most[8] = {};
 #ifdef TRANSFORMS_WEIGHTS
@@ -183,6 +192,10 @@ __device__ __forceinline__ void gather(float (&values)[WARP_TAPS][8], const floa
     transform_weights(values, columns, tile + lane * FILTER_PITCH + channel * TAPS, tap);
 #pragma unroll
     for (int kx = 0; kx < KW; ++kx) atomicMax(&column_maxima[kx][lane], __float_as_uint(columns[kx]));
+    float row = columns[0];
+#pragma unroll
+    for (int kx = 1; kx < KW; ++kx) row = fmaxf(row, columns[kx]);
+    if (row > 0.0f && row < LEAST_EXACT) atomicOr(filter_scale, SUSPECT_BIT);
 #endif
 #pragma unroll
     for (int i = 0; i < WARP_TAPS; ++i, tap += GROUP_WARPS)
@@ -217,7 +230,7 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
         float scaled[8];
 #pragma unroll
         for (int c = 0; c < 8; ++c) scaled[c] = values[i][c] * scales[c];
-        least = min(least, __float_as_uint(largest(scaled)) - 1);
+        if (MARKS_SMALL) least = __viaddmin_u32(__float_as_uint(largest(scaled)), ~0u, least);
         uint4 high, low;
         decompose(scaled, high, low);
         const int row = channel / ROW_CHANNELS * FILTER_ROWS + tap / FILTER_COLUMNS;
@@ -226,8 +239,8 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
         *reinterpret_cast<uint4*>(target) = high;
         if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
     }
-#ifndef FLOAT_FILTER_SCALES  // a scale that is a power alone has no place for the mark
-    if (PRODUCTS == 3 && least < __float_as_uint(LEAST_EXACT) - 1) atomicOr(filter_scale, SUSPECT_BIT);
+#if MARKS_SMALL
+    if (least < __float_as_uint(LEAST_EXACT) - 1) atomicOr(filter_scale, SUSPECT_BIT);
 #endif
 }
 
@@ -261,7 +274,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int channel = warp / GROUP_WARPS * 8, tap = warp % GROUP_WARPS;
     float values[WARP_TAPS][8];
-    gather(values, tile, maxima.of_block, WITH_TRANSFORM(columns, ) channel, tap);
+    gather(values, tile, maxima.of_block, WITH_TRANSFORM(columns, scales + lane, ) channel, tap);
     __syncthreads();
     maxima.send(rank);
     if (blockIdx.x == 0)

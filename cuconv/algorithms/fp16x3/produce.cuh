@@ -18,7 +18,7 @@ struct Range {
     __device__ __forceinline__ void include(const float (&scaled)[8]) {
         const unsigned octet = __float_as_uint(largest(scaled));
         most = max(most, octet);
-        if (PRODUCTS == 3) least = min(least, octet - 1);
+        if (PRODUCTS == 3) least = __viaddmin_u32(octet, ~0u, least);  // octet - 1, in one instruction
     }
     // Whether some position is so small that FP16 has lost bits of it.
     __device__ __forceinline__ bool is_suspect() const { return least < __float_as_uint(LEAST_EXACT) - 1; }

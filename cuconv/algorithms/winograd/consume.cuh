@@ -153,7 +153,7 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < WGMMA_SUMS; i += 4, to += WARPGROUP)
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
-        *own_number(to) = known.packed();
+        *own_number(to) = known.scale;
         warpgroup_barrier(warpgroup);
         if (thread() == 0)  // the flag's release covers what the barrier has shown this thread: the warpgroup's stores
             set_flag(shared.flags + block_number() * 2 + warpgroup);

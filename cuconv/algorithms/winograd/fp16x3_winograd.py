@@ -68,9 +68,8 @@ class TileShape(NamedTuple):
 
 TILE_SHAPES = {  # by the columns of a filter
     3: (TileShape(80, 256), TileShape(80, 128), TileShape(88, 128), TileShape(96, 128)),
-    5: (TileShape(72, 256), TileShape(64, 256), TileShape(72, 128), TileShape(80, 128)),
+    5: (TileShape(64, 256), TileShape(72, 128), TileShape(80, 128)),
 }
-FIVE_ROWS = TileShape(72, 256)  # for filters of five rows only: with fewer rows its variants spill registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +137,13 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         found = []
         for cluster in range(1, MAX_CLUSTER + 1):
             much_halo = 28 if cluster > 1 else 24  # a pitch whose halo is converted in one round
-            for shape in _tile_shapes(cluster, 3, 3):
+            for shape in _tile_shapes(cluster, 3):
                 found += [
                     _macros(3, 3, 7, True, (4, 2), cluster, shape),
                     _macros(3, 3, much_halo, False, (2, 2), cluster, shape),
                 ]
         for cluster in (1, 2):
-            found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5, 5)]
+            found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5)]
         widest, first = TILE_SHAPES[5][-1], TILE_SHAPES[3][0]
         found += [_macros(5, 5, 4, False, (2, 2), 3, widest), _macros(3, 5, 7, False, (3, 2), 2, widest)]
         found += [_macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
@@ -155,7 +154,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         _check(problem, device)
         found = []
         for cluster in _clusters(problem, device):
-            for shape in _tile_shapes(cluster, problem.kh, problem.kw):
+            for shape in _tile_shapes(cluster, problem.kw):
                 for pitch in _pitches(problem, device, shape):
                     found += _candidates_of(problem, device, cluster, shape, pitch)
         return require_fit(found, problem, device, self.name)
@@ -263,10 +262,9 @@ def _points(columns: int) -> int:
     return OUTPUTS + columns - 1
 
 
-def _tile_shapes(cluster: int, rows: int, columns: int) -> list[TileShape]:
+def _tile_shapes(cluster: int, columns: int) -> list[TileShape]:
     """The tile shapes for a cluster and a filter. A block that converts all of its input needs 256 producers."""
-    shapes = [shape for shape in TILE_SHAPES[columns] if cluster > 1 or shape.producers == 256]
-    return [shape for shape in shapes if shape != FIVE_ROWS or rows == MAX_ROWS]
+    return [shape for shape in TILE_SHAPES[columns] if cluster > 1 or shape.producers == 256]
 
 
 def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:

@@ -58,19 +58,18 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
     }
 }
 
-// What a thread knows of a tile's chunks: the largest exponent of the products of the eight filters that its warp
-// writes, NO_DOUBT where all products are 0, and whether the weights of a chunk are suspect.
+// What a thread knows of a tile's chunks, in one register as a scale (common/fp16.cuh): the largest exponent of products
+// of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether weights of the warp are suspect.
 struct Known {
-    int exponent = NO_DOUBT, suspects = 0;
+    int scale = scale_of(NO_DOUBT, false);
 
-    __device__ __forceinline__ void include(const int (&filter_scales)[2], int input_scale, int warpgroup) {
-        const int filter = exponent_of(warpgroup ? filter_scales[1] : filter_scales[0]);
-        exponent = max(exponent, filter + exponent_of(input_scale));
-        suspects |= filter_scales[0] | filter_scales[1];
+    // other: of further chunks.
+    __device__ __forceinline__ void include(int other) {
+        scale = max(scale, other & ~SUSPECT_BIT) | (scale | other) & SUSPECT_BIT;
     }
-    __device__ __forceinline__ int packed() const { return scale_of(exponent, is_suspect(suspects)); }
-    __device__ __forceinline__ void include(int packed) {
-        exponent = max(exponent, exponent_of(packed)), suspects |= packed;
+    __device__ __forceinline__ void include(const int (&filter_scales)[2], int input_scale, int warpgroup) {
+        const int own = warpgroup ? filter_scales[1] : filter_scales[0];
+        include((own & ~SUSPECT_BIT) + input_scale | (filter_scales[0] | filter_scales[1]) & SUSPECT_BIT);
     }
 };
 
@@ -100,70 +99,30 @@ __device__ __forceinline__ unsigned wrong_pixels(const float (&totals)[PASSES], 
     return wrong;
 }
 
-// An output that is so much smaller than the part of it that warpgroup 0 has is what rounding left of larger numbers.
+// Suspect weights may spoil the output of one filter alone. It is then so much smaller than the part of it that
+// warpgroup 0 has of some pixel of the warp. That of one pixel may be small by chance.
 constexpr float LEAST_LEFT = 0x1p-6f;
 
-// Replaces outputs by NaN in staging memory where they may be what is left of larger numbers. The part of one pixel may
-// be small by chance, so an output is held against those of all pixels of the warp. Called by the whole warp; a lane
-// has the column `column` of eight filters. Not inlined: it is rare.
-__device__ __noinline__ void mark_in_doubt(float* column, int doubt) {
+// Whether the output of a filter may be wrong, of `count` filters of a lane's pixel, whose parts are in `column`.
+// exponent: of the tile's products. Called by the whole warp.
+__device__ __forceinline__ bool is_in_doubt(const float* column, int exponent, int count) {
+    bool found = false;
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i, column += STAGING_ROW) {
+    for (int i = 0; i < min(count, 8); ++i, column += STAGING_ROW) {
         const unsigned most = __reduce_max_sync(~0u, finite_magnitude(column[0]));
-        const float least = fmaxf(LEAST_LEFT * __uint_as_float(most), least_trusted(doubt));
-        if (fabsf(column[0] + column[OTHER_GROUP]) < least) column[0] = __int_as_float(0x7fc00000);
+        const float least = fmaxf(LEAST_LEFT * __uint_as_float(most), least_trusted(exponent));
+        found |= fabsf(column[0] + column[OTHER_GROUP]) < least;
     }
+    return found;
 }
 
-// Where a thread's parts go in staging memory: two cells of a filter, from sum i of a point on.
-__device__ __forceinline__ float* staging_of(float* warp_staging, int warpgroup, int lane, int i) {
-    return warp_staging + warpgroup * OTHER_GROUP + (lane / 4 + i % 4 / 2 * 8) * STAGING_ROW +
-           (lane % 4 * 2 + i / 4 * 8 % PASS_CELLS) * OUTPUTS;
-}
-
-// Stores a pass's parts to staging memory.
-__device__ __forceinline__ void stage(const Sums& sums, int pass, float* warp_staging, int warpgroup, int lane) {
-#pragma unroll
-    for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; i += 2) {  // a filter's two cells
-        __align__(16) float made[2 * OUTPUTS];
-#pragma unroll
-        for (int cell = 0; cell < 2; ++cell) contribute(warpgroup, sums, i + cell, made + cell * OUTPUTS);
-        float* const to = staging_of(warp_staging, warpgroup, lane, i);
-#pragma unroll
-        for (int j = 0; j < 2 * OUTPUTS; j += 4)
-            *reinterpret_cast<float4*>(to + j) = make_float4(made[j], made[j + 1], made[j + 2], made[j + 3]);
-    }
-}
-
-// Replaces the sums of warpgroup 0 by NaN for the cells of a tile in doubt that have an output in doubt. It adds the
-// parts as write() does, so that ordinary tiles pay one test. Called by both warpgroups.
-__device__ __forceinline__ void mark_cells(Sums& sums, float* staging, int doubt, int warpgroup) {
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) {
-        const int thread = thread_number() % WARPGROUP, lane = thread % 32, warp = thread / 32;
-        float* const warp_staging = staging + warp * 16 * STAGING_ROW;
-        pair_barrier(warp);
-        stage(sums, pass, warp_staging, warpgroup, lane);
-        pair_barrier(warp);
-        mark_in_doubt(warp_staging + warpgroup * 8 * STAGING_ROW + lane, doubt);
-        pair_barrier(warp);
-#pragma unroll
-        for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; ++i) {
-            const float* const cell = staging_of(warp_staging, 0, lane, i / 2 * 2) + i % 2 * OUTPUTS;
-            if (warpgroup == 0 && isnan(cell[0] + cell[1] + cell[2] + cell[3]))
-                sums[GROUP_POINTS - 1][i] = __int_as_float(0x7fc00000);  // of a pair, which every output has
-        }
-    }
-}
-
-// Writes a tile. Called by both warpgroups, whose warps of a pair know the same of suspect weights. staging: a stage of
-// warpgroup 0's weights that is no longer in use.
+// Writes a tile. Called by both warpgroups. staging: a stage of warpgroup 0's weights that is no longer in use.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      Sums& sums, Shared& shared, const Known& known, float* staging,
+                                      const Sums& sums, Shared& shared, const Known& known, float* staging,
                                       int warpgroup) {
     locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
-    const int exponent = __reduce_max_sync(~0u, known.exponent);
-    if (__any_sync(~0u, is_suspect(known.suspects))) mark_cells(sums, staging, exponent, warpgroup);
+    const int exponent = exponent_of(__reduce_max_sync(~0u, known.scale));
+    const bool suspect = __any_sync(~0u, is_suspect(known.scale));
     const float least = out.least();
     float totals[PASSES];
     unsigned exist = 0;  // bit i: whether the pixel of pass i does
@@ -176,9 +135,21 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
         if (pass == 0 && lane < 8)
             shared.bias[in_tile + lane] = out.bias && lane < filters ? out.bias[first + lane] : 0.0f;
         float* const warp_staging = staging + warp * 16 * STAGING_ROW;
+        float* const mine =
+            warp_staging + warpgroup * OTHER_GROUP + lane / 4 * STAGING_ROW + lane % 4 * 2 * OUTPUTS;
         const float* const wanted = warp_staging + warpgroup * 8 * STAGING_ROW + lane;
         pair_barrier(warp);
-        stage(sums, pass, warp_staging, warpgroup, lane);
+#pragma unroll
+        for (int i = pass * PASS_CELLS / 2; i < (pass + 1) * PASS_CELLS / 2; i += 2) {  // a filter's two cells
+            __align__(16) float made[2 * OUTPUTS];
+#pragma unroll
+            for (int cell = 0; cell < 2; ++cell)
+                contribute(warpgroup, sums, i + cell, made + cell * OUTPUTS);
+            float* const to = mine + i % 4 / 2 * 8 * STAGING_ROW + (i / 4 * 8 - pass * PASS_CELLS) * OUTPUTS;
+#pragma unroll
+            for (int j = 0; j < 2 * OUTPUTS; j += 4)
+                *reinterpret_cast<float4*>(to + j) = make_float4(made[j], made[j + 1], made[j + 2], made[j + 3]);
+        }
         const int cell = pass * PASS_CELLS + lane / OUTPUTS;
         const CellOutputs at = shared.outputs[warpgroup][cell];
         const int limit = lane % OUTPUTS < at.count() ? filters : 0;
@@ -198,6 +169,7 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
             if (i < limit) *to = fmaxf(value + bias[i], least);  // write_again computes NaN anew
             totals[pass] += fabsf(value);
         }
+        if (suspect && is_in_doubt(wanted, exponent, filters)) totals[pass] = __int_as_float(0x7fc00000);
     }
     const unsigned wrong = exist & wrong_pixels(totals, exponent, g.p.channels * TAPS);
     if (__any_sync(~0u, wrong != 0))
