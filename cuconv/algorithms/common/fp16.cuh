@@ -208,12 +208,13 @@ __device__ __forceinline__ void wait_for_weights() { wait_for_kernel_ahead(); }
 
 // A barrier of a warpgroup's threads; `warpgroup` is its number in the block.
 __device__ __forceinline__ void warpgroup_barrier(int warpgroup) { named_barrier<WARPGROUP>(1 + warpgroup); }
-// The same barrier; whether `found` is true in any of the threads.
-__device__ __forceinline__ bool any_in_warpgroup(int warpgroup, bool found) {
+// A named barrier of so many threads; whether `found` is true in any of them.
+template <int COUNT>
+__device__ __forceinline__ bool any_at_barrier(int id, bool found) {
     int any;
     asm volatile("{.reg .pred p; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred p, %2, %3, p; selp.s32 %0, 1, 0, p;}"
                  : "=r"(any)
-                 : "r"((int)found), "r"(1 + warpgroup), "n"(WARPGROUP)
+                 : "r"((int)found), "r"(id), "n"(COUNT)
                  : "memory");
     return any;
 }

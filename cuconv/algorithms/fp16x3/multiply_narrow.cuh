@@ -100,7 +100,7 @@ struct Rescale {
         if (PRODUCTS == 1) return;
         buffer ^= 1;
         put(least);
-        if (!any_in_warpgroup(warpgroup, least > 0.0f)) return;
+        if (!any_at_barrier<WARPGROUP>(1 + warpgroup, least > 0.0f)) return;
         each([&](int i, float least) { mark_doubtful(sums[i], least); });
     }
 };

@@ -59,7 +59,7 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
 }
 
 // What a thread knows of a tile's chunks, in one register as a scale (common/fp16.cuh): the largest exponent of products
-// of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether weights of the warp are suspect.
+// of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether an input or weights are suspect.
 struct Known {
     int scale = scale_of(NO_DOUBT, false);
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ unsigned wrong_pixels(const float (&totals)[PASSES], 
     return wrong;
 }
 
-// Suspect weights may spoil the output of one filter alone. It is then so much smaller than the part of it that
+// Suspect operands may spoil the output of one filter alone. It is then so much smaller than the part of it that
 // warpgroup 0 has of some pixel of the warp. That of one pixel may be small by chance.
 constexpr float LEAST_LEFT = 0x1p-6f;
 
