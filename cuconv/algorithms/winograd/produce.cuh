@@ -96,8 +96,8 @@ __device__ __forceinline__ void store(const Get& get, char* target, unsigned& mo
 }
 
 // Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
-// ZERO_EXPONENT, and whether the thread has found it suspect: a cell that is below LEAST_EXACT in four channels, but not
-// 0. scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path no registers.
+// ZERO_EXPONENT. suspect: whether the thread has found a cell that is below LEAST_EXACT in four channels, but not 0.
+// scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, bool& suspect, int first_cell, int chunk) {
     const int64 plane = (int64)g.p.height * g.p.width * 4;
@@ -166,7 +166,7 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    int exponent = 6;   // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
+    int exponent = 6;      // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
     bool suspect = false;  // whether the scale was found for a suspect chunk; chunks with the same scale may be alike
     unsigned most = 0;  // of the chunk
 

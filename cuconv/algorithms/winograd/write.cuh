@@ -44,7 +44,7 @@ __device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOu
     warpgroup_barrier(warpgroup);
 }
 
-// Overwrites pixels' outputs of eight filters by plain sums. Bit i of `pixels`: whether the lane's pixel of pass i is one.
+// Overwrites outputs of eight filters by plain sums. Bit i of `pixels`: whether those of a lane's pixel in pass i are.
 // Not inlined: it is rare, and at this point the tile's sums have left their registers.
 __device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first,
                                          unsigned pixels) {
@@ -58,8 +58,8 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
     }
 }
 
-// What a thread knows of a tile's chunks, in one register as a scale (common/fp16.cuh): the largest exponent of products
-// of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether an input or weights are suspect.
+// What a thread knows of a tile's chunks, in one register as a scale (common/fp16.cuh): the largest exponent of the
+// products of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether operands are suspect.
 struct Known {
     int scale = scale_of(NO_DOUBT, false);
 
@@ -79,8 +79,8 @@ struct Known {
 constexpr float LEAST_OF_CELL = 0x1p-5f;
 constexpr int LEAST_OF_TILE = 13;  // times the root of the number of products, and the power of two of a product
 
-// Whether a lane's pixels are wrong or not finite: bit i for pass i. totals: of the magnitudes of their outputs. exponent: of
-// the tile's products.
+// Whether a lane's pixels are wrong or not finite: bit i for pass i. totals: of the magnitudes of their outputs.
+// exponent: of the tile's products. products: of an output.
 __device__ __forceinline__ unsigned wrong_pixels(const float (&totals)[PASSES], int exponent, int products) {
     const float of_tile = power_of_two(clamp(exponent + LEAST_OF_TILE, -126, 127)) * sqrtf(products);
     const float least = exponent > NO_DOUBT ? of_tile / LEAST_OF_CELL : 0.0f;

@@ -57,7 +57,7 @@ def test_clusters_whose_blocks_all_have_filters_are_preferred():
 
 
 def test_only_shared_tiles_cost_an_exchange_of_partial_sums():
-    """Larger shares come first: of 66 clusters with 131 tiles of two or three chunks, only the last do not take whole tiles."""
+    """Larger shares come first: of 66 clusters with 131 tiles of few chunks, only the last do not take whole tiles."""
     costs = WINOGRAD.costs()
     expensive = replace(costs, publish=100 * costs.publish, accumulate=100 * costs.accumulate)
     for channels, tiles, exchanged in ((32, 131, False), (48, 131, False), (32, 165, True), (256, 149, True)):
