@@ -3,9 +3,9 @@ VENV   := .venv
 PYTHON ?= $(VENV)/bin/python
 GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn"))
 
-.PHONY: help bench test test-kernels test-wheel test-gpu sanitize lint plots profile clean setup
+.PHONY: help bench test test-kernels test-wheel test-gpu release-check sanitize lint plots profile clean setup
 help:            ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
 bench: setup     ## measure the paper's sweep on the GPU, or a small one on the CPU; draw the figures
 	@$(PYTHON) -m harness.run
@@ -22,6 +22,9 @@ test-wheel: setup ## build the wheel and use it in an empty environment
 
 test-gpu: setup  ## kernels and contenders against float64 on a GPU; writes results/DEVICE/verified.json
 	@$(PYTHON) -m pytest tests/gpu
+
+release-check: setup ## fail where kernels have changed since a GPU tested them
+	@$(PYTHON) -m harness.results.proof
 
 sanitize: setup  ## compute-sanitizer's memcheck and racecheck over every algorithm, on a GPU
 	@$(PYTHON) -m tests.gpu.sanitize

@@ -7,12 +7,14 @@ these are as short as Python allows. The other methods serve the first call of e
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from operator import attrgetter
 from typing import Any
 
+from cuconv.kept import CupyKept, TorchKept
 from cuconv.problem import UnsupportedProblem
 
 
@@ -20,6 +22,7 @@ class TorchArrays:
     """float32 CUDA tensors of torch, on torch's current stream."""
 
     kind = "torch.Tensor"
+    graphs_own_memory = True  # whether memory that is allocated in a capture stays the graph's
 
     def __init__(self, torch: Any):
         self._torch = torch
@@ -32,7 +35,7 @@ class TorchArrays:
         Raises AttributeError for anything that is not a tensor.
         """
         gradient = t.requires_grad and self._is_grad_enabled()
-        return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), gradient)
+        return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), t.is_neg(), gradient)
 
     def output_signature(self, t: Any) -> Hashable:
         """The signature of an output, which may be a slice of a larger tensor."""
@@ -46,19 +49,21 @@ class TorchArrays:
         """Copy a tensor into another one on the current stream."""
         target.copy_(source)
 
-    def version(self, t: Any) -> int:
-        """A number that changes when a tensor is written to in place; 0 where torch does not count (inference mode)."""
-        return 0 if t.is_inference() else t._version
+    def frozen(self, t: Any) -> Any:
+        """A contiguous copy of a tensor that records no gradient."""
+        return t.detach().clone(memory_format=self._torch.contiguous_format)
 
-    def records_gradient(self, t: Any) -> bool:
-        """Whether an operation on a tensor would be recorded for a gradient."""
-        return t.requires_grad and self._is_grad_enabled()
+    def detached(self, t: Any) -> Any:
+        """The tensor without its gradient, in the same memory."""
+        return t.detach()
+
+    def kept(self, arrays: list[Any], device: int) -> TorchKept:
+        """Arrays whose memory outlasts the work of every stream that reads them."""
+        return TorchKept(self._torch, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
-        """A new tensor of so many zeros on the GPU, which are there for every stream."""
-        array = self._torch.zeros(count, dtype=self._torch.float32, device=self._torch.device("cuda", device))
-        self.synchronize(device)
-        return array
+        """A new tensor of so many zeros on the GPU, for its current stream; in a capture the graph owns the memory."""
+        return self._torch.zeros(count, dtype=self._torch.float32, device=self._torch.device("cuda", device))
 
     def synchronize(self, device: int) -> None:
         """Wait for the work of the GPU's current stream."""
@@ -68,10 +73,29 @@ class TorchArrays:
         """Whether an array is a tensor."""
         return isinstance(array, self._torch.Tensor)
 
-    def check(self, name: str, tensor: Any) -> None:
-        """Raise UnsupportedProblem unless a tensor is float32, on a GPU and records no gradient.
+    def check_plain(self, name: str, tensor: Any) -> None:
+        """Raise TypeError for a subclass of Tensor, and UnsupportedProblem for a tensor that is no plain memory."""
+        if type(tensor) not in (self._torch.Tensor, self._torch.nn.Parameter):
+            kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+            raise TypeError(
+                f"{name} is a {kind}: conv2d takes torch.Tensor and torch.nn.Parameter, not other subclasses"
+            )
+        why = None
+        if tensor.layout != self._torch.strided:
+            why = f"has the layout {tensor.layout}"
+        elif tensor.is_nested:
+            why = "is a nested tensor"
+        elif tensor.is_neg() or tensor.is_conj():
+            why = "is a view that negates or conjugates its memory"
+        elif tensor.device.type != "meta" and not _has_memory(tensor):
+            why = "has no memory of its own, as in a torch.func transform or after its storage was freed"
+        if why:
+            raise UnsupportedProblem(f"{name} {why}: only plain dense tensors are computed; make it one")
 
-        Operands must be contiguous too; `call.slice_channels` checks the layout of "out".
+    def check(self, name: str, tensor: Any, contiguous: bool = True) -> None:
+        """Raise UnsupportedProblem unless a tensor is float32, on a GPU, records no gradient and is contiguous.
+
+        contiguous: whether it must be. `call.target_of` checks the layout of "out".
         """
         if not tensor.is_cuda:
             raise UnsupportedProblem(
@@ -79,7 +103,7 @@ class TorchArrays:
             )
         if tensor.dtype != self._torch.float32:
             raise UnsupportedProblem(f"{name} is {tensor.dtype}: only torch.float32 is computed; convert with .float()")
-        if name != "out" and not tensor.is_contiguous():
+        if contiguous and not tensor.is_contiguous():
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {tensor.stride()}): "
                 "call .contiguous()"
@@ -122,6 +146,7 @@ class CupyArrays:
     """float32 arrays of CuPy, on CuPy's current stream."""
 
     kind = "cupy.ndarray"
+    graphs_own_memory = False
 
     def __init__(self, cupy: Any):
         self._cupy = cupy
@@ -143,19 +168,43 @@ class CupyArrays:
         """Copy an array into another one on the current stream."""
         target[...] = source
 
-    def version(self, a: Any) -> int:
-        """0: CuPy does not count changes of an array."""
-        return 0
+    def frozen(self, a: Any) -> Any:
+        """A contiguous copy of an array, on the current GPU, which must be the array's."""
+        return a.copy()
 
-    def records_gradient(self, a: Any) -> bool:
-        """False: CuPy has no gradients."""
-        return False
+    def detached(self, a: Any) -> Any:
+        """The array itself: CuPy has no gradients."""
+        return a
+
+    def kept(self, arrays: list[Any], device: int) -> CupyKept:
+        """Arrays whose memory outlasts the work of every stream that reads them."""
+        return CupyKept(self._cupy, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
-        """A new array of so many zeros on the current GPU, which are there for every stream."""
-        array = self._cupy.zeros(count, self._cupy.float32)
-        self.synchronize(device)
-        return array
+        """A new array of so many zeros on the current GPU, for its current stream."""
+        return self._cupy.zeros(count, self._cupy.float32)
+
+    @contextmanager
+    def graph_memory(self, size: int, zeros: int, stream: int) -> Iterator[int]:
+        """The address of `size` bytes of the CUDA graph into which a stream is captured, until the block ends.
+
+        Each run of the graph sets the first `zeros` bytes to 0. Memory of CuPy's pool would go back to the pool after
+        the capture, and to other arrays, which the graph would then overwrite.
+        """
+        runtime = self._cupy.cuda.runtime
+        start = runtime.mallocAsync(size, stream)
+        try:
+            if zeros:
+                runtime.memsetAsync(start, 0, zeros, stream)
+            yield start
+        finally:
+            runtime.freeAsync(start, stream)
+
+    def array_at(self, address: int, shape: tuple[int, ...], device: int) -> Any:
+        """An array in memory that it does not own."""
+        cuda = self._cupy.cuda
+        memory = cuda.UnownedMemory(address, 4 * prod(shape), None, device)
+        return self._cupy.ndarray(shape, self._cupy.float32, cuda.MemoryPointer(memory, 0))
 
     def synchronize(self, device: int) -> None:
         """Wait for the work of the GPU's current stream."""
@@ -165,11 +214,14 @@ class CupyArrays:
         """Whether an array is one of CuPy's."""
         return isinstance(array, self._cupy.ndarray)
 
-    def check(self, name: str, array: Any) -> None:
-        """Raise UnsupportedProblem unless an array is float32 and, but for "out", contiguous."""
+    def check_plain(self, name: str, array: Any) -> None:
+        """Nothing: an array of CuPy is plain memory."""
+
+    def check(self, name: str, array: Any, contiguous: bool = True) -> None:
+        """Raise UnsupportedProblem unless an array is float32 and contiguous. contiguous: whether it must be."""
         if array.dtype != self._cupy.float32:
             raise UnsupportedProblem(f"{name} is {array.dtype}: only float32 is computed; convert with .astype('f4')")
-        if name != "out" and not array.flags.c_contiguous:
+        if contiguous and not array.flags.c_contiguous:
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {array.strides}): "
                 "use cupy.ascontiguousarray"
@@ -192,6 +244,14 @@ class CupyArrays:
 def library_of(array: Any) -> TorchArrays | CupyArrays:
     """The library that an array belongs to; raises TypeError for anything but a torch tensor or a CuPy array."""
     return _library_of_type(type(array))  # type: ignore[arg-type]  # for mypy a type is no Hashable
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Whether a tensor of elements has an address."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def _private(module: Any, path: str) -> Any:

@@ -1,26 +1,16 @@
-"""conv2d and plan: the library's entry points.
-
-The first call of a signature checks its operands, plans, and loads the kernels. The result is kept under a key that
-holds everything it depends on: shapes, dtypes, devices, alignment and options. Every later call with the same key costs
-the host a few microseconds besides the allocation and the launches.
-"""
+"""conv2d and plan: the library's entry points."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable
 from typing import Any
 
 from cuconv import select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Call, check_operands, checked, cuda, keep, made_current, named, target_of
+from cuconv.arrays import library_of
+from cuconv.call import convolve, cuda, named, refuse
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.geometry import Geometry, pair
-from cuconv.jit import LaunchSequence
-from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
-
-ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
+from cuconv.geometry import pair
+from cuconv.problem import FP32, ConvProblem, shown, truth, whole_number
 
 
 def algorithms() -> tuple[str, ...]:
@@ -40,6 +30,11 @@ def plan(
     The plan prints as one line and has `workspace_bytes`. device: a DeviceSpec, a GPU's ordinal, or None for the
     current GPU. prepared: what `prepare` would use. Raises UnsupportedProblem and ValueError as conv2d does.
     """
+    select.check_options(algorithm, FP32)
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(f"problem={shown(problem)}: must be a ConvProblem")
+    if isinstance(device, bool) or not isinstance(device, (DeviceSpec, int, type(None))):
+        raise TypeError(f"device={shown(device)}: must be a DeviceSpec, a GPU's ordinal, or None")
     if device is None:
         device = cuda().runtime.getDevice()
     return select.plan(problem, device_spec(device) if isinstance(device, int) else device, algorithm, prepared)
@@ -100,70 +95,13 @@ def conv2d(
     if type(dilation) is not int:
         dilation = pair("dilation", dilation)
     if type(groups) is not int:
-        raise UnsupportedProblem(f"groups={groups!r}: must be a whole number")
-    relu = bool(relu)
+        groups = whole_number("groups", groups)
+    relu = truth("relu", relu)
     try:
-        signature = library.signature
-        addresses = library.pointer(input) | library.pointer(weight) | (0 if out is None else library.pointer(out))
-        bias_signature = None if bias is None else signature(bias)
-        out_signature = None if out is None else library.output_signature(out)
-        operands: tuple[Hashable, ...] = (signature(input), signature(weight), bias_signature, out_signature)
-        if residual is not None:
-            addresses |= library.pointer(residual)
-            operands = (*operands, signature(residual))
-        aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
-        key = (*operands, aligned, stride, padding, dilation, groups, relu, algorithm, precision)
-    except (AttributeError, TypeError):
-        present = named(input, weight, bias, out, residual)
-        check_operands(library, present)  # raises if one of them is no array of this library
+        weight_signature = library.signature(weight)
+        bias_signature = None if bias is None else library.signature(bias)
+    except Exception:
+        refuse(library, named(input, weight, bias, out, residual), algorithm, precision)
         raise
-    call = _thread.ready_calls.get(key)
-    if call is None:
-        if len(input.shape) == 3:
-            options = (stride, padding, dilation, groups)
-            batch_out = None if out is None else out[None]
-            batch_residual = None if residual is None else residual[None]
-            batch = conv2d(
-                input[None], weight, bias, *options, relu=relu, residual=batch_residual, algorithm=algorithm,
-                precision=precision, out=batch_out,
-            )  # fmt: skip
-            return batch[0] if out is None else out
-        geometry = Geometry(stride, padding, dilation, groups)
-        present = named(input, weight, bias, out, residual)
-        call = _prepare(library, present, aligned, geometry, relu, algorithm, precision)
-        keep(_thread.ready_calls, key, call)
-    if call.current_context() == call.context:
-        return call(input, weight, bias, out, residual)
-    with made_current(call.device):
-        return call(input, weight, bias, out, residual)
-
-
-class _Thread(threading.local):
-    """The ready calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
-
-    def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, Call] = {}
-
-
-_thread = _Thread()
-
-
-def _prepare(
-    library: TorchArrays | CupyArrays,
-    operands: dict[str, Any],
-    aligned: bool,
-    geometry: Geometry,
-    relu: bool,
-    algorithm: str,
-    precision: str,
-) -> Call:
-    """The ready call for operands and options: checks them, plans, and loads the kernels."""
-    problem, device = checked(library, operands, geometry, precision)
-    launch_plan, spec = plan(problem, device, algorithm), device_spec(device)
-    target = target_of(library, operands, problem, launch_plan)
-    launches = select.launches_of(
-        launch_plan, problem, aligned, relu, "residual" in operands, spec, target.channels if target.sliced else None
-    )
-    with made_current(device):
-        sequence = LaunchSequence(launches, spec.arch, device)
-        return Call(library, problem, device, sequence, launch_plan.workspace_bytes, target)
+    options = (weight_signature, bias_signature, stride, padding, dilation, groups, relu, algorithm, precision)
+    return convolve(library, options, input, weight, bias, out, residual)

@@ -7,9 +7,9 @@ starts with a section of guesses, written by hand, for each of its precisions; t
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from dataclasses import field, fields
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PATHS = {FP32: Path(__file__).with_name("costs.toml"), TF32: Path(__file__).with_name("costs_tf32.toml")}
+
+MAX_CONSTANT = sys.float_info.max  # microseconds; larger integers are no float
 
 Costs = TypeVar("Costs", bound="DataclassInstance")
 
@@ -39,8 +41,8 @@ def load(kind: type[Costs], algorithm: str, precision: str = FP32) -> Costs:
     """
     path = PATHS[precision]
     try:
-        section = tomllib.loads(path.read_text()).get(algorithm)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        section = tomllib.loads(path.read_text(encoding="utf-8")).get(algorithm)
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, or too long a number
         raise CostsError(f"{path} is not readable ({error}): restore it from git") from None
     names = [f.name for f in fields(kind)]
     if not isinstance(section, dict):
@@ -49,9 +51,14 @@ def load(kind: type[Costs], algorithm: str, precision: str = FP32) -> Costs:
     if wrong:
         raise CostsError(f"{path}: [{algorithm}] must have {', '.join(names)} and nothing else, look at {wrong[0]!r}")
     for name, value in section.items():
-        if not isinstance(value, (int, float)) or not isfinite(value) or value <= 0:
-            raise CostsError(f"{path}: [{algorithm}] {name} is {value!r}: must be a number above 0")
+        if type(value) not in (int, float) or not 0 < value <= MAX_CONSTANT:
+            raise CostsError(f"{path}: [{algorithm}] {name} is {_shown(value)}: must be a number above 0")
     return kind(**{name: float(section[name]) for name in names})
+
+
+def _shown(value: Any) -> str:
+    """A value in a message; Python has no digits for a number that is too long."""
+    return f"{value:#x}" if isinstance(value, int) and abs(value) > MAX_CONSTANT else repr(value)
 
 
 def text(sections: dict[str, Any], heading: list[str]) -> str:

@@ -1,62 +1,98 @@
 """Flags by which blocks of a kernel hand partial sums to each other, for prepared weights.
 
-A kernel finds all flags 0 and leaves them 0. Kernels that may run at the same time therefore need flags of their own:
-each stream has some, and each capture of a CUDA graph, which may be replayed beside what its stream computes.
+A kernel finds all flags 0 and leaves them 0. Kernels that may run at the same time therefore need flags of their own.
+Each stream has some. So has each stream in a capture of a CUDA graph: a graph may be replayed beside what its stream
+computes, so its flags are in memory of the graph, which sets them to 0 when it begins.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Hashable
 from functools import cache
+from itertools import count
 from typing import Any
 
 from cuconv import jit
 from cuconv.problem import FLOAT_BYTES
 
 SLOT_BYTES = 8192  # more than the flags of a kernel: 12 bytes for each block of a grid that fills a GPU once
-SLOTS = 128  # that are allocated at a time
+SLOTS = 64  # that are allocated at a time
 ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+PER_THREAD = 2  # CU_STREAM_PER_THREAD, the one handle of the default streams of all threads
 
 
 class Flags:
-    """The flags of one GPU: 8 KiB for each stream and for each capture. Threads may share it."""
+    """The flags of one GPU: 8 KiB for each stream and for each stream of a capture. Threads may share it."""
 
     def __init__(self, library: Any, device: int):
+        """library: where `graphs_own_memory` is true, `address` may be called in a capture."""
         self._library, self._device = library, device
-        self._lock = threading.Lock()
-        self._slots: dict[tuple[int, int], int] = {}  # by stream and capture
+        self._lock = threading.RLock()  # also for a call in the middle of another call of its thread
+        self._slots: dict[Hashable, int] = {}  # by stream
         self._memory: list[Any] = []
         self._free: list[int] = []
+        self._captured: dict[int, tuple[int, Any]] = {}  # by stream: the number of a capture, and memory of its graph
         self._pointer = library.pointer
 
-    def address(self, stream: int) -> int:
-        """The address of the flags for a launch on a stream; 0 where there are none left for a capture.
+    def address(self, stream: int, capture: int = 0) -> int:
+        """The address of the flags for a launch on the current stream, given by its pointer.
 
-        Memory cannot be allocated during a capture, so outside of one there are always some left.
+        capture: the number of the capture that the stream is in; 0 for none.
         """
-        key = (stream, capture_of(stream))
+        if capture:
+            return self._of_capture(stream, capture)
+        if self._captured:
+            self._captured.pop(stream, None)  # of a capture that has ended: from now on only its graph holds them
+        key = stream_key(stream)
         return self._slots.get(key) or self._assign(key)
 
-    def _assign(self, key: tuple[int, int]) -> int:
+    def _of_capture(self, stream: int, capture: int) -> int:
+        """The address of flags in memory of a graph, which all calls of a stream in its capture share."""
+        number, memory = self._captured.get(stream, (0, None))
+        if number != capture:
+            memory = self._library.zeros(SLOT_BYTES // FLOAT_BYTES, self._device)
+            self._captured[stream] = capture, memory
+        return self._pointer(memory)
+
+    def _assign(self, key: Hashable) -> int:
         with self._lock:
             if key not in self._slots:
-                if len(self._free) <= SLOTS // 2 and not key[1]:
-                    self._allocate()
                 if not self._free:
-                    return 0
+                    self._allocate()
                 self._slots[key] = self._free.pop()
             return self._slots[key]
 
     def _allocate(self) -> None:
         memory = self._library.zeros(SLOTS * SLOT_BYTES // FLOAT_BYTES, self._device)
+        self._library.synchronize(self._device)  # the zeros are there for every stream
         self._memory.append(memory)
         start = self._pointer(memory)
         self._free += range(start, start + SLOTS * SLOT_BYTES, SLOT_BYTES)
 
 
+class _Thread(threading.local):
+    """A number of the thread that no other thread has, unlike `threading.get_ident()`, also after it has ended."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+
+
+_numbers = count()
+_thread = _Thread()
+
+
+def stream_key(stream: int) -> Hashable:
+    """What tells streams apart: the pointer, and the thread too for a thread's default stream."""
+    return (stream, _thread.number) if stream == PER_THREAD else stream
+
+
 def capture_of(stream: int) -> int:
-    """The number of the capture into a CUDA graph that a stream, given by its pointer, is in; 0 for none."""
+    """The number of the capture into a CUDA graph that a stream, given by its pointer, is in; 0 for none.
+
+    A context must be current.
+    """
     if not stream:  # the legacy default stream cannot be captured
         return 0
     status, number = ctypes.c_int(), ctypes.c_uint64()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.problem import ConvProblem, UnsupportedProblem, shown, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,58 +17,74 @@ class Geometry:
     dilation: int | tuple[int, int] = 1
     groups: int = 1
 
+    def checked(self) -> Geometry:
+        """The same with whole numbers and pairs of them alone; raises UnsupportedProblem for anything else."""
+        padding = self.padding
+        if padding not in ("same", "valid") or not isinstance(padding, str):
+            padding = pair("padding", padding)
+        groups = whole_number("groups", self.groups)
+        return Geometry(pair("stride", self.stride), padding, pair("dilation", self.dilation), groups)
+
     def problem(self, input_shape: tuple[int, ...], weight_shape: tuple[int, ...], precision: str) -> ConvProblem:
         """The convolution of an input (N, C, H, W) with weights (M, C / groups, KH, KW).
 
         Raises UnsupportedProblem where the channels of both do not fit each other, and for what ConvProblem refuses.
         """
-        n, c, h, w = input_shape
-        m, channels, kh, kw = weight_shape
-        if channels * self.groups != c:
+        n, c, h, w = _four("input", input_shape)
+        m, channels, kh, kw = _four("weight", weight_shape)
+        groups = whole_number("groups", self.groups)
+        if channels * groups != c:
             raise UnsupportedProblem(
-                f"weight has {channels} channels, input {c}, groups={self.groups}: the input needs {channels} for each "
-                "group"
+                f"weight has {channels} channels, input {c}, groups={groups}: the input needs {channels} for each group"
             )
-        stride_h, stride_w = _both(self.stride)
-        dilation_h, dilation_w = _both(self.dilation)
+        stride_h, stride_w = pair("stride", self.stride)
+        dilation_h, dilation_w = pair("dilation", self.dilation)
         pad_h, pad_w = self._pads(kh, kw)
         return ConvProblem(
-            n, c, h, w, m, kh, kw, pad_h, pad_w, precision, stride_h, stride_w, dilation_h, dilation_w, self.groups
+            n, c, h, w, m, kh, kw, pad_h, pad_w, precision, stride_h, stride_w, dilation_h, dilation_w, groups
         )
 
     def _pads(self, kh: int, kw: int) -> tuple[int, int]:
         """The padding as (vertical, horizontal) rows and columns of zeros on each side."""
         if not isinstance(self.padding, str):
-            return _both(self.padding)
+            return pair("padding", self.padding)
         if self.padding == "valid":
             return 0, 0
         if self.padding != "same":
             raise _wrong("padding", self.padding)
-        if _both(self.stride) != (1, 1):
+        if pair("stride", self.stride) != (1, 1):
             raise UnsupportedProblem(f"padding='same' with stride={self.stride}: it exists for stride 1 only")
         if kh % 2 == 0 or kw % 2 == 0:
             raise UnsupportedProblem(
                 f"padding='same' with a filter of {kh}x{kw}: only odd sizes have equal padding on both sides"
             )
-        dilation_h, dilation_w = _both(self.dilation)
+        dilation_h, dilation_w = pair("dilation", self.dilation)
         return kh // 2 * dilation_h, kw // 2 * dilation_w
 
 
 def pair(name: str, value: Any) -> tuple[int, int]:
-    """The value of an argument that is no number, as (vertical, horizontal): a pair, or one number in a tuple or list.
+    """The value of an argument as (vertical, horizontal): a number, a pair, or one number in a tuple or list.
 
     Only whole numbers are accepted. 1.0 and True equal 1 as keys of ready calls, so whether they were accepted would
     depend on earlier calls.
     """
-    if isinstance(value, (tuple, list)) and len(value) in (1, 2) and all(type(number) is int for number in value):
-        return value[0], value[-1]
-    raise _wrong(name, value)
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    if len(values) not in (1, 2):
+        raise _wrong(name, value)
+    try:
+        return whole_number(name, values[0]), whole_number(name, values[-1])
+    except UnsupportedProblem:
+        raise _wrong(name, value) from None
 
 
-def _both(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
+def _four(name: str, shape: Any) -> tuple[int, int, int, int]:
+    """The four sizes of an operand."""
+    if not isinstance(shape, (tuple, list)) or len(shape) != 4:
+        raise UnsupportedProblem(f"the {name}'s shape is {shown(shape)}: four sizes are needed")
+    n, c, h, w = (whole_number(f"a size of the {name}", size) for size in shape)
+    return n, c, h, w
 
 
 def _wrong(name: str, value: Any) -> UnsupportedProblem:
     words = ", a pair of them, 'same' or 'valid'" if name == "padding" else " or a pair of them"
-    return UnsupportedProblem(f"{name}={value!r}: must be a whole number{words}")
+    return UnsupportedProblem(f"{name}={shown(value)}: must be a whole number{words}")

@@ -1,18 +1,15 @@
-"""From CUDA source to launches: NVRTC compiles, the cubin is kept on disk, CuPy loads it, the driver launches it.
+"""From CUDA source to launches: NVRTC compiles, `cuconv.cubins` keeps, CuPy loads, the driver launches.
 
-The key of the cache on disk covers the source, the headers that it includes, the macros, the architecture and the
-compiler's version. An edited header therefore recompiles what includes it, and nothing else. The source and the
-compiler's report are kept beside the cubin.
+The name of a cubin in the compile cache covers the source, the headers that it includes, the macros, the architecture
+and the compiler's version. An edited header therefore recompiles what includes it, and nothing else.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import re
 import struct
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cuconv import cubins
+from cuconv.cubins import Cubin
 from cuconv.device import PORTABLE_CLUSTER_BLOCKS, import_cupy
 
 INCLUDES = Path(__file__).parent / "algorithms"  # #include "common/hopper.cuh" is relative to this folder
@@ -49,30 +48,24 @@ class Resources:
     spill_bytes: int
 
 
-def cache_folder() -> Path:
-    """The folder of the compiled kernels: $CUCONV_CACHE_DIR, or ~/.cache/cuconv."""
-    return Path(os.environ.get("CUCONV_CACHE_DIR") or Path.home() / ".cache" / "cuconv")
-
-
 def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
-    """Whether the cache on disk has the cubin of a .cu file."""
-    return _cubin_path(source, arch, _options(source, arch, macros)).exists()
+    """Whether the compile cache has the cubin of a .cu file."""
+    return cubins.read(_cubin_name(source, arch, _options(source, arch, macros))) is not None
 
 
-def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Path:
+def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin:
     """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file unless the cache has it."""
     options = _options(source, arch, macros)
-    binary = _cubin_path(source, arch, options)
-    if not binary.exists():
-        code, log = _compile(source, options)
-        _write_atomically(binary.with_suffix(".cu"), source.read_bytes())
-        _write_atomically(binary.with_suffix(".log"), log.encode())
-        _write_atomically(binary, code)  # last: readers take its presence to mean that the others exist
-    return binary
+    name = _cubin_name(source, arch, options)
+    compiled = cubins.read(name)
+    if compiled is None:
+        compiled = _compile(source, options)
+        cubins.write(name, compiled)
+    return compiled
 
 
-def _cubin_path(source: Path, arch: str, options: list[str]) -> Path:
-    return cache_folder() / f"{source.stem}-{arch}-{_key(source, options)}.cubin"
+def _cubin_name(source: Path, arch: str, options: list[str]) -> str:
+    return f"{source.stem}-{arch}-{_key(source, options)}"
 
 
 def included_files(source: Path) -> list[Path]:
@@ -94,14 +87,14 @@ def included_files(source: Path) -> list[Path]:
 
 def resources(source: Path, arch: str, macros: Mapping[str, int]) -> list[Resources]:
     """The assembler's report on each kernel of a .cu file."""
-    return _parse_report(cubin(source, arch, macros).with_suffix(".log").read_text())
+    return _parse_report(cubin(source, arch, macros).log)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address of an operand, as a kernel's argument that is filled in at each call; 0 where there is no operand.
 
-    `INPUT + n` is n bytes after the start of the input.
+    `INPUT + n` is n bytes after the start of the input, and 0 too where there is none.
     """
 
     operand: str
@@ -139,16 +132,23 @@ class LaunchSequence:
     """Launches prepared for a GPU: the kernels are loaded, and only addresses and stream are still to be filled in.
 
     The driver reads the arguments from memory that the sequence owns. A sequence must therefore not be shared by
-    threads.
+    threads. A signal handler or a finaliser may call it in the middle of another call of its thread: that call gets a
+    sequence of its own.
     """
 
-    __slots__ = ("_configs", "_cuLaunchKernelEx", "_kernels", "_moved", "_ready", "_stream", "_values")
+    __slots__ = (
+        *("_busy", "_configs", "_cuLaunchKernelEx", "_kernels", "_made_of", "_moved", "_ready", "_spare", "_stream"),
+        "_values",
+    )
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
-        """Load the kernels, and compile those that the cache on disk lacks.
+        """Load the kernels, and compile those that the compile cache lacks.
 
         arch: the GPU's architecture, such as "sm_90a". device: the GPU's ordinal; it must be the current GPU.
         """
+        self._busy = False
+        self._made_of = launches, arch, device
+        self._spare: LaunchSequence | None = None
         size = len(_OPERANDS) + sum(len(launch.arguments) for launch in launches)
         self._values = (ctypes.c_int64 * size)()  # first the operands, which all launches share
         self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
@@ -194,18 +194,26 @@ class LaunchSequence:
         flags: int = 0,
     ) -> None:
         """Launch all kernels on a stream, given by its pointer; the address of an operand that is not used is 0."""
-        values = self._values
-        _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
-        for place, operand, offset in self._moved:
-            values[place] = values[operand] + offset
-        if stream != self._stream:
-            for config in self._configs:
-                config.hStream = stream
-            self._stream = stream
-        for ready_config, kernel, arguments in self._ready:
-            status = self._cuLaunchKernelEx(ready_config, kernel, arguments, None)
-            if status:
-                _check(status)
+        if self._busy:
+            self._spare = self._spare or LaunchSequence(*self._made_of)
+            self._spare.enqueue(stream, input, weight, bias, output, workspace, residual, packed, flags)
+            return
+        self._busy = True
+        try:
+            values = self._values
+            _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
+            for place, operand, offset in self._moved:
+                values[place] = values[operand] and values[operand] + offset
+            if stream != self._stream:
+                for config in self._configs:
+                    config.hStream = stream
+                self._stream = stream
+            for ready_config, kernel, arguments in self._ready:
+                status = self._cuLaunchKernelEx(ready_config, kernel, arguments, None)
+                if status:
+                    _check(status)
+        finally:
+            self._busy = False
 
 
 _OPERANDS = {address.operand: place for place, address in enumerate(OPERANDS)}
@@ -215,10 +223,10 @@ _write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
 class Kernel:
     """A kernel loaded on the current GPU; `handle` is its CUfunction."""
 
-    def __init__(self, source: Path, arch: str, macros: Mapping[str, int], name: str):
-        module = import_cupy().RawModule(path=str(cubin(source, arch, macros)))
-        self._kernel = module.get_function(name)  # keeps the module alive
-        self.handle = ctypes.c_void_p(self._kernel.kernel.ptr)
+    def __init__(self, module: Any, name: str):
+        """module: a loaded cupy.cuda.function.Module."""
+        self._function = module.get_function(name)  # keeps the module loaded
+        self.handle = ctypes.c_void_p(self._function.ptr)
         if self._attribute(REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER_BLOCKS:
             self._set_attribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
@@ -242,13 +250,21 @@ class Kernel:
         _check(_driver().cuFuncSetAttribute(self.handle, attribute, value))
 
 
-_shared_limits = threading.Lock()  # makes reading and raising a limit one step
+_shared_limits = threading.RLock()  # makes reading and raising a limit one step, also for a call within a call
 
 
 @cache
 def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: str, device: int) -> Kernel:
     """The loaded kernel, one for each GPU; `device` must be the current one."""
-    return Kernel(source, arch, dict(macros), name)
+    return Kernel(_module(source, arch, macros, device), name)
+
+
+@cache
+def _module(source: Path, arch: str, macros: tuple[tuple[str, int], ...], device: int) -> Any:
+    """The loaded cubin, one for each GPU; `device` must be the current one."""
+    module = import_cupy().cuda.function.Module()
+    module.load(cubin(source, arch, dict(macros)).code)
+    return module
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -327,7 +343,7 @@ def _compiler_version() -> tuple[int, int]:
     return (major, minor)
 
 
-def _compile(source: Path, options: list[str]) -> tuple[bytes, str]:
+def _compile(source: Path, options: list[str]) -> Cubin:
     from cuda.bindings import nvrtc
 
     status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
@@ -342,16 +358,9 @@ def _compile(source: Path, options: list[str]) -> tuple[bytes, str]:
             raise CompileError(f"{source.name} does not compile with {' '.join(options)} ({status.name}):\n{text}")
         code = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
         nvrtc.nvrtcGetCUBIN(program, code)
-        return code, text
+        return Cubin(code, text)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
 
 
 def _parse_report(log: str) -> list[Resources]:

@@ -12,7 +12,7 @@ from cuconv import jit, select
 from cuconv.algorithms.common import weight_packing
 from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec, import_cupy
-from cuconv.problem import ConvProblem
+from cuconv.problem import ConvProblem, shown
 
 
 def precompile(
@@ -36,6 +36,10 @@ def precompile(
 
     Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
     """
+    try:
+        problems = list(problems)
+    except TypeError:
+        raise TypeError(f"problems={shown(problems)}: must be several of ConvProblem, such as a list") from None
     calls = [PlannedCall(problem, residual) for problem in problems]
     return precompile_calls(calls, device, prepared=prepared, algorithm=algorithm, progress=progress)
 

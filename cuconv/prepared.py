@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
+from dataclasses import astuple
+from itertools import count
 from typing import Any
 
 from cuconv import select
-from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.common import weight_packing
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Call, checked, keep, made_current, named, target_of
-from cuconv.conv import ALIGNMENT, conv2d
-from cuconv.device import device_spec
-from cuconv.flags import Flags, capture_of, flags_of
+from cuconv.call import Packing, check_frozen, convolve, made_current
+from cuconv.conv import conv2d
+from cuconv.flags import capture_of
 from cuconv.geometry import Geometry
-from cuconv.jit import Address, Launch, LaunchSequence
-from cuconv.problem import FLOAT_BYTES, FP32
+from cuconv.problem import FLOAT_BYTES, FP32, UnsupportedProblem, truth
+
+MAX_PACKED = 2  # packed forms of a layer that are kept, besides those that CUDA graphs read
 
 
 def prepare(
@@ -33,33 +33,60 @@ def prepare(
 ) -> PreparedConv2d:
     """A convolution with constant weights: call it with an input, and with a residual where there is one.
 
-    The arguments are those of `conv2d`, and so is what is computed. Some algorithms decompose the weights before they
-    multiply; here that is done at the first call of a shape, and not again. Raises TypeError for other kinds of array;
-    what conv2d refuses is refused at the call.
+    The arguments are those of `conv2d`, and so is what is computed. Weight and bias are copied: later changes of theirs
+    change nothing. Some algorithms decompose the weights before they multiply; here that is done at the first call of a
+    shape, and not again.
+
+    Raises, as conv2d does, TypeError and UnsupportedProblem for a weight, a bias or options that cannot be used at all.
+    What does not fit the input is refused at the call.
     """
-    return PreparedConv2d(weight, bias, (stride, padding, dilation, groups), bool(relu), algorithm, precision)
+    library = library_of(weight)
+    geometry = Geometry(stride, padding, dilation, groups).checked()
+    relu = truth("relu", relu)
+    select.check_options(algorithm, precision)
+    device = check_frozen(library, weight, bias)
+    with made_current(device):
+        if capture_of(library.current_stream(device)()):
+            raise UnsupportedProblem("prepare copies the weights: call it before a capture, not in it")
+        weight, bias = library.frozen(weight), None if bias is None else library.frozen(bias)
+        library.synchronize(device)  # the copies are there for every stream
+    return PreparedConv2d(weight, bias, geometry, relu, algorithm, precision)
+
+
+def owned(
+    weight: Any,
+    bias: Any,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    *,
+    relu: bool,
+    precision: str,
+) -> PreparedConv2d:
+    """`prepare` for weight and bias that the caller owns and never changes: without a copy, and checked at the call."""
+    return PreparedConv2d(weight, bias, Geometry(stride, padding, dilation, groups), relu, "auto", precision)
 
 
 class PreparedConv2d:
-    """A convolution whose weights are packed once; made by `prepare`. Threads may share it.
+    """A convolution with constant weights, made by `prepare`. Threads and streams may share it.
 
-    A torch tensor that is written to in place is noticed at the next call, unless that was through `.data` or in
-    inference mode. After such a change, after any change of a CuPy array, and before CUDA graphs are replayed with
-    changed weights, call `update`. A CUDA graph uses the packed weights: it must not outlive this object.
+    It can be copied and pickled. A CUDA graph reads its memory: the graph must not outlive it. It records no gradients.
     """
 
-    def __init__(
-        self, weight: Any, bias: Any, geometry: tuple[Any, ...], relu: bool, algorithm: str, precision: str
-    ) -> None:
-        self._library: TorchArrays | CupyArrays = library_of(weight)
-        self._weight, self._bias = weight, bias
-        self._geometry, self._relu = geometry, relu
-        self._algorithm, self._precision = algorithm, precision
-        self._lock = threading.RLock()
-        self._thread = _Thread()
-        self._packed: dict[Hashable, _PackedWeights] = {}  # by algorithm and packing
-        self._moves = 0  # of the weight to another address
-        self._note_weight()
+    def __init__(self, weight: Any, bias: Any, geometry: Geometry, relu: bool, algorithm: str, precision: str) -> None:
+        """Take weight and bias without a copy: arrays that never change."""
+        self._arguments = (weight, bias, geometry, relu, algorithm, precision)
+        library: TorchArrays | CupyArrays = library_of(weight)
+        self._library = library
+        self._weight, self._bias = library.detached(weight), None if bias is None else library.detached(bias)
+        self._device = library.device(weight)
+        signatures = library.signature(self._weight), None if bias is None else library.signature(self._bias)
+        self.options: tuple[Any, ...] = (*signatures, *astuple(geometry), relu, algorithm, precision)
+        self._key = _keys.setdefault(self.options, _Key())
+        self.kept = library.kept([array for array in (self._weight, self._bias) if array is not None], self._device)
+        self._lock = threading.RLock()  # only around changes of the packed forms
+        self._packed: dict[Hashable, _PackedWeights] = {}
 
     def __call__(self, input: Any, residual: Any = None, *, out: Any = None) -> Any:
         """relu(conv(input) + bias + residual): arguments, result and errors are those of `conv2d`.
@@ -67,135 +94,86 @@ class PreparedConv2d:
         A CUDA graph uses packed weights if a call with operands of the same shapes came before its capture; otherwise
         it computes as conv2d does.
         """
-        library, weight = self._library, self._weight
-        pointer, signature = library.pointer, library.signature
-        try:
-            weight_at = pointer(weight)
-            addresses = pointer(input) | weight_at | (0 if out is None else pointer(out))
-            addresses |= 0 if residual is None else pointer(residual)
-            out_signature = None if out is None else library.output_signature(out)
-            others = (out_signature, None if residual is None else signature(residual))
-            aligned, gradient = addresses % ALIGNMENT == 0, library.records_gradient(weight)
-            operands = (signature(input), others, aligned, gradient)
-        except (AttributeError, TypeError):
-            return self._plain(input, residual, out)  # raises: one of them is no array of this library
-        if weight_at != self._weight_at or library.version(weight) != self._version:
-            if self._is_captured(input):
-                return self._plain(input, residual, out)
-            self.update()
-        key = (*operands, self._moves)
-        call = self._thread.ready_calls.get(key)
-        if call is None:
-            if len(input.shape) == 3:
-                return self._unbatched(input, residual, out)
-            call = self._prepare(input, residual, out, aligned)
-            if call is None:
-                return self._plain(input, residual, out)
-            keep(self._thread.ready_calls, key, call)
-        if call.current_context() == call.context:
-            return self._run(call, input, residual, out)
-        with made_current(call.device):
-            return self._run(call, input, residual, out)
+        return convolve(self._library, self._key, input, self._weight, self._bias, out, residual, self)
 
-    def update(self) -> None:
-        """Pack the weights again, after a change that went unnoticed. CUDA graphs then use the new ones too."""
-        with self._lock:
-            if self._library.pointer(self._weight) != self._weight_at:  # perhaps on another GPU
-                self._moves, self._packed = self._moves + 1, {}
-            self._note_weight()
-            for packed in self._packed.values():
-                packed.pack(self._weight_at)
+    @property
+    def packed_bytes(self) -> int:
+        """The device memory of the packed weights, in bytes. The copy of weight and bias comes on top."""
+        return sum(packed.size for packed in list(self._packed.values()))
 
-    def _note_weight(self) -> None:
-        """Remember where the weight is, and its version."""
-        self._weight_at = self._library.pointer(self._weight)
-        self._version = self._library.version(self._weight)
+    def packed(self, packing: Packing, capture: int) -> _PackedWeights | None:
+        """The weights as a call wants them packed; None in a capture, given by its number, where they are not.
 
-    def _is_captured(self, input: Any) -> bool:
-        """Whether what is launched now becomes part of a CUDA graph."""
-        return capture_of(self._library.current_stream(self._library.device(input))()) != 0
+        The call's context must be current.
+        """
+        found = self._packed.get(packing.key)
+        if capture:
+            return found if found is not None and self._pin(packing.key, found) else None
+        if found is None:
+            found = self._pack(packing)
+        found.used = next(_clock)
+        return found
 
-    def _plain(self, input: Any, residual: Any, out: Any) -> Any:
+    def plain(self, input: Any, residual: Any, out: Any) -> Any:
         """The same without packed weights."""
-        options: dict[str, Any] = {"relu": self._relu, "algorithm": self._algorithm, "precision": self._precision}
-        return conv2d(input, self._weight, self._bias, *self._geometry, residual=residual, out=out, **options)
+        _, _, geometry, relu, algorithm, precision = self._arguments
+        return conv2d(
+            input, self._weight, self._bias, *astuple(geometry), relu=relu, residual=residual, algorithm=algorithm,
+            precision=precision, out=out,
+        )  # fmt: skip
 
-    def _unbatched(self, input: Any, residual: Any, out: Any) -> Any:
-        """The convolution of one image without N."""
-        batch = self(input[None], None if residual is None else residual[None], out=None if out is None else out[None])
-        return batch[0] if out is None else out
+    def _pack(self, packing: Packing) -> _PackedWeights:
+        """Pack the weights, and drop the form that was not used for longest.
 
-    def _prepare(self, input: Any, residual: Any, out: Any, aligned: bool) -> _ReadyCall | None:
-        """The ready call for operands; None where weights must be packed first, and cannot be in a capture."""
-        operands = named(input, self._weight, self._bias, out, residual)
-        problem, device = checked(self._library, operands, Geometry(*self._geometry), self._precision)
-        spec = device_spec(device)
-        plan = select.plan(problem, spec, self._algorithm, prepared=True)
-        target = target_of(self._library, operands, problem, plan)
-        launches = select.launches_of(
-            plan, problem, aligned, self._relu, residual is not None, spec, target.channels if target.sliced else None
-        )
-        once, launches = weight_packing.prepare(launches)
-        if once is not None and self._is_captured(input):
-            return None
-        packing = ALGORITHMS[plan.algorithm].packing(problem, plan.config)
-        packed_bytes = packing.workspace_bytes(problem) if packing else 0
-        with made_current(device), self._lock:
-            sequence = LaunchSequence(launches, spec.arch, device)
-            workspace_bytes = _workspace_bytes(launches, plan.workspace_bytes, packed_bytes)
-            call = _ReadyCall(self._library, problem, device, sequence, workspace_bytes, target)
-            if once is not None:
-                call.flags = flags_of(self._library, device)
-                call.packed = self._packed.get((plan.algorithm, packing))
-                if call.packed is None:
-                    call.packed = _PackedWeights(self._library, once, packed_bytes, spec.arch, device)
-                    call.packed.pack(self._weight_at)
-                    self._packed[plan.algorithm, packing] = call.packed
-            return call
+        Two threads, or a call in the middle of another one, may pack the same form: the first one is kept.
+        """
+        made = _PackedWeights(self._library, self._device, packing, self._weight)
+        with self._lock:
+            found = self._packed.setdefault(packing.key, made)
+            found.used = next(_clock)
+            loose = sorted((form.used, key) for key, form in self._packed.items() if not form.pinned)
+            for _, key in loose[:-MAX_PACKED]:
+                del self._packed[key]
+        return found
 
-    def _run(self, call: _ReadyCall, input: Any, residual: Any, out: Any) -> Any:
-        if call.packed is None or call.flags is None:
-            return call(input, self._weight, self._bias, out, residual)
-        flags = call.flags.address(call.current_stream())
-        if not flags:
-            return self._plain(input, residual, out)
-        return call(input, self._weight, self._bias, out, residual, call.packed.address, flags)
+    def _pin(self, key: Hashable, found: _PackedWeights) -> bool:
+        """Keep a packed form for good, as a CUDA graph reads it; false where it has just been dropped."""
+        with self._lock:
+            found.pinned = self._packed.get(key) is found
+        return found.pinned
+
+    def __copy__(self) -> PreparedConv2d:
+        return self
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """Everything but what is derived from it: packed weights, ready calls and locks."""
+        return (self._weight, self._bias, *self._arguments[2:])
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+        with made_current(self._device):
+            self._library.synchronize(self._device)  # the copies are there for every stream
 
 
-class _ReadyCall(Call):
-    """A call whose launches may read packed weights."""
-
-    packed: _PackedWeights | None = None
-    flags: Flags | None = None
+class _Key:
+    """Stands for the options of a layer in the keys of ready calls, since it is hashed faster."""
 
 
-class _Thread(threading.local):
-    """The ready calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
-
-    def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, _ReadyCall] = {}
+_keys: dict[tuple[Any, ...], _Key] = {}  # layers of the same options share their ready calls
+_clock = count(1)  # numbers the uses of packed weights
 
 
 class _PackedWeights:
-    """Packed weights on a GPU, and the launch that packs them."""
+    """Packed weights on a GPU."""
 
-    def __init__(self, library: TorchArrays | CupyArrays, launch: Launch, size: int, arch: str, device: int):
-        """size: in bytes. The GPU must be the current one."""
-        self._library, self._device = library, device
-        self._sequence = LaunchSequence([launch], arch, device)
-        self._memory = library.allocator((-(-size // FLOAT_BYTES),), device)()
-        self._current_stream = library.current_stream(device)
+    def __init__(self, library: TorchArrays | CupyArrays, device: int, packing: Packing, weight: Any):
+        """Pack a weight on the current stream, and wait until every stream may read the result."""
+        self._memory = library.allocator((-(-packing.size // FLOAT_BYTES),), device)()
+        self.size = packing.size
         self.address = library.pointer(self._memory)
-
-    def pack(self, weight_at: int) -> None:
-        """Pack weights from an address, and wait until every stream may read them."""
-        with made_current(self._device):
-            self._sequence.enqueue(self._current_stream(), 0, weight_at, 0, 0, 0, packed=self.address)
-            self._library.synchronize(self._device)
-
-
-def _workspace_bytes(launches: tuple[Launch, ...], workspace_bytes: int, packed_bytes: int) -> int:
-    """The workspace of launches that find packed weights elsewhere; all of it where a part has a fixed place in it."""
-    arguments = [argument for launch in launches for argument in launch.arguments]
-    fixed = any(isinstance(argument, Address) and argument.offset for argument in arguments)
-    return workspace_bytes if fixed else workspace_bytes - packed_bytes
+        self.kept = library.kept([self._memory], device)
+        self.used = 0  # when, by the clock
+        self.pinned = False  # whether a CUDA graph reads them
+        stream = library.current_stream(device)()
+        packing.launches.enqueue(stream, 0, library.pointer(weight), 0, 0, 0, packed=self.address)
+        library.synchronize(device)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from math import gcd
+from numbers import Integral
+from operator import index
 from typing import Any
 
 FLOAT_BYTES = 4
 PRECISIONS = FP32, TF32 = ("fp32", "tf32")
+MAX_SIZE = 2**31 - 2**14  # kernels count rows, channels and so on in 32-bit integers, and round up to whole tiles
 
 
 class UnsupportedProblem(ValueError):
@@ -33,8 +37,8 @@ class ConvProblem:
     Filter position (ky, kx) of output pixel (y, x) reads row y * stride_h + ky * dilation_h and column
     x * stride_w + kx * dilation_w of the padded image.
 
-    Raises UnsupportedProblem for a size below 1, an unknown precision, channels or filters that the groups do not
-    divide, or a filter larger than the padded image.
+    Raises UnsupportedProblem for a size below 1 or above MAX_SIZE, what is no whole number, an unknown precision,
+    channels or filters that the groups do not divide, or a filter larger than the padded image.
     """
 
     n: int
@@ -54,6 +58,18 @@ class ConvProblem:
     groups: int = 1
 
     def __post_init__(self) -> None:
+        for name in SIZES:
+            value = whole_number(name, getattr(self, name))
+            if value > MAX_SIZE:
+                raise UnsupportedProblem(f"{name}={shown(value)}: the limit is {MAX_SIZE}")
+            object.__setattr__(self, name, value)  # a plain int, which does not overflow
+        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
+            raise UnsupportedProblem(f"precision={shown(self.precision)}: must be one of {', '.join(PRECISIONS)}")
+        self._check_values()
+        self._check_limits()
+
+    def _check_values(self) -> None:
+        """Check that the values make a convolution."""
         for field in ("n", "c", "h", "w", "m", "kh", "kw"):
             value = getattr(self, field)
             if value < 1:
@@ -63,8 +79,6 @@ class ConvProblem:
         for field in ("stride_h", "stride_w", "dilation_h", "dilation_w", "groups"):
             if getattr(self, field) < 1:
                 raise UnsupportedProblem(f"{field}={getattr(self, field)}: must be at least 1")
-        if self.precision not in PRECISIONS:
-            raise UnsupportedProblem(f"precision={self.precision!r}: must be one of {', '.join(PRECISIONS)}")
         for axis in ("pad_h", "pad_w"):
             if getattr(self, axis) < 0:
                 raise UnsupportedProblem(f"{axis}={getattr(self, axis)}: padding must be 0 or more")
@@ -77,6 +91,12 @@ class ConvProblem:
                 f"filter {self.kh}x{self.kw}{dilated} is larger than the padded input "
                 f"{self.h + 2 * self.pad_h}x{self.w + 2 * self.pad_w}: use a smaller filter or more padding"
             )
+
+    def _check_limits(self) -> None:
+        """Check that kernels can count the rows and columns of a padded image."""
+        for what, count in (("rows", self.h + 2 * self.pad_h), ("columns", self.w + 2 * self.pad_w)):
+            if count > MAX_SIZE:
+                raise UnsupportedProblem(f"{self.label}: {count} {what} in the padded image, the limit is {MAX_SIZE}")
 
     @property
     def out_h(self) -> int:
@@ -166,14 +186,62 @@ class ConvProblem:
         return label if self.groups == 1 else f"{label}-g{self.groups}"
 
 
+SIZES = tuple(field.name for field in fields(ConvProblem) if field.name != "precision")
+
+
 def _square(rows: int, columns: int) -> str:
     return str(rows) if rows == columns else f"{rows}x{columns}"
 
 
 @lru_cache(maxsize=1024)
 def _positions_read(size: int, kernel: int, pad: int, stride: int, dilation: int, out: int) -> int:
-    """The rows, or columns, of an image that at least one output pixel reads."""
-    if stride == 1 and dilation == 1:
-        return size
-    read = {y * stride + k * dilation - pad for y in range(out) for k in range(kernel)}
-    return sum(0 <= position < size for position in read)
+    """The rows, or columns, of an image that at least one output pixel reads.
+
+    The positions y * stride + k * dilation - pad fall into classes: those of equal k modulo `period`, which are
+    multiples of the stride apart. Filter positions and outputs may change places, and do where that makes fewer
+    classes: there are less than 2**16, since an image of MAX_SIZE cannot have more of both.
+    """
+    shared = gcd(stride, dilation)
+    if min(kernel, stride // shared) > min(out, dilation // shared):
+        kernel, stride, dilation, out = out, dilation, stride, kernel
+    period, jump = stride // shared, dilation // shared  # jump: in strides, from a filter position to the next
+
+    def below(limit: int, runs: int) -> int:
+        """The positions of a class less than `limit` strides from its first: runs of `out`, each `jump` later."""
+        whole = min(max(limit, 0) // jump, runs - 1)
+        return whole * min(out, jump) + min(max(limit, 0) - whole * jump, out)
+
+    count = 0
+    for k in range(min(kernel, period)):
+        first, runs = k * dilation - pad, ceil_div(kernel - k, period)
+        count += below(ceil_div(size - first, stride), runs) - below(ceil_div(-first, stride), runs)
+    return count
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient of two whole numbers rounded up."""
+    return -(-a // b)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A value that counts something, as a plain int; raises UnsupportedProblem for 1.0, True and what is no number."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UnsupportedProblem(f"{name}={shown(value)}: must be a whole number")
+    return index(value)
+
+
+def truth(name: str, value: Any) -> bool:
+    """A value as a bool; raises TypeError for an array of several values."""
+    try:
+        return bool(value)
+    except Exception:  # torch, numpy and CuPy raise errors of their own
+        raise TypeError(f"{name}={shown(value)}: must be True or False") from None
+
+
+def shown(value: Any) -> str:
+    """A value in a message: its representation where that is short and exists, otherwise its type."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever a stranger's __repr__ raises
+        text = ""
+    return text if 0 < len(text) <= 80 else f"{type(value).__module__}.{type(value).__qualname__}"

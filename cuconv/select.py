@@ -6,16 +6,19 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
+from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Configuration
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
-from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
+from cuconv.problem import FP32, ConvProblem, UnsupportedProblem, shown
 
 BATCH_INVARIANT = "batch_invariant"
 """The name of the choice under which an image's output does not depend on its batch."""
+
+MAX_WORKSPACE_BYTES = 2**30  # of a plan of "auto"
 
 TYPICAL_BATCHES = (1, 8, 32, 256)  # over whose predicted times the way to add an image's products is chosen
 
@@ -39,6 +42,13 @@ class LaunchPlan:
 
     def __str__(self) -> str:
         return f"{self.algorithm} {self.config}"
+
+
+def check_options(algorithm: Any, precision: Any) -> None:
+    """Raise ValueError for an algorithm or a precision that is no name."""
+    for name, value, example in (("algorithm", algorithm, "auto"), ("precision", precision, FP32)):
+        if not isinstance(value, str):
+            raise ValueError(f"{name}={shown(value)}: must be a name, such as {example!r}")
 
 
 @lru_cache(maxsize=4096)
@@ -114,7 +124,9 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Launch
     refusals: dict[str, UnsupportedProblem] = {}
     for name in offering(problem.precision):
         try:
-            plans.append(plan(problem, device, name, prepared))
+            one = plan(problem, device, name, prepared)
+            _check_workspace(problem, one)
+            plans.append(one)
         except UnsupportedProblem as error:
             refusals[name] = error
     if problem.precision != FP32:
@@ -123,6 +135,16 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Launch
         # Of the algorithm that computes the most, since its reason is the most general.
         raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
     return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))
+
+
+def _check_workspace(problem: ConvProblem, launch_plan: LaunchPlan) -> None:
+    """Raise UnsupportedProblem for a plan that needs more temporary memory than a call may take unasked."""
+    if launch_plan.workspace_bytes > MAX_WORKSPACE_BYTES:
+        raise UnsupportedProblem(
+            f"{problem.label}: {launch_plan.algorithm} needs {launch_plan.workspace_bytes} bytes of temporary memory, "
+            f"the limit of 'auto' is {MAX_WORKSPACE_BYTES}: convolve parts of the image, or ask "
+            f"for algorithm={launch_plan.algorithm!r}"
+        )
 
 
 def _batch_invariant(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> LaunchPlan:

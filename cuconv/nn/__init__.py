@@ -1,7 +1,7 @@
 """cuConv in torch: an operator, a module, and models converted ahead of time or sent to cuConv as they run.
 
-    model, report = cuconv.nn.convert(model.eval())    # batch norm, bias, residual and ReLU folded into convolutions
-    with cuconv.nn.enabled():                          # the same model, unchanged
+    model, report = cuconv.nn.convert(model.eval(), x)  # batch norm, bias, residual and ReLU folded into convolutions
+    with cuconv.nn.enabled():                           # the same model, unchanged
         y = model(x)
 
 It needs torch, which the rest of the library does not. What cuConv does not compute goes to torch's own kernels.
@@ -14,10 +14,10 @@ except ModuleNotFoundError as error:
         "cuconv.nn works on torch's modules, and torch is not installed: run 'pip install torch'"
     ) from error
 
-from cuconv.nn.convert import convert
+from cuconv.nn.convert import ConversionError, convert
 from cuconv.nn.enabled import enabled
-from cuconv.nn.modules import Conv2d
+from cuconv.nn.modules import Conv2d, Linear
 from cuconv.nn.operator import conv2d
 from cuconv.nn.report import Report
 
-__all__ = ["Conv2d", "Report", "conv2d", "convert", "enabled"]
+__all__ = ["ConversionError", "Conv2d", "Linear", "Report", "conv2d", "convert", "enabled"]

@@ -4,106 +4,289 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
+from torch.utils import _pytree as pytree
 
-from cuconv.nn.graph import Rewriter
-from cuconv.nn.modules import CONVOLUTIONS, hooked, module_for, why_not
-from cuconv.nn.operator import check_precision, recorded
+from cuconv.nn import comparison
+from cuconv.nn.comparison import Inputs, Truth
+from cuconv.nn.modules import LAYERS, hooked, layer_for, patched, why_not
+from cuconv.nn.operator import PLAIN, check_precision, recorded
+from cuconv.nn.program import computed_by_torch
 from cuconv.nn.report import Converted, Report
 from cuconv.precompile import precompile_calls
 from cuconv.problem import FP32
 
+Progress = Callable[[int, int], object]
+
+
+class ConversionError(ValueError):
+    """A model that cannot be converted; the message says why, and names the layer where that is one layer's fault."""
+
 
 def convert(
-    model: nn.Module,
-    *,
-    precision: str = FP32,
-    example: Tensor | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    model: nn.Module, example: Any, *, precision: str = FP32, progress: Progress | None = None
 ) -> tuple[nn.Module, Report]:
     """A copy of a model in eval mode whose layers are cuConv's, and a report of what was done with each.
 
-    Layers are convolutions, and fully connected layers where they get at most 32 rows. Where torch.fx traces the model,
-    a BatchNorm2d, an addition and a ReLU that follow a convolution are folded into it, and a ReLU that follows a fully
-    connected layer, if nothing else uses what lies between; the copy is a torch.fx.GraphModule, without the model's own
-    methods. Where it does not, or where modules have hooks, layers are replaced one by one, and nothing is folded.
-    Everything else stays as it is. The model itself is not changed.
+    The weights of the copy are constant: it is for inference. Later changes of the original's weights do not reach it;
+    `copy.refresh(original)` takes them over, and so does `copy.load_state_dict`, since its state is the original's.
 
+    Layers are convolutions, and fully connected layers where they get at most 32 rows. torch.export captures the model
+    by its call on the example. A batch norm, an addition and a ReLU that follow a convolution are then folded into it,
+    and a ReLU that follows a fully connected layer, if nothing else uses what lies between. Calls that the capture does
+    not stand for (other kinds of arguments, sizes that the model treats differently, gradients, torch.compile) run the
+    model's own code with cuConv's layers in it, and so does a model that cannot be captured.
+
+    Both models run and are compared, on the example and on inputs made of it. Where they differ, the capture is
+    dropped, and the report says so.
+
+    model      is not changed
+    example    the arguments of a call: a tensor, a tuple, or a dictionary by name. On a GPU, the kernels for its sizes
+               are compiled now, side by side
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
-    example    an input of the model on a GPU: the kernels for its size are compiled now, side by side, instead of at
-               the first forward
     progress   called with the number of kernels compiled and the number of all
 
-    Raises ValueError for a model in training mode, for one that cannot be copied, and for an unknown precision.
+    Raises ConversionError, a ValueError, for a model in training mode, for one that cannot be copied or called with the
+    example, and for one whose copy differs; ValueError for an unknown precision.
     """
     check_precision(precision)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
+    _check_model(model)
+    with torch.inference_mode(False), torch.no_grad():
+        return _Conversion(model, Inputs(example), precision, progress).run()
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise ConversionError for a model that is never converted."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError(
+            "the model is a torch.jit.ScriptModule, whose code is fixed: convert the module that it was made of, "
+            "or call it in cuconv.nn.enabled()"
+        )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ConversionError("a parameter of the model has no size yet: call the model once first")
     if model.training:
-        raise ValueError("the model is in training mode, where batch norm cannot be folded: call model.eval() first")
-    report = Report()
-    traced = _traced(model, report)
-    if traced is None:
-        converted = _replace_modules(_copied(model), precision, report)
-    else:
-        converted = Rewriter(traced, precision, report).run()
-    training = {name: module.training for name, module in model.named_modules()}
-    for name, module in converted.named_modules():
-        module.training = training.get(name, False)
-    if example is not None and example.is_cuda:
-        _precompile(converted, example, progress, report)
-    return converted, report
+        raise ConversionError("the model is in training mode: call model.eval() first")
+
+
+class _Conversion:
+    """One call of `convert`."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs, precision: str, progress: Progress | None):
+        self._model = model  # never called, since a call may change it
+        self._inputs, self._precision, self._progress = inputs, precision, progress
+        self._truth = Truth(_copied(model))
+        self._report = Report()
+
+    def run(self) -> tuple[nn.Module, Report]:
+        """The converted model and the report."""
+        from cuconv.nn.converted import converted  # here, since torch.export takes half a second to import
+
+        expected = self._expected()
+        copied = _copied(self._model).requires_grad_(False)
+        capture, rows = self._captured(copied)
+        layers = _replace_layers(copied, self._precision)
+        self._report.rows = rows if capture is not None else layers
+        result = converted(copied, capture)
+        self._precompile(result)
+        if expected is None:
+            self._report.why_not_compared = "two calls with the same input and random numbers differ"
+            return result, self._report
+        self._check_layers(result, expected)
+        if capture is not None and (words := self._capture_differs(result, expected)):
+            result.__dict__["_capture"] = None
+            self._not_captured(f"the captured model differs: {words}")
+            self._report.rows = layers
+        return result, self._report
+
+    def _expected(self) -> list[Any] | None:
+        """What two calls with the example return; None where that is not always the same."""
+        model = self._truth.model
+        before, state = comparison.attributes(model), _state_of(model)
+        expected = self._outputs(model)
+        after, now = comparison.attributes(model), model.state_dict()
+        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        changed += [name for name, tensor in state.items() if name in now and not _same(tensor, now[name])]
+        if changed:
+            self._not_captured(f"a call changes {changed[0]}")
+        elif self._outputs_differ(expected[1:], expected[:1]):
+            self._not_captured("two calls with the same input differ")
+        if not self._report.captured:
+            self._truth = Truth(_copied(self._model))
+            if self._outputs_differ(self._outputs(_copied(self._model)), expected):
+                return None
+        return expected
+
+    def _outputs(self, model: nn.Module) -> list[Any]:
+        """What two calls with the example return, the second one as if gradients were needed."""
+        try:
+            return [comparison.call(model, self._inputs.new(), gradients) for gradients in (False, True)]
+        except Exception as error:
+            words = comparison.first_line(error)
+            raise ConversionError(f"the model cannot be called with the example: {words}") from error
+
+    def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> bool:
+        pairs = zip(ours, theirs, strict=True)
+        return any(comparison.difference(our, their, lambda: None, self._precision) for our, their in pairs)
+
+    def _captured(self, copied: nn.Module) -> tuple[Any, list[Converted]]:
+        """The capture of a model, and what became of each layer; None, told in the report, where there is none."""
+        from cuconv.nn.capture import CaptureError, capture
+        from cuconv.nn.converted import Capture
+        from cuconv.nn.graph import Rewriter
+
+        if self._report.captured and (reason := _why_not_captured(copied)):
+            self._not_captured(reason)
+        if not self._report.captured:
+            return None, []
+        try:
+            found = capture(_copied(copied), *self._inputs.new())
+            rewriter = Rewriter(found, copied, self._precision)
+            program = rewriter.run()
+        except CaptureError as error:
+            self._not_captured(str(error))
+            return None, []
+        modules = list(copied.modules())
+        return Capture(program, found.in_spec, found.out_spec, found.conditions, modules), rewriter.rows
+
+    def _not_captured(self, reason: str) -> None:
+        if self._report.captured:
+            self._report.captured, self._report.why_not_captured = False, reason
+
+    def _check_layers(self, model: nn.Module, expected: list[Any]) -> None:
+        """Compare the model layer by layer, without its capture; raises ConversionError where it differs."""
+        trial = model if self._report.captured else copy.deepcopy(model)  # a call may change what is not captured
+        capture, trial.__dict__["_capture"] = trial.__dict__["_capture"], None
+        try:
+            words = self._differs(trial, self._inputs.new, expected)
+        finally:
+            trial.__dict__["_capture"] = capture
+        if words:
+            raise ConversionError(f"the converted model differs: {words}{self._first_wrong_layer(model)}")
+
+    def _capture_differs(self, model: nn.Module, expected: list[Any]) -> str:
+        """How the captured model differs from the model, on the example and on inputs made of it."""
+        if words := self._differs(model, self._inputs.new, expected):
+            return words
+        for change in (comparison.another, comparison.larger_batch):
+            inputs = partial(self._inputs.new, change)
+            try:
+                wanted = comparison.call(self._truth.model, inputs())
+            except Exception:  # the model does not take such inputs
+                continue
+            with computed_by_torch():
+                if words := self._differs(model, inputs, [wanted]):
+                    return words
+        return ""
+
+    def _differs(self, model: nn.Module, inputs: Callable[[], Any], expected: list[Any]) -> str:
+        """How calls of a model, the second one as if gradients were needed, differ from what is expected, in words."""
+        for wanted, gradients in zip(expected, (False, True), strict=False):
+            try:
+                ours = comparison.call(model, inputs(), gradients)
+            except Exception as error:
+                return f"it raises {type(error).__name__}: {comparison.first_line(error)}"
+            if words := comparison.difference(ours, wanted, lambda: self._truth.precise(inputs()), self._precision):
+                return words
+        return ""
+
+    def _first_wrong_layer(self, model: nn.Module) -> str:
+        """The first layer whose output differs from that of the model's own layer, in words."""
+        outputs: dict[str, Any] = {}
+        theirs = dict(self._truth.model.named_modules())
+
+        def hook_of(name: str) -> Any:
+            def compare(module: Any, arguments: Any, output: Any) -> None:
+                wanted = theirs[name](*arguments)
+                outputs.setdefault(name, comparison.difference(output, wanted, lambda: None, self._precision))
+
+            return compare
+
+        layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LAYERS)]
+        handles = [module.register_forward_hook(hook_of(name)) for name, module in layers]
+        try:
+            comparison.call(model, self._inputs.new())
+        except Exception:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return next((f", first at layer {name}" for name, words in outputs.items() if words), "")
+
+    def _precompile(self, model: nn.Module) -> None:
+        """Compile the kernels of a call with the example, which runs on tensors without data."""
+        tensors = self._inputs.tensors
+        if not tensors or not all(tensor.is_cuda for tensor in tensors):
+            return
+        capture = model.__dict__["_capture"]
+        try:
+            with recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                inputs = pytree.tree_map_only(Tensor, mode.from_tensor, self._inputs.new())
+                if capture is None:
+                    model(*inputs[0], **inputs[1])
+                else:
+                    capture.program.run(pytree.tree_leaves(inputs))
+        except Exception as error:  # the model's own code may need data; it may raise anything
+            self._report.why_not_precompiled = comparison.first_line(error)
+        precompile_calls(calls, tensors[0].device.index, prepared=capture is not None, progress=self._progress)
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy of a model; ValueError where torch cannot copy it."""
+    """A copy of a model; ConversionError where torch cannot copy it."""
+    results = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    memo = {id(value): value.detach().clone() for value in results if not value.is_leaf}  # torch copies leaves alone
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo)
     except Exception as error:  # modules define how they are copied
-        raise ValueError(f"the model cannot be copied: {_first_line(error)}") from error
+        raise ConversionError(f"the model cannot be copied: {comparison.first_line(error)}") from error
 
 
-def _traced(model: nn.Module, report: Report) -> fx.GraphModule | None:
-    """A copy of a model as a graph; None, told in the report, where torch.fx cannot trace it or would lose hooks."""
-    with_hooks = next((name for name, module in model.named_modules() if hooked(module)), None)
-    if with_hooks is not None:
-        report.traced, report.why_not_traced = False, f"{with_hooks or 'the model'} has hooks"
-        return None
-    copied = _copied(model)
-    try:
-        return fx.symbolic_trace(copied)
-    except Exception as error:  # tracing runs the model's own code, which may raise anything
-        report.traced, report.why_not_traced = False, _first_line(error)
-        return None
+def _why_not_captured(model: nn.Module) -> str:
+    """Why a model is not captured although torch.export might: its graph would lose something."""
+    for name, module in model.named_modules():
+        where = name or "the model"
+        if hooked(module):
+            return f"{where} has hooks"
+        if attribute := patched(module):
+            return f"the {attribute} of {where} is not its class's own"
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and type(tensor) not in PLAIN:
+                return f"{key} of {where} is a {type(tensor).__name__}"
+    return ""
 
 
-def _first_line(error: Exception) -> str:
-    """What an exception says, on one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _replace_layers(model: nn.Module, precision: str) -> list[Converted]:
+    """Replace the layers of a model by cuConv's, and tell what became of each."""
+    rows: list[Converted] = []
+    made: dict[nn.Module, nn.Module] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(module, LAYERS):
+            continue
+        reason = why_not(module)
+        rows.append(Converted(name, reason=reason, kind="linear" if isinstance(module, nn.Linear) else "conv"))
+        if reason:
+            continue
+        made.setdefault(module, layer_for(module, precision))
+        if name:
+            parent, _, leaf = name.rpartition(".")
+            model.get_submodule(parent)._modules[leaf] = made[module]
+        else:
+            model.__class__, model.precision = type(made[module]), precision  # type: ignore[assignment]
+    return rows
 
 
-def _precompile(
-    model: nn.Module, example: Tensor, progress: Callable[[int, int], object] | None, report: Report
-) -> None:
-    """Compile the kernels of a forward of the example, which runs on tensors without data."""
-    try:
-        with torch.no_grad(), recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            model(mode.from_tensor(example))
-    except Exception as error:  # the model's own code may need data; it may raise anything
-        report.why_not_precompiled = _first_line(error)
-    precompile_calls(calls, example.device.index, prepared=True, progress=progress)
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the plain tensors of a model's state, by name."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items() if type(tensor) in PLAIN}
 
 
-def _replace_modules(model: nn.Module, precision: str, report: Report, name: str = "") -> nn.Module:
-    """The same model with its layers replaced by cuConv's. Nothing is folded: what calls them is not known."""
-    if isinstance(model, (*CONVOLUTIONS, nn.Linear)):
-        if reason := why_not(model):
-            report.rows.append(Converted(name, reason=reason))
-            return model
-        assert isinstance(model, (nn.Conv2d, nn.Linear))
-        report.rows.append(Converted(name, kind="conv" if isinstance(model, nn.Conv2d) else "linear"))
-        return module_for(model, False, precision)
-    for child, module in model.named_children():
-        setattr(model, child, _replace_modules(module, precision, report, f"{name}.{child}" if name else child))
-    return model
+def _same(one: Tensor, other: Any) -> bool:
+    """Whether a tensor has the same numbers as before; NaN is the same as NaN."""
+    return isinstance(other, Tensor) and torch.equal(one.nan_to_num(), other.nan_to_num())

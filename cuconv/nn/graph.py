@@ -1,177 +1,264 @@
-"""The graph of a traced model, in which convolutions become cuConv's and take in what follows them."""
+"""The graph of a captured model, in which convolutions become cuConv's and take in what follows them."""
 
 from __future__ import annotations
 
-import operator as python_operator
-from collections import Counter
-from itertools import count
+from math import prod
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch import Tensor, fx, nn
 
-from cuconv.nn.modules import CONVOLUTIONS, Concatenation, Conv2d, is_batch_norm, is_relu, module_for, why_not
-from cuconv.nn.operator import conv2d
-from cuconv.nn.report import Converted, Report
+from cuconv.nn.aliases import Aliases
+from cuconv.nn.capture import Captured, CaptureError
+from cuconv.nn.constants import hoist_constants
+from cuconv.nn.modules import LAYERS, why_not
+from cuconv.nn.operator import pads_of
+from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear, Layer, Norm, Program
+from cuconv.nn.report import Converted
 
-RELU = (F.relu, torch.relu, torch.relu_)
-ADD = (python_operator.add, python_operator.iadd, torch.add)
-CONV2D = (F.conv2d, torch.conv2d)
-OTHER_CONVOLUTIONS = (F.conv1d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-# The functions of `operator` that write to their first operand.
-IN_PLACE = tuple(
-    getattr(python_operator, name)
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
-)
+aten = torch.ops.aten
+Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
+CONV2D = (aten.conv2d.default, aten.conv2d.padding, aten.convolution.default, torch.ops.cuconv.conv2d.default)
+LINEAR = (aten.linear.default,)
+# Convolutions that stay with torch, but count among the layers of a model.
+OTHERS = (
+    aten.conv1d.default, aten.conv1d.padding, aten.conv3d.default, aten.conv3d.padding,
+    aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
+)  # fmt: skip
+RELU = (aten.relu.default, aten.relu_.default)
+ADD = (aten.add.Tensor, aten.add_.Tensor)
+IN_PLACE = (aten.add_.Tensor,)
+# Their only effect is on tensors in training mode, or to check what the conditions of the graph say already.
+IDENTITIES = (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+CHECKS = (aten._assert_tensor_metadata.default,)
+DEFAULTS: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)  # stride, padding, dilation and groups
 
 
 class Rewriter:
-    """Rewrites the graph of a traced model."""
+    """Makes a program of a captured graph. It changes the graph."""
 
-    def __init__(self, model: fx.GraphModule, precision: str, report: Report):
-        self._model, self._graph = model, model.graph
-        self._precision, self._report = precision, report
+    def __init__(self, captured: Captured, model: nn.Module, precision: str):
+        self._captured, self._model, self._precision = captured, model, precision
+        self._graph = captured.graph.graph
         self._modules = dict(model.named_modules())
-        self._uses = Counter(node.target for node in self._graph.nodes if node.op == "call_module")
+        self._layers: dict[str, Layer] = {}
+        self.rows: list[Converted] = []
 
-    def run(self) -> fx.GraphModule:
-        """Replace every convolution that cuConv takes over."""
+    def run(self) -> Program:
+        """The program. Raises CaptureError where the model writes to its own tensors, which must stay constant."""
+        self._remove_identities()
+        constants = hoist_constants(self._captured)
+        self._aliases = Aliases(self._graph)
+        self._refuse_writes()
         for node in list(self._graph.nodes):
-            module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-            if isinstance(module, (*CONVOLUTIONS, nn.Linear)):
+            if node.op == "call_function" and node.target in (*CONV2D, *LINEAR):
                 self._convert(node)
-            elif node.op == "call_function" and node.target in CONV2D:
-                node.target, node.kwargs = conv2d, {**node.kwargs, "precision": self._precision}
-                self._report.rows.append(Converted(node.name))
-            elif node.op == "call_function" and node.target in OTHER_CONVOLUTIONS:
-                self._report.rows.append(Converted(node.name, reason=f"it is a call of {node.target.__name__}"))
+            elif node.op == "call_function" and node.target in OTHERS:
+                self._leave(node, f"it is {node.target._schema.name.removeprefix('aten::')}")
         for node in list(self._graph.nodes):
-            if node.op == "call_function" and node.target in (torch.cat, torch.concat, torch.concatenate):
+            if node.op == "call_function" and node.target in (aten.cat.default, aten.concat.default):
                 self._concatenate(node)
-        self._model.delete_all_unused_submodules()
-        self._graph.lint()
-        self._model.recompile()
-        return self._model
+        called = {row.name for row in self.rows}
+        for name, module in self._modules.items():
+            if isinstance(module, LAYERS) and name not in called:
+                self.rows.append(Converted(name, reason=why_not(module) or "the model did not call it"))
+        for node in reversed(self._graph.nodes):
+            if node.op == "get_attr" and not node.users:
+                self._graph.erase_node(node)
+        read = {str(node.target) for node in self._graph.nodes if node.op == "get_attr"}
+        tensors = {name: target for name, target in self._captured.tensors.items() if name in read}
+        others: dict[str, Any] = {name: one for name, one in self._captured.constants.items() if name in read}
+        others |= {name: part for name, part in self._captured.graph.named_children() if name in read}
+        return Program(self._graph, self._layers, tensors, others, constants)
 
-    def _convert(self, node: fx.Node) -> None:
+    def _remove_identities(self) -> None:
+        """Remove what only does something in training mode."""
+        for node in list(self._graph.nodes):
+            if node.target in IDENTITIES and node.args[2] is False:
+                node.replace_all_uses_with(node.args[0])
+            elif node.target not in CHECKS:
+                continue
+            self._graph.erase_node(node)
+
+    def _refuse_writes(self) -> None:
+        for node in self._graph.nodes:
+            for written in self._aliases.written(node):
+                if any(root.op == "get_attr" for root in self._aliases.roots(written)):
+                    raise CaptureError(f"the model writes to its own tensors ({node.target})")
+
+    def _convert(self, node: Node) -> None:
         """Replace one convolution or fully connected layer and what is folded into it, or report why it stays."""
-        name = str(node.target)
-        conv = self._modules[name]
-        if reason := why_not(conv):
-            self._report.rows.append(Converted(name, reason=reason))
+        is_linear = node.target in LINEAR
+        if reason := self._why_not(node):
+            self._leave(node, reason)
             return
-        assert isinstance(conv, (nn.Conv2d, nn.Linear))
-        folded: list[str] = []
-        chain, residual, before = [node], None, node
-        if isinstance(conv, nn.Conv2d) and (norm := self._batch_norm_after(node)) is not None:
-            conv = fuse_conv_bn_eval(conv.eval(), self._modules[str(norm.target)])
-            folded.append("batch norm")
+        input, weight, bias = (*node.args, None)[:3]
+        assert isinstance(weight, fx.Node)
+        chain, folded = [node], []
+        norm = None if is_linear else self._batch_norm_after(node)
+        if norm is not None:
             chain.append(norm)
-        add = self._sum_after(chain[-1]) if isinstance(conv, nn.Conv2d) else None
-        if add is not None and not self._writes_between(node, add, chain):
+            folded.append("batch norm")
+        residual, before = None, node
+        if not is_linear and (add := self._sum_after(chain[-1], input)) is not None:
             residual = next(operand for operand in add.args[:2] if operand is not chain[-1])
             folded.append("residual")
             chain.append(add)
             before = add
-        if (relu := _only_user(chain[-1])) is not None and self._is_relu(relu):
+        if (relu := _only_user(chain[-1])) is not None and relu.target in RELU:
             folded.append("relu")
             chain.append(relu)
-        place = self._add_module(name, module_for(conv, "relu" in folded, self._precision))
+        kind = FrozenLinear if is_linear else FrozenConv2d
+        layer = kind(
+            self._captured.tensors[str(weight.target)],
+            None if bias is None else self._captured.tensors[str(bias.target)],
+            (1, 0, 1, 1) if is_linear else _geometry(node) or (),
+            None if norm is None else self._norm(norm),
+            "relu" in folded,
+            self._precision,
+        )
+        kind_of_layer = "linear" if is_linear else "conv"
+        self.rows.append(Converted(self._name(node), tuple(folded), kind=kind_of_layer, flop=_flop(node)))
         # Where the convolution was, since later nodes may write to its input; with a residual, where that is known.
-        input = node.args[0] if node.args else node.kwargs["input"]
-        with self._graph.inserting_before(before):
-            fused = self._graph.call_module(place, (input,) if residual is None else (input, residual))
-        chain[-1].replace_all_uses_with(fused)
-        for replaced in reversed(chain):
-            self._graph.erase_node(replaced)
-        kind = "conv" if isinstance(conv, nn.Conv2d) else "linear"
-        self._report.rows.append(Converted(name, tuple(folded), kind=kind))
+        self._replace(chain, before, layer, (input,) if residual is None else (input, residual))
 
-    def _concatenate(self, cat: fx.Node) -> None:
-        """Replace torch.cat along the channels where all that it joins are convolutions, of use to nothing else."""
-        operands = {**dict(zip(("tensors", "dim"), cat.args, strict=False)), **cat.kwargs}
-        tensors, dim = operands.get("tensors"), operands.get("dim")
-        if len(operands) > 2 or dim not in (1, -3) or not isinstance(tensors, (list, tuple)):
-            return
-        if not all(map(self._is_to_join, tensors)):
-            return
-        first = next(node for node in self._graph.nodes if node in tensors)
-        if len(set(tensors)) < len(tensors) or self._writes_between(first, cat, [*tensors]):
-            return
-        name = next(other for i in count() if (other := f"concatenation_{i}") not in self._modules)
-        self._modules[name] = Concatenation(self._modules[str(node.target)] for node in tensors)
-        self._model.add_submodule(name, self._modules[name])
-        with self._graph.inserting_before(cat):
-            cat.replace_all_uses_with(self._graph.call_module(name, tuple(node.args[0] for node in tensors)))
-        for node in (cat, *tensors):
+    def _replace(self, chain: list[Node], before: Node, layer: Layer, arguments: tuple[Any, ...]) -> None:
+        """Put the call of a layer in the place of a chain of nodes."""
+        name = f"layer_{len(self._layers)}"
+        self._layers[name] = layer
+        with self._graph.inserting_before(before):
+            call = self._graph.create_node("call_module", name, arguments)
+        call.meta = dict(chain[-1].meta)
+        self._aliases.add(call, chain)
+        chain[-1].replace_all_uses_with(call)
+        for node in reversed(chain):
             self._graph.erase_node(node)
 
-    def _is_to_join(self, node: object) -> bool:
-        """Whether a node is a converted convolution without a residual, which one other node uses."""
-        if not isinstance(node, fx.Node) or node.op != "call_module" or _only_user(node) is None:
-            return False
-        return isinstance(self._modules.get(str(node.target)), Conv2d) and len(node.args) == 1
+    def _leave(self, node: Node, reason: str) -> None:
+        self.rows.append(Converted(self._name(node), reason=reason, flop=_flop(node)))
 
-    def _add_module(self, name: str, module: nn.Module) -> str:
-        """Put a module in the place of a convolution, or beside it where the model calls that one several times."""
-        place = name
-        if self._uses[name] > 1:
-            place = next(other for i in count() if (other := f"{name}_{i}") not in self._modules)
-        parent, _, leaf = place.rpartition(".")
-        setattr(self._model.get_submodule(parent), leaf, module)
-        self._modules[place] = module
-        return place
+    def _name(self, node: Node) -> str:
+        """The name of the layer that made a node, or the node's own."""
+        stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
+        name = str(stack[-1][0])
+        return name if isinstance(self._modules.get(name), LAYERS) else node.name
 
-    def _batch_norm_after(self, node: fx.Node) -> fx.Node | None:
-        """The batch norm of a node, if it is the only user of the node."""
+    def _why_not(self, node: Node) -> str:
+        """Why a layer stays with torch; "" where cuConv takes it over."""
+        input, weight, bias = (*node.args, None)[:3]
+        if not all(isinstance(operand, fx.Node) for operand in (input, weight)):
+            return "it has no input"
+        for operand in (weight, bias):
+            if operand is None:
+                continue
+            if operand.op != "get_attr" or str(operand.target) not in self._captured.tensors:
+                return "its weight is computed from other tensors"
+        for name, operand in (("input", input), ("weight", weight), ("bias", bias)):
+            if operand is not None and operand.meta["val"].dtype != torch.float32:
+                return f"its {name} is {operand.meta['val'].dtype}"
+        if weight.meta["val"].numel() == 0:
+            return "it has no weights"
+        if node.target in LINEAR:
+            return ""
+        if node.target is torch.ops.cuconv.conv2d.default and (node.args[7] or node.args[8] is not None):
+            return "it is cuConv's already, with ReLU or a residual"
+        if input.meta["val"].dim() != 4:
+            return f"its input has {input.meta['val'].dim()} dimensions"
+        if node.target is aten.convolution.default and (node.args[6] or weight.meta["val"].dim() != 4):
+            return "it is no two-dimensional convolution"
+        return "" if _geometry(node) else "its padding is not the same on both sides"
+
+    def _batch_norm_after(self, node: Node) -> Node | None:
+        """The batch norm of a node with fixed statistics, if it is the only user of the node."""
         user = _only_user(node)
-        if user is None or user.op != "call_module" or user.args != (node,):
+        if user is None or user.target is not aten.batch_norm.default or user.args[0] is not node:
             return None
-        return user if is_batch_norm(self._modules.get(str(user.target))) else None
+        constant = all(operand is None or self._is_tensor(operand) for operand in user.args[1:5])
+        return user if constant and user.args[3] is not None and not user.args[5] else None
 
-    def _sum_after(self, node: fx.Node) -> fx.Node | None:
-        """The addition of a node and of another tensor, if it is the only user of the node."""
-        user = _only_user(node)
-        if user is None or user.kwargs or len(user.args) != 2:
-            return None
-        adds = (user.op == "call_function" and user.target in ADD) or (
-            user.op == "call_method" and user.target in ("add", "add_")
+    def _is_tensor(self, operand: Any) -> bool:
+        return isinstance(operand, fx.Node) and str(operand.target) in self._captured.tensors
+
+    def _norm(self, node: Node) -> Norm:
+        weight, bias, mean, variance = (
+            None if one is None else self._captured.tensors[str(one.target)] for one in node.args[1:5]
         )
-        tensors = all(isinstance(operand, fx.Node) for operand in user.args) and user.args[0] is not user.args[1]
-        # What is added in place must be the convolution's own output.
-        in_place = user.target in (python_operator.iadd, "add_")
-        return user if adds and tensors and (not in_place or user.args[0] is node) else None
+        assert mean is not None and variance is not None
+        return Norm(weight, bias, mean, variance, float(node.args[7]))
 
-    def _writes_between(self, first: fx.Node, last: fx.Node, chain: list[fx.Node]) -> bool:
-        """Whether a node between two, other than those of a chain, may write to its operand."""
-        node = first.next
-        while node is not last:
-            if node not in chain and self._may_write(node):
-                return True
-            node = node.next
-        return False
+    def _sum_after(self, node: Node, input: Any) -> Node | None:
+        """The addition of a node and of a tensor like it, if it is the only user of the node and may be computed there.
 
-    def _may_write(self, node: fx.Node) -> bool:
-        """Whether a node may write to an operand; a positional True may be the `inplace` of a function."""
-        if node.op == "call_module":
-            return bool(getattr(self._modules.get(str(node.target)), "inplace", False))
-        if node.op not in ("call_function", "call_method"):
-            return False
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-        by_name = node.target in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-        by_option = node.kwargs.get("inplace", False) or "out" in node.kwargs or any(arg is True for arg in node.args)
-        return by_name or bool(by_option)
+        What is added in place must be the convolution's own output, and nothing may write to its input meanwhile.
+        """
+        user = _only_user(node)
+        if user is None or user.target not in ADD or user.kwargs or len(user.args) != 2:
+            return None
+        first, second = user.args
+        if first is second or not (isinstance(first, fx.Node) and isinstance(second, fx.Node)):
+            return None
+        if user.target in IN_PLACE and first is not node:
+            return None
+        if _shape(first) != _shape(second) or first.meta["val"].dtype != second.meta["val"].dtype:
+            return None
+        return None if self._aliases.written_between(node, user, input) else user
 
-    def _is_relu(self, node: fx.Node) -> bool:
-        """Whether a node is a ReLU of its only operand."""
-        if node.op == "call_module":
-            return is_relu(self._modules.get(str(node.target)))
-        if node.op == "call_method":
-            return node.target in ("relu", "relu_")
-        return node.op == "call_function" and node.target in RELU
+    def _concatenate(self, cat: Node) -> None:
+        """Replace torch.cat along the channels where all that it joins are convolutions, of use to nothing else."""
+        parts, dim = (*cat.args, *cat.kwargs.values(), 0)[:2]
+        if not isinstance(parts, (list, tuple)) or cat.meta["val"].dim() != 4 or dim not in (1, -3):
+            return
+        layers = [self._layers.get(str(part.target)) for part in parts if isinstance(part, fx.Node)]
+        if len(layers) < len(parts) or len(set(parts)) < len(parts) or len(parts) < 2:
+            return
+        convolutions = [layer for layer in layers if type(layer) is FrozenConv2d]
+        if len(convolutions) < len(parts) or not all(len(part.args) == 1 and _only_user(part) for part in parts):
+            return
+        if any(self._aliases.written_between(part, cat, part.args[0]) for part in parts):
+            return
+        inputs = tuple(part.args[0] for part in parts)
+        for part in parts:
+            del self._layers[str(part.target)]
+        self._layers[f"concatenation_{cat.name}"] = Concatenation(convolutions)
+        with self._graph.inserting_before(cat):
+            call = self._graph.create_node("call_module", f"concatenation_{cat.name}", inputs)
+        call.meta = dict(cat.meta)
+        cat.replace_all_uses_with(call)
+        for node in (cat, *parts):
+            self._graph.erase_node(node)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def _geometry(node: Node) -> tuple[Any, ...] | None:
+    """Stride, padding, dilation and groups of a convolution; None where the padding is not the same on both sides."""
+    given = list(node.args[3:])
+    if node.target is aten.convolution.default:
+        del given[3:5]  # whether it is transposed, and the padding of its output
+    stride, padding, dilation, groups = (*given, *DEFAULTS[len(given) :])[:4]
+    if isinstance(padding, str):
+        padding = pads_of(padding, node.args[1].meta["val"], stride, dilation)
+        if padding is None:
+            return None
+    return (*((one[0], one[-1]) for one in (stride, padding, dilation)), groups)
+
+
+def _only_user(node: Node) -> Node | None:
     """The node that alone uses another one, if there is one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    """The sizes of a tensor, as numbers and sympy expressions."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return (node,)
+    return tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
+
+
+def _flop(node: Node) -> int:
+    """The floating-point operations of a layer for the sizes of the example."""
+    weight, value = node.args[1], node.meta.get("val")
+    if not isinstance(weight, fx.Node) or not isinstance(value, Tensor):
+        return 0
+    outputs = prod(size if isinstance(size, int) else int(size.node.hint) for size in value.shape)
+    filters = weight.meta["val"].shape
+    return 2 * outputs * prod(map(int, filters[1:]))

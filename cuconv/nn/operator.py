@@ -15,8 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 
 import cuconv
+from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.geometry import Geometry
 from cuconv.precompile import PlannedCall
 from cuconv.problem import FP32, PRECISIONS, UnsupportedProblem
@@ -26,6 +30,7 @@ SCHEMA = (
     "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
     "SymInt groups, bool relu, Tensor? residual, str precision) -> Tensor"
 )
+PLAIN = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its data elsewhere
 _recordings: list[set[PlannedCall]] = []  # of `recorded`
 _output_channels: list[int] = []  # of `writing_slices`
 
@@ -52,7 +57,7 @@ def conv2d(
     """
     check_precision(precision)
     pads = pads_of(padding, weight, stride, dilation)
-    if pads is None or input.dim() != 4 or autocasts(input):
+    if pads is None or input.dim() != 4 or not _is_plain_call(input, weight, bias, residual):
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, relu, residual)
     geometry = (_pair(stride), pads, _pair(dilation), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
@@ -80,6 +85,8 @@ def _compute(
 ) -> Tensor:
     """The operator on tensors with data: by cuConv where it can, by torch elsewhere."""
     geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    if _has_tangent(input, weight, bias, residual):
+        raise NotImplementedError("torch.ops.cuconv.conv2d has no forward-mode derivative: use cuconv.nn.conv2d")
     if not qualifies(input, weight, bias):
         return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
     fused = residual if residual is not None and _is_fused(residual, input, weight, geometry) else None
@@ -167,12 +174,54 @@ _operator = torch.ops.cuconv.conv2d.default
 
 
 def qualifies(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether cuConv takes these operands: float32, contiguous, not empty, all on one GPU."""
+    """Whether cuConv takes these operands: plain tensors in float32, contiguous, not empty, all on one of its GPUs."""
     operands = (input, weight) if bias is None else (input, weight, bias)
-    return all(
-        t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() and t.numel() > 0 and t.device == input.device
+    return is_supported(input) and all(
+        type(t) in PLAIN
+        and t.dtype == torch.float32
+        and t.is_contiguous()
+        and t.numel() > 0
+        and t.device == input.device
+        and not t.is_neg()
         for t in operands
     )
+
+
+def is_supported(input: Tensor) -> bool:
+    """Whether a tensor is on a GPU that cuConv's kernels are written for."""
+    return input.is_cuda and _is_supported(input.device.index)
+
+
+@cache
+def _is_supported(index: int) -> bool:
+    try:
+        device_spec(index)
+    except UnsupportedDevice:
+        return False
+    return True
+
+
+def _is_plain_call(*operands: Any) -> bool:
+    """Whether the operator stands for the call: not for subclasses of Tensor, autocast and derivatives of torch.func.
+
+    Tensors of torch's own tracers count as plain: the operator has an implementation for them.
+    """
+    tensors = [operand for operand in operands if isinstance(operand, Tensor) or hasattr(operand, "__torch_function__")]
+    if not all(type(tensor) in (*PLAIN, FakeTensor, FunctionalTensor) for tensor in tensors) or autocasts(operands[0]):
+        return False
+    return torch.compiler.is_compiling() or not is_differentiated()
+
+
+def is_differentiated() -> bool:
+    """Whether a derivative of torch.func, torch.vmap or forward-mode differentiation is being computed."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def _has_tangent(*operands: Any) -> bool:
+    """Whether an operand carries a derivative of forward-mode differentiation."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in operands)
 
 
 @contextmanager

@@ -13,24 +13,28 @@ class Converted:
     folded: tuple[str, ...] = ()
     reason: str = ""
     kind: str = "conv"
+    flop: int = 0  # of a call with the example; 0 where the model is not captured
 
 
 @dataclass(slots=True)
 class Report:
     """The convolutions and fully connected layers of a model, in order. Prints as a table.
 
-    `traced` says whether torch.fx could trace the model. why_not_traced is the reason otherwise, and
-    why_not_precompiled the reason why kernels compile at the first forward in spite of an example.
+    captured              whether a graph stands for the model's forward, into which batch norm and ReLU are folded
+    why_not_captured      the reason otherwise
+    why_not_compared      the reason why the outputs of both models were not compared; "" where they were and agreed
+    why_not_precompiled   the reason why kernels compile at the first forward
     """
 
     rows: list[Converted] = field(default_factory=list)
-    traced: bool = True
-    why_not_traced: str = ""
+    captured: bool = True
+    why_not_captured: str = ""
+    why_not_compared: str = ""
     why_not_precompiled: str = ""
 
     @property
     def replaced(self) -> list[Converted]:
-        """The layers with a module of cuConv, which leaves to torch what it does not compute, such as CPU tensors."""
+        """The layers that are cuConv's, which leave to torch what cuConv does not compute, such as CPU tensors."""
         return [row for row in self.rows if not row.reason]
 
     @property
@@ -38,14 +42,24 @@ class Report:
         """The layers that stay with torch."""
         return [row for row in self.rows if row.reason]
 
+    @property
+    def share(self) -> float | None:
+        """The part of the layers' floating-point operations that is cuConv's; None where the model is not captured."""
+        total = sum(row.flop for row in self.rows)
+        return sum(row.flop for row in self.replaced) / total if total else None
+
     def __str__(self) -> str:
         """The counts and a line for each layer."""
         width = max((len(row.name) for row in self.rows), default=0)
-        lines = [f"{len(self.replaced)} of {len(self.rows)} layers replaced"]
-        if not self.traced:
-            lines.append(f"module by module, as the model is not traced: {self.why_not_traced}")
-        if self.why_not_precompiled:
-            lines.append(f"some kernels compile at the first forward: {self.why_not_precompiled}")
+        share = "" if self.share is None else f", {self.share:.1%} of their arithmetic"
+        lines = [f"{len(self.replaced)} of {len(self.rows)} layers replaced{share}"]
+        for what, why in (
+            ("layer by layer, as the model is not captured", self.why_not_captured),
+            ("the outputs were not compared", self.why_not_compared),
+            ("some kernels compile at the first forward", self.why_not_precompiled),
+        ):
+            if why:
+                lines.append(f"{what}: {why}")
         for row in self.rows:
             what = f"left: {row.reason}" if row.reason else " + ".join((row.kind, *row.folded))
             lines.append(f"  {row.name:{width}}  {what}")

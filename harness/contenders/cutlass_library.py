@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from cuconv.jit import cache_folder
+from cuconv import cubins
 from cuconv.problem import ConvProblem
 from harness import progress
 from harness.contenders import Unavailable
@@ -147,7 +147,7 @@ class Toolchain:
         """The place of a kernel's library in the cache; its key covers source, flags and versions, and no paths."""
         digest = hashlib.sha256(SOURCE.read_bytes())
         digest.update(repr((_flags(kernel, arch), self.nvcc_version, self.cutlass_version)).encode())
-        return cache_folder() / "cutlass" / f"{kernel.name}-{arch}-{digest.hexdigest()[:20]}.so"
+        return cubins.folder() / "cutlass" / f"{kernel.name}-{arch}-{digest.hexdigest()[:20]}.so"
 
     def compile(self, kernel: Kernel, arch: str) -> Path:
         """The library of a kernel, compiled unless the cache has it. Raises CompileFailed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cuconv import jit, select
 from cuconv.algorithms import ALGORITHMS
+from cuconv.cubins import Cubin
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import ConvProblem, UnsupportedProblem
@@ -28,7 +29,7 @@ class Compiler:
     def __init__(self, arch: str):
         """arch: such as "sm_90a"."""
         self._arch = arch
-        self._jobs: dict[KernelVariant, Future[Path]] = {}
+        self._jobs: dict[KernelVariant, Future[Cubin]] = {}
 
     def __enter__(self) -> Compiler:
         self._threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))

@@ -72,7 +72,7 @@ def _frozen(model: torch.nn.Module, images: torch.Tensor, options: Options) -> P
 def _cuconv(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
     nn = import_module("cuconv.nn")
     start = time.perf_counter()
-    converted, _ = nn.convert(model, precision=options.precision, example=images)
+    converted, _ = nn.convert(model, images, precision=options.precision)
     torch.cuda.synchronize()
     return Prepared(lambda: logits(converted(images)), f"convert {time.perf_counter() - start:.2f} s")
 

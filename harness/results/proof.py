@@ -1,12 +1,14 @@
-"""The GPU proof: the kernels and launch code that passed every GPU test, by device.
+"""The GPU proof: the kernels and launch code that passed every GPU test, by device; `python -m harness.results.proof`.
 
 results/DEVICE/verified.json holds a hash of the code of each file of cuconv/. So a machine without a GPU can tell
 whether the kernels in the tree are those that were tested on one. Comments, docstrings and formatting do not count.
+The command, `make release-check`, fails where they are not.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,3 +44,20 @@ def outdated(path: Path) -> list[str]:
     """The files whose code differs from a proof's, added and removed ones included."""
     proved, current = json.loads(path.read_text())["files"], current_files()
     return sorted(name for name in {*proved, *current} if proved.get(name) != current.get(name))
+
+
+def complaints() -> list[str]:
+    """A sentence for each proof of an older tree than this one; one sentence where there is no proof."""
+    proofs = sorted((environment.ROOT / "results").glob("*/verified.json"))
+    if not proofs:
+        return ["There is no results/DEVICE/verified.json: run 'make test-gpu' on a GPU"]
+    return [_complaint(path.parent.name, changed) for path in proofs if (changed := outdated(path))]
+
+
+def _complaint(device: str, changed: list[str]) -> str:
+    few = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+    return f"changed since the GPU tests passed on {device}: {few}: run 'make test-gpu' on it"
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(complaints()) or None)

@@ -14,8 +14,9 @@ class TensorsOfGpu3(TorchArrays):
         super().__init__(torch)
         self.stream = 77
         self.synchronized = 0
+        self.readers = []  # (addresses of arrays, stream), as torch is told by record_stream
 
-    def check(self, name, tensor):
+    def check(self, name, tensor, contiguous=True):
         pass
 
     def device(self, tensor):
@@ -27,6 +28,9 @@ class TensorsOfGpu3(TorchArrays):
     def allocator(self, shape, device):
         return lambda: torch.empty(shape)
 
+    def kept(self, arrays, device):
+        return Kept(self, arrays)
+
     def zeros(self, count, device):
         return torch.zeros(count)
 
@@ -34,10 +38,23 @@ class TensorsOfGpu3(TorchArrays):
         self.synchronized += 1
 
 
+class Kept:
+    """TorchKept, for tensors that are on no GPU."""
+
+    def __init__(self, library, arrays):
+        self._library, self._addresses = library, tuple(array.data_ptr() for array in arrays)
+        self.known = set()
+
+    def read_by(self, stream, capture):
+        self._library.readers.append((self._addresses, stream))
+        self.known.add(stream)
+
+
 class FakeCuda:
     """cupy.cuda of a machine with several GPUs, of which GPU 0 is current; a context is a number."""
 
     def __init__(self):
+        self.capture = 0  # the number of the capture that every stream is in
         self.devices = [0]  # the GPUs that were made current, in order
         self.runtime = SimpleNamespace(
             getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)

@@ -1,18 +1,21 @@
 """conv2d without a GPU: what it refuses, which launches it prepares, and what a repeated call uses again."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from math import prod
 
 import numpy as np
 import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, call
+from cuconv import ConvProblem, UnsupportedProblem, call, conv, prepared
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.device import H200
+from cuconv.flags import SLOT_BYTES
 from cuconv.jit import RESIDUAL
-from tests.cuconv.fake_gpu import Recorder
+from tests.cuconv.fake_gpu import Recorder, TensorsOfGpu3
 
 
 def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
@@ -276,3 +279,64 @@ def test_a_slice_that_overlaps_an_operand_is_refused(cuda):
 def test_cupy_counts_strides_in_bytes():
     array = np.zeros((2, 12, 5, 7), np.float32)[:, :9]
     assert CupyArrays(None).strides(array) == torch.zeros(2, 12, 5, 7)[:, :9].stride()
+
+
+# Captures of CuPy
+
+
+class ArraysOfGraphs(TensorsOfGpu3):
+    """Tensors of a library that, like CuPy, does not leave memory to the graph in whose capture it was allocated."""
+
+    graphs_own_memory = False
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.wanted = torch.full((2**22,), 7, dtype=torch.uint8), []
+
+    @contextmanager
+    def graph_memory(self, size, zeros, stream):
+        self.wanted.append((size, zeros, stream))
+        self.memory[:zeros] = 0
+        yield self.memory.data_ptr()
+        self.wanted.append("freed")
+
+    def array_at(self, address, shape, device):
+        offset = address - self.memory.data_ptr()
+        return self.memory[offset : offset + 4 * prod(shape)].view(torch.float32).view(shape)
+
+
+@pytest.fixture
+def graphs(cuda, monkeypatch):
+    """A library like CuPy in the place of torch."""
+    library = cuda.tensors = ArraysOfGraphs()
+    for module in (conv, prepared):
+        monkeypatch.setattr(module, "library_of", lambda array: library)
+    return library
+
+
+def test_temporary_memory_in_a_capture_belongs_to_the_graph(cuda, graphs):
+    weight, size = torch.zeros(9, 4, 3, 3), 4 * 9 * 2 * 9 * 5 * 7
+    cuconv.conv2d(X, weight, padding=1, algorithm="two_stage")
+    assert not graphs.wanted
+    cuda.capture = 1
+    out = cuconv.conv2d(X, weight, padding=1, algorithm="two_stage")
+    (_, _, addresses), start = Recorder.enqueued[-1], graphs.memory.data_ptr()
+    assert addresses == (X.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), start, 0, 0, 0)
+    assert graphs.wanted == [(-(-size // 256) * 256, 0, (77, 3)), "freed"]
+
+
+def test_a_copied_output_and_flags_in_a_capture(cuda, graphs):
+    out = slice_of(12)
+    cuda.capture = 1
+    assert cuconv.conv2d(X, WEIGHT, algorithm="two_stage", out=out) is out
+    assert graphs.wanted[0][0] >= 4 * 2 * 9 * 35 and not (out == 7).all()
+    cuda.capture = 0
+    layer, x = cuconv.prepare(torch.zeros(64, 64, 3, 3), padding=1, algorithm="fp16x3"), torch.zeros(8, 64, 28, 28)
+    layer(x)
+    outside = Recorder.enqueued[-1][2]
+    graphs.wanted.clear()
+    cuda.capture = 2
+    layer(x)
+    inside, start = Recorder.enqueued[-1][2], graphs.memory.data_ptr()
+    assert inside[-1] == start and inside[4] == start + SLOT_BYTES and inside[-2] == outside[-2]
+    assert graphs.wanted[0][1:] == (SLOT_BYTES, (77, 3))

@@ -69,9 +69,32 @@ def test_what_is_written_is_read_again(path):
         ("[made]\nstart = 0\nblock = 1\n", "start is 0: must be a number above 0"),
         ("[made]\nstart = 'x'\nblock = 1\n", "start is 'x': must be a number above 0"),
         ("[made\n", "not readable"),
+        ("made = 3\n", r"no section \[made\]"),
+        ("[[made]]\nstart = 1\n", r"no section \[made\]"),
+        ("[made]\nstart = nan\nblock = 1\n", "start is nan: must be a number above 0"),
+        ("[made]\nstart = inf\nblock = 1\n", "start is inf: must be a number above 0"),
+        ("[made]\nstart = true\nblock = 1\n", "start is True: must be a number above 0"),
+        ("[made]\nstart = [1]\nblock = 1\n", r"start is \[1\]: must be a number above 0"),
+        ("[made]\nblock = 1\n[made.start]\nx = 1\n", "start is .*: must be a number above 0"),
+        (f"[made]\nstart = {10**400}\nblock = 1\n", "start is 0x.*: must be a number above 0"),
+        (f"[made]\nstart = 0x{'f' * 5000}\nblock = 1\n", "start is 0x.*: must be a number above 0"),
+        (f"[made]\nstart = {'9' * 5000}\nblock = 1\n", "not readable"),
+        (f"[made]\nstart = {'[' * 5000}\nblock = 1\n", "not readable"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(path, text, why):
     path.write_text(text)
     with pytest.raises(CostsError, match=why):
+        costs.load(Made, "made", "tf32")
+
+
+def test_what_is_no_file_of_text_is_told_in_a_sentence(path):
+    with pytest.raises(CostsError, match="not readable"):
+        costs.load(Made, "made", "tf32")
+    path.mkdir()
+    with pytest.raises(CostsError, match="not readable"):
+        costs.load(Made, "made", "tf32")
+    path.rmdir()
+    path.write_bytes(b"[made]\nstart = 1 # \xff\nblock = 1\n")
+    with pytest.raises(CostsError, match="not readable"):
         costs.load(Made, "made", "tf32")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cuconv import jit
+from cuconv.cubins import Cubin
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch, LaunchSequence
 
 STREAM = 0x7F0000000010
@@ -26,14 +27,13 @@ class Driver:
         self.arguments_of = {1: 4, 2: 5}
         self.attributes = {}  # by (kernel, attribute)
         monkeypatch.setattr(jit, "_driver", lambda: self)
-        monkeypatch.setattr(jit, "cubin", lambda source, arch, macros: Path(f"{source.stem}-{arch}-{macros}"))
+        monkeypatch.setattr(jit, "cubin", lambda *variant: Cubin(repr(variant).encode(), ""))
         self.loaded = []
 
-    def load(self, path):
-        """Load a cubin as cupy.RawModule does."""
-        self.loaded.append(path)
+    def module(self):
+        """An empty module, as cupy.cuda.function.Module() makes it."""
         handles = {"first": 1, "second": 2}
-        return SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=SimpleNamespace(ptr=handles[name])))
+        return SimpleNamespace(load=self.loaded.append, get_function=lambda name: SimpleNamespace(ptr=handles[name]))
 
     def cuFuncGetAttribute(self, value, attribute, kernel):
         default = jit.SHARED_BYTES_BY_DEFAULT if attribute == jit.MAX_DYNAMIC_SHARED_SIZE_BYTES else 0
@@ -64,10 +64,14 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver(monkeypatch)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(RawModule=driver.load))
-    jit._load.cache_clear()
+    monkeypatch.setitem(
+        sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(function=SimpleNamespace(Module=driver.module)))
+    )
+    for loaded in (jit._load, jit._module):
+        loaded.cache_clear()
     yield driver
-    jit._load.cache_clear()
+    for loaded in (jit._load, jit._module):
+        loaded.cache_clear()
 
 
 def test_launches_reach_the_driver_in_order_with_their_arguments(driver):
@@ -79,6 +83,12 @@ def test_launches_reach_the_driver_in_order_with_their_arguments(driver):
     ]
 
 
+def test_an_operand_that_does_not_exist_has_no_address_after_an_offset(driver):
+    launch = Launch(Path("a.cu"), {"SIZE": 4}, "first", 7, 64, (WEIGHT + 8, BIAS + 8, BIAS, 1))
+    LaunchSequence((launch,), "sm_90a", 0).enqueue(STREAM, *ADDRESSES)
+    assert driver.launched[0][-1] == [ADDRESSES[1] + 8, 0, 0, 1]
+
+
 def test_addresses_and_streams_are_those_of_each_call(driver):
     sequence = LaunchSequence((SECOND,), "sm_90a", 0)
     for stream, shift in ((0, 0), (STREAM, 4096), (STREAM, 0), (0, 64)):
@@ -88,16 +98,16 @@ def test_addresses_and_streams_are_those_of_each_call(driver):
         assert driver.launched.pop() == (2, (9, 1, 1), (128, 1, 1), 60_000, stream, 0, values)
 
 
-def test_a_kernel_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once(driver):
+def test_a_cubin_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once(driver):
     for device in (0, 0, 1):
         LaunchSequence((FIRST, SECOND), "sm_90a", device)
-    assert len(driver.loaded) == 4
+    assert len(driver.loaded) == 2
     assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)]
 
 
 def test_the_limit_of_shared_memory_is_never_lowered(driver):
     """Two kernels loaded from one cubin share the driver's function, and with it the limit."""
-    kernels = [jit.Kernel(SECOND.source, "sm_90a", SECOND.macros, "second") for _ in range(2)]
+    kernels = [jit.Kernel(driver.module(), "second") for _ in range(2)]
     for kernel, shared_bytes in zip((*kernels, *kernels), (100_000, 60_000, 49_152, 200_000), strict=True):
         kernel.allow_shared(shared_bytes)
     assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in (100_000, 200_000)]
@@ -106,7 +116,7 @@ def test_the_limit_of_shared_memory_is_never_lowered(driver):
 @pytest.mark.parametrize(("width", "asked"), [(0, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])])
 def test_only_clusters_beyond_the_portable_size_are_asked_for(driver, width, asked):
     driver.attributes[2, jit.REQUIRED_CLUSTER_WIDTH] = width
-    jit.Kernel(SECOND.source, "sm_90a", SECOND.macros, "second")
+    jit.Kernel(driver.module(), "second")
     assert driver.attributes_set == asked
 
 
@@ -128,3 +138,33 @@ def test_a_refusal_of_the_driver_is_raised_with_its_text(driver):
     with pytest.raises(jit.LaunchError, match=r"the CUDA driver says: out of luck \(701\)"):
         sequence.enqueue(STREAM, *ADDRESSES)
     assert len(driver.launched) == 1
+
+
+def test_a_call_in_the_middle_of_another_one_changes_nothing_of_it(driver):
+    """A signal handler or a finaliser runs between two launches of the sequence that it calls too, two deep."""
+    pending = [tuple(address + 64 * depth for address in ADDRESSES) for depth in (1, 2)]
+    launch = driver.cuLaunchKernelEx
+
+    def interrupted(*arguments):
+        if pending:
+            sequence.enqueue(STREAM + 16, *pending.pop())
+        return launch(*arguments)
+
+    driver.cuLaunchKernelEx = interrupted
+    sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
+    sequence.enqueue(STREAM, *ADDRESSES)
+    outer = [one for one in driver.launched if one[4] == STREAM]
+    assert not pending and len(driver.launched) == 6
+    driver.launched.clear()
+    LaunchSequence((FIRST, SECOND), "sm_90a", 0).enqueue(STREAM, *ADDRESSES)
+    assert outer == driver.launched
+
+
+def test_a_call_after_a_refusal_is_no_nested_one(driver):
+    sequence = LaunchSequence((FIRST,), "sm_90a", 0)
+    driver.status = 701
+    with pytest.raises(jit.LaunchError):
+        sequence.enqueue(STREAM, *ADDRESSES)
+    driver.status = 0
+    sequence.enqueue(STREAM, *ADDRESSES)
+    assert sequence._spare is None and driver.launched[0] == driver.launched[1]

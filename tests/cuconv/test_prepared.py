@@ -1,17 +1,20 @@
-"""prepare without a GPU: weights are packed once, and again where they changed; what is launched reads them."""
+"""prepare without a GPU: weights are copied, and packed once; what is launched reads them."""
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, prepared, select
+from cuconv import ConvProblem, UnsupportedProblem, call, prepared, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common import weight_packing
+from cuconv.call import Packing
 from cuconv.device import A100, H200
-from cuconv.flags import flags_of
-from cuconv.jit import FLAGS, PACKED, RESIDUAL, WEIGHT, WORKSPACE
+from cuconv.jit import FLAGS, PACKED, RESIDUAL, WEIGHT, WORKSPACE, Launch
 from tests.cuconv.fake_gpu import Recorder
 
 PACKING = ("fp16x3", "fp16x3_winograd", "fp16x3_pointwise")
@@ -32,16 +35,6 @@ X, WEIGHT_3X3 = torch.zeros(8, 64, 28, 28), torch.zeros(64, 64, 3, 3)
 def launches_of(problem, name, residual=False, prepared=True):
     config = ALGORITHMS[name].configure(problem, H200, prepared)
     return select.launches_of(select.LaunchPlan(name, config), problem, True, True, residual, H200)
-
-
-@pytest.fixture
-def captured(cuda, monkeypatch):
-    """Whether the current stream is captured: set it by `captured[0] = 1`."""
-    state = [0]
-    monkeypatch.setattr(prepared, "capture_of", lambda stream: state[0])
-    monkeypatch.setattr("cuconv.flags.capture_of", lambda stream: state[0])
-    flags_of.cache_clear()
-    return state
 
 
 def enqueued(kernel):
@@ -99,20 +92,20 @@ def test_a_plan_for_packed_weights_is_never_predicted_to_be_slower(device):
 # The calls
 
 
-def test_weights_are_packed_at_the_first_call_only(cuda, captured):
+def test_weights_are_packed_at_the_first_call_only(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     for _ in range(3):
         out = layer(X)
     assert out.shape == (8, 64, 28, 28)
     ((_, weight, *_, packed),) = enqueued("pack_weights")
-    assert weight == WEIGHT_3X3.data_ptr()
+    assert weight == layer._weight.data_ptr() != WEIGHT_3X3.data_ptr()
     calls = enqueued("fp16x3")
     assert len(calls) == 3 and {addresses[-2] for addresses in calls} == {packed}
     (flags,) = {addresses[-1] for addresses in calls}
-    assert flags and cuda.tensors.synchronized == 1
+    assert flags and cuda.tensors.synchronized == 3  # after the copies, the flags and the packing
 
 
-def test_sizes_share_weights_that_are_packed_alike(cuda, captured):
+def test_sizes_share_weights_that_are_packed_alike(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     for size in (28, 28, 24, 20):
         layer(X[..., :size].contiguous())
@@ -127,18 +120,18 @@ def layer_packing(size):
     return algorithm.packing(problem, algorithm.configure(problem, H200, prepared=True))
 
 
-def test_operands_reach_the_launch(cuda, captured):
+def test_operands_reach_the_launch(cuda):
     bias, residual, out = torch.zeros(64), torch.zeros(8, 64, 28, 28), torch.zeros(8, 64, 28, 28)
     layer = cuconv.prepare(WEIGHT_3X3, bias, padding=1, relu=True, algorithm="fp16x3")
     assert layer(X, residual, out=out) is out
     launches, _, addresses = Recorder.enqueued[-1]
-    operands = (X, WEIGHT_3X3, bias, out)
+    operands = (X, layer._weight, layer._bias, out)
     assert addresses[:4] == tuple(operand.data_ptr() for operand in operands)
     assert addresses[5] == residual.data_ptr()
     assert launches[0].macros["RESIDUAL"] == launches[0].macros["PREPARED"] == 1
 
 
-def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda, captured, monkeypatch):
+def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda, monkeypatch):
     sizes = []
     monkeypatch.setattr(
         cuda.tensors, "allocator", lambda shape, device: lambda: sizes.append(shape) or torch.empty(shape)
@@ -156,18 +149,18 @@ def test_a_part_with_a_fixed_place_keeps_it(strided):
     _, calls = weight_packing.prepare(launches_of(problem, "fp16x3_pointwise"))
     offsets = [a.offset for launch in calls for a in launch.arguments if not isinstance(a, int)]
     assert any(offsets) == strided
-    assert prepared._workspace_bytes(calls, 1000, 600) == (1000 if strided else 400)
+    assert call.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)
     assert any(WORKSPACE in launch.arguments for launch in calls)
 
 
-def test_an_algorithm_that_packs_nothing_is_called_plainly(cuda, captured):
+def test_an_algorithm_that_packs_nothing_is_called_plainly(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="two_stage")
     layer(X)
     assert not enqueued("pack_weights") and len(Recorder.enqueued) == 1
-    assert not cuda.tensors.synchronized
+    assert not layer.packed_bytes
 
 
-def test_one_image_without_n(cuda, captured):
+def test_one_image_without_n(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     residual, out = torch.zeros(64, 28, 28), torch.zeros(64, 28, 28)
     assert layer(X[0]).shape == (64, 28, 28)
@@ -175,78 +168,148 @@ def test_one_image_without_n(cuda, captured):
     assert len(enqueued("pack_weights")) == 1
 
 
-# Changes of the weight
+# The weights are the layer's own
 
 
-def test_weights_that_are_written_to_are_packed_again_to_the_same_place(cuda, captured):
-    weight = WEIGHT_3X3.clone()
-    layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
-    layer(X)
+def test_later_changes_of_weight_and_bias_change_nothing(cuda):
+    weight, bias = torch.rand(64, 64, 3, 3), torch.rand(64)
+    expected = weight.clone(), bias.clone()
+    layer = cuconv.prepare(weight, bias, padding=1, algorithm="fp16x3")
     weight.add_(1)
-    layer(X), layer(X)
-    first, second = enqueued("pack_weights")
-    assert first == second and len(Recorder.made) == 2  # nothing is prepared again
+    bias.data = torch.zeros(64)
+    layer(X)
+    assert torch.equal(layer._weight, expected[0]) and torch.equal(layer._bias, expected[1])
+    assert Recorder.enqueued[-1][2][1:3] == (layer._weight.data_ptr(), layer._bias.data_ptr())
 
 
-def test_update_packs_what_no_one_noticed(cuda, captured):
-    weight = WEIGHT_3X3.clone()
-    layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
+def test_a_weight_in_another_layout_is_copied_contiguously(cuda):
+    weight = torch.rand(64, 64, 3, 3).to(memory_format=torch.channels_last)
+    layer = cuconv.prepare(weight, padding=1)
+    assert layer._weight.is_contiguous() and torch.equal(layer._weight, weight)
     layer(X)
-    weight.data.add_(1)
-    layer(X)
-    assert len(enqueued("pack_weights")) == 1
-    layer.update()
-    assert len(enqueued("pack_weights")) == 2
 
 
-def test_weights_that_moved_are_checked_and_packed_anew(cuda, captured):
-    weight = WEIGHT_3X3.clone()
-    layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
+def test_what_the_caller_owns_is_not_copied(cuda):
+    layer = prepared.owned(WEIGHT_3X3, None, (1, 1), (1, 1), (1, 1), 1, relu=True, precision="fp32")
     layer(X)
-    weight.data = WEIGHT_3X3 + 1
+    assert Recorder.enqueued[-1][2][1] == WEIGHT_3X3.data_ptr()
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_has_weights_of_its_own_and_packs_them_itself(cuda, again):
+    layer = cuconv.prepare(torch.rand(64, 64, 3, 3), torch.rand(64), padding=1, relu=True, algorithm="fp16x3")
     layer(X)
-    assert [addresses[1] for addresses in enqueued("pack_weights")][-1] == weight.data_ptr()
-    weight.data = torch.zeros(64, 32, 3, 3)
-    with pytest.raises(UnsupportedProblem, match="weight has 32 channels, input 64"):
+    other = again(layer)
+    assert not other.packed_bytes and torch.equal(other._weight, layer._weight)
+    other(X)
+    assert other.packed_bytes == layer.packed_bytes
+    first, second = Recorder.enqueued[1], Recorder.enqueued[3]
+    assert first[0] == second[0] and first[2][1] != second[2][1] and first[2][-2] != second[2][-2]
+    assert copy.copy(layer) is layer
+
+
+def test_layers_of_the_same_options_share_ready_calls_and_no_weights(cuda):
+    layers = [cuconv.prepare(torch.rand(64, 64, 3, 3), padding=1, algorithm="fp16x3") for _ in range(2)]
+    for layer in layers * 2:
         layer(X)
+    assert len(Recorder.made) == 2 and len(enqueued("pack_weights")) == 2  # the main kernel's, and the packing's
+    calls = enqueued("fp16x3")
+    assert len(calls) == 4 and len({addresses[-2] for addresses in calls}) == 2
+    assert len({addresses[-1] for addresses in calls}) == 1
 
 
-# CUDA graphs and threads
+def packing(key, size=1024):
+    """How some call wants weights packed."""
+    return Packing(key, size, Recorder([Launch(Path("a.cu"), {}, "pack_weights", 1, 32, ())], "sm_90a", 3))
 
 
-def test_what_is_not_packed_before_a_capture_is_computed_plainly(cuda, captured):
+def test_at_most_two_packed_forms_are_kept(cuda):
+    layer = cuconv.prepare(WEIGHT_3X3)
+    for key in "abacab":
+        layer.packed(packing(key), 0)
+    assert len(enqueued("pack_weights")) == 4  # a, b, c for b, and b for c
+    assert layer.packed_bytes == 2048
+
+
+def test_a_packed_form_that_a_graph_reads_stays(cuda):
+    layer = cuconv.prepare(WEIGHT_3X3)
+    layer.packed(packing("a"), 0)
+    captured = layer.packed(packing("a"), 9)
+    for key in "bcd":
+        layer.packed(packing(key), 0)
+    assert layer.packed(packing("a"), 0) is captured and layer.packed_bytes == 3 * 1024
+    assert layer.packed(packing("e"), 9) is None and len(enqueued("pack_weights")) == 4
+
+
+# CUDA graphs, streams and threads
+
+
+def test_what_is_not_packed_before_a_capture_is_computed_plainly(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
-    captured[0] = 1
+    cuda.capture = 1
     layer(X)
     (launches, _, _) = Recorder.enqueued.pop()
     assert [launch.kernel for launch in launches] == ["pack_weights", "fp16x3"]  # of conv2d
-    captured[0] = 0
+    cuda.capture = 0
     layer(X)
     outside = Recorder.enqueued[-1][2][-1]
-    captured[0] = 1
-    layer(X)
-    launches, _, addresses = Recorder.enqueued[-1]
-    assert [launch.kernel for launch in launches] == ["fp16x3"]
-    assert addresses[-1] not in (0, outside)  # flags of the capture's own
+    found = []
+    for cuda.capture in [*range(1, 200), 199]:
+        layer(X)
+        launches, _, addresses = Recorder.enqueued[-1]
+        assert [launch.kernel for launch in launches] == ["fp16x3"]
+        found.append(addresses[-1])
+    assert outside not in found and 0 not in found and found[-1] == found[-2]  # flags of each capture's own
 
 
-def test_weights_that_changed_are_not_packed_in_a_capture(cuda, captured):
-    weight = WEIGHT_3X3.clone()
-    layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
-    layer(X)
-    weight.add_(1)
-    captured[0] = 1
-    layer(X)
-    assert [launch.kernel for launch in Recorder.enqueued[-1][0]] == ["pack_weights", "fp16x3"]
+def test_prepare_in_a_capture(cuda):
+    cuda.capture = 1
+    with pytest.raises(UnsupportedProblem, match="before a capture"):
+        cuconv.prepare(WEIGHT_3X3)
 
 
-def test_threads_share_packed_weights_and_nothing_that_a_call_writes_to(cuda, captured):
+def test_the_allocator_is_told_once_of_each_stream_that_reads_weights(cuda):
+    layer = cuconv.prepare(WEIGHT_3X3, torch.zeros(64), padding=1, algorithm="fp16x3")
+    for cuda.tensors.stream in (77, 78, 77, 78):
+        layer(X)
+    packed = enqueued("fp16x3")[0][-2]
+    own = (layer._weight.data_ptr(), layer._bias.data_ptr())
+    assert cuda.tensors.readers == [(what, (stream, 3)) for stream in (77, 78) for what in ((packed,), own)]
+
+
+def test_threads_share_packed_weights_and_nothing_that_a_call_writes_to(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     for _ in range(2):
         with ThreadPoolExecutor(1) as thread:
             thread.submit(layer, X).result()
     assert len(enqueued("pack_weights")) == 1
     assert [launches[0].kernel for launches, _, _ in Recorder.made].count("fp16x3") == 2
+
+
+def test_a_call_in_the_middle_of_packing(cuda, monkeypatch):
+    """It packs the weights itself, and both calls then use what was packed first."""
+    layer, nested = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3"), []
+    synchronize = cuda.tensors.synchronize
+
+    def interrupted(device):
+        synchronize(device)
+        if enqueued("pack_weights") and not nested:
+            nested.append(True)
+            layer(X)
+
+    monkeypatch.setattr(cuda.tensors, "synchronize", interrupted)
+    layer(X), layer(X)
+    assert len({addresses[-2] for addresses in enqueued("fp16x3")}) == 1 and len(enqueued("fp16x3")) == 3
+
+
+def test_every_driver_call_has_a_context(cuda, monkeypatch):
+    """A thread without a context cannot ask whether its stream is captured, nor launch."""
+    asked = []
+    for module in (call, prepared):
+        monkeypatch.setattr(module, "capture_of", lambda stream: asked.append(cuda.devices[-1]) or 0)
+    layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
+    layer(X), layer(X)
+    assert asked == [3, 3, 3] and cuda.devices[-1] == 0
 
 
 # Errors
@@ -258,7 +321,7 @@ def test_other_kinds_of_weight(wrong):
         cuconv.prepare(wrong)
 
 
-def test_what_conv2d_refuses_is_refused(cuda, captured):
+def test_what_conv2d_refuses_is_refused(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     with pytest.raises(UnsupportedProblem, match="weight has 64 channels, input 32"):
         layer(X[:, :32])
@@ -268,3 +331,40 @@ def test_what_conv2d_refuses_is_refused(cuda, captured):
         layer(X, X[:1])
     with pytest.raises(ValueError, match="must be one of auto"):
         cuconv.prepare(WEIGHT_3X3, algorithm="magic")(X)
+
+
+FREED = torch.ones(4, 4, 1, 1)
+FREED.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((WEIGHT_3X3.to_sparse(),), UnsupportedProblem, "weight has the layout torch.sparse_coo"),
+        ((torch._neg_view(WEIGHT_3X3),), UnsupportedProblem, "weight is a view that negates"),
+        ((WEIGHT_3X3[0],), UnsupportedProblem, r"weight has 3 dimensions \(64, 3, 3\): 4 are needed"),
+        ((FREED,), UnsupportedProblem, "weight has no memory"),
+        ((WEIGHT_3X3, torch.zeros(4)), UnsupportedProblem, r"bias has shape \(4,\): it must be \(64,\)"),
+        ((WEIGHT_3X3, 0.5), TypeError, r"bias is a builtins\.float, weight a torch\.Tensor: use one library"),
+        ((WEIGHT_3X3, torch.zeros(64, requires_grad=True)), UnsupportedProblem, "bias is on GPU 4, weight on GPU 3"),
+        ((WEIGHT_3X3, None, 1.5), UnsupportedProblem, r"stride=1\.5: must be a whole number"),
+        ((WEIGHT_3X3, None, 1, "full"), UnsupportedProblem, "padding='full': must be a whole number"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_can_never_be_computed_is_refused_when_it_is_prepared(cuda, arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        cuconv.prepare(*arguments)
+    assert "\n" not in str(caught.value) and not Recorder.enqueued
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (WEIGHT_3X3.to("meta"), "weight is on meta: move it to the GPU"),
+        (WEIGHT_3X3, "weight is on cpu: move it to the GPU"),
+    ],
+)
+def test_weights_on_no_gpu(weight, message):
+    with pytest.raises(UnsupportedProblem, match=message):
+        cuconv.prepare(weight)

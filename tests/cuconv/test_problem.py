@@ -1,8 +1,14 @@
 """The description of a convolution: its sizes, FLOP and bytes, the paper's label, and what it refuses."""
 
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
+from cuconv.problem import MAX_SIZE, SIZES, _positions_read
 
 
 def test_sizes_and_costs_of_a_padded_3x3():
@@ -73,3 +79,55 @@ def test_least_traffic_counts_only_what_is_read():
 def test_labels_of_strides_dilations_and_groups():
     assert ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, stride_h=2, stride_w=2).label == "56-1-3-64-64-s2"
     assert ConvProblem(1, 64, 9, 9, 64, 3, 3, dilation_h=2, dilation_w=3, groups=32).label == "9-1-3-64-64-d2x3-g32"
+
+
+NOT_WHOLE = [1.5, 1.0, float("nan"), True, np.True_, "3", None, [3], (3, 3), 10**400, -1, 2**31]
+
+
+@pytest.mark.parametrize("field", SIZES)
+@pytest.mark.parametrize("value", NOT_WHOLE, ids=lambda value: str(value)[:9])
+def test_what_counts_nothing_is_refused_in_one_sentence(field, value):
+    with pytest.raises(UnsupportedProblem, match=rf"^{field}=.*: (must|every size|padding|the limit)"):
+        replace(ConvProblem(1, 2, 3, 3, 2, 3, 3, 1, 1), **{field: value})
+
+
+@pytest.mark.parametrize("precision", [None, 1, ["fp32"], np.zeros(2), "fp8"])
+def test_an_unknown_precision_is_refused(precision):
+    with pytest.raises(UnsupportedProblem, match=r"^precision=.*must be one of fp32, tf32"):
+        ConvProblem(1, 2, 3, 3, 2, 3, 3, precision=precision)
+
+
+def test_numbers_of_numpy_become_plain_ones_that_do_not_overflow():
+    problem = ConvProblem(*map(np.int32, (64, 2048, 512, 512, 2048, 3, 3, 1, 1)))
+    assert all(type(getattr(problem, name)) is int for name in SIZES)
+    assert problem == ConvProblem(64, 2048, 512, 512, 2048, 3, 3, 1, 1) and problem.flop > 2**40
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        ({"h": 2**30, "pad_h": 2**30}, "rows in the padded image"),
+        ({"w": 2**30, "pad_w": 2**30}, "columns in the padded image"),
+    ],
+)
+def test_what_kernels_cannot_count_is_refused(problem, why):
+    with pytest.raises(UnsupportedProblem, match=f"{why}, the limit is "):
+        ConvProblem(**({"n": 1, "c": 1, "h": 1, "w": 1, "m": 1, "kh": 1, "kw": 1} | problem))
+
+
+def test_positions_that_are_read_are_counted_as_a_set_counts_them():
+    made = random.Random(0)
+    for _ in range(5000):
+        size, kernel, pad, stride, dilation = (made.randint(least, 13) for least in (1, 1, 0, 1, 1))
+        out = (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+        read = {y * stride + k * dilation - pad for y in range(out) for k in range(kernel)}
+        if out >= 1:
+            assert _positions_read(size, kernel, pad, stride, dilation, out) == len(read & set(range(size)))
+
+
+def test_least_bytes_of_huge_images_take_no_time():
+    """As many rows of the filter, strides and outputs as an image can have of all of them, without common divisors."""
+    start = time.process_time()
+    for stride, dilation in ((2, 1), (46337, 46300), (46337, 1), (1, 46300)):
+        assert ConvProblem(1, 1, MAX_SIZE, 1, 1, 46000, 1, stride_h=stride, dilation_h=dilation).min_bytes > 0
+    assert time.process_time() - start < 1

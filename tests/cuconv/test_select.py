@@ -2,6 +2,7 @@
 
 import random
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import A100, H200
+from cuconv.problem import MAX_SIZE
 from cuconv.select import BATCH_INVARIANT, plan, predicted_us
 from harness.catalogue import load_sweep
 
@@ -54,6 +56,55 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
 @each_device
 def test_what_only_two_stage_computes(device):
     assert plan(ConvProblem(1, 3, 40, 40, 8, 33, 33), device).algorithm == "two_stage"
+
+
+@pytest.mark.parametrize("size", [40, 512, 2000])
+@pytest.mark.parametrize("kernel", [(33, 33), (64, 1), (400, 300)])
+def test_auto_takes_a_gibibyte_of_temporary_memory_at_most(size, kernel):
+    for n, c, m in ((1, 1, 1), (4, 3, 64), (16, 64, 1000)):
+        try:
+            chosen = plan(ConvProblem(n, c, size, size, m, *kernel, *kernel), H200)
+        except UnsupportedProblem as error:
+            assert re.search(
+                "bytes of temporary memory, the limit of 'auto' is 1073741824: |passes, the limit|blocks, the limit",
+                str(error),
+            )
+        else:
+            assert chosen.workspace_bytes <= 2**30
+
+
+def huge_problems(count, seed=2):
+    """Problems whose sizes are small, around powers of two, or near the limit of a convolution."""
+    chance = random.Random(seed)
+
+    def size():
+        return chance.choice([1, 2, 3, 7, 33, 100, 2**12, 2**20, 10**8, MAX_SIZE])
+
+    def small():
+        return chance.choice([1, 1, 1, 2, 3, size()])
+
+    while count:
+        groups, dense = chance.choice([1, 2, 64]), chance.random() < 0.6
+        steps = {"groups": 1} if dense else {"groups": groups, "stride_h": small(), "dilation_w": small()}
+        channels, filters = steps["groups"] * small(), steps["groups"] * small()
+        try:
+            yield ConvProblem(
+                small(), channels, size(), size(), filters, small(), small(), small() - 1, small() - 1, **steps
+            )
+            count -= 1
+        except UnsupportedProblem:
+            pass
+
+
+def test_huge_problems_are_planned_or_refused_at_once():
+    for problem in huge_problems(300):
+        start = time.process_time()
+        try:
+            chosen = plan(problem, H200)
+            ALGORITHMS[chosen.algorithm].launches(problem, chosen.config, True, False)
+        except UnsupportedProblem as error:
+            assert str(error).startswith(problem.label)
+        assert time.process_time() - start < 1, problem
 
 
 def test_a_problem_that_nothing_computes_is_refused():

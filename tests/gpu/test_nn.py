@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn import modules, operator
+from cuconv.nn import operator, program
 from cuconv.prepared import PreparedConv2d
 from tests.cuconv.nn.models import MODELS, close, made
 
@@ -67,15 +67,16 @@ def test_a_converted_model_on_the_gpu(name, layout):
     model, x = made(name)
     model, x = model.cuda(), x.cuda().to(memory_format=layout)
     truth = copy.deepcopy(model).double()(x.double())
-    converted, report = cuconv.nn.convert(model)
-    assert report.replaced
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.replaced and not report.why_not_compared
     assert close(converted(x.clone()), truth)
 
 
 def test_a_converted_model_in_a_graph(counted):
     model, x = made("block")
     model, x = model.cuda(), x.cuda()
-    converted, _ = cuconv.nn.convert(model, example=x)
+    converted, _ = cuconv.nn.convert(model, x)
+    counted.clear()
     converted(x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -91,8 +92,9 @@ def test_a_converted_model_in_a_graph(counted):
 def test_branches_are_written_to_their_place(counted):
     model, x = made("fire")
     model, x = model.cuda(), x.cuda()
-    converted, _ = cuconv.nn.convert(model, example=x[:1])
-    assert any(isinstance(module, modules.Concatenation) for module in converted.modules())
+    converted, _ = cuconv.nn.convert(model, x[:1])
+    assert any(isinstance(layer, program.Concatenation) for layer in converted._capture.program.layers.values())
+    counted.clear()
     for images in (x[:1], x):
         assert close(converted(images), copy.deepcopy(model).double()(images.double()))
     assert set(counted) == {"prepared"}
@@ -100,14 +102,16 @@ def test_branches_are_written_to_their_place(counted):
 
 def test_changed_weights_of_a_converted_model(counted):
     model, x = made("block")
-    converted, _ = cuconv.nn.convert(model.cuda())
-    converted(x.cuda())
-    other, _ = made("block")
-    for parameter in other.parameters():
+    converted, _ = cuconv.nn.convert(model.cuda(), x.cuda())
+    before = converted(x.cuda())
+    for parameter in model.parameters():
         parameter.mul_(1.5)
-    again, _ = cuconv.nn.convert(other.cuda())
-    converted.load_state_dict(again.state_dict())
-    assert close(converted(x.cuda()), copy.deepcopy(other).double()(x.cuda().double()))
+    assert torch.equal(converted(x.cuda()), before), "the weights are constant"
+    counted.clear()
+    for take_over in (converted.refresh, lambda model: converted.load_state_dict(model.state_dict())):
+        take_over(model)
+        assert close(converted(x.cuda()), copy.deepcopy(model).double()(x.cuda().double()))
+        model.first[0].weight.mul_(0.5)
     assert set(counted) == {"prepared"}
 
 
@@ -156,8 +160,8 @@ def test_torchvisions_models(name):
             module.running_mean.normal_(0, 0.1)
     x = torch.randn(2, 3, 224, 224, device="cuda")
     truth = copy.deepcopy(model).double()(x.double())
-    converted, report = cuconv.nn.convert(model, example=x)
-    assert report.traced and not report.left
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured and not report.left
     assert close(converted(x), truth, 1e-5)
     with cuconv.nn.enabled():
         assert close(model(x), truth, 1e-5)

@@ -1,5 +1,12 @@
-"""Prepared weights: the same bits as conv2d's with every configuration, in streams, in graphs, and after changes."""
+"""Prepared weights: the same bits as conv2d's with every configuration, in streams, threads and graphs."""
 
+import copy
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -9,10 +16,10 @@ import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common import weight_packing
+from cuconv.call import workspace_beside
 from cuconv.device import device_spec
 from cuconv.flags import SLOT_BYTES
 from cuconv.jit import LaunchSequence
-from cuconv.prepared import _workspace_bytes
 from cuconv.select import LaunchPlan, launches_of
 from harness.measure.compiling import Compiler, variants_of
 from tests.gpu.configurations import run
@@ -83,7 +90,7 @@ class Packed:
         size = algorithm.packing(problem, config).workspace_bytes(problem)
         self.packed = torch.full((size // 4,), torch.nan, device="cuda")
         self.flags = torch.zeros(SLOT_BYTES // 4, device="cuda", dtype=torch.int32)
-        self.workspace_bytes = _workspace_bytes(calls, config.workspace_bytes, size)
+        self.workspace_bytes = workspace_beside(calls, config.workspace_bytes, size)
         self.calls = LaunchSequence(calls, spec.arch, device)
         stream = torch.cuda.current_stream().cuda_stream
         sequence = LaunchSequence([once], spec.arch, device)
@@ -192,18 +199,140 @@ def test_streams_side_by_side():
         assert all(torch.equal(output, expected) for output in outputs)
 
 
-def test_weights_that_change():
+def test_later_changes_of_the_weight_change_nothing():
     layer, x, weight, first = layer_and_operands()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = layer(x)
     weight.mul_(-2)
-    assert torch.equal(layer(x), -2 * first)
-    graph.replay()
-    assert torch.equal(captured, -2 * first)  # the call before has packed the new weights to the same place
-    weight.data.mul_(-0.5)
-    layer.update()
     assert torch.equal(layer(x), first)
+    weight.untyped_storage().resize_(0)
+    assert torch.equal(layer(x), first)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_copies(again):
+    layer, x, _, expected = layer_and_operands()
+    other = again(layer)
+    del layer
+    assert torch.equal(other(x), expected) and other.packed_bytes > 0
+
+
+def test_a_layer_is_deleted_while_other_streams_compute_with_it():
+    """Its memory is filled with NaN by the next layer of its size, which must wait for the others."""
+    x, weight = operands(LAYER)
+    expected = cuconv.prepare(weight, padding=1, algorithm="fp16x3")(x)
+    side = torch.cuda.Stream()
+    for _ in range(20):
+        layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
+        layer(x)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            out = layer(x)
+        size = layer.packed_bytes // 4
+        del layer
+        poison = [torch.full_like(weight, torch.nan), torch.full((size,), torch.nan, device="cuda")]
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+        del poison
+
+
+def test_swapped_layers_leave_no_memory():
+    x, weight = operands(LAYER)
+    for turn in range(30):
+        cuconv.prepare(weight, padding=1, algorithm="fp16x3")(x)
+        torch.cuda.synchronize()
+        if turn == 4:
+            before = torch.cuda.memory_allocated()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_many_captures():
+    """Each has flags of its own, and all of them packed weights."""
+    layer, x, _, expected = layer_and_operands()
+    graphs = []
+    for turn in range(200):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x)
+        graphs = [*graphs[-3:], (graph, out)]
+        if turn % 50 == 49:
+            for one, _ in graphs:
+                one.replay()
+            torch.cuda.synchronize()
+            assert all(torch.equal(found, expected) for _, found in graphs)
+
+
+def test_a_graph_of_several_streams():
+    layer, x, _, expected = layer_and_operands()
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            beside = [layer(x) for _ in range(3)]
+        here = [layer(x) for _ in range(3)]
+        torch.cuda.current_stream().wait_stream(side)
+    for _ in range(20):
+        for out in (*here, *beside):
+            out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, expected) for out in (*here, *beside))
+
+
+def test_threads():
+    layer, x, _, expected = layer_and_operands()
+
+    def compute(_):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            outputs = [layer(x) for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+        return all(torch.equal(out, expected) for out in outputs)
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(compute, range(16)))
+
+
+def test_a_signal_handler_that_calls_too():
+    layer, x, weight, _ = layer_and_operands()
+
+    def both(input):
+        return layer(input), conv2d(input, weight, padding=1, algorithm="fp16x3")
+
+    def equal(found, expected):
+        return all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+    other, nested = torch.randn_like(x), []
+    expected, expected_nested = both(x), both(other)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: nested.append(both(other)))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline and len(nested) < 500:
+            assert equal(both(x), expected)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert nested and all(equal(found, expected_nested) for found in nested)
+
+
+DAEMON = """
+import threading, time, torch, cuconv
+x, weight = torch.randn(1, 64, 28, 28, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
+layer = cuconv.prepare(weight, padding=1)
+layer(x)
+def calls():
+    while True:
+        layer(x)
+for _ in range(4):
+    threading.Thread(target=calls, daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+def test_daemon_threads_that_call_when_the_interpreter_ends():
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
 
 
 def test_cupy_arrays():
@@ -213,3 +342,69 @@ def test_cupy_arrays():
     for _ in range(2):
         out = torch.from_dlpack(layer(cupy.from_dlpack(x)))
         assert rel_l2_error(out, reference.conv2d(x, weight, (1, 1))) < TOLERANCES["fp32"]
+
+
+def cupy_operands():
+    """CuPy's x and weight of LAYER, a prepared layer that has been called, and what it computes."""
+    cupy = pytest.importorskip("cupy")
+    x, weight = (cupy.from_dlpack(operand) for operand in operands(LAYER))
+    layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
+    expected = layer(x)
+    cupy.cuda.Device().synchronize()
+    return cupy, x, weight, layer, expected
+
+
+def test_a_graph_of_cupy_writes_to_no_other_array():
+    cupy, x, weight, layer, expected = cupy_operands()
+    wanted = [expected, conv2d(x, weight, padding=1, algorithm="fp16x3")]
+    outputs = [cupy.empty_like(expected) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        layer(x, out=outputs[0])
+        conv2d(x, weight, padding=1, algorithm="fp16x3", out=outputs[1])
+        graph = stream.end_capture()
+        others = [cupy.full(2**20 // 4, 7, cupy.float32) for _ in range(100)]
+        for _ in range(10):
+            for out in outputs:
+                out.fill(0)
+            graph.launch(stream)
+            stream.synchronize()
+            assert all((out == right).all() for out, right in zip(outputs, wanted, strict=True))
+        assert all((other == 7).all() for other in others)
+
+
+def test_a_layer_of_cupy_is_deleted_while_another_stream_computes_with_it():
+    cupy, x, weight, _, expected = cupy_operands()
+    side = cupy.cuda.Stream(non_blocking=True)
+    for _ in range(10):
+        layer = cuconv.prepare(weight, padding=1, algorithm="fp16x3")
+        layer(x)
+        cupy.cuda.Device().synchronize()
+        with side:
+            outputs = [layer(x) for _ in range(200)]  # enough that the last ones wait for the GPU
+        del layer
+        poison = [cupy.full(weight.shape, cupy.nan, cupy.float32) for _ in range(4)]
+        cupy.cuda.Device().synchronize()
+        assert all((out == expected).all() for out in outputs)
+        del poison
+
+
+def test_default_streams_of_threads_of_cupy():
+    cupy, x, _, layer, expected = cupy_operands()
+
+    def compute(_):
+        with cupy.cuda.Stream.ptds:
+            outputs = [layer(x) for _ in range(50)]
+            cupy.cuda.Stream.ptds.synchronize()
+            return all(bool((out == expected).all()) for out in outputs)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(compute, range(16)))
+
+
+def test_a_copy_of_a_layer_of_cupy():
+    _, x, _, layer, expected = cupy_operands()
+    assert (pickle.loads(pickle.dumps(layer))(x) == expected).all()
+    assert (copy.deepcopy(layer)(x) == expected).all()

@@ -21,7 +21,7 @@ assert not any(importlib.util.find_spec(name) for name in ("harness", "tests", "
 plan = cuconv.plan(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), H200)
 algorithm = ALGORITHMS[plan.algorithm]
 for launch in algorithm.launches(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), plan.config, aligned=True, relu=False):
-    print(jit.cubin(launch.source, H200.arch, launch.macros))
+    print(jit.cubin(launch.source, H200.arch, launch.macros).code[:4])
 try:
     cuconv.plan(cuconv.ConvProblem(1, 8, 7, 7, 8, 1, 1))
 except ImportError as error:
@@ -60,5 +60,5 @@ def test_the_wheel_plans_and_compiles_in_an_empty_environment(wheel, tmp_path):
     environment = {"CUCONV_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
     used = subprocess.run([python, "-c", USE], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert used.returncode == 0, used.stderr
-    assert ".cubin" in used.stdout
+    assert "ELF" in used.stdout
     assert "cupy-cuda13x" in used.stdout, used.stdout

@@ -81,6 +81,7 @@ def check_indices(problem: ConvProblem, max_image: int) -> None:
         ("output pixels in the batch", p.n * p.out_pixels, MAX_INDEX - MAX_TILE),
         ("filters", p.m, MAX_INDEX - MAX_TILE),
         ("weights in a filter", depth_of(p), MAX_INDEX - MAX_TILE),
+        ("input elements in a plane", p.h * p.w, MAX_INDEX),
     ]
     if p.filter_area > MAX_FILTER_AREA:
         sizes += [("rows in a filter", p.kh, MAX_FILTER_ROWS), ("columns in a filter", p.kw, MAX_FILTER_ROWS)]

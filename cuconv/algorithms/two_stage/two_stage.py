@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, Macros
-from cuconv.algorithms.common.limits import MAX_INDEX, require_dense
+from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
@@ -30,6 +31,9 @@ WARP = 32
 LOADS = 16  # input elements that a thread has in flight
 ROWS_BYTES = 32 * 1024  # shared memory for a block's filter rows; longer rows pass through it in parts
 PLANES_BYTES = 1 << 30  # the paper's limit of the temporary planes (section 4); larger batches go in passes
+
+
+MAX_PASSES = 2**10  # two launches each
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class TwoStageConfig:
     threads            threads of a block of stage one
     channels_per_pass  channels of the filter rows that are in shared memory at a time
     images_per_pass    images whose temporary planes exist at a time
+    filters_per_pass   filters whose temporary planes exist at a time; all of them where a pass has several images
     blocks             grid of stage one, for a whole pass
     sum_blocks         grid of stage two, for a whole pass; 0 for a 1x1 filter, which has no stage two
     workspace_bytes    the temporary planes
@@ -64,6 +69,7 @@ class TwoStageConfig:
     threads: int
     channels_per_pass: int
     images_per_pass: int
+    filters_per_pass: int
     blocks: int
     sum_blocks: int
     workspace_bytes: int
@@ -78,7 +84,8 @@ class TwoStageConfig:
         sum_stage = f" sum_grid={self.sum_blocks}" if self.sum_blocks else ""
         return (
             f"rows={self.rows} dots={self.dots} threads={self.threads} grid={self.blocks} "
-            f"shared={self.shared_bytes}{sum_stage} images_per_pass={self.images_per_pass}"
+            f"shared={self.shared_bytes}{sum_stage} images_per_pass={self.images_per_pass} "
+            f"filters_per_pass={self.filters_per_pass}"
         )
 
 
@@ -99,7 +106,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs) -> float:
         """The device time in microseconds: the sum of all terms, since memory traffic and arithmetic rarely overlap."""
-        passes = ceil(problem.n / config.images_per_pass)
+        passes = _passes(problem, config.images_per_pass, config.filters_per_pass)
         outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
         flop_us = costs.reused if config.rows == REUSE[0][0] else costs.flop
         us = costs.start + passes * costs.channels * ceil(problem.c / LOADS)
@@ -113,29 +120,32 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         return ()
 
     def launches(self, problem: ConvProblem, config: TwoStageConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
-        """Both stages for each pass over the batch; a 1x1 filter needs stage one only (section 3).
+        """Both stages for each pass over batch and filters; a 1x1 filter needs stage one only (section 3).
 
         The last stage adds the bias and applies ReLU.
         """
         p, out_pixels = problem, problem.out_pixels
         macros = _macros(config.rows, config.dots)
-        epilogue = (BIAS, int(relu))
         nothing = (0, 0)
-        sizes = (p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
+        geometry = (p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
+        parts = product(range(0, p.n, config.images_per_pass), range(0, p.m, config.filters_per_pass))
         found = []
-        for first in range(0, p.n, config.images_per_pass):
+        for first, filter in parts:
             images = min(config.images_per_pass, p.n - first)
+            filters = min(config.filters_per_pass, p.m - filter)
             source = INPUT + FLOAT_BYTES * first * p.c * p.h * p.w
-            target = OUTPUT + FLOAT_BYTES * first * p.m * out_pixels
+            weight = WEIGHT + FLOAT_BYTES * filter * p.c * p.filter_area
+            target = OUTPUT + FLOAT_BYTES * (first * p.m + filter) * out_pixels
+            epilogue = (BIAS + FLOAT_BYTES * filter, int(relu))
             planes, finish = (WORKSPACE, nothing) if config.sum_blocks else (target, epilogue)
-            blocks = _blocks(p, images, config.rows, config.dots, config.threads)
-            arguments = (source, WEIGHT, planes, images, *sizes, *finish)
+            blocks = _blocks(p, images, filters, config.rows, config.dots, config.threads)
+            arguments = (source, weight, planes, images, p.c, p.h, p.w, filters, *geometry, *finish)
             found.append(
                 Launch(self.source, macros, "scalar_prods", blocks, config.threads, arguments, config.shared_bytes)
             )
             if config.sum_blocks:
-                size = images * p.m * out_pixels
-                arguments = (planes, target, size, p.filter_area, p.m, out_pixels, *epilogue)
+                size = images * filters * out_pixels
+                arguments = (planes, target, size, p.filter_area, filters, out_pixels, *epilogue)
                 found.append(
                     Launch(self.source, macros, "sum_planes", ceil(size / MAX_THREADS), MAX_THREADS, arguments)
                 )
@@ -147,13 +157,14 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         Raises UnsupportedProblem where the kernel's 32-bit indices cannot count the blocks or a plane.
         """
         require_dense(problem, self.name)
-        images = _images_per_pass(problem)
+        images, filters = _pass(problem)
         for rows, dots in REUSE:
             threads = _threads(images * problem.out_pixels, dots)
-            blocks = _blocks(problem, images, rows, dots, threads)
-            if rows <= problem.m and blocks * threads >= THREADS_PER_SM * device.sm_count:
+            blocks = _blocks(problem, images, filters, rows, dots, threads)
+            if rows <= filters and blocks * threads >= THREADS_PER_SM * device.sm_count:
                 break
-        sum_blocks = 0 if problem.filter_area == 1 else ceil(images * problem.m * problem.out_pixels / MAX_THREADS)
+        check_sizes(problem, self.name, [("passes", _passes(problem, images, filters), MAX_PASSES)])
+        sum_blocks = 0 if problem.filter_area == 1 else ceil(images * filters * problem.out_pixels / MAX_THREADS)
         if max(blocks, sum_blocks) > MAX_INDEX:
             raise UnsupportedProblem(
                 f"{problem.label}: two_stage would launch {max(blocks, sum_blocks)} blocks, the limit is {MAX_INDEX}: "
@@ -165,9 +176,10 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
             threads=threads,
             channels_per_pass=min(problem.c, ROWS_BYTES // (FLOAT_BYTES * rows)),
             images_per_pass=images,
+            filters_per_pass=filters,
             blocks=blocks,
             sum_blocks=sum_blocks,
-            workspace_bytes=images * _planes_bytes(problem) if sum_blocks else 0,
+            workspace_bytes=images * filters * _planes_bytes(problem) if sum_blocks else 0,
         )
 
 
@@ -176,21 +188,32 @@ def _macros(rows: int, dots: int) -> Macros:
     return {"ROWS": rows, "DOTS": dots, "LOADS": LOADS}
 
 
-def _images_per_pass(problem: ConvProblem) -> int:
-    """The most images that keep the planes within PLANES_BYTES and a filter row's dot products within MAX_INDEX."""
+def _pass(problem: ConvProblem) -> tuple[int, int]:
+    """The images and filters of a pass: the most that keep its planes within PLANES_BYTES, and at least one of each.
+
+    A filter row's dot products stay within MAX_INDEX. The filters are divided where the planes of one image are larger.
+    """
     if problem.out_pixels > MAX_INDEX or problem.h * problem.w > MAX_INDEX:
         raise UnsupportedProblem(
             f"{problem.label}: a plane of more than {MAX_INDEX} elements is beyond two_stage: split it into tiles"
         )
     images = min(problem.n, MAX_INDEX // problem.out_pixels)
     if problem.filter_area > 1:
-        images = min(images, PLANES_BYTES // _planes_bytes(problem))
-    return max(1, images)
+        filters = PLANES_BYTES // _planes_bytes(problem)
+        if filters < problem.m:
+            return 1, max(1, filters)
+        images = min(images, filters // problem.m)
+    return images, problem.m
+
+
+def _passes(problem: ConvProblem, images: int, filters: int) -> int:
+    """The passes of so many images and filters each."""
+    return ceil(problem.n / images) * ceil(problem.m / filters)
 
 
 def _planes_bytes(problem: ConvProblem) -> int:
-    """The bytes of one image's temporary planes: KH * KW for each filter."""
-    return FLOAT_BYTES * problem.filter_area * problem.m * problem.out_pixels
+    """The bytes of the temporary planes of an image and a filter: KH * KW planes."""
+    return FLOAT_BYTES * problem.filter_area * problem.out_pixels
 
 
 def _threads(dots_per_row: int, dots: int) -> int:
@@ -198,7 +221,7 @@ def _threads(dots_per_row: int, dots: int) -> int:
     return min(MAX_THREADS // dots, WARP * ceil(dots_per_row / (WARP * dots)))
 
 
-def _blocks(problem: ConvProblem, images: int, rows: int, dots: int, threads: int) -> int:
+def _blocks(problem: ConvProblem, images: int, filters: int, rows: int, dots: int, threads: int) -> int:
     """The grid of stage one: groups of filter rows times groups of output pixels."""
-    row_groups = ceil(problem.m / rows) * problem.filter_area
+    row_groups = ceil(filters / rows) * problem.filter_area
     return row_groups * ceil(images * problem.out_pixels / (threads * dots))

@@ -6,7 +6,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.two_stage.two_stage import REUSE
+from cuconv.algorithms.two_stage.two_stage import PLANES_BYTES, REUSE
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from harness.catalogue import load_sweep
@@ -77,18 +77,33 @@ def test_a_batch_whose_planes_exceed_a_gibibyte_goes_in_passes():
     )
 
 
-def test_one_image_beyond_a_gibibyte_is_still_computed_and_its_memory_told():
-    problem = ConvProblem(n=2, c=1, h=2048, w=2048, m=64, kh=3, kw=3, pad_h=1, pad_w=1)
-    config = two_stage.configure(problem, H200)
-    assert config.images_per_pass == 1
-    assert config.workspace_bytes == 9 * 64 * 2048 * 2048 * 4
+def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
+    problem = ConvProblem(n=2, c=5, h=2048, w=2048, m=16, kh=3, kw=3, pad_h=1, pad_w=1)
+    config, plane = two_stage.configure(problem, H200), 4 * 2048 * 2048
+    assert (config.images_per_pass, config.filters_per_pass) == (1, 7)
+    assert config.workspace_bytes == 9 * 7 * plane <= PLANES_BYTES
+    launches = two_stage.launches(problem, config, True, True)
+    addresses = []
+    for dots, sums in zip(launches[::2], launches[1::2], strict=True):
+        input, weight, planes, images, _, _, _, filters, *_ = dots.arguments
+        assert (planes, images) == (WORKSPACE, 1) and max(dots.blocks, sums.blocks) <= max(
+            config.blocks, config.sum_blocks
+        )
+        _, output, size, _, of_sum, _, bias, relu = sums.arguments
+        assert (size * 4, of_sum, relu) == (filters * plane, filters, 1)
+        addresses.append((input.offset, weight.offset, bias.offset, output.offset, filters))
+    assert addresses == [
+        (image * 5 * plane, filter * 5 * 9 * 4, filter * 4, (image * 16 + filter) * plane, count)
+        for image in (0, 1)
+        for filter, count in ((0, 7), (7, 7), (14, 2))
+    ]
 
 
 def test_planes_and_grids_beyond_an_index_are_refused():
     with pytest.raises(UnsupportedProblem, match="beyond two_stage"):
         two_stage.configure(ConvProblem(n=1, c=1, h=65536, w=65536, m=1, kh=1, kw=1), H200)
     with pytest.raises(UnsupportedProblem, match="blocks, the limit is"):
-        two_stage.configure(ConvProblem(n=1, c=1, h=40000, w=40000, m=4096, kh=3, kw=3), H200)
+        two_stage.configure(ConvProblem(n=1, c=1, h=40000, w=40000, m=4096, kh=1, kw=1), H200)
 
 
 def launches(problem, relu=False):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import UnsupportedProblem, reference
-from cuconv.nn import modules, operator
+from cuconv.nn import operator, program
 
 
 def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, residual, out=None):
@@ -39,7 +39,7 @@ def on_a_gpu(monkeypatch):
         note("plain", relu, residual, precision)
         return output
 
-    def prepare(weight, bias, *geometry, relu, precision):
+    def owned(weight, bias, *geometry, relu, precision):
         def call(input, residual=None, *, out=None):
             output = launch(input, weight, bias, *geometry, relu=relu, residual=residual, out=out)
             note("prepared", relu, residual, precision, out=out is not None)
@@ -52,6 +52,6 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
-    monkeypatch.setattr(modules, "prepare", prepare)
-    monkeypatch.setattr(modules, "is_on_gpu", lambda input: True)
+    monkeypatch.setattr(program, "owned", owned)
+    monkeypatch.setattr(program, "is_on_gpu", lambda input: True)
     return calls

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuconv.nn
-from cuconv.nn import modules, operator
+from cuconv.nn import operator, program
 from cuconv.precompile import PlannedCall
 from cuconv.problem import ConvProblem
 from tests.cuconv.nn.models import MODELS, close, made
@@ -21,7 +21,7 @@ def test_a_converted_model_computes_the_same(on_a_gpu, name):
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         truth = copy.deepcopy(model).double()(x.double())
-        converted, report = cuconv.nn.convert(model)
+        converted, report = cuconv.nn.convert(model, x)
         assert close(converted(x.clone()), truth)
     assert on_a_gpu and not report.left
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "the model is unchanged"
@@ -40,45 +40,41 @@ def test_a_converted_model_computes_the_same(on_a_gpu, name):
     ],
 )
 def test_the_report_tells_what_was_folded(name, folded):
-    model, _ = made(name)
-    _, report = cuconv.nn.convert(model)
+    _, report = cuconv.nn.convert(*made(name))
     assert [row.folded for row in report.rows] == folded
     assert str(report).startswith(f"{len(folded)} of {len(folded)} layers replaced")
-    assert report.traced == (name != "untraceable")
+    assert report.captured == (name != "untraceable")
 
 
 def test_what_stays_with_torch_is_told():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 1).double(), nn.ReLU())
-    converted, report = cuconv.nn.convert(model.eval())
-    assert [row.reason for row in report.left] == ["its padding_mode is 'reflect'", "its weight is torch.float64"]
-    assert [type(module) for module in converted.children()] == [nn.Conv2d, nn.Conv2d, nn.ReLU]
-
-
-def test_a_model_in_training_mode_is_refused():
-    with pytest.raises(ValueError, match=r"the model is in training mode.*call model\.eval\(\) first"):
-        cuconv.nn.convert(nn.Conv2d(3, 4, 1).train())
+    model = nn.Sequential(nn.Conv2d(3, 4, 2, padding="same"), nn.ConvTranspose2d(4, 4, 1), nn.ReLU())
+    converted, report = cuconv.nn.convert(model.eval(), torch.randn(1, 3, 6, 6))
+    reasons = ["its padding is not the same on both sides", "it is conv_transpose2d"]
+    assert [row.reason for row in report.left] == reasons
+    assert [type(module) for module in converted.children()] == [nn.Conv2d, nn.ConvTranspose2d, nn.ReLU]
 
 
 def test_the_precision_reaches_the_kernels(on_a_gpu):
     model, x = made("block")
     with torch.no_grad():
-        cuconv.nn.convert(model, precision="tf32")[0](x)
+        cuconv.nn.convert(model, x, precision="tf32")[0](x)
     assert {call["precision"] for call in on_a_gpu} == {"tf32"}
 
 
 def test_fake_tensors_record_the_problems():
     model, x = made("sequential")
-    converted, _ = cuconv.nn.convert(model)
+    converted, _ = cuconv.nn.convert(model, x)
     with torch.no_grad(), operator.recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        converted(mode.from_tensor(x))
+        converted._capture.program.run([mode.from_tensor(x)])
     assert calls == {PlannedCall(ConvProblem(2, 3, 12, 13, 8, 3, 3)), PlannedCall(ConvProblem(2, 8, 5, 5, 4, 1, 1))}
 
 
 @pytest.mark.parametrize("images", [1, 3])
 def test_fake_tensors_record_that_branches_are_slices(images):
-    converted, _ = cuconv.nn.convert(DIFFICULT["branches"]().eval())
+    x = torch.zeros(images, 4, 8, 9)
+    converted, _ = cuconv.nn.convert(DIFFICULT["branches"]().eval(), x)
     with torch.no_grad(), operator.recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        converted(mode.from_tensor(torch.zeros(images, 4, 8, 9)))
+        converted._capture.program.run([mode.from_tensor(x)])
     assert calls == {PlannedCall(ConvProblem(images, 4, 8, 9, 4, 1, 1), output_channels=None if images == 1 else 8)}
 
 
@@ -145,6 +141,26 @@ def writes_between_branches(model, x):
     a = model.conv(x)
     x.mul_(2)
     return torch.cat([a, model.conv_0(x)], 1)
+
+
+REFUSED = {
+    "training": (lambda: nn.Conv2d(4, 4, 1).train(), None, r"training mode.*call model\.eval\(\) first"),
+    "script": (lambda: torch.jit.script(pointwise()), None, r"ScriptModule.*cuconv\.nn\.enabled"),
+    "lazy": (lambda: nn.LazyConv2d(4, 1), None, "call the model once first"),
+    "no such argument": (pointwise, {"image": torch.zeros(1, 4, 8, 9)}, "cannot be called with the example"),
+    "too many arguments": (pointwise, (torch.zeros(1, 4, 8, 9), 2), "cannot be called with the example"),
+    "wrong channels": (pointwise, torch.zeros(1, 3, 8, 9), "cannot be called with the example.*4 channels"),
+    "no tensor": (pointwise, None, "cannot be called with the example"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_converted_is_refused(name):
+    make, example, message = REFUSED[name]
+    model = make() if name == "training" else make().eval()
+    with pytest.raises(cuconv.nn.ConversionError, match=message):
+        cuconv.nn.convert(model, example)
 
 
 DIFFICULT = {
@@ -214,7 +230,7 @@ def test_a_difficult_model_computes_the_same(on_a_gpu, name, gradients, images):
         parameter.data.add_(0.1)  # scales and shifts of batch norms that are not 1 and 0
     with torch.set_grad_enabled(gradients):
         expected = model(x.clone())
-        ours = cuconv.nn.convert(model)[0](x.clone())
+        ours = cuconv.nn.convert(model, x)[0](x.clone())
     assert ours.dtype == expected.dtype and ours.shape == expected.shape
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5, check_stride=False)
 
@@ -222,49 +238,56 @@ def test_a_difficult_model_computes_the_same(on_a_gpu, name, gradients, images):
 @pytest.mark.parametrize("images", [1, 3])
 def test_branches_are_written_to_their_place(on_a_gpu, images):
     model = DIFFICULT["branches"]().eval()
-    converted, report = cuconv.nn.convert(model)
-    joined = [module for module in converted.modules() if isinstance(module, modules.Concatenation)]
-    assert len(joined) == 1 and [row.folded for row in report.rows] == [("relu",), ()]
+    converted, report = cuconv.nn.convert(model, torch.randn(images, 4, 8, 9))
+    assert concatenations(converted) == 1 and [row.folded for row in report.rows] == [("relu",), ()]
+    on_a_gpu.clear()
     with torch.no_grad():
         converted(torch.randn(images, 4, 8, 9))
     assert [call["out"] for call in on_a_gpu] == [True] * 2
 
 
+def concatenations(converted):
+    """How often the program of a converted model joins convolutions."""
+    return sum(isinstance(layer, program.Concatenation) for layer in converted._capture.program.layers.values())
+
+
 @pytest.mark.parametrize("name", ["a write between branches", "branches along the batch", "the same branch twice"])
 def test_what_cannot_be_written_to_its_place_stays(name):
-    converted, _ = cuconv.nn.convert(DIFFICULT[name]().eval())
-    assert not any(isinstance(module, modules.Concatenation) for module in converted.modules())
+    converted, _ = cuconv.nn.convert(DIFFICULT[name]().eval(), torch.randn(2, 4, 8, 9))
+    assert concatenations(converted) == 0
 
 
 def test_modules_in_training_mode_stay_so():
     model = nn.Sequential(pointwise(), nn.BatchNorm2d(4), nn.Dropout()).eval()
     model[1].training = model[2].training = True
-    converted, report = cuconv.nn.convert(model)
+    converted, report = cuconv.nn.convert(model, torch.randn(2, 4, 8, 9))
     assert [module.training for module in converted.children()] == [False, True, True]
     assert report.rows[0].folded == ()
 
 
 def test_what_is_not_a_convolution_of_two_dimensions_is_told():
-    layers = [nn.Conv1d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, 1)]
-    model = Model(lambda model, x: [layer(x) for layer in model.layers], layers=nn.ModuleList(layers))
-    _, report = cuconv.nn.convert(model.eval())
-    assert [row.reason for row in report.left] == ["it is a Conv1d", "it is a ConvTranspose2d", "it is a Conv3d"]
+    layers = nn.ModuleList([nn.Conv1d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, 1)])
+
+    def call(model, x):
+        return model.layers[0](x.flatten(2)), model.layers[1](x), model.layers[2](x[:, :, None])
+
+    model = Model(call, layers=layers)
+    _, report = cuconv.nn.convert(model.eval(), torch.randn(2, 2, 6, 6))
+    assert [row.reason for row in report.left] == ["it is conv1d", "it is conv_transpose2d", "it is conv3d"]
 
 
-def test_a_report_of_a_model_that_is_not_traced_says_why():
-    model, _ = made("untraceable")
-    _, report = cuconv.nn.convert(model)
-    assert "cannot be used as inputs to control flow" in report.why_not_traced
-    assert report.why_not_traced in str(report)
-    _, report = cuconv.nn.convert(hooked(1).eval())
-    assert report.why_not_traced == "1 has hooks"
+def test_a_report_of_a_model_that_is_not_captured_says_why():
+    _, report = cuconv.nn.convert(*made("untraceable"))
+    assert "data-dependent" in report.why_not_captured and report.why_not_captured in str(report)
+    _, report = cuconv.nn.convert(hooked(1).eval(), torch.randn(1, 4, 8, 9))
+    assert report.why_not_captured == "1 has hooks"
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "save"])
 @pytest.mark.parametrize("name", ["block", "untraceable"])
 def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how):
     model, x = made(name)
-    converted, _ = cuconv.nn.convert(model)
+    converted, _ = cuconv.nn.convert(model, x)
     with torch.no_grad():
         expected = converted(x)  # weights are packed from here on
         if how == "deepcopy":
@@ -276,17 +299,62 @@ def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how
     assert not set(map(id, again.parameters())) & set(map(id, converted.parameters()))
 
 
+@pytest.mark.parametrize("change", ["weight", "layer", "move", "load", "refresh", "in place", "train"])
+def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
+    model, x = made("classifier")
+    converted, _ = cuconv.nn.convert(model, x)
+    other, _ = made("classifier")
+    for parameter in other.parameters():
+        parameter.data.mul_(1.5)
+    if change == "weight":
+        converted.last.weight = other.last.weight
+        other, model.last.weight = model, other.last.weight
+    elif change == "layer":
+        converted.last = other.last
+        other, model.last = model, other.last
+    elif change == "move":
+        converted, other, x = converted.double(), model.double(), x.double()
+    elif change == "load":
+        converted.load_state_dict(other.state_dict())
+    elif change == "refresh":
+        converted.refresh(other)
+    elif change == "in place":
+        for parameter in converted.parameters():
+            parameter.data.mul_(1.5)
+        converted.refresh()
+    else:
+        converted.hidden[0].train()
+        other = model
+        other.hidden[0].train()
+    with torch.no_grad():
+        torch.manual_seed(1)
+        ours = converted(x)
+        torch.manual_seed(1)
+        assert close(ours, other(x))
+
+
+def test_the_original_may_change_without_an_effect(on_a_gpu):
+    model, x = made("block")
+    converted, _ = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        before = converted(x)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.mul_(2)
+        assert torch.equal(converted(x), before)
+
+
 def test_a_converted_model_is_converted_again_as_it_is(on_a_gpu):
     model, x = made("block")
-    once, _ = cuconv.nn.convert(model)
-    twice, report = cuconv.nn.convert(once)
+    once, _ = cuconv.nn.convert(model, x)
+    twice, report = cuconv.nn.convert(once, x)
     with torch.no_grad():
-        assert torch.equal(once(x), twice(x)) and not report.rows
+        assert torch.equal(once(x), twice(x)) and len(report.replaced) == 3
 
 
 def test_a_converted_model_compiles_in_one_graph(on_a_gpu):
     model, x = made("block")
-    converted, _ = cuconv.nn.convert(model)
+    converted, _ = cuconv.nn.convert(model, x)
+    on_a_gpu.clear()
     torch._dynamo.reset()
     with torch.no_grad():
         compiled = torch.compile(converted, fullgraph=True, backend="eager")
@@ -298,51 +366,41 @@ def test_a_model_that_torch_cannot_copy_is_refused():
     model = nn.Sequential(pointwise()).eval()
     model.lock = (line for line in [])  # a generator
     with pytest.raises(ValueError, match="the model cannot be copied"):
-        cuconv.nn.convert(model)
+        cuconv.nn.convert(model, torch.randn(1, 4, 8, 9))
 
 
 @pytest.mark.parametrize("precision", ["half", None, torch.float32])
 def test_an_unknown_precision_is_refused(precision):
     with pytest.raises(ValueError, match=r"precision=.*must be one of fp32, tf32"):
-        cuconv.nn.convert(pointwise().eval(), precision=precision)
+        cuconv.nn.convert(pointwise().eval(), torch.randn(1, 4, 8, 9), precision=precision)
 
 
-# The module
+# The modules
 
 
-def test_weights_are_prepared_without_gradients_only(on_a_gpu):
-    layer = cuconv.nn.Conv2d(pointwise())
-    for recording in (torch.no_grad, torch.inference_mode, torch.enable_grad):
-        with recording():
-            layer(torch.randn(1, 4, 5, 5))
-    assert [call["kind"] for call in on_a_gpu] == ["prepared", "prepared", "plain"]
+@pytest.mark.parametrize("change", ["half", "channels_last", "empty", "one image", "autocast"])
+def test_a_module_takes_what_torchs_takes(on_a_gpu, change):
+    conv = nn.Conv2d(4, 6, 3, padding=1)
+    layer, x = cuconv.nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 5, 7)
+    layer.load_state_dict(conv.state_dict())
+    if change == "half":
+        conv, layer, x = conv.bfloat16(), layer.bfloat16(), x.bfloat16()
+    x = {"channels_last": x.to(memory_format=torch.channels_last), "empty": x[:0], "one image": x[0]}.get(change, x)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        torch.testing.assert_close(layer(x), conv(x), check_stride=False)
 
 
-def test_another_weight_is_prepared_anew(on_a_gpu):
-    layer = cuconv.nn.Conv2d(pointwise())
-    x = torch.randn(1, 4, 5, 5)
+def test_a_module_reads_its_weights_at_each_call(on_a_gpu):
+    layer, x = cuconv.nn.Conv2d(4, 4, 1), torch.randn(1, 4, 5, 5)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
     with torch.no_grad():
-        layer(x)
         layer.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
         assert close(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double()))
 
 
-@pytest.mark.parametrize("change", ["half", "channels_last", "empty", "residual", "one image", "autocast"])
-def test_a_module_takes_what_torchs_takes(on_a_gpu, change):
-    conv = nn.Conv2d(4, 6, 3, padding=1)
-    x, residual = torch.randn(2, 4, 5, 7), None
-    if change == "half":
-        conv, x = conv.bfloat16(), x.bfloat16()
-    layer = cuconv.nn.Conv2d(copy.deepcopy(conv).float()).to(conv.weight.dtype)
-    x = {"channels_last": x.to(memory_format=torch.channels_last), "empty": x[:0], "one image": x[0]}.get(change, x)
-    residual = torch.randn(6, 1, 1) if change == "residual" else None
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
-        expected = conv(x) if residual is None else conv(x) + residual
-        torch.testing.assert_close(layer(x, residual), expected, check_stride=False)
-
-
 def test_a_traced_module_computes_and_is_no_constant(on_a_gpu):
-    layer = cuconv.nn.Conv2d(pointwise())
+    layer = cuconv.nn.Conv2d(4, 4, 1)
     first, second = torch.randn(1, 4, 5, 5), torch.randn(1, 4, 5, 5)
     with torch.no_grad():
         traced = torch.jit.trace(layer, first)
@@ -353,10 +411,9 @@ def test_a_traced_module_computes_and_is_no_constant(on_a_gpu):
 
 @pytest.mark.parametrize(("rows", "kinds"), [((), 1), ((1,), 1), ((2, 3, 4), 1), ((32,), 1), ((33,), 0), ((0,), 0)])
 def test_fully_connected_layers_of_few_rows(on_a_gpu, rows, kinds):
-    linear = nn.Linear(7, 5)
-    layer, x = modules.Linear(linear, relu=True), torch.randn(*rows, 7)
+    layer, x = cuconv.nn.Linear(7, 5), torch.randn(*rows, 7)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), linear(x).relu())
-    assert [call["kind"] for call in on_a_gpu] == ["prepared"] * kinds
+        torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+    assert [call["kind"] for call in on_a_gpu] == ["plain"] * kinds
     layer(x).sum().backward()
-    assert linear.weight.grad is None and layer.conv.weight.grad is not None
+    assert layer.weight.grad is not None

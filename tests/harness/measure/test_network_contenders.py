@@ -17,7 +17,7 @@ def calls(monkeypatch):
     """A made-up cuconv.nn and torch.compile; returns what was called."""
     found = []
 
-    def convert(model, *, precision, example):
+    def convert(model, example, *, precision):
         found.append(("convert", precision, tuple(example.shape)))
         return model, "a report"
 

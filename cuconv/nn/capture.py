@@ -1,0 +1,285 @@
+"""A model's forward as a graph of ATen operators, and the conditions under which the graph stands for the model.
+
+torch.export runs the model's own Python code on tensors without data, so that the graph has what the code really did:
+default arguments, branches, patched methods, autocast, writes in place. Sizes are symbols. Where the code branches on a
+size, the branch taken is a condition of the graph; `Conditions` checks it for the sizes of a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from sympy import preorder_traversal
+from torch import Tensor, fx, nn
+from torch.export import Dim, ShapesCollection
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental import _config
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+TORCH = str(Path(torch.__file__).parent) + "/"
+SYMBOLIC = ("fx/", "__init__.py", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
+MODEL = ("nn/", "functional.py")  # of torch: Python code that is part of a model
+MAX_KNOWN_SIZES = 4096
+MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
+
+_lock = threading.Lock()  # torch.export and the recording below change the state of the process
+
+
+class CaptureError(Exception):
+    """A model whose forward is no graph; the message says why."""
+
+
+class _TooComplex(CaptureError):
+    """Sizes in the model are too long expressions of the input's."""
+
+
+@dataclass(slots=True)
+class Conditions:
+    """What calls have in common for which a graph stands for its model.
+
+    kinds      the type and dtype of each flattened argument that is a tensor, or its value
+    shapes     the sizes of each tensor, as numbers and sympy expressions; () for other arguments
+    decisions  conditions on sizes that the model's code asked for, and the answers
+    """
+
+    kinds: list[Any]
+    shapes: list[tuple[Any, ...]]
+    decisions: list[tuple[Any, Any]]
+    _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+
+    def hold(self, leaves: Sequence[Any]) -> bool:
+        """Whether they hold for the flattened arguments of a call."""
+        if len(leaves) != len(self.kinds):
+            return False
+        sizes = []
+        for leaf, kind in zip(leaves, self.kinds, strict=True):
+            if _kind(leaf) != kind:
+                return False
+            sizes.append(leaf.shape if isinstance(leaf, Tensor) else ())
+        key = tuple(sizes)
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN_SIZES:
+                self._known.clear()
+            self._known[key] = self._hold_for(key)
+        return self._known[key]
+
+    def _hold_for(self, sizes: tuple[Any, ...]) -> bool:
+        values: dict[Any, int] = {}
+        pairs = [
+            (expected, size)
+            for shape, actual in zip(self.shapes, sizes, strict=True)
+            for expected, size in zip(shape, actual, strict=True)
+        ]
+        for expected, size in pairs:
+            if getattr(expected, "is_Symbol", False) and values.setdefault(expected, size) != size:
+                return False
+        if any(_value(expected, values) != size for expected, size in pairs):
+            return False
+        return all(_value(condition, values) == answer for condition, answer in self.decisions)
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """What must be equal of an argument, besides its sizes."""
+    if isinstance(leaf, Tensor):
+        return (Tensor if type(leaf) is nn.Parameter else type(leaf), leaf.dtype, leaf.device, leaf.dim())
+    return (type(leaf), leaf)
+
+
+def _value(expression: Any, values: dict[Any, int]) -> Any:
+    """The value of a number or of an expression of symbols; an expression again where a symbol has no value."""
+    return expression.subs(values) if hasattr(expression, "subs") else expression
+
+
+@dataclass(slots=True)
+class Captured:
+    """A graph for flattened arguments. Parameters, buffers and constants are attributes, `tensors` by their names."""
+
+    graph: fx.GraphModule
+    tensors: dict[str, str]
+    constants: dict[str, Tensor]
+    in_spec: Any
+    out_spec: Any
+    conditions: Conditions
+
+
+def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
+    """The graph of a model in the mode that it is in, by a call on arguments like the given ones.
+
+    Every size of a tensor may differ in later calls as far as the model allows it, or the first alone where sizes in
+    the model are too long expressions of the others. Raises CaptureError where torch.export cannot capture the model.
+    """
+    leaves, in_spec = pytree.tree_flatten((arguments, keywords))
+    try:
+        return _capture(model, in_spec, leaves, None)
+    except _TooComplex:
+        return _capture(model, in_spec, leaves, 1)
+
+
+def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None) -> Captured:
+    """`capture` with symbols for so many dimensions of each tensor, or all; a batch of 1 is doubled for that."""
+    if (doubled := _doubled(leaves)) is not None:
+        try:
+            captured = _unlifted(*_export(model, in_spec, doubled, dimensions), leaves, in_spec)
+            if captured.conditions.hold(leaves):
+                return captured  # otherwise the model treats one image in another way than two
+        except _TooComplex:
+            raise
+        except CaptureError:
+            pass
+    return _unlifted(*_export(model, in_spec, leaves, dimensions), leaves, in_spec)
+
+
+def _doubled(leaves: list[Any]) -> list[Any] | None:
+    """The arguments with two images where they have one; None where they have not. Symbols stand for sizes above 1."""
+    batches = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1}
+    if batches != {1}:
+        return None
+    return [torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf for leaf in leaves]
+
+
+def _export(
+    model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None
+) -> tuple[Any, list[tuple[Any, Any]]]:
+    """torch.export's program, and what the model's code asked about sizes."""
+    leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
+    shapes = ShapesCollection()
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            shapes[leaf] = dict.fromkeys(range(leaf.dim())[:dimensions], Dim.AUTO)
+    sizes = shapes.dynamic_shapes(model, arguments, keywords)
+    with _lock, _quiet(), torch.inference_mode(False), torch.no_grad(), _decisions() as decisions:
+        try:
+            program = torch.export.export(model, arguments, keywords, dynamic_shapes=sizes, strict=False)
+        except _TooComplex:
+            raise
+        except Exception as error:  # the model's own code runs, which may raise anything
+            raise CaptureError(first_line(error)) from error
+    return program, decisions
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings and what torch.export prints where it fails.
+
+    Symbols get no conditions that only tell apart sizes of 0 and 1.
+    """
+    logger = logging.getLogger(ShapeEnv.__module__)  # it warns of conditions that it cannot solve
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            with _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                yield
+    finally:
+        logger.disabled = disabled
+
+
+@contextmanager
+def _decisions() -> Iterator[list[tuple[Any, Any]]]:
+    """Record each question about sizes that the model's own code asks, with its answer.
+
+    torch's kernels ask many more when they compute shapes and strides. Those are no conditions: the graph has the
+    operators themselves, which ask again when they run.
+    """
+    found: list[tuple[Any, Any]] = []
+    asked: set[Any] = set()
+    evaluate = ShapeEnv.evaluate_sym_node
+
+    def recording(self: Any, sym_node: Any, *arguments: Any, **keywords: Any) -> Any:
+        question = sym_node.expr
+        if question not in asked:
+            asked.add(question)
+            if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
+                raise _TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
+        answer = evaluate(self, sym_node, *arguments, **keywords)
+        if question.free_symbols and _asked_by_model(sys._getframe(1)):
+            found.append((question, answer))
+        return answer
+
+    ShapeEnv.evaluate_sym_node = recording  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        ShapeEnv.evaluate_sym_node = evaluate  # type: ignore[method-assign]
+
+
+def _asked_by_model(frame: Any) -> bool:
+    """Whether the frame below the arithmetic of symbols is one of the model and not one of torch's kernels."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(TORCH):
+            return True
+        place = path.removeprefix(TORCH)
+        if not place.startswith(SYMBOLIC):
+            return place.startswith(MODEL)
+        frame = frame.f_back
+    return True
+
+
+def _unlifted(program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any], in_spec: Any) -> Captured:
+    """The graph of a program with parameters, buffers and constants as attributes instead of arguments."""
+    kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    tensors: dict[str, str] = {}
+    constants: dict[str, Tensor] = {}
+    shapes: list[tuple[Any, ...]] = []
+    for node in program.graph.nodes:
+        kind = kinds[node.name].kind if node.op == "placeholder" else None
+        if kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            tensors[node.name] = kinds[node.name].target
+        elif kind == InputKind.CONSTANT_TENSOR:
+            constants[node.name] = program.constants[kinds[node.name].target]
+        elif kind not in (None, InputKind.USER_INPUT):
+            raise CaptureError(f"the model has an argument or attribute of kind {kind}")
+        if kind is None or kind == InputKind.USER_INPUT:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        else:
+            copies[node] = graph.get_attr(node.name)
+            copies[node].meta = dict(node.meta)
+        if kind == InputKind.USER_INPUT:
+            shapes.append(_expressions(node.meta.get("val")))
+    root = nn.Module()
+    for name, module in program.graph_module.named_children():
+        root.add_module(name, module)
+    for name in (*tensors, *constants):
+        root.register_buffer(name, None)
+    module = fx.GraphModule(root, graph)
+    resolved = [(_resolved(question, program), answer) for question, answer in dict.fromkeys(decisions)]
+    conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved)
+    return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions)
+
+
+def _expressions(value: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor without data, as numbers and sympy expressions."""
+    if not isinstance(value, Tensor):
+        return ()
+    return tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
+
+
+def _resolved(question: Any, program: Any) -> Any:
+    """A question in the symbols that are left, since torch.export replaces symbols that it finds equal."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, Tensor) else ():
+            if not isinstance(size, int):
+                return size.node.shape_env.replace(question)
+    return question
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, on one line of at most 200 characters."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -1,0 +1,200 @@
+"""Whether a converted model returns what the model returns, on an example and on inputs made of it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from cuconv.nn.capture import first_line
+from cuconv.problem import FP32, TF32
+
+TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where torch's own error is not larger
+TIMES_TORCHS = 3  # an output's error may be so many times torch's own
+SEED = 20_26
+
+
+class Inputs:
+    """Arguments of a model: `arguments` and `keywords`. Each call of `new` copies their tensors."""
+
+    def __init__(self, example: Any):
+        """example: a tensor, a tuple of arguments, or a dictionary of them by name."""
+        if isinstance(example, dict):
+            self.arguments, self.keywords = (), example
+        else:
+            self.arguments, self.keywords = example if isinstance(example, tuple) else (example,), {}
+
+    def new(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with copies of their tensors, each after a change."""
+
+        def copied(leaf: Any) -> Any:
+            return change(leaf.detach()).clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+        return pytree.tree_map(copied, (self.arguments, self.keywords))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments."""
+        leaves = pytree.tree_leaves((self.arguments, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def another(tensor: Tensor) -> Tensor:
+    """Other data of the same kind: mirrored, and of another magnitude where it is of floating point."""
+    mirrored = tensor.flip(tuple(range(tensor.dim()))[1:])
+    return mirrored * 0.75 if tensor.is_floating_point() else mirrored
+
+
+def larger_batch(tensor: Tensor) -> Tensor:
+    """One more image."""
+    return torch.cat([tensor, tensor[:1]]) if tensor.dim() > 0 else tensor
+
+
+@dataclass(slots=True)
+class Truth:
+    """A copy of a model that nothing else uses, which says what outputs should be."""
+
+    model: nn.Module
+
+    def precise(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """What the model returns in float64; None where it cannot compute in it."""
+
+        def double(leaf: Any) -> Any:
+            return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
+
+        try:
+            return call(copy.deepcopy(self.model).double(), pytree.tree_map(double, inputs))
+        except Exception:  # the model's own code, which may ask for float32
+            return None
+
+
+def call(function: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]], gradients: bool = False) -> Any:
+    """A call without TF32, with the random numbers of one seed; gradients: whether they could be recorded."""
+    arguments, keywords = inputs
+    with seeded(), full_precision(), torch.set_grad_enabled(gradients):
+        return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Random numbers of one seed, by torch and Python; those of the caller go on afterwards as if nothing had been."""
+    state = random.getstate()
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        random.seed(SEED)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """torch in FP32 without TF32."""
+    backends: Any = torch.backends
+    settings = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
+def difference(ours: Any, theirs: Any, precise: Callable[[], Any], precision: str) -> str:
+    """How two results of a model differ, in words; "" where they agree.
+
+    precise: the result in float64. Numbers agree where their relative L2 distance is small, or where ours is nearly as
+    close to the result in float64 as torch's own; whole numbers, where less than one in a hundred differs.
+    """
+    our_leaves, our_spec = pytree.tree_flatten(ours)
+    their_leaves, their_spec = pytree.tree_flatten(theirs)
+    if our_spec != their_spec:
+        return f"it returns {our_spec} instead of {their_spec}"
+    exact: list[Any] | None = None
+    for place, (our, their) in enumerate(zip(our_leaves, their_leaves, strict=True)):
+        if words := _differs(our, their, TOLERANCE[precision]):
+            if not isinstance(their, Tensor) or not their.is_floating_point() or our.shape != their.shape:
+                return words
+            if exact is None:
+                exact = pytree.tree_leaves(precise()) or [None] * len(our_leaves)
+            truth = exact[place] if place < len(exact) else None
+            if truth is None or not _as_good(our, their, truth, precision):
+                return words
+    return ""
+
+
+def _differs(our: Any, their: Any, tolerance: float) -> str:
+    if type(our) is not type(their):
+        return f"it returns a {type(our).__name__} instead of a {type(their).__name__}"
+    if not isinstance(their, Tensor):
+        return "" if _equal(our, their) else f"it returns {our!r} instead of {their!r}"
+    for what in ("shape", "dtype", "device"):
+        if getattr(our, what) != getattr(their, what):
+            return f"an output has {what} {getattr(our, what)} instead of {getattr(their, what)}"
+    if not their.is_floating_point():
+        wrong = int((our != their).sum())
+        return f"{wrong} of {their.numel()} numbers differ" if wrong > their.numel() / 100 else ""
+    error = distance(our, their)
+    return "" if error <= tolerance else f"relative L2 error {error:.2g}"
+
+
+def _equal(our: Any, their: Any) -> bool:
+    try:
+        return bool(our == their) or our is their or (our != our and their != their)
+    except Exception:  # objects define what == means
+        return True
+
+
+def distance(our: Tensor, their: Tensor) -> float:
+    """The relative L2 distance of two tensors; infinite where only one of two numbers is finite."""
+    ours, theirs = our.double(), their.double()
+    if not torch.equal(ours.isfinite(), theirs.isfinite()):
+        return float("inf")
+    ours, theirs = ours.nan_to_num(0, 0, 0), theirs.nan_to_num(0, 0, 0)
+    largest = theirs.abs().max().item() if theirs.numel() else 0.0
+    if largest == 0.0:
+        return 0.0 if not bool(ours.any()) else float("inf")
+    return float(torch.linalg.vector_norm((ours - theirs) / largest) / torch.linalg.vector_norm(theirs / largest))
+
+
+def _as_good(our: Tensor, their: Tensor, truth: Any, precision: str) -> bool:
+    if not isinstance(truth, Tensor) or truth.shape != their.shape:
+        return False
+    least = TOLERANCE[precision]
+    return distance(our, truth) <= max(least, TIMES_TORCHS * distance(their, truth))
+
+
+def attributes(model: nn.Module) -> dict[str, str]:
+    """The plain attributes of a model's modules, as text, to find out whether a call has changed one."""
+    found = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in ("_modules", "_parameters", "_buffers"):
+                found[f"{name}.{key}".lstrip(".")] = _text(value)
+    return found
+
+
+def _text(value: Any, depth: int = 0) -> str:
+    """A value in a form that is equal where nothing has changed."""
+    if isinstance(value, (list, tuple, set, frozenset)) and depth < 4 and len(value) < 10_000:
+        return f"{type(value).__name__}[{','.join(_text(one, depth + 1) for one in value)}]"
+    if isinstance(value, dict) and depth < 4 and len(value) < 10_000:
+        return f"{{{','.join(f'{key!r}:{_text(one, depth + 1)}' for key, one in value.items())}}}"
+    if isinstance(value, Tensor):
+        return f"tensor {id(value)} {value._version if not value.is_inference() else 0}"
+    if isinstance(value, (int, float, complex, str, bytes, bool, type(None))):
+        return repr(value)
+    return f"{type(value).__name__} {id(value)}"
+
+
+__all__ = ["Inputs", "Truth", "another", "attributes", "call", "difference", "first_line", "larger_batch"]

@@ -1,0 +1,165 @@
+"""A converted model: the model with cuConv's layers, and the program that stands for its forward where it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from cuconv.nn.capture import Conditions
+from cuconv.nn.modules import Conv2d, Linear
+from cuconv.nn.operator import autocasts, is_differentiated
+from cuconv.nn.program import Program
+
+
+class Capture:
+    """The program of a model, and all that says whether it stands for a call."""
+
+    def __init__(self, program: Program, in_spec: Any, out_spec: Any, conditions: Conditions, modules: list[nn.Module]):
+        self.program, self._in_spec, self._out_spec, self._conditions = program, in_spec, out_spec, conditions
+        self.is_stale = False  # whether a layer has got other weights than the program's
+        self._modules = modules  # of the model
+        self._training = [module.training for module in modules]
+        self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
+        self._returns_one_tensor = out_spec.is_leaf()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""
+        specs = (self._in_spec, self._out_spec)
+        objects = [pytree.tree_unflatten(range(spec.num_leaves), spec) for spec in specs]
+        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._in_spec, self._out_spec = map(pytree.tree_structure, (state["_in_spec"], state["_out_spec"]))
+
+    def leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any] | None:
+        """The flattened arguments of a call that the program stands for; None for other calls.
+
+        Others have other kinds of arguments or sizes that the model treats in another way, need a gradient, or are
+        made under a tool of torch that must see the model's own operators.
+        """
+        if self._is_one_tensor and len(arguments) == 1 and not keywords and isinstance(arguments[0], Tensor):
+            leaves: list[Any] = [arguments[0]]
+        else:
+            leaves, spec = pytree.tree_flatten((arguments, keywords))
+            if spec != self._in_spec:
+                return None
+        if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None or is_differentiated():
+            return None
+        if any(autocasts(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
+            return None
+        if not self._conditions.hold(leaves) or [module.training for module in self._modules] != self._training:
+            return None
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            return None
+        return leaves
+
+    def run(self, leaves: list[Any]) -> Any:
+        """What the model returns for the flattened arguments of a call."""
+        outputs = self.program.run(leaves)
+        return outputs[0] if self._returns_one_tensor else pytree.tree_unflatten(outputs, self._out_spec)
+
+
+class Converted(nn.Module):
+    """What `convert` adds to the class of a model."""
+
+    _capture: Capture | None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            self.__dict__["_capture"] = None  # it was a capture of another model
+
+    def refresh(self, original: nn.Module | None = None) -> None:
+        """Take over the weights of the original model, or those that were written to this one in place.
+
+        The original must have the same parameters and buffers as the model that was converted.
+        """
+        if original is not None:
+            self.load_state_dict(original.state_dict())  # it refreshes
+        else:
+            self._bind()
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """torch.nn.Module.load_state_dict; the weights are those of the original model, by the same names."""
+        result = super().load_state_dict(*arguments, **options)
+        self._bind()
+        return result
+
+    def requires_grad_(self, requires_grad: bool = True) -> Converted:
+        """torch.nn.Module.requires_grad_; with gradients, the model computes layer by layer from then on."""
+        if requires_grad:
+            self.__dict__["_capture"] = None
+        return super().requires_grad_(requires_grad)
+
+    def _bind(self) -> None:
+        """Let the program use the tensors of this model as they are now."""
+        if self._capture is not None:
+            tensors: dict[str, Tensor] = dict(_tensors(self))
+            self._capture.program.bind(tensors.__getitem__)
+            self._capture.is_stale = False
+
+    def _apply(self, change: Any, recurse: bool = True) -> Converted:
+        super()._apply(change, recurse)
+        if self._capture is not None:
+            self._capture.program.move(change)
+            self._bind()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (_base_of(type(self)),), self.__getstate__()
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of a model under each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def converted(model: nn.Module, capture: Capture | None) -> nn.Module:
+    """Make a model a converted one, whose class is one of `Converted` and of the model's own class."""
+    model.__class__ = _class_for(_base_of(type(model)))
+    for module in model.modules():
+        if module is model or isinstance(module, (Conv2d, Linear)):
+            module.__dict__["_capture"] = capture
+    model._bind()  # type: ignore[operator]
+    return model
+
+
+def _base_of(kind: Any) -> Any:
+    """The class of the model that was converted, or the class itself where none was."""
+    return kind.__mro__[2] if issubclass(kind, Converted) else kind
+
+
+@cache
+def _class_for(base: Any) -> type[nn.Module]:
+    """The class of a converted model of a class."""
+
+    def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        capture: Capture | None = self._capture
+        if capture is not None and not torch.compiler.is_compiling():
+            if capture.is_stale:
+                self._bind()
+            leaves = capture.leaves(arguments, keywords)
+            if leaves is not None:
+                return capture.run(leaves)
+        return base.forward(self, *arguments, **keywords)
+
+    attributes = {"forward": wraps(base.forward)(forward), "__module__": base.__module__, "__doc__": base.__doc__}
+    return type(f"Converted{base.__name__}", (Converted, base), attributes)
+
+
+def _rebuild(base: Any) -> nn.Module:
+    """A converted model of a class, without its state, for copies and pickles."""
+    kind = _class_for(base)
+    return kind.__new__(kind)

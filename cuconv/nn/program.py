@@ -1,0 +1,271 @@
+"""The straight-line Python program of a captured model, and the layers that it calls, whose weights are constant."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from cuconv.device import UnsupportedDevice
+from cuconv.nn.modules import as_images, is_small
+from cuconv.nn.operator import conv2d, is_recording, output_shape, writing_slices
+from cuconv.prepared import PreparedConv2d, owned
+from cuconv.problem import UnsupportedProblem
+
+Tensors = Callable[[str], Tensor]
+"""The tensor of a model by its name, such as "layer1.0.conv1.weight"."""
+
+_torch_computes = 0  # how many `computed_by_torch` are entered
+
+
+@contextmanager
+def computed_by_torch() -> Iterator[None]:
+    """Let torch compute the layers of programs: what is folded and in which order stays, and no kernel compiles."""
+    global _torch_computes
+    _torch_computes += 1
+    try:
+        yield
+    finally:
+        _torch_computes -= 1
+
+
+def runs_now(input: Tensor) -> bool:
+    """Whether cuConv computes a layer of an input as it is called."""
+    return type(input) is Tensor and is_on_gpu(input) and not _torch_computes
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor is on an NVIDIA GPU."""
+    return tensor.is_cuda
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A batch norm with fixed statistics, by the names of its tensors; None for factors of 1 and summands of 0."""
+
+    weight: str | None
+    bias: str | None
+    mean: str
+    variance: str
+    eps: float
+
+    def fold(self, weight: Tensor, bias: Tensor | None, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """The weight and bias of a convolution (M, ...) with the batch norm of its output folded in."""
+        scale = (tensors(self.variance).double() + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * tensors(self.weight).double()
+        shift = -tensors(self.mean).double() if bias is None else bias.double() - tensors(self.mean).double()
+        shift = shift * scale
+        if self.bias is not None:
+            shift = shift + tensors(self.bias).double()
+        scaled = weight.double() * scale.reshape(-1, *[1] * (weight.dim() - 1))
+        return scaled.to(weight.dtype), shift.to(weight.dtype)
+
+
+class FrozenConv2d:
+    """relu(conv(input) + bias + residual) with constant weights, which `bind` takes from a model by their names."""
+
+    def __init__(
+        self,
+        weight: str,
+        bias: str | None,
+        geometry: tuple[Any, ...],
+        norm: Norm | None,
+        relu: bool,
+        precision: str,
+    ):
+        """geometry: stride, padding, dilation and groups in numbers, as `cuconv.conv2d` takes them."""
+        self.names, self.norm = (weight, bias), norm
+        self.geometry, self.relu, self.precision = geometry, relu, precision
+        self.weight: Tensor = torch.empty(0)
+        self.bias: Tensor | None = None
+        self._prepared: PreparedConv2d | None = None
+
+    def bind(self, tensors: Tensors) -> None:
+        """Take the weights of a model as they are now, as constants, for which no gradient is recorded."""
+        weight, bias = tensors(self.names[0]).detach(), None
+        if self.names[1] is not None:
+            bias = tensors(self.names[1]).detach()
+        with torch.no_grad():
+            if self.norm is not None:
+                weight, bias = self.norm.fold(weight, bias, tensors)
+            self.weight, self.bias = self._shaped(weight).contiguous(), None if bias is None else bias.contiguous()
+        self._prepared = None
+
+    def _shaped(self, weight: Tensor) -> Tensor:
+        """The weights as (M, C, KH, KW)."""
+        return weight
+
+    def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The convolution of (N, C, H, W) or (C, H, W), plus a residual like the output."""
+        if runs_now(input):
+            try:
+                return self.prepared()(input, residual)
+            except (UnsupportedProblem, UnsupportedDevice):
+                pass  # torch computes it, or says what is wrong
+        return self._by_operator(input, residual)
+
+    def _by_operator(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """The same where packed weights cannot be used."""
+        if _torch_computes:
+            output = F.conv2d(input, self.weight, self.bias, *self.geometry)
+            output = output if residual is None else output + residual
+            return output.relu() if self.relu else output
+        options: dict[str, Any] = {"relu": self.relu, "residual": residual, "precision": self.precision}
+        return conv2d(input, self.weight, self.bias, *self.geometry, **options)
+
+    def write(self, input: Tensor, out: Tensor) -> None:
+        """Write what the call returns to a tensor of its shape, which may be a slice of channels."""
+        try:
+            self.prepared()(input, out=out)
+        except (UnsupportedProblem, UnsupportedDevice):
+            out.copy_(self(input))
+
+    def prepared(self) -> PreparedConv2d:
+        """The convolution with packed weights. It reads the model's own tensors, which `bind` replaces."""
+        if self._prepared is None:
+            options: dict[str, Any] = {"relu": self.relu, "precision": self.precision}
+            self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
+        return self._prepared
+
+    def output_shape(self, input: Tensor) -> list[int]:
+        """The shape of the output for an input (N, C, H, W)."""
+        stride, padding, dilation, _ = self.geometry
+        return output_shape(input, self.weight, stride, padding, dilation)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the weights, which are the model's: `bind` takes them again."""
+        return {**self.__dict__, "weight": None, "bias": None, "_prepared": None}
+
+
+class FrozenLinear(FrozenConv2d):
+    """relu(input @ weight.T + bias) with constant weights; few rows are a 1x1 convolution of images of one pixel."""
+
+    def _shaped(self, weight: Tensor) -> Tensor:
+        return weight[:, :, None, None]
+
+    def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """(..., M) for an input (..., K)."""
+        if _torch_computes or not is_small(input):
+            output = F.linear(input, self.weight.flatten(1), self.bias)
+            return output.relu() if self.relu else output
+        output = super().__call__(as_images(input))
+        return output.reshape(*input.shape[:-1], output.shape[1])
+
+
+class Concatenation:
+    """torch.cat of the outputs of convolutions along the channels, where each writes its channels to their place."""
+
+    def __init__(self, convolutions: list[FrozenConv2d]):
+        self.convolutions = convolutions
+
+    def bind(self, tensors: Tensors) -> None:
+        """Take the weights of a model as they are now."""
+        for convolution in self.convolutions:
+            convolution.bind(tensors)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The outputs of each convolution for its own input, (N, M, OH, OW) each, as one tensor."""
+        calls = list(zip(self.convolutions, inputs, strict=True))
+        if not all(map(runs_now, inputs)):
+            return self._concatenated(calls)
+        shapes = [convolution.output_shape(input) for convolution, input in calls]
+        if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:  # torch says what is wrong
+            return self._concatenated(calls)
+        output = inputs[0].new_empty((shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]))
+        for (convolution, input), part in zip(calls, output.split([shape[1] for shape in shapes], 1), strict=True):
+            convolution.write(input, part)
+        return output
+
+    def _concatenated(self, calls: list[tuple[FrozenConv2d, Tensor]]) -> Tensor:
+        """The same by torch.cat; kernels that are to be compiled are those that write to places in the result."""
+        if not is_recording():
+            return torch.cat([convolution(input) for convolution, input in calls], 1)
+        with writing_slices(sum(convolution.weight.shape[0] for convolution, _ in calls)):
+            return torch.cat([convolution(input) for convolution, input in calls], 1)
+
+
+Layer = FrozenConv2d | Concatenation
+
+
+class Program:
+    """The forward of a captured model as generated Python code. Prints as that code.
+
+    It calls layers with constant weights, and torch for the rest. Its tensors are those of the model that it is bound
+    to, so that they are moved, copied and saved with the model, and `bind` must follow when they were.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        layers: dict[str, Layer],
+        tensors: dict[str, str],
+        others: dict[str, Any],
+        constants: Program | None = None,
+    ):
+        """layers, tensors and others: the attributes that the graph reads; tensors are given by their names.
+
+        constants: a program without arguments, whose results are more tensors, with the names "<derived_0>" and so on.
+        """
+        self._constants = constants
+        code = graph.python_code("self")
+        self._source = code.src
+        self._names = {name: value for name, value in code.globals.items() if not isinstance(value, ModuleType)}
+        self.layers, self._tensors, self._others = layers, tensors, others
+        self._make()
+
+    def _make(self) -> None:
+        names: dict[str, Any] = {**self._names, "torch": torch, "builtins": builtins, "__builtins__": builtins}
+        exec(compile(self._source, "<captured model>", "exec"), names)
+        self._forward = names["forward"]
+        self.__dict__.update(self._others)
+        self.__dict__.update(self.layers)
+
+    def bind(self, tensors: Tensors) -> None:
+        """Take the tensors of a model as they are now."""
+        derived: dict[str, Tensor] = {}
+        if self._constants is not None:
+            self._constants.bind(tensors)
+            with torch.no_grad():
+                results = self._constants.run([])
+            derived = {f"<derived_{place}>": result for place, result in enumerate(results)}
+
+        def found(name: str) -> Tensor:
+            return derived[name] if name in derived else tensors(name)
+
+        for attribute, name in self._tensors.items():
+            setattr(self, attribute, found(name))
+        for layer in self.layers.values():
+            layer.bind(found)
+
+    def move(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function to the constants that are no tensors of the model."""
+        if self._constants is not None:
+            self._constants.move(change)
+        for name, value in self._others.items():
+            self._others[name] = change(value) if isinstance(value, Tensor) else value._apply(change)
+        self.__dict__.update(self._others)
+
+    def run(self, leaves: list[Any]) -> Any:
+        """The outputs, flattened, for flattened arguments."""
+        return self._forward(self, *leaves)
+
+    def __str__(self) -> str:
+        return self._source
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the compiled code and the tensors of the model."""
+        return {
+            name: getattr(self, name) for name in ("_source", "_names", "layers", "_tensors", "_others", "_constants")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make()

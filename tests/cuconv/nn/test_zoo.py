@@ -1,0 +1,49 @@
+"""Each model of the zoo, converted, returns what it returned before: in every later call, in order, in every mode."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import cuconv.nn
+from tests.cuconv.nn.zoo import ZOO, copied
+
+
+def results(model, calls, recording):
+    """The outputs of calls in order, or the kind of exception of those that raise."""
+    found = []
+    torch.manual_seed(11)
+    random.seed(11)
+    for call in calls:
+        arguments, keywords = copied(call)
+        with recording():
+            try:
+                found.append(model(*arguments, **keywords))
+            except Exception as error:
+                found.append(type(error))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recording", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ZOO)
+def test_a_converted_model_of_the_zoo_is_the_model(on_a_gpu, name, recording):
+    entry = ZOO[name]
+    model = entry.make()
+    state = copy.deepcopy(model.state_dict())
+    converted, report = cuconv.nn.convert(model, entry.example)
+    assert entry.captured is None or report.captured == entry.captured, report.why_not_captured
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items()), "the model is unchanged"
+    ours, theirs = results(converted, entry.calls, recording), results(model, entry.calls, recording)
+    for our, their in zip(ours, theirs, strict=True):
+        our_leaves, our_spec = pytree.tree_flatten(our)
+        their_leaves, their_spec = pytree.tree_flatten(their)
+        assert our_spec == their_spec
+        for one, other in zip(our_leaves, their_leaves, strict=True):
+            assert type(one) is type(other)
+            if isinstance(other, torch.Tensor):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, check_stride=False)
+            else:
+                assert one == other

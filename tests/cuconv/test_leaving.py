@@ -1,0 +1,31 @@
+"""Daemon threads at the end of the interpreter."""
+
+import subprocess
+import sys
+
+from cuconv import leaving
+
+PROGRAM = """
+import threading, time
+from cuconv import leaving
+
+def calls():
+    leaving.watch()
+    while True:
+        if leaving.begun:
+            leaving.stop_daemons()
+
+for _ in range(4):
+    threading.Thread(target=calls, daemon=True).start()
+time.sleep(0.05)
+print("end")
+"""
+
+
+def test_daemon_threads_do_not_keep_the_process(tmp_path):
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_other_threads_go_on():
+    leaving.stop_daemons()  # this is the main thread
