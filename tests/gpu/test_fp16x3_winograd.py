@@ -30,7 +30,7 @@ PAIRS = ConvProblem(
 WASTE = ConvProblem(8, 72, 28, 30, 300, 3, 3, 1, 1)  # single blocks, and clusters that pad filters
 FIVE = ConvProblem(4, 40, 20, 20, 96, 5, 5, 2, 2)
 FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # single blocks
-WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # rows in strips
+WIDE = ConvProblem(1, 36, 70, 200, 70, 3, 3, 1, 1)  # rows in strips
 PROBLEMS = [DEEP, PAIRS, WASTE, FIVE, FEW_FILTERS, WIDE]
 
 

@@ -1,5 +1,5 @@
 // Helpers of every kernel: integer types, shared-memory addresses, rounding to TF32, programmatic dependent launch, and
-// the plain FP32 sum.
+// the plain FP32 sum, by one thread or by the lanes of a warp.
 #pragma once
 
 #include "common/geometry.cuh"
@@ -53,4 +53,37 @@ __device__ __noinline__ float plain_sum(const float* input, const float* weight,
                 sum = fmaf(value, weight[(((int64)filter * p.channels + c) * kernel_h + ky) * kernel_w + kx], sum);
             }
     return sum;
+}
+
+// Plain FP32 sums of the outputs that the lanes of a warp want. All 32 lanes call it together, each with an output of
+// its own; where `wanted` is false, the output does not matter and the result is 0. The other arguments are those of
+// plain_sum, and input, weight, p and the filter's size are the same in all lanes.
+//
+// The lanes share a sum: lane i adds the products i, i + 32, i + 64 and so on of (c, ky, kx). So a sum has the same
+// bits whatever the other lanes want.
+template <class Problem>
+__device__ __noinline__ float plain_sum_where(bool wanted, const float* input, const float* weight, const Problem p,
+                                              int kernel_h, int kernel_w, int image, int filter, int y, int x) {
+    const unsigned lane = threadIdx.x % 32, area = kernel_h * kernel_w, depth = p.channels * area;
+    float result = 0.0f;
+#pragma unroll 1
+    for (unsigned left = __ballot_sync(~0u, wanted); left != 0; left &= left - 1) {
+        const int from = __ffs(left) - 1;
+        const int64 first_channel = (int64)__shfl_sync(~0u, image, from) * CHANNEL_GROUPS * p.channels;
+        const float* const weights = weight + (int64)__shfl_sync(~0u, filter, from) * depth;
+        const int top = __shfl_sync(~0u, y, from) * STRIDE_H - p.pad_h;
+        const int start = __shfl_sync(~0u, x, from) * STRIDE_W - p.pad_w;
+        float sum = 0.0f;
+#pragma unroll 8
+        for (unsigned k = lane; k < depth; k += 32) {
+            const unsigned c = k / area, position = k - c * area, ky = position / kernel_w;
+            const int iy = top + (int)ky * DILATION_H, ix = start + (int)(position - ky * kernel_w) * DILATION_W;
+            const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
+            sum = fmaf(inside ? input[((first_channel + c) * p.height + iy) * p.width + ix] : 0.0f, weights[k], sum);
+        }
+#pragma unroll
+        for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
+        if (lane == from) result = sum;
+    }
+    return result;
 }

@@ -40,9 +40,12 @@ constexpr int OPERAND_PARTS = PRODUCTS == 3 ? 2 : 1;
 constexpr int ROW_BYTES = OPERAND_PARTS * WEIGHT_PART;
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
 
-// A chunk of input keeps its scale while its largest scaled value is at least 2^LEAST_EXPONENT. With low parts, the
-// bits that FP16 loses below 2^-14 do not matter. Without them, all 11 bits must hold down to 2^-20 of the maximum.
-constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 4 : 6;
+// A chunk of input keeps its scale while its largest scaled value is at least 2^LEAST_EXPONENT. With low parts, few of
+// ordinary values are then below LEAST_EXACT. Without them, all 11 bits must hold down to 2^-20 of the maximum.
+constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 8 : 6;
+// A scaled value has an error of up to 2^-23 of itself and 2^-25, because its low part is rounded to a multiple of
+// 2^-24. Eight channels are suspect where their largest value is below LEAST_EXACT, and not 0.
+constexpr float LEAST_EXACT = 0x1p-8f;
 constexpr int ZERO_EXPONENT = -4096;  // stands for the exponent of values that are all zero
 constexpr unsigned MAX_FINITE = 0x7f7fffffu;
 
@@ -69,6 +72,12 @@ __device__ __forceinline__ void decompose(const float (&x)[8], uint4& high, uint
     decompose(x[6], x[7], high.w, low.w);
 }
 
+// The largest magnitude of eight values. A number wins over a NaN.
+__device__ __forceinline__ float largest(const float (&x)[8]) {
+    return fmaxf(fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3]))),
+                 fmaxf(fmaxf(fabsf(x[4]), fabsf(x[5])), fmaxf(fabsf(x[6]), fabsf(x[7]))));
+}
+
 // The larger magnitudes of two pairs of FP16. A number wins over a NaN.
 __device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y) {
     unsigned most;
@@ -76,12 +85,26 @@ __device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y) {
     return most;
 }
 
-// A filter's weights are its packed FP16 numbers times a power of two: stored as that power, or as its exponent.
+// A filter's weights are its packed FP16 numbers times a power of two: stored as that power, or as its exponent and a
+// bit that says whether the weights of the chunk are suspect (weight_packing.cuh).
 #ifdef FLOAT_FILTER_SCALES
 typedef float FilterScale;
 #else
 typedef int FilterScale;
 #endif
+constexpr int SUSPECT_BIT = 1;
+
+__device__ __forceinline__ int exponent_of(int scale) { return scale >> 1; }
+__device__ __forceinline__ bool is_suspect(int scale) { return scale & SUSPECT_BIT; }
+__device__ __forceinline__ int scale_of(int exponent, bool suspect) { return exponent * 2 + suspect; }
+
+// Products of suspect chunks, whose exponent is at most `doubt`, have an absolute error that may be large for a small
+// sum of theirs. A sum below least_trusted(doubt) becomes NaN, which makes its output a plain FP32 sum.
+constexpr int NO_DOUBT = ZERO_EXPONENT / 2;  // below every exponent of a chunk that is not all zero
+__device__ __forceinline__ float least_trusted(int doubt) { return power_of_two(clamp(doubt + 11, -126, 128)); }
+__device__ __forceinline__ void mark_doubtful(float& sum, float least) {
+    if (fabsf(sum) < least) sum = __int_as_float(0x7fc00000);
+}
 
 // The memory that a call is given: a workspace, and with PREPARED the packed weights and the flags.
 struct Memory {
@@ -185,3 +208,13 @@ __device__ __forceinline__ void wait_for_weights() { wait_for_kernel_ahead(); }
 
 // A barrier of a warpgroup's threads; `warpgroup` is its number in the block.
 __device__ __forceinline__ void warpgroup_barrier(int warpgroup) { named_barrier<WARPGROUP>(1 + warpgroup); }
+// A named barrier of so many threads; whether `found` is true in any of them.
+template <int COUNT>
+__device__ __forceinline__ bool any_at_barrier(int id, bool found) {
+    int any;
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred p, %2, %3, p; selp.s32 %0, 1, 0, p;}"
+                 : "=r"(any)
+                 : "r"((int)found), "r"(id), "n"(COUNT)
+                 : "memory");
+    return any;
+}

@@ -37,15 +37,17 @@ struct Output {
     }
 };
 
-// Overwrites outputs that are not finite by plain FP32 sums, since FP16 parts of Inf and NaN mean nothing. Bit i of
-// `wanted` stands for filter first + i * step. Not inlined: it is rare, and inlined it costs its caller registers.
+// Overwrites outputs that are not finite by plain FP32 sums: FP16 parts of Inf and NaN mean nothing, and a NaN also
+// marks a doubtful sum (least_trusted). Called by a whole warp. Bit i of a lane's `wanted` stands for filter
+// first + i * step at its pixel. Not inlined: it is rare, and inlined it costs its caller registers.
 __device__ __noinline__ void write_plain(const Output out, unsigned wanted, const Pixel at, int first, int step) {
     const int end = out.filters_from(first, at), y = at.pixel / out.p.out_w, x = at.pixel - y * out.p.out_w;
 #pragma unroll 1
-    for (int i = 0; wanted && i < end; i += step, wanted >>= 1) {
-        if (!(wanted & 1)) continue;
+    for (int i = 0; __any_sync(~0u, wanted != 0); i += step, wanted >>= 1) {
         const int filter = first + i;
-        float value = plain_sum(out.input, out.weight, out.p, KH, KW, at.image, filter, y, x);
+        const bool mine = (wanted & 1) && i < end;
+        float value = plain_sum_where(mine, out.input, out.weight, out.p, KH, KW, at.image, filter, y, x);
+        if (!mine) continue;
         if (out.bias) value += out.bias[filter];
         WITH_RESIDUAL(value += out.residual[out.index(at, filter)];)
         out.to[out.index(at, filter)] = out.relu && value < 0.0f ? 0.0f : value;

@@ -7,6 +7,9 @@
 //     3. a channel whose maximum is then below 2^LEAST_UNSCALED is scaled up, for all filters of the tile alike; the
 //        main kernel multiplies that channel of the input by the inverse. Ordinary weights leave the input as it is
 //     4. decompose(x) -> high + low -> workspace
+//     5. a filter's chunk is suspect where eight channels of a tap, or of a row of taps before its transform, are all
+//        below LEAST_EXACT, but not all 0, and before a transform also where a column of taps is far below another: the
+//        main kernel then doubts small outputs
 #pragma once
 
 #include "common/fp16.cuh"
@@ -15,8 +18,16 @@
 constexpr int PACK_FILTERS = 32;  // filters of a block: the lanes of a warp
 constexpr int PACK_TAPS = FILTER_ROWS * FILTER_COLUMNS;
 #ifdef TRANSFORMS_WEIGHTS  // a warp transforms a row of the filter to all of its points
+#define WITH_TRANSFORM(...) __VA_ARGS__
 constexpr int GROUP_WARPS = FILTER_COLUMNS;
+#define MARKS_SMALL 0  // gather() does
 #else
+#define WITH_TRANSFORM(...)
+#ifdef FLOAT_FILTER_SCALES  // a scale that is a power alone has no place for the mark
+#define MARKS_SMALL 0
+#else
+#define MARKS_SMALL (PRODUCTS == 3)
+#endif
 constexpr int GROUP_WARPS = TAPS < 5 ? TAPS : 5;  // warps that share eight channels
 #endif
 
@@ -102,7 +113,7 @@ __device__ __forceinline__ FilterScale filter_scale(int exponent) {
 #ifdef FLOAT_FILTER_SCALES
     return power_of_two(exponent);  // 1 for a filter of zeros
 #else
-    return exponent;
+    return scale_of(exponent, false);
 #endif
 }
 
@@ -146,17 +157,45 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
 constexpr int WARP_TAPS = (PACK_TAPS + GROUP_WARPS - 1) / GROUP_WARPS;
 
 #ifdef TRANSFORMS_WEIGHTS
-// Transforms a row of a filter, in eight channels, to all of its points. The including header defines it.
-__device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8], const float* weights, int row);
+// Transforms a row of a filter, in eight channels, to all of its points, and returns in `columns` the largest
+// magnitudes of its KW weights. The including header defines it.
+__device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8], float (&columns)[KW],
+                                                  const float* weights, int row);
+
+// The largest magnitudes of the taps at each kx, over all ky and channels of a chunk, for each filter of the block. An
+// output that does not read the input at a large tap, because of padding or since that input is 0, is a difference of
+// transformed products of that tap: its error is large beside products of small taps.
+typedef unsigned ColumnMaxima[KW][PACK_FILTERS];
+constexpr float LEAST_COLUMN = 0x1p-5f;  // of the largest column; those of ordinary weights are alike
+
+// Whether a column of the lane's filter is far below the largest.
+__device__ __forceinline__ bool is_uneven(const ColumnMaxima& columns) {
+    unsigned least = ~0u, most = 0;
+#pragma unroll
+    for (int kx = 0; kx < KW; ++kx) {
+        const unsigned column = columns[kx][threadIdx.x % 32];
+        least = min(least, column), most = max(most, column);
+    }
+    return __uint_as_float(least) < LEAST_COLUMN * __uint_as_float(most);
+}
 #endif
 
-// Reads the warp's values from shared memory and raises the maxima of its channels.
-__device__ __forceinline__ void gather(float (&values)[WARP_TAPS][8], const float* tile, unsigned* maxima, int channel,
-                                       int tap) {
+// Reads the warp's values from shared memory and raises the maxima of its channels. With a transform, raises those of
+// the columns of its filters, and marks the suspect. filter_scale: of the lane's filter and the chunk.
+__device__ __forceinline__ void gather(float (&values)[WARP_TAPS][8], const float* tile, unsigned* maxima,
+                                       WITH_TRANSFORM(ColumnMaxima& column_maxima, FilterScale* filter_scale, )
+                                           int channel, int tap) {
     const int lane = threadIdx.x % 32;
     float most[8] = {};
 #ifdef TRANSFORMS_WEIGHTS
-    transform_weights(values, tile + lane * FILTER_PITCH + channel * TAPS, tap);
+    float columns[KW] = {};
+    transform_weights(values, columns, tile + lane * FILTER_PITCH + channel * TAPS, tap);
+#pragma unroll
+    for (int kx = 0; kx < KW; ++kx) atomicMax(&column_maxima[kx][lane], __float_as_uint(columns[kx]));
+    float row = columns[0];
+#pragma unroll
+    for (int kx = 1; kx < KW; ++kx) row = fmaxf(row, columns[kx]);
+    if (row > 0.0f && row < LEAST_EXACT) atomicOr(filter_scale, SUSPECT_BIT);
 #endif
 #pragma unroll
     for (int i = 0; i < WARP_TAPS; ++i, tap += GROUP_WARPS)
@@ -177,19 +216,21 @@ __device__ __forceinline__ void gather(float (&values)[WARP_TAPS][8], const floa
 }
 
 // Scales the warp's values by their channels, decomposes and stores them. scale: of channel + lane % 8. to: the lane's
-// filter in the chunk's rows; null where it does not exist.
+// filter in the chunk's rows; null where it does not exist. filter_scale: of the lane's filter and the chunk.
 __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float scale, char* to, int channel,
-                                      int tap) {
+                                      int tap, FilterScale* filter_scale) {
     float scales[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c) scales[c] = __shfl_sync(~0u, scale, c);
     if (to == nullptr) return;
+    unsigned least = ~0u;  // the bits of an octet's largest magnitude, less 1: zeros count as the largest
 #pragma unroll
     for (int i = 0; i < WARP_TAPS; ++i, tap += GROUP_WARPS) {
         if (tap >= PACK_TAPS) break;
         float scaled[8];
 #pragma unroll
         for (int c = 0; c < 8; ++c) scaled[c] = values[i][c] * scales[c];
+        if (MARKS_SMALL) least = __viaddmin_u32(__float_as_uint(largest(scaled)), ~0u, least);
         uint4 high, low;
         decompose(scaled, high, low);
         const int row = channel / ROW_CHANNELS * FILTER_ROWS + tap / FILTER_COLUMNS;
@@ -198,6 +239,9 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
         *reinterpret_cast<uint4*>(target) = high;
         if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
     }
+#if MARKS_SMALL
+    if (least < __float_as_uint(LEAST_EXACT) - 1) atomicOr(filter_scale, SUSPECT_BIT);
+#endif
 }
 
 // blocks: of the main kernel, whose flags are cleared. The weights are not __restrict__: the compiler would move reads
@@ -206,6 +250,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
     extern __shared__ float tile[];  // [PACK_FILTERS][FILTER_PITCH]
     __shared__ ChannelMaxima<PACK_CLUSTER> maxima;
+    WITH_TRANSFORM(__shared__ ColumnMaxima columns;)
     const int chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / PACK_CLUSTER, rank = blockIdx.x % PACK_CLUSTER;
     const int in_tile = rank * PACK_FILTERS, filter_0 = tile_chunk / chunks * SCALE_FILTERS + in_tile;
@@ -215,6 +260,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     int64 first = (filter_0 * channels + channel_0) * TAPS;
     const Workspace to(workspace, gridDim.x / PACK_CLUSTER, blocks);
     maxima.open();
+    WITH_TRANSFORM(for (int i = threadIdx.x; i < KW * PACK_FILTERS; i += PACK_THREADS) columns[0][i] = 0;)
 
     // The operands make the assembler compute them before the wait, not after it.
     asm volatile("griddepcontrol.wait;" : "+l"(first), "+r"(count), "+r"(length)::"memory");
@@ -228,7 +274,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int channel = warp / GROUP_WARPS * 8, tap = warp % GROUP_WARPS;
     float values[WARP_TAPS][8];
-    gather(values, tile, maxima.of_block, channel, tap);
+    gather(values, tile, maxima.of_block, WITH_TRANSFORM(columns, scales + lane, ) channel, tap);
     __syncthreads();
     maxima.send(rank);
     if (blockIdx.x == 0)
@@ -241,6 +287,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     const int filter_tile = CLUSTER > 1 ? in_tile / BF : 0;  // of those with common channel scales
     char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + filter_tile) * ROWS * ROW_BYTES;
     const bool exists = BF % PACK_FILTERS == 0 || in_tile + lane < BF;
+    WITH_TRANSFORM(if (warp == 0 && is_uneven(columns)) atomicOr(scales + lane, SUSPECT_BIT);)
     write(values, power_of_two(-exponent), exists ? rows + (in_tile - filter_tile * BF + lane) * 16 : nullptr, channel,
-          tap);
+          tap, scales + lane);
 }

@@ -61,12 +61,13 @@ struct Consumer {
         const unsigned filters = core_descriptor(weight_stages + first_filter(warpgroup) * 16, BF * 16);
         Rescale rescale(workspace.filter_scales + from.tile_chunk(g) * BF, warpgroup, thread);
         rescale.prefetch();
+        int doubt = NO_DOUBT;
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
         for (; chunks > 0; --chunks, input.advance()) {
             const int input_stage = input.stage;
             barrier_wait(shared.full_input + input_stage, input.parity);
-            const int input_exponent = shared.exponents[input_stage];  // before any thread can release the stage
+            const int input_scale = shared.scales[input_stage];  // before any thread can release the stage
             Sums chain;
 #pragma unroll CHAINS_OF_ROWS ? 1 : ROWS  // a chain that is carried around a loop would be spilled
             for (int row = 0; row < ROWS; ++row, weights.advance()) {
@@ -75,7 +76,8 @@ struct Consumer {
                 start_products(chain, inputs + input_stage * (INPUT_STAGE / 16) + row * g.pitch,
                                filters + weight_stage * (ROW_BYTES / 16), !CHAINS_OF_ROWS && row > 0);
                 if (row == 0) {  // while the products are under way
-                    rescale.update(input_exponent);
+                    rescale.update(input_scale);
+                    doubt = max(doubt, rescale.doubt(input_scale));
                     if (chunks > 1) rescale.prefetch();
                 }
                 wgmma_wait(chain);
@@ -87,7 +89,7 @@ struct Consumer {
             }
             if (!CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
         }
-        rescale.finish(sums);
+        rescale.finish(sums, doubt);
     }
 
     // This thread's partial sums in the workspace, as a block publishes them.

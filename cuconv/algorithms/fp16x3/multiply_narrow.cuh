@@ -28,14 +28,14 @@ __device__ __forceinline__ void multiply_step(Sums& chain, unsigned input, unsig
 // How products are scaled back; common/fp16_rescale.cuh says why. Here a thread computes the factor of one filter for
 // all of its warpgroup.
 struct Rescale {
-    const int* filter_exponents;  // in the workspace, of the next chunk
+    const int* filter_scales;  // in the workspace, of the next chunk
     const int warpgroup, thread;
-    int chunk_exponent = 0, sum_exponent = ZERO_EXPONENT;
+    int chunk_scale = 0, sum_exponent = ZERO_EXPONENT;
     int buffer = 0;  // of the two in shared memory
 
-    // exponents: of the tile's first chunk, in the workspace.
-    __device__ __forceinline__ Rescale(const int* exponents, int warpgroup, int thread)
-        : filter_exponents(exponents + thread), warpgroup(warpgroup), thread(thread) {}
+    // scales: of the tile's first chunk, in the workspace.
+    __device__ __forceinline__ Rescale(const int* scales, int warpgroup, int thread)
+        : filter_scales(scales + thread), warpgroup(warpgroup), thread(thread) {}
 
     // The current chunk's factors. Double-buffered, as those of the chunk before are still being read; between tiles
     // there are barriers.
@@ -43,24 +43,29 @@ struct Rescale {
         __shared__ __align__(16) float factors[2][CONSUMERS / WARPGROUP][(BF + 15) / 16 * 16];
         return factors[buffer][warpgroup];
     }
-    // Loads the next chunk's exponent. One chunk ahead of its use, so that its latency is hidden.
+    // Loads the next chunk's scale. One chunk ahead of its use, so that its latency is hidden.
     __device__ __forceinline__ void prefetch() {
-        if (thread < BF) chunk_exponent = __ldcg(filter_exponents);
-        filter_exponents += BF;
+        if (thread < BF) chunk_scale = __ldcg(filter_scales);
+        filter_scales += BF;
     }
     // Stores this thread's factor. A thread has two of each eight filters; its factors for 16 filters are adjacent.
     __device__ __forceinline__ void put(float factor) const {
         const int place = thread / 16 * 16 + thread % 8 / 2 * 4 + thread / 8 % 2 * 2 + thread % 2;
         if (thread < BF) shared()[place] = factor;
     }
-    // Computes the factors of a chunk from its filters' exponents and its input's.
-    __device__ __forceinline__ void update(int input_exponent) {
+    // Computes the factors of a chunk from its filters' scales and its input's.
+    __device__ __forceinline__ void update(int input_scale) {
         buffer ^= 1;
-        const int exponent = chunk_exponent + input_exponent;
+        const int exponent = exponent_of(chunk_scale) + exponent_of(input_scale);
         const bool zero = exponent < ZERO_EXPONENT / 2;
         if (sum_exponent == ZERO_EXPONENT && !zero) sum_exponent = exponent;
-        put(zero ? 0.0f : power_of_two(clamp(exponent - sum_exponent, -126, 127)));
+        put(zero ? 0.0f : power_of_two(clamp(exponent - sum_exponent, -126, 128)));
         warpgroup_barrier(warpgroup);
+    }
+    // The exponent of the chunk's products, of this thread's filter, if they are suspect, else NO_DOUBT or less.
+    __device__ __forceinline__ int doubt(int input_scale) const {
+        const bool suspect = PRODUCTS == 3 && is_suspect(chunk_scale | input_scale);
+        return suspect ? exponent_of(chunk_scale) + exponent_of(input_scale) : NO_DOUBT;
     }
     // sums += the current chunk's products.
     __device__ __forceinline__ void accumulate(Sums& sums, const Sums& chain) const {
@@ -80,16 +85,23 @@ struct Rescale {
                 for (int j = i; j < min(i + 8, WGMMA_SUMS); ++j) change(tile + j, factors[j % 8 / 4 * 2 + j % 2]);
         }
     }
-    // Scales the sums of all chunks back, in two steps so that each factor is a normal number.
-    __device__ __forceinline__ void finish(Sums& sums) {
+    // Scales the sums of all chunks back, in two steps so that each factor is a normal number, and marks the doubtful.
+    __device__ __forceinline__ void finish(Sums& sums, int doubt) {
         const int exponent = sum_exponent == ZERO_EXPONENT ? 0 : sum_exponent, half = exponent / 2;
+        const float least = thread < BF && doubt > NO_DOUBT ? least_trusted(doubt) : 0.0f;
+        const float factors[2] = {power_of_two(half), power_of_two(exponent - half)};
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             buffer ^= 1;
-            put(power_of_two(step ? exponent - half : half));
+            put(factors[step]);
             warpgroup_barrier(warpgroup);
             each([&](int i, float factor) { sums[i] *= factor; });
         }
+        if (PRODUCTS == 1) return;
+        buffer ^= 1;
+        put(least);
+        if (!any_at_barrier<WARPGROUP>(1 + warpgroup, least > 0.0f)) return;
+        each([&](int i, float least) { mark_doubtful(sums[i], least); });
     }
 };
 

@@ -7,29 +7,44 @@
 // one batch is converted, the next is on its way to the other half of the registers.
 constexpr int JOBS = SLOTS * (CHANNELS / 8);
 constexpr int BATCHES = JOBS <= (TAPS < 25 ? 6 : 4) ? 2 : (JOBS + 3) / 4 * 2, BATCH = (JOBS + BATCHES - 1) / BATCHES;
-// A chunk's scaled maximum must lie in [LEAST, MOST], as FP16 (MOST is 32768); a new scale brings it to 2^TARGET.
-constexpr unsigned LEAST = LEAST_EXPONENT + 15 << 10, MOST = 0x7800;
-constexpr int TARGET = (LEAST_EXPONENT + 15) / 2;
+// A chunk's scaled maximum must lie in [2^LEAST_EXPONENT, 2^15); a new scale brings it to 2^TARGET.
+constexpr int TARGET = (LEAST_EXPONENT + 16) / 2;
+
+// The range of a chunk's scaled values: the largest, and the least of the maxima of eight channels of a position.
+struct Range {
+    unsigned most = 0;    // bits of a float
+    unsigned least = ~0u;  // bits of a float, less 1: eight zeros count as the largest
+
+    __device__ __forceinline__ void include(const float (&scaled)[8]) {
+        const unsigned octet = __float_as_uint(largest(scaled));
+        most = max(most, octet);
+        if (PRODUCTS == 3) least = __viaddmin_u32(octet, ~0u, least);  // octet - 1, in one instruction
+    }
+    // Whether some position is so small that FP16 has lost bits of it.
+    __device__ __forceinline__ bool is_suspect() const { return least < __float_as_uint(LEAST_EXACT) - 1; }
+    __device__ __forceinline__ bool wants_scale() const {
+        return most < __float_as_uint(power_of_two(LEAST_EXPONENT)) || most >= __float_as_uint(0x1p15f);
+    }
+};
 
 // A job's first channel within the chunk, and its position within the tile.
 __device__ __forceinline__ constexpr int channel_of(int job) { return job / SLOTS * 8; }
 __device__ __forceinline__ int position_of(int job, int thread) { return job % SLOTS * WARPGROUP + thread; }
 
-// Decomposes a job's values into a stage of input and returns the high parts.
-__device__ __forceinline__ uint4 store(const float (&scaled)[8], int job, int thread, char* stage) {
+// Decomposes a job's values into a stage of input.
+__device__ __forceinline__ void store(const float (&scaled)[8], int job, int thread, char* stage) {
     uint4 high, low;
     decompose(scaled, high, low);
     char* const target = stage + channel_of(job) / 8 * OCTET_BYTES + position_of(job, thread) * 16;
     *reinterpret_cast<uint4*>(target) = high;
     if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + INPUT_PART) = low;
-    return high;
 }
 
 // Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
-// ZERO_EXPONENT. scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path
-// no registers.
+// ZERO_EXPONENT, and whether a warp has found the chunk suspect. scales: of the channels alone. Not inlined and not
+// unrolled: it is rare, and must cost the common path no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
-                                          unsigned* maxima, int spatial_tile, int chunk, int exponent) {
+                                          unsigned* maxima, unsigned* suspects, int spatial_tile, int chunk) {
     const int thread = threadIdx.x % WARPGROUP;
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int job, int c) {
@@ -48,14 +63,18 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
     warpgroup_barrier(threadIdx.x / WARPGROUP);
     for (int warp = 0; warp < WARPGROUP / 32; ++warp) most = max(most, maxima[warp]);
     if (most == 0) return ZERO_EXPONENT;
-    exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
+    const int exponent = clamp(TARGET + 127 - (int)(most >> 23), -118, 126);
+    Range range;
 #pragma unroll 1
     for (int job = 0; job < JOBS; ++job) {
         float values[8];
 #pragma unroll
         for (int c = 0; c < 8; ++c) values[c] = load(job, c) * power_of_two(exponent);
         store(values, job, thread, stage);
+        range.include(values);
     }
+    const bool suspect = __any_sync(~0u, range.is_suspect());
+    if (thread % 32 == 0) suspects[thread / 32] = suspect;
     return exponent;
 }
 
@@ -138,30 +157,30 @@ struct Producer {
         return workspace.channel_scales + at.tile_chunk(g) * CHANNELS;
     }
 
-    // Scales, decomposes and stores a job's values, and raises `most` to their largest magnitudes. NaN does not count:
-    // it reaches the output, which is then computed again.
+    // Scales, decomposes and stores a job's values, and includes them in the range. NaN does not count: it reaches the
+    // output, which is then computed again.
     __device__ __forceinline__ void convert(const float (&values)[8], const float* scales, int job, char* stage,
-                                            unsigned& most) const {
+                                            Range& range) const {
         const float4 a = reinterpret_cast<const float4*>(scales)[0], b = reinterpret_cast<const float4*>(scales)[1];
         const float scaled[8] = {values[0] * a.x, values[1] * a.y, values[2] * a.z, values[3] * a.w,
                                  values[4] * b.x, values[5] * b.y, values[6] * b.z, values[7] * b.w};
-        const uint4 high = store(scaled, job, thread, stage);
-        most = larger_magnitudes(larger_magnitudes(most, larger_magnitudes(high.x, high.y)),
-                                 larger_magnitudes(high.z, high.w));
+        store(scaled, job, thread, stage);
+        range.include(scaled);
     }
 
-    // The largest magnitude of a scaled chunk over the warpgroup, as the bits of an FP16 number.
-    __device__ __forceinline__ unsigned maximum(unsigned most, unsigned (&maxima)[WARPGROUP / 32]) const {
-        const unsigned warp_most = __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
-        if (thread % 32 == 0) maxima[thread / 32] = warp_most;
+    // The range of a scaled chunk over the warpgroup. The last bit of a warp's maximum tells whether it is suspect.
+    __device__ __forceinline__ Range reduce(const Range& range, unsigned (&maxima)[WARPGROUP / 32]) const {
+        const unsigned warp_most = __reduce_max_sync(~0u, range.most);
+        const unsigned suspect = __any_sync(~0u, range.is_suspect());
+        if (thread % 32 == 0) maxima[thread / 32] = warp_most & ~1u | suspect;
         barrier();
         const uint4 all = *reinterpret_cast<const uint4*>(maxima);
-        return max(max(all.x, all.y), max(all.z, all.w));
+        return {max(max(all.x, all.y), max(all.z, all.w)), (all.x | all.y | all.z | all.w) & 1 ? 0 : ~0u};
     }
 
     __device__ __forceinline__ void run(const Share& share) {
         float values[2][BATCH][8];
-        int exponent = TARGET - 3;  // right for maxima of 1/4 to 512; PRODUCTS 1: of 1/2 to 256
+        int exponent = TARGET - 3;  // right for maxima of 1/2 to 64; PRODUCTS 1: of 1/4 to 128
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
@@ -182,7 +201,7 @@ struct Producer {
             const bool last = unit + 2 >= share.end;
             const float next_scale = thread < CHANNELS && !last ? channel_scales(at)[thread] : 0.0f;
             const float* const scales = shared.channel_scales[group][buffer];
-            unsigned most = 0;
+            Range range;
             if (thread == 0)
                 do weights.fetch_ready(shared);
                 while (use > 0 && !barrier_passed(shared.empty_input + stage, use - 1 & 1));
@@ -202,22 +221,25 @@ struct Producer {
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = batch * BATCH + i;
-                    if (job < JOBS) convert(values[batch % 2][i], scales + channel_of(job), job, to, most);
+                    if (job < JOBS) convert(values[batch % 2][i], scales + channel_of(job), job, to, range);
                 }
             }
             float* const next_scales = shared.channel_scales[group][buffer ^ 1];
             if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
-            most = maximum(most, shared.maxima[group][buffer]);
+            range = reduce(range, shared.maxima[group][buffer]);
             int used = exponent;
-            if (most < LEAST || most > MOST) {
+            bool suspect = range.is_suspect();
+            if (range.wants_scale()) {
                 const WorkUnit now(unit, g);
-                used = convert_again(g, input, channel_scales(now), to, shared.maxima[group][buffer ^ 1],
-                                     now.spatial_tile, chunk, exponent);
+                unsigned(&suspects)[WARPGROUP / 32] = shared.maxima[group][buffer];
+                used = convert_again(g, input, channel_scales(now), to, shared.maxima[group][buffer ^ 1], suspects,
+                                     now.spatial_tile, chunk);
                 if (used != ZERO_EXPONENT) exponent = used;
                 if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
                 barrier();
+                suspect = used != ZERO_EXPONENT && (suspects[0] | suspects[1] | suspects[2] | suspects[3]);
             }
-            if (thread == 0) shared.exponents[stage] = used == ZERO_EXPONENT ? ZERO_EXPONENT : -used;
+            if (thread == 0) shared.scales[stage] = scale_of(used == ZERO_EXPONENT ? ZERO_EXPONENT : -used, suspect);
             fence_async_shared();
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(shared.full_input + stage);

@@ -43,6 +43,6 @@ struct Shared {
     volatile int rows_fetched;  // weight rows of the block's share whose copies have started
     __align__(16) float channel_scales[2][2][CHANNELS];   // of the current and the next chunk, times the input's scale
     __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // of warps, double-buffered
-    int exponents[IN_STAGES];                             // of the input's scale in each stage
+    int scales[IN_STAGES];                                // of the input in each stage, as filters have them
     unsigned sources[2][SLOTS][WARPGROUP];                // byte offsets of the positions that a thread loads
 };

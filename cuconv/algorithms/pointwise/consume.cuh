@@ -14,7 +14,12 @@
 #define WGMMA_N FILTERS
 #include "common/wgmma.cuh"
 
-// A pixel's scale, a power of two. It stays while it brings the maximum of a chunk into [2^LEAST_EXPONENT, 2^15).
+// A pixel's scale, a power of two. It stays while it brings the maximum of a chunk into [2^LEAST_EXPONENT, 2^15). A new
+// one brings it into [2^TARGET, 2^(TARGET + 1)): later chunks of ordinary data have maxima from 1/16 to 4 times as
+// large.
+constexpr int TARGET = PRODUCTS == 3 ? 12 : 10;
+static_assert(LEAST_EXPONENT < TARGET && TARGET < 14, "a new scale lies within the range in which it stays");
+
 struct PixelScale {
     int exponent = ZERO_EXPONENT;      // of the current chunk
     int sum_exponent = ZERO_EXPONENT;  // of the tile's first chunk that is not all zero; the sums keep it
@@ -23,7 +28,7 @@ struct PixelScale {
     __device__ __forceinline__ void update(float most) {
         const int found = (int)(__float_as_uint(most) >> 23) - 127;
         if (most == 0.0f || found + exponent >= LEAST_EXPONENT && found + exponent <= 14) return;
-        exponent = clamp(10 - found, -113, 126);
+        exponent = clamp(TARGET - found, -113, 126);
         if (sum_exponent == ZERO_EXPONENT) sum_exponent = exponent;
     }
 };
@@ -167,8 +172,9 @@ struct Consumer {
     }
 
     // Arrives for the warp, once what it loaded from the stage has come: an arrival alone can overtake loads from
-    // shared memory that are under way. loaded: bits that depend on every load, of numbers that are not negative. By the
-    // PTX memory model __syncwarp orders the loads of all lanes before the arrival, which releases them to the producer.
+    // shared memory that are under way. loaded: bits that depend on every load, of numbers that are not negative. By
+    // the PTX memory model __syncwarp orders the loads of all lanes before the arrival, which releases them to the
+    // producer.
     __device__ __forceinline__ void release(uint64* barrier, int loaded) const {
         asm("" : "+r"(loaded));  // hides from the compiler that the test below never holds
         __syncwarp();

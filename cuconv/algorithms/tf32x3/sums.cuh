@@ -27,22 +27,21 @@ struct Output {
     bool relu;
     WITH_RESIDUAL(const float* residual;)
 
-    // Writes one output, with bias, residual and ReLU; a NaN stays.
-    __device__ __forceinline__ void write(float value, const Problem& p, int64 pixel, int filter) const {
-        if (pixel < 0 || filter >= p.filters) return;
+    // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and ReLU. The
+    // lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that they
+    // have written themselves.
+    __device__ __forceinline__ void replace_marked(const Problem& p, int64 pixel, int filter) const {
+        float* const to = output + (pixel + (int64)filter * p.out_pixels);
+        const bool marked = pixel >= 0 && filter < p.filters && isnan(*to);
+        if (!__any_sync(~0u, marked)) return;
+        const int64 image_size = (int64)OUTPUT_PLANES(p.filters) * p.out_pixels, known = pixel < 0 ? 0 : pixel;
+        const int image = known / image_size, within = known - image * image_size, y = within / p.out_w;
+        float value = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y,
+                                      within - y * p.out_w);
+        if (!marked) return;
         if (bias) value += bias[filter];
-        WITH_RESIDUAL(value += residual[pixel + (int64)filter * p.out_pixels];)
-        if (relu && value < 0.0f) value = 0.0f;
-        output[pixel + (int64)filter * p.out_pixels] = value;
-    }
-
-    // Writes one output as the plain FP32 sum. A thread calls it for all its outputs if one of them is not finite,
-    // since Inf and NaN cannot be decomposed into parts.
-    __device__ __forceinline__ void write_plain(const Problem& p, int64 pixel, int filter) const {
-        if (pixel < 0 || filter >= p.filters) return;
-        const int64 image_size = (int64)OUTPUT_PLANES(p.filters) * p.out_pixels;
-        const int y = pixel % image_size / p.out_w, x = pixel % image_size % p.out_w;
-        write(plain_sum(input, weight, p, KERNEL_H, KERNEL_W, pixel / image_size, filter, y, x), p, pixel, filter);
+        WITH_RESIDUAL(value += residual[to - output];)
+        *to = relu && value < 0.0f ? 0.0f : value;  // a NaN stays
     }
 
     // Adds the bias to COUNT pieces, STEP filters apart. The first piece has filters from `filter` on, of which `left`
@@ -178,13 +177,20 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[KEPT<GROUPS>][4], c
     }
 }
 
-template <int COUNT>
-__device__ __forceinline__ bool are_finite(const float (&pieces)[COUNT][4]) {
-    int finite = true;
+// Whether all sums of a warp are right (parts.cuh), the first WIDTH of each piece. Where they are not, marks those that
+// are replaced.
+template <int WIDTH = 4, int COUNT>
+__device__ __forceinline__ bool judge(float (&pieces)[COUNT][4]) {
+    Judge judge;
 #pragma unroll
-    for (int i = 0; i < COUNT * 4; ++i) finite &= isfinite(pieces[i / 4][i % 4]);
-    asm volatile("" : "+r"(finite));  // evaluated here, before bias and ReLU change the pieces
-    return finite;
+    for (int i = 0; i < COUNT * WIDTH; ++i) judge.add(pieces[i / WIDTH][i % WIDTH], i % 2);
+    int right = __all_sync(~0u, judge.all_right());
+    asm volatile("" : "+r"(right));  // evaluated here, before bias and ReLU change the pieces
+    if (!right)
+#pragma unroll
+        for (int i = 0; i < COUNT * WIDTH; ++i)
+            pieces[i / WIDTH][i % WIDTH] = mark_wrong(pieces[i / WIDTH][i % WIDTH]);
+    return right;
 }
 
 // Writes a tile straight from the accumulators: each warpgroup the pieces that it keeps.
@@ -195,17 +201,17 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     const int left = min(p.filters, filter_0 + FILTERS) - filter;  // also excludes a piece that does not exist
     const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
     float* const to = out.output + (int64)filter * p.out_pixels;
-    const bool finite = are_finite(kept);
+    const bool right = judge(kept);
     out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
     WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
     out.apply_relu(kept);
     out.store<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
-    if (!finite)
+    if (!right)
 #pragma unroll 1
         for (int piece = group; piece < PIECES; piece += GROUPS)
 #pragma unroll 1
             for (int i = 0; i < 4; ++i)
-                out.write_plain(p, i / 2 ? pixel_b : pixel_a, filter_0 + piece_filter(piece) + i % 2);
+                out.replace_marked(p, i / 2 ? pixel_b : pixel_a, filter_0 + piece_filter(piece) + i % 2);
 }
 
 #if SPLIT_K > 1
@@ -276,16 +282,18 @@ struct Inbox {
         barrier_wait_cluster(&arrived, 0);
 #pragma unroll
         for (unsigned i = 0; i < ITERATIONS; ++i) add_blocks<WIDTH>(sum[i], at + i * STEP, size);
-        const bool finite = are_finite(sum);
+        const bool right = judge<WIDTH>(sum);
         out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
         WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(
                            sum, to, left_of, p));)
         out.apply_relu(sum);
         out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
-        if (!finite)
+        if (!right)
 #pragma unroll 1
-            for (unsigned i = 0; i < size; ++i)
-                if (i / WIDTH % THREADS == threadIdx.x) out.write_plain(p, pixel_of(i), filter_of(i));
+            for (unsigned i = 0; i < ITERATIONS * WIDTH; ++i) {
+                const unsigned mine = at + i / WIDTH * STEP + i % WIDTH;
+                out.replace_marked(p, mine < size ? pixel_of(mine) : -1, filter_of(mine));
+            }
     }
 
     // Adds WIDTH sums of all blocks, where they are among the first `size`.

@@ -45,6 +45,7 @@ constexpr int BLOCK_FILTERS = FILTERS / SPLIT_K;  // filters that a block of the
 static_assert(THREADS % PIXELS == 0 && STAGE_DEPTH % ROW_STEP == 0 && STAGE_DEPTH % (8 * WARP_SPLIT_K) == 0,
               "a block covers a stage evenly");
 static_assert(FILTERS % SPLIT_K == 0, "a cluster shares the filters of a tile evenly");
+static_assert(PIXELS % 32 == 0, "a warp copies, adds up and writes rows together");
 
 // A mask with a bit for each filter position that meets the input at a pixel. A large filter has a bit for each row in
 // the low half, and for each column in the high half.
@@ -318,8 +319,14 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int k = 0; k < WARP_SPLIT_K; ++k)
                 value += load_from_block(shared + (k * FILTERS + row) * COLUMN_ROW + column, block);
-        if (!exists || filter >= p.filters) continue;
-        if (!isfinite(value)) value = plain_sum(input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
+        const bool written = exists && filter < p.filters;
+        if (__any_sync(~0u, written && !is_right(value))) {
+            const bool replaced = written && is_replaced(value);
+            const float plain =
+                plain_sum_where(replaced, input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
+            if (replaced) value = plain;
+        }
+        if (!written) continue;
         const int64 at = ((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel;
         if (bias) value += bias[filter];
         WITH_RESIDUAL(value += residual[at];)

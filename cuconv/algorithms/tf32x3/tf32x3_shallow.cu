@@ -153,10 +153,16 @@ struct Pixels {
     }
 };
 
-// Decomposes the weights of `tiles` times eight filters into fragments of tile B: [tile][step][lane].
-__device__ __forceinline__ void decompose_weights(Fragment* fragments, const float* weight, int tiles, int filter_0,
+// A pixel whose sums of several filters together are at least LEAST_TOTAL in magnitude has an input of at least 2^-74 if
+// no weight but 0 is outside [LEAST_WEIGHT, 1 / LEAST_WEIGHT]. That input's products are then at least LEAST_RIGHT.
+constexpr float LEAST_TOTAL = 0x1p-40f, LEAST_WEIGHT = 0x1p-22f;
+
+// Decomposes the weights of `tiles` times eight filters into fragments of tile B: [tile][step][lane]. Returns whether
+// this thread has met one outside of these bounds.
+__device__ __forceinline__ bool decompose_weights(Fragment* fragments, const float* weight, int tiles, int filter_0,
                                                   const Problem& p) {
     const int rows = p.channels * KERNEL_H;
+    bool unusual = false;
 #pragma unroll 4
     for (int i = threadIdx.x; i < tiles * STEPS * 32; i += THREADS) {
         const int lane = i % 32, step = i / 32 % STEPS, filter = filter_0 + i / (32 * STEPS) * 8 + lane / 4;
@@ -166,7 +172,9 @@ __device__ __forceinline__ void decompose_weights(Fragment* fragments, const flo
             const Slot slot(step * 2 + half, lane % 4);
             const bool exists = step * 2 + half < SLOTS && slot.row < rows && filter < p.filters;
             const int64 place = ((int64)filter * rows + slot.row) * KERNEL_W + slot.kx;
-            decompose(exists ? weight[place] : 0.0f, big[half], small[half]);
+            const float w = exists ? weight[place] : 0.0f;
+            unusual |= w != 0.0f && !(fabsf(w) >= LEAST_WEIGHT && fabsf(w) <= 1 / LEAST_WEIGHT);
+            decompose(w, big[half], small[half]);
         }
 #if PRODUCTS == 3
         fragments[i] = {big[0], big[1], small[0], small[1]};
@@ -174,6 +182,7 @@ __device__ __forceinline__ void decompose_weights(Fragment* fragments, const flo
         fragments[i] = {big[0], big[1]};
 #endif
     }
+    return unusual;
 }
 
 // A lane's columns in parts, as fragments of tile A.
@@ -256,6 +265,40 @@ __device__ __forceinline__ void transpose(float (&v)[4]) {
     }
 }
 
+// The magnitudes of all filters' sums together, of each of a lane's four pixels. They tell whether the sums may be wrong
+// (parts.cuh), in an instruction a sum.
+struct Totals {
+    float of[2][2] = {};
+
+    __device__ __forceinline__ void add(const float (&sum)[2][TILES][4]) {
+#pragma unroll
+        for (int i = 0; i < 8 * TILES; ++i) of[i % 2][i / 4 % 2] += fabsf(sum[i % 2][i / 8][i / 2 % 4]);
+    }
+    // Whether all sums of the warp are right. False also where they are small. Sums that are all 0 are right.
+    __device__ __forceinline__ bool are_right() const {
+        bool right = true;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float total = of[i / 2][i % 2];
+            right &= total <= MOST_RIGHT && (PRODUCTS == 1 || total >= LEAST_TOTAL || total == 0.0f);
+        }
+        return __all_sync(~0u, right);
+    }
+};
+
+// Judges a warp's sums one by one. Returns whether all are right; where they are not, marks those that are replaced.
+__device__ __forceinline__ bool judge(float (&sum)[2][TILES][4]) {
+    Judge judge;
+#pragma unroll
+    for (int i = 0; i < 8 * TILES; ++i) judge.add(sum[i % 2][i / 8][i / 2 % 4], i % 2);
+    const bool right = __all_sync(~0u, judge.all_right());
+    if (!right)
+#pragma unroll
+        for (int i = 0; i < 8 * TILES; ++i)
+            sum[i % 2][i / 8][i / 2 % 4] = mark_wrong(sum[i % 2][i / 8][i / 2 % 4]);
+    return right;
+}
+
 // The operands and sizes with which a warp writes its outputs.
 struct Output {
     const float *input, *weight, *bias;
@@ -268,13 +311,10 @@ struct Output {
         return relu && value < 0.0f ? 0.0f : value;  // a NaN stays
     }
 
-    // Writes FILTERS filters from `filter_0` on. Returns whether all sums are finite.
-    __device__ __forceinline__ bool write(float (&sum)[2][TILES][4], int64 place, int filter_0,
+    // Writes FILTERS filters from `filter_0` on.
+    __device__ __forceinline__ void write(float (&sum)[2][TILES][4], int64 place, int filter_0,
                                           const Problem& p) const {
         const int lane = threadIdx.x % 4;
-        float check = 0.0f;  // stays 0 only if every sum times 0 is 0, which NaN and Inf times 0 are not
-#pragma unroll
-        for (int i = 0; i < 8 * TILES; ++i) check = fmaf(sum[i % 2][i / 8][i / 2 % 4], 0.0f, check);
         if (bias || relu)  // one branch for all sums
 #pragma unroll
             for (int i = 0; i < 8 * TILES; ++i) {
@@ -308,22 +348,22 @@ struct Output {
                 }
 #endif
             }
-        return check == 0.0f;
     }
 
-    // Overwrites a tile of pixels with plain FP32 sums for all filters of the block. A warp calls it where an output is
-    // not finite, since Inf and NaN cannot be decomposed into parts.
-    __device__ __forceinline__ void write_plain(unsigned first, unsigned pixels, int filter_0, int filters,
-                                                const Problem& p) const {
+    // Replaces the outputs of a tile that are marked, which are NaNs, by plain FP32 sums, for all filters of the block.
+    // A warp calls it where one of its lanes has marked a sum.
+    __device__ __forceinline__ void replace_marked(unsigned first, unsigned pixels, int filter_0, int filters,
+                                                   const Problem& p) const {
         const unsigned index = first + threadIdx.x % 32, image = index / p.out_pixels;
-        const int pixel = index - image * p.out_pixels;
-        __syncwarp();
-        if (index >= pixels) return;
+        const int pixel = index - image * p.out_pixels, y = pixel / p.out_w, x = pixel - y * p.out_w;
+        __syncwarp();  // the outputs that other lanes have written can be read
 #pragma unroll 1
         for (int filter = filter_0; filter < min(filter_0 + filters, p.filters); ++filter) {
-            const int y = pixel / p.out_w, x = pixel % p.out_w;
-            const float sum = plain_sum(input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
-            output[((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel] = finish(sum, filter, p);
+            float* const to = output + (((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel);
+            const bool marked = index < pixels && isnan(*to);
+            if (!__any_sync(~0u, marked)) continue;
+            const float sum = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
+            if (marked) *to = finish(sum, filter, p);
         }
     }
 };
@@ -361,24 +401,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
 
     // Load the first tile, and meanwhile decompose the weights.
     if (tile < tiles) load(first_pixels);
-    decompose_weights(fragments, weight, block_filters / 8, filter_0, p);
-    __syncthreads();
+    const bool unusual = __syncthreads_or(decompose_weights(fragments, weight, block_filters / 8, filter_0, p));
 
     // Main loop: the next tile is loaded while this one is multiplied.
     const Output out = {input, weight, bias, output, relu != 0};
+    bool each = unusual;  // whether sums are judged one by one
     while (tile < tiles) {
         const Columns columns(values);
         const int64 columns_place = place;
         const unsigned first = tile * PIXELS;
         tile += step;
         if (tile < tiles) load(Pixels(tile, pixels, input, p));
-        bool finite = true;
+        Totals totals;
+        bool right = true;
 #pragma unroll 1
         for (int f = 0; f < block_filters; f += FILTERS) {
             float sum[2][TILES][4];
             columns.multiply(sum, fragments + f / 8 * STEPS * 32 + threadIdx.x % 32);
-            finite &= out.write(sum, columns_place, filter_0 + f, p);
+            totals.add(sum);
+            if (each) right &= judge(sum);
+            out.write(sum, columns_place, filter_0 + f, p);
         }
-        if (!__all_sync(~0u, finite)) out.write_plain(first, pixels, filter_0, block_filters, p);
+        const bool doubtful = !each && !totals.are_right();
+        if (!right) out.replace_marked(first, pixels, filter_0, block_filters, p);
+        each = unusual || doubtful;
+        if (doubtful) {  // the same tile once more
+            tile = first / PIXELS;
+            load(Pixels(tile, pixels, input, p));
+        }
     }
 }

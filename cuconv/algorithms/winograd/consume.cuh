@@ -81,12 +81,14 @@ struct Consumer {
     }
 
     // sums = the products of `chunks` chunks from a unit of work on, all of one tile. count: chunks of the share before
-    // it. left: chunks of the share from it on.
-    __device__ __forceinline__ void multiply(Sums& sums, const WorkUnit& from, unsigned count, int left, int chunks) {
+    // it. left: chunks of the share from it on. Returns what is known of these chunks.
+    __device__ __forceinline__ Known multiply(Sums& sums, const WorkUnit& from, unsigned count, int left, int chunks) {
+        Known known;
         PipelineState<IN_STAGES> input(count, 1);
         PipelineState<WEIGHT_STAGES> filter(count, GROUP_POINTS);
         int filler = (count + IN_STAGES) % CLUSTER;  // the block that fills the chunk's stage next
-        Rescale rescale(shared.exponents + from.tile_chunk(g) * SCALE_FILTERS + block_rank() * BF, warpgroup, thread());
+        Rescale rescale(shared.filter_scales + from.tile_chunk(g) * SCALE_FILTERS + block_rank() * BF, warpgroup,
+                        thread());
         rescale.prefetch();
         const bool first = thread() == 0;
 #pragma unroll
@@ -97,7 +99,7 @@ struct Consumer {
         for (; chunks > 0; --chunks, --left) {
             barrier_wait(shared.full_input + input.stage, input.parity);
             // Before any thread can release the stage.
-            const int input_exponent = load_int(input_stages + input.stage * STAGE_BYTES + EXPONENT_OFFSET);
+            const int input_scale = load_int(input_stages + input.stage * STAGE_BYTES + SCALE_OFFSET);
             const unsigned chunk = input_stages + warpgroup * GROUP_POINTS * POINT_BYTES + input.stage * STAGE_BYTES;
 #pragma unroll
             for (int point = 0; point < GROUP_POINTS; ++point) {
@@ -111,7 +113,8 @@ struct Consumer {
                 __syncwarp();
                 filter.advance();
                 if (point == 0) {
-                    rescale.update(input_exponent);
+                    rescale.update(input_scale);
+                    known.include(rescale.chunk_scales, input_scale, warpgroup);
                     if (chunks > 1) rescale.prefetch();
                 }
                 wgmma_wait(chain);
@@ -124,7 +127,8 @@ struct Consumer {
             }
         }
 #pragma unroll
-        for (int point = 0; point < GROUP_POINTS; ++point) rescale.finish(sums[point]);
+        for (int point = 0; point < GROUP_POINTS; ++point) rescale.finish(sums[point], NO_DOUBT);
+        return known;
     }
 
     // The block's number in the order of shares.
@@ -135,21 +139,28 @@ struct Consumer {
         return shared.sums + (int64)block * (MAX_SUMS / 4) + warpgroup * (MAX_SUMS / 8) + thread();
     }
 
-    // Publishes the sums to the block that began the tile.
-    __device__ __forceinline__ void publish(const Sums& sums) const {
+    // This thread's number behind its warpgroup's sums. end: where its own would go on.
+    template <class Float4>
+    __device__ __forceinline__ auto own_number(Float4* end) const {
+        return reinterpret_cast<int*>(const_cast<float4*>(end) - thread()) + thread();
+    }
+
+    // Publishes the sums to the block that began the tile, and behind them what each thread knows of its chunks.
+    __device__ __forceinline__ void publish(const Sums& sums, const Known& known) const {
         float4* to = partial_sums(block_number());
 #pragma unroll
         for (int point = 0; point < GROUP_POINTS; ++point)
 #pragma unroll
             for (int i = 0; i < WGMMA_SUMS; i += 4, to += WARPGROUP)
                 *to = make_float4(sums[point][i], sums[point][i + 1], sums[point][i + 2], sums[point][i + 3]);
+        *own_number(to) = known.scale;
         warpgroup_barrier(warpgroup);
         if (thread() == 0)  // the flag's release covers what the barrier has shown this thread: the warpgroup's stores
             set_flag(shared.flags + block_number() * 2 + warpgroup);
     }
 
     // Adds the partial sums of the blocks with later shares, in order, up to the tile's end.
-    __device__ __forceinline__ void accumulate(Sums& sums, int unit, int tile_end) const {
+    __device__ __forceinline__ void accumulate(Sums& sums, Known& known, int unit, int tile_end) const {
         for (int number = share_number() + 1; unit < tile_end; ++number) {
             const int block = number * CLUSTER + block_rank();
             if (thread() == 0) {
@@ -166,6 +177,7 @@ struct Consumer {
                     sums[point][i] += part.x, sums[point][i + 1] += part.y;
                     sums[point][i + 2] += part.z, sums[point][i + 3] += part.w;
                 }
+            known.include(__ldcg(own_number(from)));
             unit = ClusterShare(g, number).end;
         }
     }
@@ -179,16 +191,16 @@ struct Consumer {
             const WorkUnit from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);
             Sums sums;
-            multiply(sums, from, unit - share.begin, share.end - unit, chunks);
+            Known known = multiply(sums, from, unit - share.begin, share.end - unit, chunks);
             unit += chunks;
             if (from.chunk > 0) {
-                publish(sums);
+                publish(sums, known);
             } else {
-                if (chunks < g.chunks) accumulate(sums, unit, unit - chunks + g.chunks);
+                if (chunks < g.chunks) accumulate(sums, known, unit, unit - chunks + g.chunks);
                 const int stage = PipelineState<WEIGHT_STAGES>(unit - share.begin, GROUP_POINTS).previous_stage();
                 float* const staging = reinterpret_cast<float*>(weight_stages + stage * WEIGHT_STAGE_BYTES);
                 write(output, g, from.spatial_tile * CELLS, from.filter_tile * SCALE_FILTERS + block_rank() * BF, sums,
-                      shared, staging, warpgroup);
+                      shared, known, staging, warpgroup);
             }
         }
     }

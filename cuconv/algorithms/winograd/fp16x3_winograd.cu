@@ -105,7 +105,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         for (int i = 0; i < 2 * WEIGHT_STAGES; ++i) barrier_init(shared.full_weights[0] + i, 1);
         for (int i = 0; i < IN_STAGES; ++i)
             if (i % CLUSTER != block_rank()) barrier_expect(shared.full_input + i, SENT_BYTES);
-        shared.exponents = workspace.filter_scales, shared.flags = workspace.flags, shared.sums = workspace.sums;
+        shared.filter_scales = workspace.filter_scales, shared.flags = workspace.flags, shared.sums = workspace.sums;
         const ClusterShare share(g, share_number());
         shared.units = share.end - share.begin;
         fence_async_shared();

@@ -49,6 +49,7 @@ THREAD_BYTES = 4  # of a producer thread for each of its copies and jobs
 
 MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)  # of a filter
+MIN_PRODUCTS = 288  # of an output
 MAX_INPUT_BYTES = 2**32
 # Stages of input chunks, and of points of weights for each consumer warpgroup. The first pair that fits is taken.
 STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
@@ -67,9 +68,8 @@ class TileShape(NamedTuple):
 
 TILE_SHAPES = {  # by the columns of a filter
     3: (TileShape(80, 256), TileShape(80, 128), TileShape(88, 128), TileShape(96, 128)),
-    5: (TileShape(72, 256), TileShape(64, 256), TileShape(72, 128), TileShape(80, 128)),
+    5: (TileShape(64, 256), TileShape(72, 128), TileShape(80, 128)),
 }
-FIVE_ROWS = TileShape(72, 256)  # for filters of five rows only: with fewer rows its variants spill registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,13 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         found = []
         for cluster in range(1, MAX_CLUSTER + 1):
             much_halo = 28 if cluster > 1 else 24  # a pitch whose halo is converted in one round
-            for shape in _tile_shapes(cluster, 3, 3):
+            for shape in _tile_shapes(cluster, 3):
                 found += [
                     _macros(3, 3, 7, True, (4, 2), cluster, shape),
                     _macros(3, 3, much_halo, False, (2, 2), cluster, shape),
                 ]
         for cluster in (1, 2):
-            found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5, 5)]
+            found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5)]
         widest, first = TILE_SHAPES[5][-1], TILE_SHAPES[3][0]
         found += [_macros(5, 5, 4, False, (2, 2), 3, widest), _macros(3, 5, 7, False, (3, 2), 2, widest)]
         found += [_macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
@@ -154,7 +154,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         _check(problem, device)
         found = []
         for cluster in _clusters(problem, device):
-            for shape in _tile_shapes(cluster, problem.kh, problem.kw):
+            for shape in _tile_shapes(cluster, problem.kw):
                 for pitch in _pitches(problem, device, shape):
                     found += _candidates_of(problem, device, cluster, shape, pitch)
         return require_fit(found, problem, device, self.name)
@@ -244,6 +244,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         )
     if p.out_w < OUTPUTS:  # most of a cell would be padding, and errors would be relative to the largest weights
         raise UnsupportedProblem(f"{p.label}: rows of {p.out_w} outputs, fp16x3_winograd needs {OUTPUTS} side by side")
+    if p.c * p.filter_area < MIN_PRODUCTS:  # of a sparse input, an output may have one small product beside large ones
+        raise UnsupportedProblem(
+            f"{p.label}: outputs of {p.c * p.filter_area} products, fp16x3_winograd needs {MIN_PRODUCTS}"
+        )
     sizes = [
         ("rows in a filter", p.kh, MAX_ROWS),
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
@@ -258,10 +262,9 @@ def _points(columns: int) -> int:
     return OUTPUTS + columns - 1
 
 
-def _tile_shapes(cluster: int, rows: int, columns: int) -> list[TileShape]:
+def _tile_shapes(cluster: int, columns: int) -> list[TileShape]:
     """The tile shapes for a cluster and a filter. A block that converts all of its input needs 256 producers."""
-    shapes = [shape for shape in TILE_SHAPES[columns] if cluster > 1 or shape.producers == 256]
-    return [shape for shape in shapes if shape != FIVE_ROWS or rows == MAX_ROWS]
+    return [shape for shape in TILE_SHAPES[columns] if cluster > 1 or shape.producers == 256]
 
 
 def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:
@@ -324,7 +327,8 @@ def _candidates_of(
         return []
     raw_floats = _raw_floats(_points(problem.kw), stage_cells, pitch)
     packed_bytes = _packing(cluster).workspace_bytes(problem)
-    block_bytes = _points(problem.kw) * FILTERS * shape.cells * FLOAT_BYTES + FLAG_BYTES
+    sums = _points(problem.kw) * FILTERS * shape.cells + CONSUMERS  # with a number for each consumer thread
+    block_bytes = sums * FLOAT_BYTES + FLAG_BYTES
     return [
         WinogradConfig(
             cluster,

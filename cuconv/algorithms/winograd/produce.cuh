@@ -96,10 +96,10 @@ __device__ __forceinline__ void store(const Get& get, char* target, unsigned& mo
 }
 
 // Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
-// ZERO_EXPONENT. scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path
-// no registers.
+// ZERO_EXPONENT. suspect: whether the thread has found a cell that is below LEAST_EXACT in four channels, but not 0.
+// scales: of the channels alone. Not inlined and not unrolled: it is rare, and must cost the common path no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
-                                          unsigned* maxima, int first_cell, int chunk) {
+                                          unsigned* maxima, bool& suspect, int first_cell, int chunk) {
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int row, int offset, int in_chunk) {
         const unsigned source = g.source(row, offset);
@@ -108,6 +108,7 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
         return *reinterpret_cast<const float*>(input + channel * plane + source) * scales[in_chunk];
     };
     int exponent = 0;
+    suspect = false;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {  // the maximum first, then the conversion
         unsigned most = 0;
@@ -117,13 +118,17 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
             const int in_stage = cell_of(job / 2, thread), octet = job % 2;
             if (in_stage >= STAGE_CELLS) continue;
             const int cell = first_cell + in_stage, row = cell / g.pitch, column = (cell - row * g.pitch) * OUTPUTS;
+            float of_cell = 0.0f;
+            bool zero = true;
 #pragma unroll 1
             for (int c = channel_of(thread); c < channel_of(thread) + 4; c += 2) {
                 float d[2][POINTS];
 #pragma unroll 1
                 for (int i = 0; i < 2 * POINTS; ++i) {
                     float x = load(row, column + i % POINTS, octet * 8 + c + i / POINTS);
+                    zero &= x == 0.0f;
                     if (pass) x *= power_of_two(exponent);
+                    of_cell = fmaxf(of_cell, fabsf(x));
                     d[i / POINTS][i % POINTS] = x, most = max(most, finite_magnitude(x));
                 }
                 char* const target = stage + octet * OCTET_BYTES + in_stage * 16 + c * 2;
@@ -134,6 +139,7 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
                     *reinterpret_cast<unsigned*>(target + point * POINT_BYTES + INPUT_PART) = low;
                 });
             }
+            if (pass && !zero && of_cell < LEAST_EXACT) suspect = true;
         }
         if (pass) break;
         most = __reduce_max_sync(~0u, most);
@@ -160,7 +166,8 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    int exponent = 6;   // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
+    int exponent = 6;      // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
+    bool suspect = false;  // whether the scale was found for a suspect chunk; chunks with the same scale may be alike
     unsigned most = 0;  // of the chunk
 
     __device__ __forceinline__ int first_cell(const WorkUnit& at) const { return at.spatial_tile * CELLS; }
@@ -252,15 +259,17 @@ struct Producer {
         int used = exponent;
         if (all < LEAST || all > MOST) {
             const WorkUnit at(ClusterShare(g, share_number()).begin + count, g);
+            bool found;
             used = convert_again(g, input, workspace.channel_scales + at.tile_chunk(g) * CHANNELS,
-                                 stages + stage * STAGE_BYTES, shared.maxima[1], first_cell(at), at.chunk);
-            if (used != ZERO_EXPONENT) exponent = used;
+                                 stages + stage * STAGE_BYTES, shared.maxima[1], found, first_cell(at), at.chunk);
             fence_async_shared();
-            producers_barrier();
+            found = any_at_barrier<PRODUCERS>(3, found);
+            if (used != ZERO_EXPONENT) exponent = used, suspect = found;
         }
         if (producing_thread() == 0) {
             char* const data = stages + stage * STAGE_BYTES;
-            *reinterpret_cast<int*>(data + EXPONENT_OFFSET) = used == ZERO_EXPONENT ? ZERO_EXPONENT : -used;
+            *reinterpret_cast<int*>(data + SCALE_OFFSET) =
+                scale_of(used == ZERO_EXPONENT ? ZERO_EXPONENT : -used, suspect);
             barrier_arrive(shared.full_input + stage);
             send(data, stage);
         }

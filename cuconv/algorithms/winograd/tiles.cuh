@@ -6,7 +6,7 @@
 #define POINTS (KW + 3)
 #define FILTER_ROWS POINTS
 #define FILTER_COLUMNS KH
-#define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS)
+#define BLOCK_SUMS (POINTS * FILTERS * TILE_CELLS + 256)  // with a number for each consumer thread
 #define TRANSFORMS_WEIGHTS
 #define PRODUCTS 3
 #define WGMMA_N TILE_CELLS
@@ -19,13 +19,13 @@ constexpr int OUTPUTS = POINTS + 1 - KW;  // outputs of a cell: four
 constexpr int CELLS = TILE_CELLS;         // cells of a tile
 constexpr int GROUP_POINTS = POINTS / 2;  // points of a consumer warpgroup
 constexpr int PAIRS = GROUP_POINTS - 1;   // of points x and -x
-static_assert(BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
+static_assert(CONSUMERS == 256 && BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
-// A stage of transformed input: [points][high, low][2][STAGE_CELLS][8] FP16, then the exponent of its scale.
+// A stage of transformed input: [points][high, low][2][STAGE_CELLS][8] FP16, then its scale.
 constexpr int OCTET_BYTES = STAGE_CELLS * 16;  // eight channels
 constexpr int INPUT_PART = 2 * OCTET_BYTES;    // high or low parts of a point
-constexpr int POINT_BYTES = 2 * INPUT_PART, EXPONENT_OFFSET = POINTS * POINT_BYTES;
-constexpr int SENT_BYTES = EXPONENT_OFFSET + 16;  // what a block sends to the others of its cluster
+constexpr int POINT_BYTES = 2 * INPUT_PART, SCALE_OFFSET = POINTS * POINT_BYTES;
+constexpr int SENT_BYTES = SCALE_OFFSET + 16;  // what a block sends to the others of its cluster
 constexpr int STAGE_BYTES = (SENT_BYTES + 127) / 128 * 128;
 // Input as it comes: [2][8 channels][RAW_FLOATS].
 constexpr int RAW_BYTES = 8 * RAW_FLOATS * 4;
@@ -139,7 +139,7 @@ struct CellOutputs {
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES];
     uint64 full_weights[2][WEIGHT_STAGES];  // of each consumer warpgroup
-    const int* volatile exponents;          // of the workspace, for consumers
+    const int* volatile filter_scales;      // of the workspace, for consumers
     unsigned* volatile flags;
     float4* volatile sums;
     volatile int units;                       // of the share, for producers

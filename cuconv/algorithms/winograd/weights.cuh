@@ -32,13 +32,17 @@ __device__ __forceinline__ void transform_row(const float (&w)[KW], float (&at)[
 }
 
 // Transforms a row of a filter, in eight channels, to all points.
-__device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8], const float* weights, int row) {
+__device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8], float (&columns)[KW],
+                                                  const float* weights, int row) {
     static_assert(WARP_TAPS == POINTS);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
         float w[KW], at[POINTS];
 #pragma unroll
-        for (int kx = 0; kx < KW; ++kx) w[kx] = weights[c * TAPS + row * KW + kx];
+        for (int kx = 0; kx < KW; ++kx) {
+            w[kx] = weights[c * TAPS + row * KW + kx];
+            columns[kx] = fmaxf(columns[kx], fabsf(w[kx]));
+        }
         transform_row(w, at);
 #pragma unroll
         for (int point = 0; point < POINTS; ++point) values[point][c] = at[point];

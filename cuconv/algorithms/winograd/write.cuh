@@ -44,36 +44,88 @@ __device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOu
     warpgroup_barrier(warpgroup);
 }
 
-__device__ __forceinline__ float larger_or_nan(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-    return most;
-}
-
-// Overwrites those outputs of a lane that are NaN by plain sums. Not inlined: it is rare, and at this point the tile's
-// sums have left their registers.
-__device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first) {
+// Overwrites outputs of eight filters by plain sums. Bit i of `pixels`: whether those of a lane's pixel in pass i are.
+// Not inlined: it is rare, and at this point the tile's sums have left their registers.
+__device__ __noinline__ void write_again(const Output out, const Geometry g, int first_cell, int first,
+                                         unsigned pixels) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int pass = 0; pass < PASSES; ++pass) {
+    for (int pass = 0; pass < PASSES; ++pass, pixels >>= 1) {
         int count;
         Pixel at = g.pixel(first_cell + pass * PASS_CELLS + lane / OUTPUTS, count);
-        if (lane % OUTPUTS >= count) continue;
         at.pixel += lane % OUTPUTS;
-        unsigned wanted = 0;
-#pragma unroll 1
-        for (int i = 0; i < 8 && first + i < g.p.filters; ++i)
-            if (isnan(out.to[out.index(at, first + i)])) wanted |= 1u << i;
-        write_plain(out, wanted, at, first, 1);
+        write_plain(out, pixels & 1 ? 0xff : 0, at, first, 1);
     }
+}
+
+// What a thread knows of a tile's chunks, in one register as a scale (common/fp16.cuh): the largest exponent of the
+// products of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether operands are suspect.
+struct Known {
+    int scale = scale_of(NO_DOUBT, false);
+
+    // other: of further chunks.
+    __device__ __forceinline__ void include(int other) {
+        scale = max(scale, other & ~SUSPECT_BIT) | (scale | other) & SUSPECT_BIT;
+    }
+    __device__ __forceinline__ void include(const int (&filter_scales)[2], int input_scale, int warpgroup) {
+        const int own = warpgroup ? filter_scales[1] : filter_scales[0];
+        include((own & ~SUSPECT_BIT) + input_scale | (filter_scales[0] | filter_scales[1]) & SUSPECT_BIT);
+    }
+};
+
+// A pixel is wrong where eight filters' outputs together are small. They do not all happen to be, so its inputs are:
+// - beside those of its cell: the outputs are what rounding left of numbers that they do not read
+// - beside those of the tile, which share a scale: FP16 has lost bits of them
+constexpr float LEAST_OF_CELL = 0x1p-5f;
+constexpr int LEAST_OF_TILE = 13;  // times the root of the number of products, and the power of two of a product
+
+// Whether a lane's pixels are wrong or not finite: bit i for pass i. totals: of the magnitudes of their outputs.
+// exponent: of the tile's products. products: of an output.
+__device__ __forceinline__ unsigned wrong_pixels(const float (&totals)[PASSES], int exponent, int products) {
+    const float of_tile = power_of_two(clamp(exponent + LEAST_OF_TILE, -126, 127)) * sqrtf(products);
+    const float least = exponent > NO_DOUBT ? of_tile / LEAST_OF_CELL : 0.0f;
+    float most[PASSES];
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) most[pass] = fmaxf(totals[pass], least);
+#pragma unroll
+    for (int by = 1; by < OUTPUTS; by *= 2)
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+            most[pass] = fmaxf(most[pass], __shfl_xor_sync(~0u, most[pass], by));
+    unsigned wrong = 0;
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass)  // Inf less Inf is NaN
+        if (!(fmaf(most[pass], -LEAST_OF_CELL, totals[pass]) >= 0.0f)) wrong |= 1u << pass;
+    return wrong;
+}
+
+// Suspect operands may spoil the output of one filter alone. It is then so much smaller than the part of it that
+// warpgroup 0 has of some pixel of the warp. That of one pixel may be small by chance.
+constexpr float LEAST_LEFT = 0x1p-6f;
+
+// Whether the output of a filter may be wrong, of `count` filters of a lane's pixel, whose parts are in `column`.
+// exponent: of the tile's products. Called by the whole warp.
+__device__ __forceinline__ bool is_in_doubt(const float* column, int exponent, int count) {
+    bool found = false;
+#pragma unroll 1
+    for (int i = 0; i < min(count, 8); ++i, column += STAGING_ROW) {
+        const unsigned most = __reduce_max_sync(~0u, finite_magnitude(column[0]));
+        const float least = fmaxf(LEAST_LEFT * __uint_as_float(most), least_trusted(exponent));
+        found |= fabsf(column[0] + column[OTHER_GROUP]) < least;
+    }
+    return found;
 }
 
 // Writes a tile. Called by both warpgroups. staging: a stage of warpgroup 0's weights that is no longer in use.
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
-                                      const Sums& sums, Shared& shared, float* staging, int warpgroup) {
+                                      const Sums& sums, Shared& shared, const Known& known, float* staging,
+                                      int warpgroup) {
     locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
+    const int exponent = exponent_of(__reduce_max_sync(~0u, known.scale));
+    const bool suspect = __any_sync(~0u, is_suspect(known.scale));
     const float least = out.least();
-    float check = 0.0f;  // while all values are finite
+    float totals[PASSES];
+    unsigned exist = 0;  // bit i: whether the pixel of pass i does
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
         // Computed anew for each pass: as long as there are sums, registers are scarce.
@@ -109,16 +161,19 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
             const float4 four = *reinterpret_cast<const float4*>(shared.bias + in_tile + i);
             bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
         }
+        if (limit > 0) exist |= 1u << pass;
+        totals[pass] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
             const float value = wanted[i * STAGING_ROW] + wanted[OTHER_GROUP + i * STAGING_ROW];
-            // The fmaf turns Inf into NaN as well, so that the output itself marks what write_again must compute.
-            if (i < limit) *to = larger_or_nan(fmaf(value, 0.0f, value + bias[i]), least);
-            check = fmaf(value, 0.0f, check);
+            if (i < limit) *to = fmaxf(value + bias[i], least);  // write_again computes NaN anew
+            totals[pass] += fabsf(value);
         }
+        if (suspect && is_in_doubt(wanted, exponent, filters)) totals[pass] = __int_as_float(0x7fc00000);
     }
-    if (__any_sync(~0u, check != 0.0f))
-        write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8);
+    const unsigned wrong = exist & wrong_pixels(totals, exponent, g.p.channels * TAPS);
+    if (__any_sync(~0u, wrong != 0))
+        write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8, wrong);
     fence_async_shared();
     consumers_barrier();  // from here on weights may be copied to the staging memory again
 }
