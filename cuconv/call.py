@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from cuconv import leaving, select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.device import device_spec, import_cupy
 from cuconv.flags import SLOT_BYTES, capture_of, flags_of
@@ -269,13 +269,15 @@ def _made(
     spec = device_spec(device)
     plan = select.plan(problem, spec, algorithm, prepared=constant)
     target = target_of(library, operands, problem, plan)
-    launches = select.launches_of(
-        plan, problem, aligned, relu, "residual" in operands, spec, target.channels if target.sliced else None
-    )
+    output_channels = target.channels if target.sliced else None
+    overlap = spec.has_dependent_launch
+    wanted = CallOptions(aligned, relu, "residual" in operands, output_channels, constant, overlap)
+    launches = select.launches_of(plan, problem, wanted)
+    algorithm_of_plan = ALGORITHMS[plan.algorithm]
     once, size, workspace_bytes = None, 0, plan.workspace_bytes
-    packing = ALGORITHMS[plan.algorithm].packing(problem, plan.config) if constant else None
+    packing = algorithm_of_plan.packing(problem, plan.config) if constant else None
     if packing is not None:
-        once, launches = weight_packing.prepare(launches)
+        once = algorithm_of_plan.packing_launch(problem, plan.config, wanted)
         size = packing.workspace_bytes(problem)
         workspace_bytes = workspace_beside(launches, workspace_bytes, size)
     with made_current(device):

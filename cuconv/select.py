@@ -9,8 +9,7 @@ from math import log
 from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
-from cuconv.algorithms.base import Configuration
-from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
+from cuconv.algorithms.base import CallOptions, Configuration
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem, shown
@@ -75,31 +74,9 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prep
     return LaunchPlan(algorithm, config, problem.precision, prepared)
 
 
-def launches_of(
-    launch_plan: LaunchPlan,
-    problem: ConvProblem,
-    aligned: bool,
-    relu: bool,
-    residual: bool,
-    spec: DeviceSpec,
-    output_channels: int | None = None,
-) -> tuple[Launch, ...]:
-    """The kernels of a plan, in the order of their launches; aligned and relu as for Algorithm.launches.
-
-    output_channels: those of the tensor that the output is a slice of, for a plan that `writes_slices`; None where the
-    output is a tensor of its own.
-    """
-    algorithm = ALGORITHMS[launch_plan.algorithm]
-    if residual:
-        return algorithm.launches_with_residual(problem, launch_plan.config, aligned, relu, spec)
-    if output_channels is None:
-        return algorithm.launches(problem, launch_plan.config, aligned, relu)
-    aligned = aligned and output_channels * problem.out_pixels % VECTOR_FLOATS == 0  # of every image
-    added = {"OUTPUT_CHANNELS": output_channels}
-    return tuple(
-        replace(one, macros={**one.macros, **added}) if one.source == algorithm.source else one
-        for one in algorithm.launches(problem, launch_plan.config, aligned, relu)
-    )
+def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOptions) -> tuple[Launch, ...]:
+    """The kernels of a plan, in the order of their launches."""
+    return ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, options)
 
 
 def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:

@@ -101,7 +101,7 @@ def test_huge_problems_are_planned_or_refused_at_once():
         start = time.process_time()
         try:
             chosen = plan(problem, H200)
-            ALGORITHMS[chosen.algorithm].launches(problem, chosen.config, True, False)
+            ALGORITHMS[chosen.algorithm].launches(problem, chosen.config)
         except UnsupportedProblem as error:
             assert str(error).startswith(problem.label)
         assert time.process_time() - start < 1, problem
