@@ -267,7 +267,7 @@ def _made(
     _, _, stride, padding, dilation, groups, relu, algorithm, precision = options
     problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
     spec = device_spec(device)
-    plan = select.plan(problem, spec, algorithm, prepared=constant)
+    plan = select.plan(problem, spec, algorithm, prepared=constant, residual="residual" in operands)
     target = target_of(library, operands, problem, plan)
     output_channels = target.channels if target.sliced else None
     overlap = spec.has_dependent_launch

@@ -83,7 +83,7 @@ def _kernels(
     """The kernel variants of the calls' plans, each once: source, architecture and macros."""
     found = {}
     for problem, residual, output_channels in calls:
-        chosen = plan(problem, spec, algorithm, prepared=prepared)
+        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
         written = output_channels if select.writes_slices(chosen, residual) else None
         # With packed weights the main kernel and what packs them are of one module.
         options = CallOptions(
