@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from cuconv.nn import comparison
@@ -57,10 +58,22 @@ def convert(
     check_precision(precision)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
-    if model.training:
-        raise ConversionError("the model is in training mode: call model.eval() first")
+    _check_model(model)
     with torch.inference_mode(False), torch.no_grad():
         return _Conversion(model, Inputs(example), precision, progress).run()
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise ConversionError for a model that is never converted."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError(
+            "the model is a torch.jit.ScriptModule, whose code is fixed: convert the module that it was made of, "
+            "or call it in cuconv.nn.enabled()"
+        )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ConversionError("a parameter of the model has no size yet: call the model once first")
+    if model.training:
+        raise ConversionError("the model is in training mode: call model.eval() first")
 
 
 class _Conversion:

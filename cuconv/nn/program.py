@@ -89,8 +89,10 @@ class FrozenConv2d:
         self._prepared: PreparedConv2d | None = None
 
     def bind(self, tensors: Tensors) -> None:
-        """Take the weights of a model as they are now."""
-        weight, bias = tensors(self.names[0]), None if self.names[1] is None else tensors(self.names[1])
+        """Take the weights of a model as they are now, as constants, for which no gradient is recorded."""
+        weight, bias = tensors(self.names[0]).detach(), None
+        if self.names[1] is not None:
+            bias = tensors(self.names[1]).detach()
         with torch.no_grad():
             if self.norm is not None:
                 weight, bias = self.norm.fold(weight, bias, tensors)
@@ -103,7 +105,7 @@ class FrozenConv2d:
 
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """The convolution of (N, C, H, W) or (C, H, W), plus a residual like the output."""
-        if runs_now(input) and not self._records_gradient():
+        if runs_now(input):
             try:
                 return self.prepared()(input, residual)
             except (UnsupportedProblem, UnsupportedDevice):
@@ -121,19 +123,10 @@ class FrozenConv2d:
 
     def write(self, input: Tensor, out: Tensor) -> None:
         """Write what the call returns to a tensor of its shape, which may be a slice of channels."""
-        if not self._records_gradient():
-            try:
-                self.prepared()(input, out=out)
-                return
-            except UnsupportedProblem:
-                pass
-        out.copy_(self(input))
-
-    def _records_gradient(self) -> bool:
-        """Whether weight or bias is trained, which a convolution with constant weights does not record."""
-        if not torch.is_grad_enabled():
-            return False
-        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        try:
+            self.prepared()(input, out=out)
+        except (UnsupportedProblem, UnsupportedDevice):
+            out.copy_(self(input))
 
     def prepared(self) -> PreparedConv2d:
         """The convolution with packed weights. It reads the model's own tensors, which `bind` replaces."""

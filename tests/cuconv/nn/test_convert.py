@@ -54,11 +54,6 @@ def test_what_stays_with_torch_is_told():
     assert [type(module) for module in converted.children()] == [nn.Conv2d, nn.ConvTranspose2d, nn.ReLU]
 
 
-def test_a_model_in_training_mode_is_refused():
-    with pytest.raises(ValueError, match=r"the model is in training mode.*call model\.eval\(\) first"):
-        cuconv.nn.convert(nn.Conv2d(3, 4, 1).train(), torch.randn(1, 3, 4, 4))
-
-
 def test_the_precision_reaches_the_kernels(on_a_gpu):
     model, x = made("block")
     with torch.no_grad():
@@ -146,6 +141,26 @@ def writes_between_branches(model, x):
     a = model.conv(x)
     x.mul_(2)
     return torch.cat([a, model.conv_0(x)], 1)
+
+
+REFUSED = {
+    "training": (lambda: nn.Conv2d(4, 4, 1).train(), None, r"training mode.*call model\.eval\(\) first"),
+    "script": (lambda: torch.jit.script(pointwise()), None, r"ScriptModule.*cuconv\.nn\.enabled"),
+    "lazy": (lambda: nn.LazyConv2d(4, 1), None, "call the model once first"),
+    "no such argument": (pointwise, {"image": torch.zeros(1, 4, 8, 9)}, "cannot be called with the example"),
+    "too many arguments": (pointwise, (torch.zeros(1, 4, 8, 9), 2), "cannot be called with the example"),
+    "wrong channels": (pointwise, torch.zeros(1, 3, 8, 9), "cannot be called with the example.*4 channels"),
+    "no tensor": (pointwise, None, "cannot be called with the example"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_converted_is_refused(name):
+    make, example, message = REFUSED[name]
+    model = make() if name == "training" else make().eval()
+    with pytest.raises(cuconv.nn.ConversionError, match=message):
+        cuconv.nn.convert(model, example)
 
 
 DIFFICULT = {
