@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from cuconv import leaving, select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.device import device_spec, import_cupy
 from cuconv.flags import SLOT_BYTES, capture_of, flags_of
@@ -267,15 +267,17 @@ def _made(
     _, _, stride, padding, dilation, groups, relu, algorithm, precision = options
     problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
     spec = device_spec(device)
-    plan = select.plan(problem, spec, algorithm, prepared=constant)
+    plan = select.plan(problem, spec, algorithm, prepared=constant, residual="residual" in operands)
     target = target_of(library, operands, problem, plan)
-    launches = select.launches_of(
-        plan, problem, aligned, relu, "residual" in operands, spec, target.channels if target.sliced else None
-    )
+    output_channels = target.channels if target.sliced else None
+    overlap = spec.has_dependent_launch
+    wanted = CallOptions(aligned, relu, "residual" in operands, output_channels, constant, overlap)
+    launches = select.launches_of(plan, problem, wanted)
+    algorithm_of_plan = ALGORITHMS[plan.algorithm]
     once, size, workspace_bytes = None, 0, plan.workspace_bytes
-    packing = ALGORITHMS[plan.algorithm].packing(problem, plan.config) if constant else None
+    packing = algorithm_of_plan.packing(problem, plan.config) if constant else None
     if packing is not None:
-        once, launches = weight_packing.prepare(launches)
+        once = algorithm_of_plan.packing_launch(problem, plan.config, wanted)
         size = packing.workspace_bytes(problem)
         workspace_bytes = workspace_beside(launches, workspace_bytes, size)
     with made_current(device):

@@ -24,11 +24,13 @@ def plan(
     algorithm: str = "auto",
     *,
     prepared: bool = False,
+    residual: bool = False,
 ) -> select.LaunchPlan:
     """The algorithm and launch configuration that conv2d would use for a problem, without running anything.
 
     The plan prints as one line and has `workspace_bytes`. device: a DeviceSpec, a GPU's ordinal, or None for the
-    current GPU. prepared: what `prepare` would use. Raises UnsupportedProblem and ValueError as conv2d does.
+    current GPU. prepared: what `prepare` would use. residual: what a call with a residual would use. Raises
+    UnsupportedProblem and ValueError as conv2d does.
     """
     select.check_options(algorithm, FP32)
     if not isinstance(problem, ConvProblem):
@@ -37,7 +39,8 @@ def plan(
         raise TypeError(f"device={shown(device)}: must be a DeviceSpec, a GPU's ordinal, or None")
     if device is None:
         device = cuda().runtime.getDevice()
-    return select.plan(problem, device_spec(device) if isinstance(device, int) else device, algorithm, prepared)
+    spec = device_spec(device) if isinstance(device, int) else device
+    return select.plan(problem, spec, algorithm, prepared, residual)
 
 
 def conv2d(

@@ -51,6 +51,11 @@ class DeviceSpec:
         return self.compute_capability >= (9, 0)
 
     @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel may start before the one ahead of it ends (programmatic dependent launch)."""
+        return self.compute_capability >= (9, 0)
+
+    @property
     def max_cluster_blocks(self) -> int:
         """The most blocks of a cluster: 1 without clusters, 16 on a whole H100 or H200, 8 on other GPUs."""
         if not self.has_clusters:

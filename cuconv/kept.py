@@ -26,6 +26,8 @@ class TorchKept:
 
     def read_by(self, stream: int, capture: int) -> None:
         """Note that the current stream, given by its pointer, reads the arrays in what has been launched."""
+        if capture:  # a graph must not outlive what it reads, and torch forgets streams that it learns of in a capture
+            return
         current = self._torch.cuda.current_stream(self._device)
         for array in self._arrays:
             array.record_stream(current)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cuconv import jit, select
-from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.base import CallOptions
 from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec, import_cupy
 from cuconv.problem import ConvProblem, shown
@@ -83,11 +83,12 @@ def _kernels(
     """The kernel variants of the calls' plans, each once: source, architecture and macros."""
     found = {}
     for problem, residual, output_channels in calls:
-        chosen = plan(problem, spec, algorithm, prepared=prepared)
+        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
         written = output_channels if select.writes_slices(chosen, residual) else None
-        launches = select.launches_of(chosen, problem, True, False, residual, spec, written)
-        if prepared:
-            launches = weight_packing.prepare(launches)[1]  # of one module with what packs the weights
-        for launch in launches:
+        # With packed weights the main kernel and what packs them are of one module.
+        options = CallOptions(
+            residual=residual, output_channels=written, packed=prepared, overlap=spec.has_dependent_launch
+        )
+        for launch in select.launches_of(chosen, problem, options):
             found[launch.source, tuple(launch.macros.items())] = dict(launch.macros)
     return [(source, spec.arch, macros) for (source, _), macros in found.items()]

@@ -9,8 +9,8 @@ from math import log
 from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
-from cuconv.algorithms.base import Configuration
-from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
+from cuconv.algorithms.base import CallOptions, Configuration
+from cuconv.algorithms.common import add_residual
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem, shown
@@ -52,14 +52,17 @@ def check_options(algorithm: Any, precision: Any) -> None:
 
 
 @lru_cache(maxsize=4096)
-def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prepared: bool = False) -> LaunchPlan:
+def plan(
+    problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prepared: bool = False, residual: bool = False
+) -> LaunchPlan:
     """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
-    prepared: for weights that are packed already, so that packing takes no time. Raises ValueError for an unknown name
-    and UnsupportedProblem where the algorithm cannot compute the problem.
+    prepared: for weights that are packed already, so that packing takes no time. residual: for a call that adds one,
+    which takes one more kernel where the algorithm does not add it itself. Raises ValueError for an unknown name and
+    UnsupportedProblem where the algorithm cannot compute the problem.
     """
     if algorithm == "auto":
-        return _fastest(problem, device, prepared)
+        return _fastest(problem, device, prepared, residual)
     if algorithm == BATCH_INVARIANT:
         return _batch_invariant(problem, device, prepared)
     if algorithm not in ALGORITHMS:
@@ -75,31 +78,9 @@ def plan(problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prep
     return LaunchPlan(algorithm, config, problem.precision, prepared)
 
 
-def launches_of(
-    launch_plan: LaunchPlan,
-    problem: ConvProblem,
-    aligned: bool,
-    relu: bool,
-    residual: bool,
-    spec: DeviceSpec,
-    output_channels: int | None = None,
-) -> tuple[Launch, ...]:
-    """The kernels of a plan, in the order of their launches; aligned and relu as for Algorithm.launches.
-
-    output_channels: those of the tensor that the output is a slice of, for a plan that `writes_slices`; None where the
-    output is a tensor of its own.
-    """
-    algorithm = ALGORITHMS[launch_plan.algorithm]
-    if residual:
-        return algorithm.launches_with_residual(problem, launch_plan.config, aligned, relu, spec)
-    if output_channels is None:
-        return algorithm.launches(problem, launch_plan.config, aligned, relu)
-    aligned = aligned and output_channels * problem.out_pixels % VECTOR_FLOATS == 0  # of every image
-    added = {"OUTPUT_CHANNELS": output_channels}
-    return tuple(
-        replace(one, macros={**one.macros, **added}) if one.source == algorithm.source else one
-        for one in algorithm.launches(problem, launch_plan.config, aligned, relu)
-    )
+def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOptions) -> tuple[Launch, ...]:
+    """The kernels of a plan, in the order of their launches."""
+    return ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, options)
 
 
 def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:
@@ -118,7 +99,7 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
     return predict(planned, device, launch_plan.config)
 
 
-def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> LaunchPlan:
+def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual: bool) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
     plans: list[LaunchPlan] = []
     refusals: dict[str, UnsupportedProblem] = {}
@@ -130,11 +111,17 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Launch
         except UnsupportedProblem as error:
             refusals[name] = error
     if problem.precision != FP32:
-        plans.append(plan(replace(problem, precision=FP32), device, prepared=prepared))
+        plans.append(plan(replace(problem, precision=FP32), device, prepared=prepared, residual=residual))
     if not plans:
         # Of the algorithm that computes the most, since its reason is the most general.
         raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
-    return min(plans, key=lambda candidate: predicted_us(problem, device, candidate))
+    adding_us = add_residual.predicted_us(problem) if residual else 0.0
+
+    def cost(candidate: LaunchPlan) -> float:
+        fused = ALGORITHMS[candidate.algorithm].fuses_residual
+        return predicted_us(problem, device, candidate) + (0.0 if fused else adding_us)
+
+    return min(plans, key=cost)
 
 
 def _check_workspace(problem: ConvProblem, launch_plan: LaunchPlan) -> None:

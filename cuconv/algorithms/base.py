@@ -10,20 +10,54 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cuconv import costs
 from cuconv.algorithms.common.add_residual import add_residual
-from cuconv.algorithms.common.weight_packing import WeightPacking
+from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
+from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
 from cuconv.device import DeviceSpec
-from cuconv.jit import RESIDUAL, Launch
+from cuconv.jit import FLAGS, PACKED, RESIDUAL, Address, Launch
 from cuconv.problem import FP32, ConvProblem
 
 Macros = dict[str, int]
 """The preprocessor settings (-D) that one kernel variant is compiled with."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What a call asks of the kernels besides a problem and a launch configuration.
+
+    aligned           whether input, weight, output and residual all start at a multiple of 16 bytes
+    relu              whether negative outputs become 0
+    residual          whether a tensor like the output is added before ReLU
+    output_channels   those of the tensor that the output is a slice of; None where the output is a tensor of its own
+    packed            whether constant weights have been packed by `Algorithm.packing_launch` before
+    overlap           whether the GPU has programmatic dependent launch, as from compute capability 9.0 on
+    """
+
+    aligned: bool = True
+    relu: bool = False
+    residual: bool = False
+    output_channels: int | None = None
+    packed: bool = False
+    overlap: bool = True
+
+    @property
+    def macros(self) -> Macros:
+        """Macros of the main kernel, and of what is compiled with it (common/geometry.cuh)."""
+        macros = {"RESIDUAL": 1} if self.residual else {}
+        if self.output_channels is not None:
+            macros["OUTPUT_CHANNELS"] = self.output_channels
+        return macros | {"PREPARED": 1} if self.packed else macros
+
+    @property
+    def arguments(self) -> tuple[Address | int, ...]:
+        """The last arguments of the main kernel, which exist only where these macros are set."""
+        return ((RESIDUAL,) if self.residual else ()) + ((PACKED, FLAGS) if self.packed else ())
 
 
 class Configuration(Protocol):
@@ -96,30 +130,44 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
 
     @abstractmethod
-    def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
+        """The kernels of a call, in the order of their launches, with that which packs the weights.
+
+        The main kernel and what is compiled with it have the macros of the options, and its last arguments are theirs.
+        options: those that the algorithm fulfils itself, as `launches` hands them on: a residual only where it
+        `fuses_residual`, output channels only where it `writes_slices`, packed only where there is a `packing`.
+        """
+
+    def launches(
+        self, problem: ConvProblem, config: Config, options: CallOptions = CallOptions()
+    ) -> tuple[Launch, ...]:
         """The kernels of a call, in the order of their launches.
 
-        aligned: whether input, weight and output all start at a multiple of 16 bytes.
-        relu: whether the last kernel replaces negative outputs by 0.
+        Where the algorithm does not add a residual itself, one more kernel does. Raises UnsupportedProblem for a
+        residual of more elements than that kernel's grid counts.
         """
+        if options.residual and not (self.fuses_residual and options.aligned):
+            adding = add_residual(problem, options.aligned, options.relu, options.overlap)
+            return (*self.launches(problem, config, replace(options, residual=False, relu=False)), adding)
+        found = self.kernels(problem, config, self._fulfilled(problem, config, options))
+        return tuple(one for one in found if one.kernel != KERNEL) if options.packed else found
 
-    def launches_with_residual(
-        self, problem: ConvProblem, config: Config, aligned: bool, relu: bool, device: DeviceSpec
-    ) -> tuple[Launch, ...]:
-        """The kernels of a call that adds a residual, a tensor like the output, before ReLU.
+    def packing_launch(self, problem: ConvProblem, config: Config, options: CallOptions) -> Launch | None:
+        """The launch that packs constant weights for calls with such options; None where no kernel packs weights.
 
-        aligned: as for `launches`, of the residual as well.
+        Packing must have ended before a call is launched: it reads packed weights without waiting for the kernel ahead.
         """
-        if self.fuses_residual and aligned:
-            *before, last = self.launches(problem, config, aligned, relu)
-            last = replace(last, arguments=(*last.arguments, RESIDUAL))
-            return tuple(
-                replace(one, macros={**one.macros, "RESIDUAL": 1}) if one.source == self.source else one
-                for one in (*before, last)
-            )
-        overlap = device.compute_capability >= (9, 0)
-        adding = add_residual(problem, aligned, relu, overlap)
-        return (*self.launches(problem, config, aligned, relu=False), adding)
+        options = self._fulfilled(problem, config, replace(options, packed=True))
+        return next((one for one in self.kernels(problem, config, options) if one.kernel == KERNEL), None)
+
+    def _fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
+        """The options as `kernels` takes them: aligned in every image of a slice, and packed only what can be."""
+        aligned, channels = options.aligned, options.output_channels
+        if channels is not None:
+            aligned = aligned and channels * problem.out_pixels % VECTOR_FLOATS == 0
+        residual = options.residual and self.fuses_residual and aligned
+        packed = options.packed and self.packing(problem, config) is not None
+        return replace(options, aligned=aligned, residual=residual, packed=packed)
 
     @abstractmethod
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:

@@ -71,4 +71,4 @@ def _launches(problems: Iterable[ConvProblem], spec: DeviceSpec, algorithms: tup
             except UnsupportedProblem:
                 continue
             # torch's tensors are aligned.
-            yield from ALGORITHMS[plan.algorithm].launches(problem, plan.config, aligned=True, relu=False)
+            yield from ALGORITHMS[plan.algorithm].launches(problem, plan.config)

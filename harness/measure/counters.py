@@ -92,7 +92,7 @@ def rows_of(log: str, labels: Sequence[str], spec: DeviceSpec) -> list[dict[str,
     found = []
     for label in labels:
         plan = cuconv.plan(problem_labelled(label), spec)
-        launches = ALGORITHMS[plan.algorithm].launches(problem_labelled(label), plan.config, aligned=True, relu=False)
+        launches = ALGORITHMS[plan.algorithm].launches(problem_labelled(label), plan.config)
         for launch in launches:
             counted = kernels.pop(0) if kernels else {}
             if counted.get("Kernel Name") != launch.kernel:

@@ -166,7 +166,7 @@ def prepare(
 
 
 def _launches(problem: ConvProblem, candidate: Candidate) -> tuple[Launch, ...]:
-    return ALGORITHMS[candidate.algorithm].launches(problem, candidate.config, aligned=True, relu=False)
+    return ALGORITHMS[candidate.algorithm].launches(problem, candidate.config)
 
 
 def _kernels(problem: ConvProblem, found: list[Candidate]) -> list[KernelVariant]:

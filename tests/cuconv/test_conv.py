@@ -11,6 +11,7 @@ import torch
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, call, conv, prepared
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.device import H200
 from cuconv.flags import SLOT_BYTES
@@ -60,7 +61,7 @@ X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(
 def test_operands_reach_the_launch(cuda, bias, relu):
     problem = ConvProblem(2, 4, 5, 7, 9, 1, 1)
     two_stage = ALGORITHMS["two_stage"]
-    launches = two_stage.launches(problem, two_stage.configure(problem, H200), aligned=True, relu=relu)
+    launches = two_stage.launches(problem, two_stage.configure(problem, H200), CallOptions(relu=relu))
     bias_address = 0 if bias is None else bias.data_ptr()
     for _ in range(2):
         out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")

@@ -108,5 +108,6 @@ def test_torch_is_told_of_each_stream():
     told = []
     fake = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: ("stream", device)))
     keeper = TorchKept(fake, [SimpleNamespace(record_stream=told.append)] * 2, 3)
+    keeper.read_by(71, 5)  # in a capture
     keeper.read_by(70, 0)
     assert told == [("stream", 3)] * 2 and keeper.known == {70}

@@ -4,6 +4,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit, plan, precompile
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
 from cuconv.precompile import PlannedCall, precompile_calls
 
@@ -24,9 +25,9 @@ def test_what_calls_launch_is_in_the_cache(cache, residual):
     for problem in LAYERS:
         chosen = plan(problem, H200)
         algorithm = ALGORITHMS[chosen.algorithm]
-        launches = algorithm.launches(problem, chosen.config, aligned=True, relu=True)
+        launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True))
         if residual:
-            launches = algorithm.launches_with_residual(problem, chosen.config, True, True, H200)
+            launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True, residual=True))
         assert all(jit.is_cached(launch.source, H200.arch, launch.macros) for launch in launches)
     assert precompile(LAYERS, H200, residual=residual) == 0
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, call, prepared, select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.base import CallOptions
 from cuconv.call import Packing
 from cuconv.device import A100, H200
 from cuconv.jit import FLAGS, PACKED, RESIDUAL, WEIGHT, WORKSPACE, Launch
@@ -32,9 +33,16 @@ CASES = [  # an algorithm that packs weights, and a layer that it is for
 X, WEIGHT_3X3 = torch.zeros(8, 64, 28, 28), torch.zeros(64, 64, 3, 3)
 
 
-def launches_of(problem, name, residual=False, prepared=True):
-    config = ALGORITHMS[name].configure(problem, H200, prepared)
-    return select.launches_of(select.LaunchPlan(name, config), problem, True, True, residual, H200)
+def launches_of(problem, name, residual=False):
+    """The launches of a call: all, that which packs, and those with packed weights."""
+    algorithm, options = ALGORITHMS[name], CallOptions(relu=True, residual=residual)
+    config = algorithm.configure(problem, H200, prepared=True)
+    once = algorithm.packing_launch(problem, config, options)
+    return [
+        algorithm.launches(problem, config, options),
+        once,
+        algorithm.launches(problem, config, replace(options, packed=True)),
+    ]
 
 
 def enqueued(kernel):
@@ -48,8 +56,7 @@ def enqueued(kernel):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("name", "problem"), CASES, ids=str)
 def test_the_main_kernel_reads_what_another_launch_has_packed(name, problem, residual):
-    launches = launches_of(problem, name, residual)
-    once, calls = weight_packing.prepare(launches)
+    launches, once, calls = launches_of(problem, name, residual)
     assert once is not None
     assert once.kernel == "pack_weights" and len(calls) == len(launches) - 1
     assert once.arguments[:2] == (WEIGHT, PACKED) and once.arguments[-1] == 0  # it clears no flags
@@ -64,8 +71,8 @@ def test_the_main_kernel_reads_what_another_launch_has_packed(name, problem, res
 
 @pytest.mark.parametrize("name", ["two_stage", "tf32x3_gemm", "tf32x3_wgmma"])
 def test_other_algorithms_launch_what_they_always_do(name):
-    launches = launches_of(LAYERS[0], name)
-    assert weight_packing.prepare(launches) == (None, launches)
+    launches, once, calls = launches_of(LAYERS[0], name, residual=True)
+    assert once is None and calls == launches
 
 
 @pytest.mark.parametrize("name", PACKING)
@@ -146,7 +153,7 @@ def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda, monkeypatch
 @pytest.mark.parametrize("strided", [False, True])
 def test_a_part_with_a_fixed_place_keeps_it(strided):
     problem = LAYERS[3] if strided else LAYERS[2]
-    _, calls = weight_packing.prepare(launches_of(problem, "fp16x3_pointwise"))
+    *_, calls = launches_of(problem, "fp16x3_pointwise")
     offsets = [a.offset for launch in calls for a in launch.arguments if not isinstance(a, int)]
     assert any(offsets) == strided
     assert call.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)

@@ -9,6 +9,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.common import add_residual
 from cuconv.device import A100, H200
 from cuconv.problem import MAX_SIZE
 from cuconv.select import BATCH_INVARIANT, plan, predicted_us
@@ -101,7 +102,7 @@ def test_huge_problems_are_planned_or_refused_at_once():
         start = time.process_time()
         try:
             chosen = plan(problem, H200)
-            ALGORITHMS[chosen.algorithm].launches(problem, chosen.config, True, False)
+            ALGORITHMS[chosen.algorithm].launches(problem, chosen.config)
         except UnsupportedProblem as error:
             assert str(error).startswith(problem.label)
         assert time.process_time() - start < 1, problem
@@ -186,3 +187,29 @@ def test_stream_k_depends_on_the_batch(algorithm):
 def test_alike_in_every_batch_plans_any_shape(device):
     for problem in random_problems(100):
         assert plan(problem, device, BATCH_INVARIANT).algorithm in ALGORITHMS
+
+
+@each_device
+def test_the_kernel_that_adds_a_residual_counts(device):
+    """auto takes what is fastest with it; an algorithm that adds the residual itself has an advantage."""
+    changed = 0
+    for problem in [ConvProblem(n, c, s, s, c, 3, 3, 1, 1) for n in (1, 8, 64) for c in (64, 256) for s in (7, 28, 56)]:
+        plain, with_residual = (plan(problem, device, residual=residual) for residual in (False, True))
+        adding_us = add_residual.predicted_us(problem)
+
+        def cost(chosen, problem=problem, adding_us=adding_us):
+            fused = ALGORITHMS[chosen.algorithm].fuses_residual
+            return predicted_us(problem, device, chosen) + (0 if fused else adding_us)
+
+        assert cost(with_residual) <= cost(plain)
+        if plain != with_residual:
+            changed += 1
+            assert not ALGORITHMS[plain.algorithm].fuses_residual
+            assert ALGORITHMS[with_residual.algorithm].fuses_residual
+    assert changed or device is A100
+
+
+def test_a_residual_changes_nothing_of_a_plan_that_is_asked_for_by_name():
+    problem = ConvProblem(8, 64, 28, 28, 64, 3, 3, 1, 1)
+    for algorithm in ("two_stage", "fp16x3", "batch_invariant"):
+        assert plan(problem, H200, algorithm, residual=True) == plan(problem, H200, algorithm)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
-from cuconv.algorithms.base import Algorithm, Configuration
+from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from harness.measure.compiling import Compiler, variants_of
@@ -34,7 +34,7 @@ def configurations(algorithm: Algorithm, problem: ConvProblem) -> list:
         found = algorithm.candidates(problem, spec)
     except UnsupportedProblem:
         pytest.skip("another architecture")
-    launches = (one for config in found for one in algorithm.launches(problem, config, aligned=True, relu=False))
+    launches = (one for config in found for one in algorithm.launches(problem, config))
     variants = variants_of(launches)
     with Compiler(spec.arch) as compiler:
         compiler.start(variants)
@@ -54,7 +54,7 @@ def run(
 ) -> torch.Tensor:
     """The output of a configuration; output and workspace are filled with NaN before the launch."""
     device = torch.cuda.current_device()
-    launches = algorithm.launches(problem, config, aligned, relu=False)
+    launches = algorithm.launches(problem, config, CallOptions(aligned=aligned))
     sequence = LaunchSequence(launches, device_spec(device).arch, device)
     out = poisoned_output(problem) if out is None else out
     workspace = torch.full((config.workspace_bytes // 4 + 1,), torch.nan, device="cuda")

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.base import Algorithm, Configuration
-from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.flags import SLOT_BYTES
 from cuconv.jit import Launch, LaunchSequence, cubin
@@ -121,9 +120,12 @@ def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
     name, algorithm, problem, config = job
     sliced = number % 5 == 0 and algorithm.writes_slices
     plan, channels = LaunchPlan(name, config), slice_channels(problem) if sliced else None
-    launches = launches_of(plan, problem, True, True, number % 2 == 1 and not sliced, device_spec(0), channels)
-    once, calls = weight_packing.prepare(launches)
-    sequences = [launches] if once is None or number % 3 else [(once,), (*calls, *calls)]
+    options = CallOptions(relu=True, residual=number % 2 == 1 and not sliced, output_channels=channels)
+    once = algorithm.packing_launch(problem, config, options)
+    if once is None or number % 3:
+        sequences: list[Sequence[Launch]] = [launches_of(plan, problem, options)]
+    else:
+        sequences = [(once,), launches_of(plan, problem, replace(options, packed=True)) * 2]
     added = MACROS.get((tool, name), {})
     return [[replace(one, macros={**one.macros, **added}) for one in launches] for launches in sequences]
 

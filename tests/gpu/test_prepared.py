@@ -15,7 +15,7 @@ import torch
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.base import CallOptions
 from cuconv.call import workspace_beside
 from cuconv.device import device_spec
 from cuconv.flags import SLOT_BYTES
@@ -68,9 +68,9 @@ def packing_configurations(algorithm, problem):
         pytest.skip("another architecture")
     found = found[:: max(1, len(found) // MOST)]
     launches = []
-    for config, residual in product(found, (False, True)):
-        plain = launches_of(LaunchPlan(algorithm.name, config), problem, True, False, residual, spec)
-        launches += [*plain, *weight_packing.prepare(plain)[1]]
+    for config, residual, packed in product(found, (False, True), (False, True)):
+        options = CallOptions(residual=residual, packed=packed)
+        launches += launches_of(LaunchPlan(algorithm.name, config), problem, options)
     variants = variants_of(launches)
     with Compiler(spec.arch) as compiler:
         compiler.start(variants)
@@ -85,8 +85,8 @@ class Packed:
         plan, device = LaunchPlan(algorithm.name, config), torch.cuda.current_device()
         spec = device_spec(device)
         self.problem, self.weight, self.residual = problem, weight, residual
-        launches = launches_of(plan, problem, True, False, residual is not None, spec)
-        once, calls = weight_packing.prepare(launches)
+        options = CallOptions(residual=residual is not None, packed=True)
+        once, calls = algorithm.packing_launch(problem, config, options), launches_of(plan, problem, options)
         size = algorithm.packing(problem, config).workspace_bytes(problem)
         self.packed = torch.full((size // 4,), torch.nan, device="cuda")
         self.flags = torch.zeros(SLOT_BYTES // 4, device="cuda", dtype=torch.int32)

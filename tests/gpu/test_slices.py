@@ -8,6 +8,7 @@ import torch
 import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, algorithms, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from cuconv.select import LaunchPlan, launches_of
@@ -100,7 +101,7 @@ def test_configurations(name, precision, problem):
         found = []
     found = found[:: max(1, len(found) // MOST)]
     channels = CHANNELS["aligned"][0]
-    plans = [launches_of(LaunchPlan(name, config), problem, True, False, False, spec, channels) for config in found]
+    plans = [launches_of(LaunchPlan(name, config), problem, CallOptions(output_channels=channels)) for config in found]
     variants = variants_of(launch for launches in plans for launch in launches)
     with Compiler(spec.arch) as compiler:
         compiler.start(variants)

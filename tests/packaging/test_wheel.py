@@ -20,7 +20,7 @@ from cuconv import jit
 assert not any(importlib.util.find_spec(name) for name in ("harness", "tests", "torch", "cupy", "pandas"))
 plan = cuconv.plan(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), H200)
 algorithm = ALGORITHMS[plan.algorithm]
-for launch in algorithm.launches(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), plan.config, aligned=True, relu=False):
+for launch in algorithm.launches(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), plan.config):
     print(jit.cubin(launch.source, H200.arch, launch.macros).code[:4])
 try:
     cuconv.plan(cuconv.ConvProblem(1, 8, 7, 7, 8, 1, 1))

@@ -6,8 +6,9 @@ from math import ceil, prod
 from pathlib import Path
 
 from cuconv.algorithms.common.limits import MAX_INDEX
+from cuconv.algorithms.common.subsample import LAUNCH_US, US_PER_MIB
 from cuconv.jit import OUTPUT, RESIDUAL, Launch
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 256
@@ -28,3 +29,8 @@ def add_residual(problem: ConvProblem, aligned: bool, relu: bool, overlap: bool)
         raise UnsupportedProblem(f"{problem.label}: {elements} outputs with a residual are more than a grid counts")
     arguments = (RESIDUAL, OUTPUT, elements, int(relu))
     return Launch(SOURCE, {"VECTOR": vector}, "add_residual", blocks, THREADS, arguments, overlap=overlap)
+
+
+def predicted_us(problem: ConvProblem) -> float:
+    """The predicted time of the launch in microseconds: it reads residual and output, and writes the output."""
+    return LAUNCH_US + US_PER_MIB * 3 * FLOAT_BYTES * prod(problem.output_shape) / 2**20

@@ -6,14 +6,13 @@ where the weights are prepared. The device side is weight_packing.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.costs import constant
-from cuconv.jit import FLAGS, PACKED, WEIGHT, WORKSPACE, Launch
+from cuconv.jit import PACKED, WEIGHT, WORKSPACE, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 KERNEL = "pack_weights"
@@ -65,14 +64,16 @@ class WeightPacking:
         weight_bytes = operand_bytes(self.products) * self.filters * self.channels * self.taps(problem)
         return self.tile_chunks(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
 
-    def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int) -> Launch:
+    def launch(self, problem: ConvProblem, source: Path, macros: dict[str, int], blocks: int, packed: bool) -> Launch:
         """The launch of the packing kernel.
 
-        blocks: of the main kernel that publish partial sums; the packing kernel clears their flags.
+        blocks: of the main kernel that publish partial sums; the packing kernel clears their flags. packed: whether it
+        packs constant weights once, to memory of their own, and clears no flags.
         """
         threads = 32 * self.group_warps(problem) * (self.channels // 8)
         shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * problem.filter_area | 1)
-        arguments = (WEIGHT, WORKSPACE, problem.m, problem.c, blocks)
+        to, cleared = (PACKED, 0) if packed else (WORKSPACE, blocks)
+        arguments = (WEIGHT, to, problem.m, problem.c, cleared)
         return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
 
     def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> float:
@@ -81,25 +82,3 @@ class WeightPacking:
         channel_bytes = FLOAT_BYTES * problem.filter_area + operand_bytes(self.products) * self.taps(problem)
         moved_bytes = channel_bytes * problem.m * problem.c
         return costs.pack * block_weights / 2**14 + costs.pack_bytes * moved_bytes / 2**20
-
-
-def prepare(launches: Sequence[Launch]) -> tuple[Launch | None, tuple[Launch, ...]]:
-    """The launch that packs the weights once, and the launches of every call after it.
-
-    Packing must have ended before a call is launched: it reads packed weights without waiting for the kernel ahead.
-    The first is None where no kernel of its own packs weights; then the others are the given launches.
-    """
-    packing = next((launch for launch in launches if launch.kernel == KERNEL), None)
-    if packing is None:
-        return None, tuple(launches)
-    macros = {**packing.macros, "PREPARED": 1}
-    weight, _, filters, channels, _ = packing.arguments
-    once = replace(packing, macros=macros, arguments=(weight, PACKED, filters, channels, 0))
-    calls = tuple(
-        replace(launch, macros=macros, arguments=(*launch.arguments, PACKED, FLAGS))
-        if launch.source == packing.source
-        else launch
-        for launch in launches
-        if launch is not packing
-    )
-    return once, calls

@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil, gcd, hypot
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import geometry_macros
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
@@ -200,12 +200,12 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         """Nothing: each sum is one chain in the order of channels and filter positions."""
         return ()
 
-    def launches(self, problem: ConvProblem, config: DepthwiseConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: DepthwiseConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
         p, strip = problem, config.strip
         down, along = strip.grid(p)
         divisors = (along, down, p.m // strip.filters, p.group_filters // strip.filters)
-        sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, int(relu), strip.units(p))
+        sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, int(options.relu), strip.units(p))
         packed = [number for divisor in divisors for number in (divisor, packed_divisor(divisor))]
         arguments: tuple[Address | int, ...] = (
             INPUT,
@@ -217,7 +217,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
             config.groups,
             config.batches(p),
         )
-        macros = _macros(p, config, aligned)
+        macros = _macros(p, config, options.aligned)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, config.overlap),)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -165,15 +165,16 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
             + costs.memory * problem.min_bytes / 2**20
         )
 
-    def launches(self, problem: ConvProblem, config: Fp16x3Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         blocks, stages = config.blocks, (config.input_stages, config.weight_stages)
         whole_groups = problem.c % 8 == 0
         macros = _macros(config.tile, problem.kh, problem.kw, config.slots, whole_groups, stages, config.products)
-        operands_and_sizes = arguments_of(problem, relu)
-        arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:])
+        macros |= options.macros
+        operands_and_sizes = arguments_of(problem, options.relu)
+        arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:], *options.arguments)
         return (
-            _packing(config).launch(problem, self.source, macros, blocks),
+            _packing(config).launch(problem, self.source, macros, blocks, options.packed),
             Launch(self.source, macros, self.name, blocks, THREADS, arguments, config.shared_bytes, overlap=True),
         )
 

@@ -11,12 +11,12 @@ from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import depth_of, has_aligned_rows
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Launch
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 FILTERS, IMAGES = (1, 2, 4), (1, 2, 4, 8)  # of a warp
@@ -103,11 +103,12 @@ class Gemv(Algorithm[GemvConfig, Costs]):
         cache_us = costs.cache * FLOAT_BYTES * depth * rows * c.blocks / 2**20
         return costs.start + hypot(latency_us, blocks * warps * warp_us, memory_us, cache_us)
 
-    def launches(self, problem: ConvProblem, config: GemvConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: GemvConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which may start before the kernel ahead ends."""
-        vector = VECTOR if has_aligned_rows(problem, aligned) else 1
-        macros = _macros(config.filters, config.images, config.warps, config.split_k, vector)
-        arguments = (INPUT, WEIGHT, BIAS, OUTPUT, problem.n, depth_of(problem), problem.m, int(relu))
+        vector = VECTOR if has_aligned_rows(problem, options.aligned) else 1
+        macros = _macros(config.filters, config.images, config.warps, config.split_k, vector) | options.macros
+        operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT), (problem.n, depth_of(problem), problem.m)
+        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), *options.arguments)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, overlap=True),)
 
     def static_shared_bytes(self, macros: Macros) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common import eviction, subsample
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
@@ -22,7 +22,7 @@ from cuconv.algorithms.pointwise.tiles import (
 )
 from cuconv.algorithms.pointwise.variants import macros_of, sample
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 MAX_COPY = MAX_INDEX - 2**12  # elements, with room for a block
@@ -68,22 +68,20 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         dense_us = cost_model.estimate_us(subsample.on_dense(problem), config, costs)
         return dense_us + subsample.predicted_us(problem)
 
-    def launches(
-        self, problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool
-    ) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The main kernel, after the kernel that packs the weights unless blocks pack them; both may start early.
 
         With a stride the kernel that copies the pixels comes first.
         """
         if not subsample.is_subsampled(problem):
-            return self._dense_launches(problem, config, aligned, relu)
+            return self._dense_kernels(problem, config, options)
         offset = config.workspace_bytes - subsample.copy_bytes(problem)
-        *before, main = self._dense_launches(subsample.on_dense(problem), config, aligned, relu)
+        *before, main = self._dense_kernels(subsample.on_dense(problem), config, options)
         main = replace(main, arguments=(WORKSPACE + offset, *main.arguments[1:]))
         return (subsample.launch(problem, offset), *before, main)
 
-    def _dense_launches(
-        self, problem: ConvProblem, config: Fp16x3PointwiseConfig, aligned: bool, relu: bool
+    def _dense_kernels(
+        self, problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions
     ) -> tuple[Launch, ...]:
         """The launches of a convolution of stride 1; the input is the first argument of the last."""
         c, p, plane = config, problem, plane_of(problem, config.layout)
@@ -97,20 +95,23 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
             weights_resident=int(c.weights_resident),
             grid_stride=int(has_grid_stride(p, c)),
             tail_split_k=c.tail_split_k,
-            packs_weights=(VECTOR if aligned and p.c % VECTOR == 0 else 1) if c.packs_weights else 0,
+            packs_weights=(VECTOR if options.aligned and p.c % VECTOR == 0 else 1) if c.packs_weights else 0,
             epilogue_filters=c.epilogue_filters,
-            vector=int(aligned and (p.out_pixels % VECTOR == 0 or plane > 0)),
+            vector=int(options.aligned and (p.out_pixels % VECTOR == 0 or plane > 0)),
             shifted=c.layout.grain,
             plane=plane,
             evict_first=eviction.evict_first(p),
             products=c.products,
         )
-        arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, p.n, p.c, p.h, p.w, p.m, int(relu))
+        macros |= options.macros
+        operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (p.n, p.c, p.h, p.w, p.m)
+        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), *options.arguments)
         main = Launch(self.source, macros, self.name, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
         if c.packs_weights:
             return (main,)
         publishers = c.blocks if c.tail_split_k > 1 else 0
-        return (WeightPacking(c.filters, c.channels, c.products).launch(p, self.source, macros, publishers), main)
+        packing = WeightPacking(c.filters, c.channels, c.products)
+        return (packing.launch(p, self.source, macros, publishers, options.packed), main)
 
     def summation(self, config: Fp16x3PointwiseConfig) -> tuple[int, ...] | None:
         """The filters and channels that share a scale of the weights, and the consumers that share the reduction.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
     arguments_of,
@@ -182,12 +182,12 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         """The parts of the reduction: those of a block's warps and of a cluster's blocks."""
         return config.tile.stage_depth, config.tile.warp_split_k, config.split_k
 
-    def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel."""
-        vector = has_aligned_rows(problem, aligned)
+        vector = has_aligned_rows(problem, options.aligned)
         macros = _macros(config.tile, config.split_k, config.pointwise, vector, config.products)
-        macros |= {"TAP_BYTES": _tap_bytes(problem), **geometry_macros(problem)}
-        arguments = arguments_of(problem, relu)
+        macros |= {"TAP_BYTES": _tap_bytes(problem), **geometry_macros(problem), **options.macros}
+        arguments = (*arguments_of(problem, options.relu), *options.arguments)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)
 
 

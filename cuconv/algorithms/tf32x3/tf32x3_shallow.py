@@ -12,7 +12,7 @@ from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PARTS, PRODUCTS, arguments_of, depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
 from cuconv.algorithms.tf32x3.tf32x3 import check_indices, memory_us
@@ -147,12 +147,10 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
         """Nothing: a warp adds the whole reduction, in order."""
         return ()
 
-    def launches(
-        self, problem: ConvProblem, config: Tf32x3ShallowConfig, aligned: bool, relu: bool
-    ) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Tf32x3ShallowConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
-        macros = _macros(problem, config.warps, has_vectors(problem, aligned), config.products)
-        arguments = (*arguments_of(problem, relu), _filter_blocks(problem, config), config.block_filters)
+        macros = _macros(problem, config.warps, has_vectors(problem, options.aligned), config.products) | options.macros
+        arguments = (*arguments_of(problem, options.relu), _filter_blocks(problem, config), config.block_filters)
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, config.overlap),)
 

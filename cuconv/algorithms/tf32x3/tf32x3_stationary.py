@@ -11,7 +11,7 @@ from math import ceil, hypot
 from pathlib import Path
 from typing import ClassVar
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import (
     PARTS,
     PRODUCTS,
@@ -172,12 +172,11 @@ class Tf32x3Stationary(Algorithm[Tf32x3StationaryConfig, Costs]):
         """Nothing: a warpgroup adds the whole reduction, in order."""
         return ()
 
-    def launches(
-        self, problem: ConvProblem, config: Tf32x3StationaryConfig, aligned: bool, relu: bool
-    ) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Tf32x3StationaryConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
-        macros = _macros(problem, config.tile, aligned)
-        arguments, grid = arguments_of(problem, relu), (config.blocks, config.threads)
+        macros = _macros(problem, config.tile, options.aligned) | options.macros
+        arguments = (*arguments_of(problem, options.relu), *options.arguments)
+        grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 

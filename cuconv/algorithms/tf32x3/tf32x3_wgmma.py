@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common import eviction
 from cuconv.algorithms.common.implicit_gemm import (
     PARTS,
@@ -226,10 +226,11 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         """
         return None if config.split_k in FILLING_CLUSTER_SIZES else (config.tile.warpgroup_split_k, config.split_k)
 
-    def launches(self, problem: ConvProblem, config: Config, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
-        macros = _macros(problem, config.tile, config.split_k, aligned, config.products)
-        arguments, grid = arguments_of(problem, relu), (config.blocks, config.threads)
+        macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
+        arguments = (*arguments_of(problem, options.relu), *options.arguments)
+        grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 

@@ -10,7 +10,7 @@ from itertools import product
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -119,7 +119,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         """Nothing: a dot product is one chain along the channels, and the planes are added in order."""
         return ()
 
-    def launches(self, problem: ConvProblem, config: TwoStageConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: TwoStageConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Both stages for each pass over batch and filters; a 1x1 filter needs stage one only (section 3).
 
         The last stage adds the bias and applies ReLU.
@@ -136,7 +136,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
             source = INPUT + FLOAT_BYTES * first * p.c * p.h * p.w
             weight = WEIGHT + FLOAT_BYTES * filter * p.c * p.filter_area
             target = OUTPUT + FLOAT_BYTES * (first * p.m + filter) * out_pixels
-            epilogue = (BIAS + FLOAT_BYTES * filter, int(relu))
+            epilogue = (BIAS + FLOAT_BYTES * filter, int(options.relu))
             planes, finish = (WORKSPACE, nothing) if config.sum_blocks else (target, epilogue)
             blocks = _blocks(p, images, filters, config.rows, config.dots, config.threads)
             arguments = (source, weight, planes, images, p.c, p.h, p.w, filters, *geometry, *finish)

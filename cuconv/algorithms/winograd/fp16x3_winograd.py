@@ -11,7 +11,7 @@ from math import ceil, hypot
 from pathlib import Path
 from typing import NamedTuple
 
-from cuconv.algorithms.base import Algorithm, Macros
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -25,7 +25,7 @@ from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPacking
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -186,18 +186,20 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         packing_us = _packing(config.cluster).predicted_us(problem, costs)
         return costs.block + packing_us + hypot(work_us, memory_us)
 
-    def launches(self, problem: ConvProblem, config: WinogradConfig, aligned: bool, relu: bool) -> tuple[Launch, ...]:
+    def kernels(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         p, stages = problem, (config.input_stages, config.weight_stages)
         macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, config.tile_shape)
+        macros |= options.macros
         tiles = _tiles(p, config.cluster, config.cells, config.pitch)
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
         cut = (config.pitch, _strips(p, config.pitch), share_units)
-        arguments = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes, *cut, int(relu))
+        operands, epilogue = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (int(options.relu), *options.arguments)
+        arguments: tuple[Address | int, ...] = (*operands, *sizes, *cut, *epilogue)
         blocks, threads = config.blocks, config.threads
         return (
-            _packing(config.cluster).launch(problem, self.source, macros, blocks),
+            _packing(config.cluster).launch(problem, self.source, macros, blocks, options.packed),
             Launch(self.source, macros, self.name, blocks, threads, arguments, config.shared_bytes, overlap=True),
         )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cuconv import ConvProblem
-from cuconv.algorithms.base import Algorithm
+from cuconv.algorithms.base import Algorithm, CallOptions
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import Launch
 from harness.catalogue import load_sweep
@@ -54,6 +54,6 @@ def launched(
     algorithm: Algorithm, problem: ConvProblem, device: DeviceSpec = H200, aligned: bool = True, relu: bool = False
 ) -> Launch:
     """The launch of an algorithm that has only one, by the configuration that it takes."""
-    (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), aligned, relu)
+    (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), CallOptions(aligned, relu))
     assert launch.source == algorithm.source and launch.kernel == algorithm.name
     return launch

@@ -6,6 +6,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.depthwise.depthwise import MAX_STAGED_BYTES, packed_divisor, vectors_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
@@ -126,22 +127,22 @@ def test_elements_are_moved_together_where_rows_and_alignment_allow(problem, col
 def test_a_window_leads_from_a_vector_to_its_first_element(pad, lead):
     problem = ConvProblem(1, 8, 56, 56, 8, 5, 5, pad, pad, groups=8)
     config = next(c for c in DEPTHWISE.candidates(problem, H200) if c.strip.columns == 4)
-    (launch,) = DEPTHWISE.launches(problem, config, aligned=True, relu=False)
+    (launch,) = DEPTHWISE.launches(problem, config)
     assert (launch.macros["VECTOR"], launch.macros["LEAD"]) == (4, lead)
 
 
 def test_layers_of_other_widths_share_a_variant():
     small, large = layer(1, 32, 56, 3), layer(8, 144, 112, 3)
     config = DEPTHWISE.configure(small, H200)
-    (first,) = DEPTHWISE.launches(small, config, aligned=True, relu=False)
-    (second,) = DEPTHWISE.launches(large, config, aligned=True, relu=True)
+    (first,) = DEPTHWISE.launches(small, config)
+    (second,) = DEPTHWISE.launches(large, config, CallOptions(relu=True))
     assert first.macros == second.macros
 
 
 def test_a_filter_of_many_weights_is_held_in_bands_of_rows():
     for problem, band in ((layer(1, 8, 14, 7), 7), (layer(1, 8, 14, 9), 3), (layer(1, 8, 14, 31), 1)):
         configs = DEPTHWISE.candidates(problem, H200)
-        launches = [DEPTHWISE.launches(problem, config, aligned=True, relu=False)[0] for config in configs]
+        launches = [DEPTHWISE.launches(problem, config)[0] for config in configs]
         assert {launch.macros["BAND"] for launch in launches} == {band}
 
 

@@ -19,7 +19,7 @@ def policies(name, problem):
     """The values of EVICT_FIRST that an algorithm compiles its kernels with for a problem."""
     algorithm = ALGORITHMS[name]
     config = algorithm.configure(problem, H200)
-    launches = algorithm.launches(problem, config, aligned=True, relu=False)
+    launches = algorithm.launches(problem, config)
     return {launch.macros["EVICT_FIRST"] for launch in launches}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import weight_packing
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.device import A100, H200
@@ -34,7 +35,7 @@ def test_candidates_fit_the_device_and_share_the_work():
     assert len(FIT) > 3
     for problem in FIT:
         for config in FP16X3.candidates(problem, H200):
-            packing, main = FP16X3.launches(problem, config, aligned=True, relu=False)
+            packing, main = FP16X3.launches(problem, config)
             static = FP16X3.static_shared_bytes(main.macros)
             assert config.shared_bytes + static <= H200.shared_bytes_per_block
             assert packing.shared_bytes + static <= H200.shared_bytes_per_block
@@ -124,7 +125,7 @@ def test_the_workspace_holds_packed_weights_scales_and_partial_sums():
     weights = HEAVY.m * HEAVY.c * 9 * 4
     scales = (HEAVY.m // 128) * (HEAVY.c // 16) * (128 + 16) * 4
     assert config.workspace_bytes == weights + scales + config.blocks * (128 * 128 * 4 + 8)
-    packing, _ = FP16X3.launches(HEAVY, config, aligned=True, relu=False)
+    packing, _ = FP16X3.launches(HEAVY, config)
     assert packing.blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
 
 
@@ -169,7 +170,7 @@ def test_variants_sample_both_kinds_of_tiles():
 def test_weight_packing_is_launched_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     config = FP16X3.configure(problem, H200)
-    packing, main = FP16X3.launches(problem, config, aligned=False, relu=True)
+    packing, main = FP16X3.launches(problem, config, CallOptions(aligned=False, relu=True))
     assert packing.kernel == "pack_weights"
     assert packing.threads == 32 * 5 * 2  # five warps for eight channels
     assert packing.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)

@@ -8,6 +8,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.pointwise.candidates import chunk_channels, tile_filters
 from cuconv.algorithms.pointwise.registers import CONSUMERS, most_filters, packed_weights
 from cuconv.algorithms.pointwise.tiles import PixelLayout, tile_count, warpgroup_tile_count, weight_loads
@@ -31,7 +32,7 @@ VARIANTS_STEP = 31  # of the kernel variants, each of which takes half a second 
 
 def main_macros(problem, config, aligned=True):
     """The macros of the main kernel of a configuration."""
-    return POINTWISE.launches(problem, config, aligned, relu=False)[-1].macros
+    return POINTWISE.launches(problem, config, CallOptions(aligned=aligned))[-1].macros
 
 
 def test_candidates_differ_and_fit_the_device():
@@ -74,7 +75,7 @@ def test_blocks_pack_weights_that_are_resident_and_fit_the_registers():
 )
 def test_a_block_that_packs_its_weights_needs_one_launch(problem, aligned, weights_at_once):
     config = next(config for config in POINTWISE.candidates(problem, H200) if config.packs_weights)
-    (main,) = POINTWISE.launches(problem, config, aligned, relu=False)
+    (main,) = POINTWISE.launches(problem, config, CallOptions(aligned=aligned))
     assert main.overlap and main.kernel == "fp16x3_pointwise" and main.macros["PACKS_WEIGHTS"] == weights_at_once
 
 
@@ -114,7 +115,7 @@ def test_blocks_share_the_tiles_of_a_last_wave_that_leaves_sms_idle():
     assert (split.tail_split_k, split.blocks) == (2, H200.sm_count)
     published_bytes = split.blocks * split.consumers * (4 * 64 * split.filters + 4)  # partial sums and a flag
     assert split == replace(whole, tail_split_k=2, workspace_bytes=whole.workspace_bytes + published_bytes)
-    packing, main = POINTWISE.launches(problem, split, aligned=True, relu=False)
+    packing, main = POINTWISE.launches(problem, split)
     assert packing.arguments[-1] == split.blocks and main.macros["TAIL_SPLIT_K"] == 2
     split_us, whole_us = (POINTWISE.predicted_us(problem, H200, config) for config in (split, whole))
     assert split_us < whole_us
@@ -241,7 +242,7 @@ def test_tiles_and_chunks_pad_little():
 
 def test_weights_are_packed_first_and_both_launches_overlap():
     config = next(config for config in POINTWISE.candidates(ODD, H200) if not config.packs_weights)
-    packing, main = POINTWISE.launches(ODD, config, aligned=True, relu=True)
+    packing, main = POINTWISE.launches(ODD, config, CallOptions(relu=True))
     assert (packing.kernel, packing.arguments) == ("pack_weights", (WEIGHT, WORKSPACE, 37, 70, 0))
     assert (main.kernel, main.blocks) == ("fp16x3_pointwise", config.blocks)
     assert main.threads == 128 * (config.consumers + 1), "consumers and a warpgroup of producers"

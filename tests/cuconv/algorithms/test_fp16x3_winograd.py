@@ -8,6 +8,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from harness.catalogue import load_sweep
@@ -34,7 +35,7 @@ def tiles_of(problem: ConvProblem, config) -> int:
 
 def main_launch(problem: ConvProblem, config):
     """The launch of the main kernel."""
-    return WINOGRAD.launches(problem, config, aligned=True, relu=False)[1]
+    return WINOGRAD.launches(problem, config)[1]
 
 
 def test_candidates_fit_the_device_and_share_the_work():
@@ -176,7 +177,7 @@ def test_variants_sample_every_tile_shape_and_cluster():
 def test_weight_packing_is_launched_first_and_both_launches_overlap():
     problem = ConvProblem(2, 20, 12, 9, 17, 3, 5, 1, 2)
     config = WINOGRAD.configure(problem, H200)
-    packing, main = WINOGRAD.launches(problem, config, aligned=False, relu=True)
+    packing, main = WINOGRAD.launches(problem, config, CallOptions(aligned=False, relu=True))
     assert packing.kernel == "pack_weights"
     assert packing.threads == 32 * 3 * 2  # a warp for a row of eight channels
     assert packing.arguments == (WEIGHT, WORKSPACE, 17, 20, config.blocks)

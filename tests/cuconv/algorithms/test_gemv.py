@@ -4,6 +4,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from cuconv.select import plan
@@ -51,16 +52,16 @@ def test_configurations_print_differently():
 def test_the_launch_passes_the_kernels_arguments():
     problem = ConvProblem(3, 16, 5, 7, 33, 5, 7)
     config = GEMV.configure(problem, H200)
-    (launch,) = GEMV.launches(problem, config, aligned=True, relu=True)
+    (launch,) = GEMV.launches(problem, config, CallOptions(relu=True))
     assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 3, 16 * 35, 33, 1)
-    (with_residual,) = GEMV.launches_with_residual(problem, config, True, True, H200)
+    (with_residual,) = GEMV.launches(problem, config, CallOptions(relu=True, residual=True))
     assert with_residual.arguments == (*launch.arguments, RESIDUAL)
 
 
 @pytest.mark.parametrize(("channels", "aligned", "vector"), [(64, True, 4), (66, True, 1), (64, False, 1)])
 def test_vector_loads_need_whole_and_aligned_rows(channels, aligned, vector):
     problem = ConvProblem(1, channels, 1, 1, 8, 1, 1)
-    (launch,) = GEMV.launches(problem, GEMV.configure(problem, H200), aligned, relu=False)
+    (launch,) = GEMV.launches(problem, GEMV.configure(problem, H200), CallOptions(aligned=aligned))
     assert launch.macros["VECTOR"] == vector
 
 

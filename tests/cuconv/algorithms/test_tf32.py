@@ -140,7 +140,7 @@ def test_one_product_is_predicted_to_take_less_time_than_three(device):
 def test_kernels_are_compiled_for_the_products_of_the_precision(name, precision, products):
     algorithm, problem = ALGORITHMS[name], replace(typical_problem(name), precision=precision)
     for config in algorithm.candidates(problem, H200):
-        launches = algorithm.launches(problem, config, aligned=True, relu=False)
+        launches = algorithm.launches(problem, config)
         assert {launch.macros["PRODUCTS"] for launch in launches} == {products}
         assert str(config).endswith(" products=1") == (products == 1)
 

@@ -7,6 +7,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.tf32x3.tf32x3_stationary import TILES
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
@@ -63,7 +64,7 @@ def test_only_hopper_is_supported():
 
 def test_the_launch_passes_the_kernels_arguments_and_overlaps():
     config = STATIONARY.configure(MANY, H200)
-    (launch,) = STATIONARY.launches(MANY, config, aligned=True, relu=True)
+    (launch,) = STATIONARY.launches(MANY, config, CallOptions(relu=True))
     assert (launch.kernel, launch.blocks, launch.threads) == ("tf32x3_stationary", config.blocks, config.threads)
     assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 128, 96, 55, 55, 16, 1, 1, 0, 0, 55, 55, 1)
     assert launch.overlap and launch.shared_bytes == config.shared_bytes
@@ -81,7 +82,7 @@ def test_the_launch_passes_the_kernels_arguments_and_overlaps():
 )
 def test_the_kernel_variant_follows_the_layer(problem, aligned, linear, whole, paired, vector):
     config = STATIONARY.configure(problem, H200)
-    (launch,) = STATIONARY.launches(problem, config, aligned, relu=False)
+    (launch,) = STATIONARY.launches(problem, config, CallOptions(aligned=aligned))
     settings = [launch.macros[name] for name in ("LINEAR", "WHOLE", "PAIRED", "VECTOR")]
     assert settings == [linear, whole, paired, vector]
 

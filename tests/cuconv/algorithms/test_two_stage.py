@@ -6,6 +6,7 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.two_stage.two_stage import PLANES_BYTES, REUSE
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
@@ -37,7 +38,7 @@ def test_grid_covers_every_dot_product_of_the_papers_cases(device):
 def test_every_configuration_is_one_that_the_hardware_and_the_variants_allow(device):
     for problem in PAPER:
         config = two_stage.configure(problem, device)
-        for launch in two_stage.launches(problem, config, aligned=True, relu=False):
+        for launch in two_stage.launches(problem, config):
             assert launch.macros in two_stage.variants(device.arch)
         assert config.threads % 32 == 0 and 32 <= config.threads <= 1024
         assert config.shared_bytes <= 48 * 1024
@@ -82,7 +83,7 @@ def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
     config, plane = two_stage.configure(problem, H200), 4 * 2048 * 2048
     assert (config.images_per_pass, config.filters_per_pass) == (1, 7)
     assert config.workspace_bytes == 9 * 7 * plane <= PLANES_BYTES
-    launches = two_stage.launches(problem, config, True, True)
+    launches = two_stage.launches(problem, config, CallOptions(relu=True))
     addresses = []
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
         input, weight, planes, images, _, _, _, filters, *_ = dots.arguments
@@ -109,7 +110,7 @@ def test_planes_and_grids_beyond_an_index_are_refused():
 def launches(problem, relu=False):
     """The (kernel, arguments) of every launch."""
     config = two_stage.configure(problem, H200)
-    return [(one.kernel, one.arguments) for one in two_stage.launches(problem, config, aligned=True, relu=relu)]
+    return [(one.kernel, one.arguments) for one in two_stage.launches(problem, config, CallOptions(relu=relu))]
 
 
 IN_THREE_PASSES = ConvProblem(n=21, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=1, pad_w=1)

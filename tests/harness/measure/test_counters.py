@@ -21,7 +21,7 @@ def launched(label: str) -> list[str]:
     """The kernels of auto, in order."""
     problem = problem_labelled(label)
     chosen = plan(problem, H200)
-    return [one.kernel for one in ALGORITHMS[chosen.algorithm].launches(problem, chosen.config, True, False)]
+    return [one.kernel for one in ALGORITHMS[chosen.algorithm].launches(problem, chosen.config)]
 
 
 def log(kernels: list[str]) -> str:

@@ -63,7 +63,7 @@ class Toy(Algorithm[ToyConfig, ToyCosts]):
         outputs = problem.n * problem.m * problem.out_h * problem.out_w
         return [ToyConfig(tile, ceil(outputs / tile)) for tile in TILES]
 
-    def launches(self, problem, config, aligned, relu):
+    def kernels(self, problem, config, options):
         return (Launch(self.source, {"TILE": config.tile}, self.name, config.blocks, config.threads, ()),)
 
     def estimate_us(self, problem, device, config, costs):

@@ -1,0 +1,83 @@
+"""What a call asks of the kernels is in their macros and arguments, or in a kernel more."""
+
+from dataclasses import replace
+
+import pytest
+
+from cuconv import ConvProblem, UnsupportedProblem
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
+from cuconv.device import A100, H200
+from cuconv.jit import FLAGS, PACKED, RESIDUAL
+
+PROBLEMS = [
+    ConvProblem(8, 64, 14, 14, 64, 3, 3, 1, 1),
+    ConvProblem(8, 64, 14, 14, 64, 1, 1),
+    ConvProblem(8, 64, 14, 14, 64, 3, 3, 1, 1, groups=64),
+    ConvProblem(8, 64, 7, 7, 64, 7, 7),
+    ConvProblem(8, 8, 28, 28, 64, 1, 1),
+]
+
+
+def cases():
+    """Each algorithm with a problem that it computes, and its configuration."""
+    for name, algorithm in ALGORITHMS.items():
+        for problem in PROBLEMS:
+            try:
+                yield pytest.param(algorithm, problem, algorithm.configure(problem, H200), id=name)
+                break
+            except UnsupportedProblem:
+                continue
+
+
+each_algorithm = pytest.mark.parametrize(("algorithm", "problem", "config"), list(cases()))
+
+
+def test_every_algorithm_is_tested():
+    assert [case.id for case in cases()] == list(ALGORITHMS)
+
+
+@each_algorithm
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_residual_is_added_once(algorithm, problem, config, aligned):
+    launches = algorithm.launches(problem, config, CallOptions(aligned, relu=True, residual=True))
+    *others, last = launches
+    assert [RESIDUAL in launch.arguments for launch in launches] == [False] * len(others) + [True]
+    assert (last.kernel == "add_residual") is not (algorithm.fuses_residual and aligned)
+    if last.kernel == "add_residual":
+        assert tuple(others) == algorithm.launches(problem, config, CallOptions(aligned))  # without ReLU
+        assert last.arguments[-1] == 1 and last.overlap
+
+
+def test_a_gpu_without_dependent_launch_adds_a_residual_without_it():
+    algorithm, problem = ALGORITHMS["two_stage"], PROBLEMS[0]
+    options = CallOptions(residual=True, overlap=A100.has_dependent_launch)
+    assert not algorithm.launches(problem, algorithm.configure(problem, A100), options)[-1].overlap
+
+
+@each_algorithm
+def test_packed_weights_are_read_where_there_are_any(algorithm, problem, config):
+    options = CallOptions(packed=True, residual=True)
+    launches, once = (make(problem, config, options) for make in (algorithm.launches, algorithm.packing_launch))
+    assert (once is None) == (algorithm.packing(problem, config) is None)
+    if once is None:
+        assert launches == algorithm.launches(problem, config, replace(options, packed=False))
+    else:
+        readers = [launch for launch in launches if launch.arguments[-2:] == (PACKED, FLAGS)]
+        assert [launch.macros for launch in readers] == [once.macros] and once.macros["PREPARED"] == 1
+
+
+@each_algorithm
+@pytest.mark.parametrize("channels", [66, 67])
+def test_slices(algorithm, problem, config, channels):
+    if not algorithm.writes_slices:
+        pytest.skip("it writes to no slices")
+    odd = replace(problem, h=problem.h - 1, w=problem.w - 1) if problem.out_h > 1 else problem
+    config = config if odd == problem else algorithm.configure(odd, H200)
+    aligned = channels * odd.out_pixels % 4 == 0
+    launches = algorithm.launches(odd, config, CallOptions(output_channels=channels))
+    plain = algorithm.launches(odd, config, CallOptions(aligned))
+    own = [launch for launch in launches if launch.source == algorithm.source]
+    assert own and all(launch.macros["OUTPUT_CHANNELS"] == channels for launch in own)
+    for launch, other in zip(launches, plain, strict=True):
+        assert launch.arguments == other.arguments and other.macros.items() <= launch.macros.items()
