@@ -24,9 +24,9 @@ def no_tf32(monkeypatch):
 def counted(monkeypatch):
     """The calls that cuConv computed, "plain" or "prepared"."""
     calls = []
-    launch, run = operator._launch, PreparedConv2d._run
+    launch, run = operator._launch, PreparedConv2d.__call__
     monkeypatch.setattr(operator, "_launch", lambda *a, **k: calls.append("plain") or launch(*a, **k))
-    monkeypatch.setattr(PreparedConv2d, "_run", lambda *a, **k: calls.append("prepared") or run(*a, **k))
+    monkeypatch.setattr(PreparedConv2d, "__call__", lambda *a, **k: calls.append("prepared") or run(*a, **k))
     return calls
 
 

@@ -1,6 +1,5 @@
 """Small models that are easily converted wrongly, each with an example and the calls that are made afterwards."""
 
-import copy
 import random
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -531,9 +530,3 @@ ZOO = {
     "a shared layer": Entry(shared_layer, X, [((x,), {}) for (x,) in LATER]),
     "no features": entry(empty_layers, *LATER, conv=conv, fc=lambda: nn.Linear(0, 3)),
 }  # fmt: skip
-
-
-def copied(call):
-    """A call with copies of its tensors."""
-    arguments, keywords = call
-    return copy.deepcopy(arguments), copy.deepcopy(keywords)
