@@ -22,7 +22,7 @@ class Capture:
 
     def __init__(self, program: Program, in_spec: Any, out_spec: Any, conditions: Conditions, modules: list[nn.Module]):
         self.program, self._in_spec, self._out_spec, self._conditions = program, in_spec, out_spec, conditions
-        self.is_stale = False  # whether a layer has got other weights than the program's
+        self.is_stale = True  # whether the model may have got other tensors than the program's
         self._modules = modules  # of the model
         self._training = [module.training for module in modules]
         self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
@@ -32,7 +32,7 @@ class Capture:
         """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""
         specs = (self._in_spec, self._out_spec)
         objects = [pytree.tree_unflatten(range(spec.num_leaves), spec) for spec in specs]
-        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1]}
+        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1], "is_stale": True}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -82,15 +82,8 @@ class Converted(nn.Module):
         The original must have the same parameters and buffers as the model that was converted.
         """
         if original is not None:
-            self.load_state_dict(original.state_dict())  # it refreshes
-        else:
-            self._bind()
-
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """torch.nn.Module.load_state_dict; the weights are those of the original model, by the same names."""
-        result = super().load_state_dict(*arguments, **options)
+            self.load_state_dict(original.state_dict())
         self._bind()
-        return result
 
     def requires_grad_(self, requires_grad: bool = True) -> Converted:
         """torch.nn.Module.requires_grad_; with gradients, the model computes layer by layer from then on."""
@@ -109,12 +102,13 @@ class Converted(nn.Module):
         super()._apply(change, recurse)
         if self._capture is not None:
             self._capture.program.move(change)
-            self._bind()
+            self._capture.is_stale = True
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._bind()
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if self._capture is not None:
+            self._capture.is_stale = True
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (_base_of(type(self)),), self.__getstate__()

@@ -22,8 +22,16 @@ class _Layer(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        if name in ("weight", "bias"):
+            self._tell_capture()
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._tell_capture()
+
+    def _tell_capture(self) -> None:
         capture = self.__dict__.get("_capture")
-        if capture is not None and name in ("weight", "bias"):
+        if capture is not None:
             capture.is_stale = True
 
 

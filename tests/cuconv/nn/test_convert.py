@@ -299,7 +299,9 @@ def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how
     assert not set(map(id, again.parameters())) & set(map(id, converted.parameters()))
 
 
-@pytest.mark.parametrize("change", ["weight", "layer", "move", "load", "refresh", "in place", "train"])
+@pytest.mark.parametrize(
+    "change", ["weight", "layer", "move", "load", "load as a part", "load a layer", "refresh", "in place", "train"]
+)
 def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
     model, x = made("classifier")
     converted, _ = cuconv.nn.convert(model, x)
@@ -316,6 +318,11 @@ def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
         converted, other, x = converted.double(), model.double(), x.double()
     elif change == "load":
         converted.load_state_dict(other.state_dict())
+    elif change == "load as a part":
+        nn.Sequential(converted).load_state_dict(nn.Sequential(other).state_dict())
+    elif change == "load a layer":
+        converted.last.load_state_dict(other.last.state_dict())
+        other, model.last = model, other.last
     elif change == "refresh":
         converted.refresh(other)
     elif change == "in place":
