@@ -104,6 +104,8 @@ class _Conversion:
             result.__dict__["_capture"] = None
             self._not_captured(f"the captured model differs: {words}")
             self._report.rows = layers
+        elif capture is not None:
+            self._report.packed_bytes = sum(layer.packed_bytes for layer in capture.program.layers.values())
         return result, self._report
 
     def _expected(self) -> list[Any] | None:

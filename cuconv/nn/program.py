@@ -128,6 +128,11 @@ class FrozenConv2d:
         except (UnsupportedProblem, UnsupportedDevice):
             out.copy_(self(input))
 
+    @property
+    def packed_bytes(self) -> int:
+        """The device memory of the packed weights, in bytes."""
+        return 0 if self._prepared is None else self._prepared.packed_bytes
+
     def prepared(self) -> PreparedConv2d:
         """The convolution with packed weights. It reads the model's own tensors, which `bind` replaces."""
         if self._prepared is None:
@@ -170,6 +175,11 @@ class Concatenation:
         """Take the weights of a model as they are now."""
         for convolution in self.convolutions:
             convolution.bind(tensors)
+
+    @property
+    def packed_bytes(self) -> int:
+        """The device memory of the packed weights, in bytes."""
+        return sum(convolution.packed_bytes for convolution in self.convolutions)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The outputs of each convolution for its own input, (N, M, OH, OW) each, as one tensor."""

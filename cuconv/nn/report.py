@@ -24,6 +24,7 @@ class Report:
     why_not_captured      the reason otherwise
     why_not_compared      the reason why the outputs of both models were not compared; "" where they were and agreed
     why_not_precompiled   the reason why kernels compile at the first forward
+    packed_bytes          device memory of the weights that are packed for the example
     """
 
     rows: list[Converted] = field(default_factory=list)
@@ -31,6 +32,7 @@ class Report:
     why_not_captured: str = ""
     why_not_compared: str = ""
     why_not_precompiled: str = ""
+    packed_bytes: int = 0
 
     @property
     def replaced(self) -> list[Converted]:
@@ -53,6 +55,8 @@ class Report:
         width = max((len(row.name) for row in self.rows), default=0)
         share = "" if self.share is None else f", {self.share:.1%} of their arithmetic"
         lines = [f"{len(self.replaced)} of {len(self.rows)} layers replaced{share}"]
+        if self.packed_bytes:
+            lines.append(f"packed weights take {self.packed_bytes / 2**20:.1f} MiB")
         for what, why in (
             ("layer by layer, as the model is not captured", self.why_not_captured),
             ("the outputs were not compared", self.why_not_compared),

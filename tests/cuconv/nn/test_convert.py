@@ -46,6 +46,11 @@ def test_the_report_tells_what_was_folded(name, folded):
     assert report.captured == (name != "untraceable")
 
 
+def test_the_report_tells_what_is_packed(on_a_gpu):
+    _, report = cuconv.nn.convert(*made("fire"))
+    assert report.packed_bytes == 3 * 2**20 and "3.0 MiB" in str(report)
+
+
 def test_what_stays_with_torch_is_told():
     model = nn.Sequential(nn.Conv2d(3, 4, 2, padding="same"), nn.ConvTranspose2d(4, 4, 1), nn.ReLU())
     converted, report = cuconv.nn.convert(model.eval(), torch.randn(1, 3, 6, 6))
