@@ -232,7 +232,7 @@ class _Conversion:
             with recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 inputs = pytree.tree_map_only(Tensor, mode.from_tensor, self._inputs.new())
                 if capture is None:
-                    model(*inputs[0], **inputs[1])
+                    copy.deepcopy(model)(*inputs[0], **inputs[1])  # a call may change what is not captured
                 else:
                     capture.program.run(pytree.tree_leaves(inputs))
         except Exception as error:  # the model's own code may need data; it may raise anything

@@ -98,9 +98,9 @@ def captured(prepared: Prepared) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
 def refusing(problem: ConvProblem) -> set[str]:
     """Algorithms of cuConv that are made for other problems."""
     names = OTHER_LAYERS | (LARGER_FILTERS if problem.filter_area == 1 else POINTWISE)
-    if problem.kw not in fp16x3_winograd.COLUMNS:
-        names |= {"fp16x3_winograd"}
     depth = problem.c * problem.filter_area
+    if problem.kw not in fp16x3_winograd.COLUMNS or depth < fp16x3_winograd.MIN_PRODUCTS:
+        names |= {"fp16x3_winograd"}
     if depth > tf32x3_shallow.MAX_DEPTH or (problem.filter_area > 1 and problem.out_w % 4):
         names |= {"tf32x3_shallow"}
     return names
