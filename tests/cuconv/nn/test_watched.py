@@ -175,6 +175,23 @@ def test_gradients_of_weights_that_are_passed_in(on_a_gpu):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
+class Returning(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x):
+        return self.conv(x), self.conv.weight * 2
+
+
+def test_the_caller_may_write_to_results(on_a_gpu):
+    converted, _ = cuconv.nn.convert(Returning().eval(), X)
+    with torch.no_grad():
+        before = converted(X)[1].clone()
+        converted(X)[1].zero_()
+        assert torch.equal(converted(X)[1], before)
+
+
 class Counted(nn.Module):
     """Classes derived from it must have a name of their own."""
 
