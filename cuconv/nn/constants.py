@@ -23,6 +23,8 @@ def hoist_constants(captured: Captured) -> Program | None:
     """
     graph, aliases = captured.graph.graph, Aliases(captured.graph.graph)
     written = {root for node in graph.nodes for one in aliases.written(node) for root in aliases.roots(one)}
+    returned = [one for node in graph.nodes if node.op == "output" for one in node.all_input_nodes]
+    written |= {root for one in returned for root in aliases.roots(one)}  # by the caller, who owns what is returned
     constant: set[fx.Node] = set()
     for node in graph.nodes:
         is_tensor = node.op == "get_attr" and (node.target in captured.tensors or node.target in captured.constants)

@@ -19,6 +19,7 @@ from cuconv.nn.modules import LAYERS, hooked, layer_for, patched, why_not
 from cuconv.nn.operator import PLAIN, check_precision, recorded
 from cuconv.nn.program import computed_by_torch
 from cuconv.nn.report import Converted, Report
+from cuconv.nn.watched import unwatch
 from cuconv.precompile import precompile_calls
 from cuconv.problem import FP32
 
@@ -99,12 +100,13 @@ class _Conversion:
         if expected is None:
             self._report.why_not_compared = "two calls with the same input and random numbers differ"
             return result, self._report
-        self._check_layers(result, expected)
-        if capture is not None and (words := self._capture_differs(result, expected)):
-            result.__dict__["_capture"] = None
-            self._not_captured(f"the captured model differs: {words}")
-            self._report.rows = layers
-        elif capture is not None:
+        if capture is not None and (words := self._layers_differ(result, expected)):
+            self._drop_capture(result, f"the model's code differs with subclasses of its modules: {words}", layers)
+        if not self._report.captured and (words := self._layers_differ(result, expected)):
+            raise ConversionError(f"the converted model differs: {words}{self._first_wrong_layer(result)}")
+        if self._report.captured and (words := self._capture_differs(result, expected)):
+            self._drop_capture(result, f"the captured model differs: {words}", layers)
+        if self._report.captured:
             self._report.packed_bytes = sum(layer.packed_bytes for layer in capture.program.layers.values())
         return result, self._report
 
@@ -162,16 +164,20 @@ class _Conversion:
         if self._report.captured:
             self._report.captured, self._report.why_not_captured = False, reason
 
-    def _check_layers(self, model: nn.Module, expected: list[Any]) -> None:
-        """Compare the model layer by layer, without its capture; raises ConversionError where it differs."""
+    def _drop_capture(self, model: nn.Module, reason: str, layers: list[Converted]) -> None:
+        unwatch(model)
+        model.__dict__["_capture"] = None
+        self._not_captured(reason)
+        self._report.rows = layers
+
+    def _layers_differ(self, model: nn.Module, expected: list[Any]) -> str:
+        """How the model without its capture, layer by layer, differs from what is expected, in words."""
         trial = model if self._report.captured else copy.deepcopy(model)  # a call may change what is not captured
         capture, trial.__dict__["_capture"] = trial.__dict__["_capture"], None
         try:
-            words = self._differs(trial, self._inputs.new, expected)
+            return self._differs(trial, self._inputs.new, expected)
         finally:
             trial.__dict__["_capture"] = capture
-        if words:
-            raise ConversionError(f"the converted model differs: {words}{self._first_wrong_layer(model)}")
 
     def _capture_differs(self, model: nn.Module, expected: list[Any]) -> str:
         """How the captured model differs from the model, on the example and on inputs made of it."""

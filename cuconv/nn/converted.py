@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from cuconv.nn.capture import Conditions
-from cuconv.nn.modules import Conv2d, Linear
 from cuconv.nn.operator import autocasts, is_differentiated
 from cuconv.nn.program import Program
+from cuconv.nn.watched import Changes, Watched, base_of, watch
 
 
 class Capture:
@@ -22,7 +23,7 @@ class Capture:
 
     def __init__(self, program: Program, in_spec: Any, out_spec: Any, conditions: Conditions, modules: list[nn.Module]):
         self.program, self._in_spec, self._out_spec, self._conditions = program, in_spec, out_spec, conditions
-        self.is_stale = True  # whether the model may have got other tensors than the program's
+        self.changes = Changes()
         self._modules = modules  # of the model
         self._training = [module.training for module in modules]
         self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
@@ -32,7 +33,7 @@ class Capture:
         """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""
         specs = (self._in_spec, self._out_spec)
         objects = [pytree.tree_unflatten(range(spec.num_leaves), spec) for spec in specs]
-        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1], "is_stale": True}
+        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -52,13 +53,20 @@ class Capture:
                 return None
         if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None or is_differentiated():
             return None
+        if _global_forward_hooks or _global_forward_pre_hooks:
+            return None
         if any(autocasts(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
             return None
-        if not self._conditions.hold(leaves) or [module.training for module in self._modules] != self._training:
+        if not self._conditions.hold(leaves) or (self.changes.moded and self._has_another_mode()):
             return None
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             return None
         return leaves
+
+    def _has_another_mode(self) -> bool:
+        """Whether a module is not in the mode that it was captured in."""
+        self.changes.moded = [module.training for module in self._modules] != self._training
+        return self.changes.moded
 
     def run(self, leaves: list[Any]) -> Any:
         """What the model returns for the flattened arguments of a call."""
@@ -66,15 +74,10 @@ class Capture:
         return outputs[0] if self._returns_one_tensor else pytree.tree_unflatten(outputs, self._out_spec)
 
 
-class Converted(nn.Module):
+class Converted(Watched):
     """What `convert` adds to the class of a model."""
 
-    _capture: Capture | None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, nn.Module):
-            self.__dict__["_capture"] = None  # it was a capture of another model
+    _capture: Capture | None = None
 
     def refresh(self, original: nn.Module | None = None) -> None:
         """Take over the weights of the original model, or those that were written to this one in place.
@@ -82,36 +85,44 @@ class Converted(nn.Module):
         The original must have the same parameters and buffers as the model that was converted.
         """
         if original is not None:
-            self.load_state_dict(original.state_dict())
-        self._bind()
+            self.load_state_dict(original.state_dict())  # it refreshes
+        else:
+            self._bind()
 
-    def requires_grad_(self, requires_grad: bool = True) -> Converted:
-        """torch.nn.Module.requires_grad_; with gradients, the model computes layer by layer from then on."""
-        if requires_grad:
-            self.__dict__["_capture"] = None
-        return super().requires_grad_(requires_grad)
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """torch.nn.Module.load_state_dict; the weights are those of the original model, by the same names."""
+        result = super().load_state_dict(*arguments, **options)
+        self._bind()
+        return result
 
     def _bind(self) -> None:
         """Let the program use the tensors of this model as they are now."""
         if self._capture is not None:
             tensors: dict[str, Tensor] = dict(_tensors(self))
             self._capture.program.bind(tensors.__getitem__)
-            self._capture.is_stale = False
+            self._capture.changes.stale = False
 
     def _apply(self, change: Any, recurse: bool = True) -> Converted:
+        capture = self._capture
+        ended = capture is None or capture.changes.ended
         super()._apply(change, recurse)
-        if self._capture is not None:
-            self._capture.program.move(change)
-            self._capture.is_stale = True
+        if capture is not None and not ended:
+            capture.changes.ended = False  # all of it moves
+            capture.program.move(change)
+            self._bind()
         return self
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         if self._capture is not None:
-            self._capture.is_stale = True
+            watch(self, self._capture.changes)
+            self._bind()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (_base_of(type(self)),), self.__getstate__()
+        if base_of(type(self)) is type(self):  # it was given another class
+            return super().__reduce_ex__(protocol)
+        state = {name: value for name, value in self.__getstate__().items() if name != "_changes"}
+        return _rebuild, (base_of(type(self)),), state
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -122,17 +133,15 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def converted(model: nn.Module, capture: Capture | None) -> nn.Module:
     """Make a model a converted one, whose class is one of `Converted` and of the model's own class."""
-    model.__class__ = _class_for(_base_of(type(model)))
     for module in model.modules():
-        if module is model or isinstance(module, (Conv2d, Linear)):
-            module.__dict__["_capture"] = capture
+        if "_capture" in module.__dict__ and (capture is not None or module is model):
+            module.__dict__["_capture"] = None  # of a model in the model, which is not watched for it any more
+    model.__class__ = _class_for(base_of(type(model)))
+    model.__dict__["_capture"] = capture
+    if capture is not None:
+        watch(model, capture.changes)
     model._bind()  # type: ignore[operator]
     return model
-
-
-def _base_of(kind: Any) -> Any:
-    """The class of the model that was converted, or the class itself where none was."""
-    return kind.__mro__[2] if issubclass(kind, Converted) else kind
 
 
 @cache
@@ -142,14 +151,16 @@ def _class_for(base: Any) -> type[nn.Module]:
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
         capture: Capture | None = self._capture
         if capture is not None and not torch.compiler.is_compiling():
-            if capture.is_stale:
-                self._bind()
-            leaves = capture.leaves(arguments, keywords)
-            if leaves is not None:
+            if capture.changes.ended:
+                self.__dict__["_capture"] = None
+            elif (leaves := capture.leaves(arguments, keywords)) is not None:
+                if capture.changes.stale:
+                    self._bind()
                 return capture.run(leaves)
         return base.forward(self, *arguments, **keywords)
 
     attributes = {"forward": wraps(base.forward)(forward), "__module__": base.__module__, "__doc__": base.__doc__}
+    attributes["_base"] = base
     return type(f"Converted{base.__name__}", (Converted, base), attributes)
 
 

@@ -17,25 +17,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 
 
-class _Layer(nn.Module):
-    """A layer that tells the capture of a converted model when it gets another weight or bias."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in ("weight", "bias"):
-            self._tell_capture()
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._tell_capture()
-
-    def _tell_capture(self) -> None:
-        capture = self.__dict__.get("_capture")
-        if capture is not None:
-            capture.is_stale = True
-
-
-class Conv2d(_Layer, nn.Conv2d):
+class Conv2d(nn.Conv2d):
     """torch.nn.Conv2d whose forward is `cuconv.nn.conv2d`: arguments, attributes, state and gradients are torch's.
 
     The weights are read at each call, so the layer may be trained. What cuConv does not compute goes to torch.
@@ -57,7 +39,7 @@ class Conv2d(_Layer, nn.Conv2d):
         return conv2d(input, self.weight, self.bias, *options, precision=self.precision)
 
 
-class Linear(_Layer, nn.Linear):
+class Linear(nn.Linear):
     """torch.nn.Linear, for inputs of at most MAX_ROWS rows computed as a 1x1 convolution of images of one pixel."""
 
     precision: str
@@ -82,7 +64,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -
 
 def is_small(input: Tensor) -> bool:
     """Whether cuConv computes a fully connected layer of this input; under torch.export any size of batch may come."""
-    if input.dim() == 0 or torch.compiler.is_exporting():
+    if not isinstance(input, Tensor) or input.dim() == 0 or torch.compiler.is_exporting():
         return False
     return all(type(size) is int for size in input.shape) and 0 < prod(input.shape[:-1]) <= MAX_ROWS
 

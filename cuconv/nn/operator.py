@@ -56,8 +56,9 @@ def conv2d(
     (aten.convolution_backward). The operator's result is contiguous. Raises ValueError for an unknown precision.
     """
     check_precision(precision)
-    pads = pads_of(padding, weight, stride, dilation)
-    if pads is None or input.dim() != 4 or not _is_plain_call(input, weight, bias, residual):
+    is_plain = _is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
+    pads = pads_of(padding, weight, stride, dilation) if is_plain else None
+    if pads is None or input.dim() != 4:
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, relu, residual)
     geometry = (_pair(stride), pads, _pair(dilation), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
