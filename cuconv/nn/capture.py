@@ -29,8 +29,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 TORCH = str(Path(torch.__file__).parent) + "/"
-SYMBOLIC = ("fx/", "__init__.py", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
-MODEL = ("nn/", "functional.py")  # of torch: Python code that is part of a model
+SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
+MODEL = ("nn/", "functional.py", "__init__.py")  # of torch: Python code that is part of a model, and torch._assert
 MAX_KNOWN_SIZES = 4096
 MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
 
@@ -223,7 +223,8 @@ def _asked_by_model(frame: Any) -> bool:
         if not path.startswith(TORCH):
             return True
         place = path.removeprefix(TORCH)
-        if not place.startswith(SYMBOLIC):
+        is_method = place == "__init__.py" and frame.f_code.co_name.startswith("__")  # of torch.SymInt or SymBool
+        if not is_method and not place.startswith(SYMBOLIC):
             return place.startswith(MODEL)
         frame = frame.f_back
     return True

@@ -133,6 +133,11 @@ def by_value(model, x):
     return model.conv(x) if x.mean() > 0 else F.relu(model.conv(x))
 
 
+def asserts_a_size(model, x):
+    torch._assert(x.shape[0] <= 3, "too many images")
+    return model.conv(x)
+
+
 def size_in_arithmetic(model, x):
     return model.conv(x) / (x.shape[2] * x.shape[3]) + x.shape[0] // 2
 
@@ -475,7 +480,7 @@ ZOO = {
         function.__name__: entry(function, *LATER, conv=conv)
         for function in (
             by_width, by_batch, by_parity, pads_to_multiple, loops_over_batch, by_value, size_in_arithmetic, reshapes,
-            compares_sizes, interpolates,
+            compares_sizes, interpolates, asserts_a_size,
         )
     },
     # state
