@@ -27,6 +27,7 @@ class TorchArrays:
     def __init__(self, torch: Any):
         self._torch = torch
         self._is_grad_enabled = torch.is_grad_enabled
+        self._forward_ad = torch.autograd.forward_ad
         self.pointer: Callable[[Any], int] = torch.Tensor.data_ptr
 
     def signature(self, t: Any) -> Hashable:
@@ -35,7 +36,13 @@ class TorchArrays:
         Raises AttributeError for anything that is not a tensor.
         """
         gradient = t.requires_grad and self._is_grad_enabled()
+        if self._forward_ad._current_level >= 0:
+            gradient = gradient or self._has_tangent(t)
         return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), t.is_neg(), gradient)
+
+    def _has_tangent(self, t: Any) -> bool:
+        """Whether a tensor carries a derivative of forward-mode differentiation, of which a level is entered."""
+        return self._forward_ad.unpack_dual(t).tangent is not None
 
     def output_signature(self, t: Any) -> Hashable:
         """The signature of an output, which may be a slice of a larger tensor."""
@@ -110,6 +117,10 @@ class TorchArrays:
             )
         if tensor.requires_grad and self._torch.is_grad_enabled():
             raise UnsupportedProblem(f"{name} requires a gradient, which cuConv does not compute: use torch.no_grad()")
+        if self._forward_ad._current_level >= 0 and self._has_tangent(tensor):
+            raise UnsupportedProblem(
+                f"{name} carries a derivative, which cuconv.nn.conv2d computes and conv2d not"
+            )
 
     def device(self, tensor: Any) -> int:
         """The ordinal of a tensor's GPU."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cuconv.arrays import TorchArrays
+from cuconv.problem import UnsupportedProblem
 
 X = torch.zeros(2, 3, 4, 5)
 
@@ -41,6 +42,17 @@ def test_a_gradient_counts_only_where_it_is_recorded():
         assert arrays.signature(X.clone().requires_grad_()) == arrays.signature(X)
 
 
+def test_a_forward_mode_derivative_is_part_of_the_signature_and_refused():
+    arrays = TorchArrays(torch)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(X, X)
+        assert arrays.signature(dual) != arrays.signature(X)
+        on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float32, is_contiguous=lambda: True, requires_grad=False)
+        arrays._has_tangent = lambda tensor: tensor is on_gpu
+        with pytest.raises(UnsupportedProblem, match="carries a derivative"):
+            arrays.check("input", on_gpu)
+
+
 @pytest.mark.parametrize("value", [X.numpy(), 0.5, None, [[1.0]]])
 def test_other_kinds_of_array_have_no_signature(value):
     with pytest.raises(AttributeError):
@@ -57,6 +69,7 @@ class FakeTorch(SimpleNamespace):
             float32=torch.float32,
             device=torch.device,
             is_grad_enabled=torch.is_grad_enabled,
+            autograd=torch.autograd,
             empty=lambda shape, dtype, device: self.made.append((shape, dtype, str(device), None)),
             cuda=SimpleNamespace(
                 current_device=lambda: current,
