@@ -118,9 +118,7 @@ class TorchArrays:
         if tensor.requires_grad and self._torch.is_grad_enabled():
             raise UnsupportedProblem(f"{name} requires a gradient, which cuConv does not compute: use torch.no_grad()")
         if self._forward_ad._current_level >= 0 and self._has_tangent(tensor):
-            raise UnsupportedProblem(
-                f"{name} carries a derivative, which cuconv.nn.conv2d computes and conv2d not"
-            )
+            raise UnsupportedProblem(f"{name} carries a derivative, which cuconv.nn.conv2d computes and conv2d not")
 
     def device(self, tensor: Any) -> int:
         """The ordinal of a tensor's GPU."""
