@@ -71,7 +71,7 @@ class Layer(Protocol):
         """The packed weights; None where a capture is under way and they are not packed."""
 
     def plain(self, input: Any, residual: Any, out: Any) -> Any:
-        """What the call computes, by `conv2d`."""
+        """The same result by `conv2d`, which packs the weights in the call."""
 
 
 class Call:

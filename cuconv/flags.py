@@ -84,7 +84,7 @@ _thread = _Thread()
 
 
 def stream_key(stream: int) -> Hashable:
-    """What tells streams apart: the pointer, and the thread too for a thread's default stream."""
+    """A key that each stream has alone: its pointer, with the thread for a thread's default stream."""
     return (stream, _thread.number) if stream == PER_THREAD else stream
 
 

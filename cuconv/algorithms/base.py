@@ -29,7 +29,7 @@ Macros = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a call asks of the kernels besides a problem and a launch configuration.
+    """Options of a call, beside its problem and launch configuration, by which an algorithm makes its kernels.
 
     aligned           whether input, weight, output and residual all start at a multiple of 16 bytes
     relu              whether negative outputs become 0

@@ -19,7 +19,7 @@ NEW = (
 
 
 class Aliases:
-    """What may share memory with what in a graph: each node has roots, the nodes whose memory it may use."""
+    """The roots of each node of a graph, the nodes whose memory it may use. Those of a common root may share memory."""
 
     def __init__(self, graph: fx.Graph):
         self._roots: dict[fx.Node, frozenset[fx.Node]] = {}

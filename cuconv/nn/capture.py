@@ -28,6 +28,8 @@ from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from cuconv.nn.comparison import first_line
+
 TORCH = str(Path(torch.__file__).parent) + "/"
 SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
 MODEL = ("nn/", "functional.py", "__init__.py")  # of torch: Python code that is part of a model, and torch._assert
@@ -47,7 +49,7 @@ class _TooComplex(CaptureError):
 
 @dataclass(slots=True)
 class Conditions:
-    """What calls have in common for which a graph stands for its model.
+    """Conditions that a call must meet for a graph to stand for its model.
 
     kinds      the type and dtype of each flattened argument that is a tensor, or its value
     shapes     the sizes of each tensor, as numbers and sympy expressions; () for other arguments
@@ -91,7 +93,7 @@ class Conditions:
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """What must be equal of an argument, besides its sizes."""
+    """The type, dtype, device and rank of a tensor, or the type and value of another argument."""
     if isinstance(leaf, Tensor):
         return (Tensor if type(leaf) is nn.Parameter else type(leaf), leaf.dtype, leaf.device, leaf.dim())
     return (type(leaf), leaf)
@@ -279,8 +281,3 @@ def _resolved(question: Any, program: Any) -> Any:
             if not isinstance(size, int):
                 return size.node.shape_env.replace(question)
     return question
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, on one line of at most 200 characters."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

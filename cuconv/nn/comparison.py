@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from cuconv.nn.capture import first_line
 from cuconv.problem import FP32, TF32
 
 TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where torch's own error is not larger
@@ -64,7 +63,7 @@ class Truth:
     model: nn.Module
 
     def precise(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """What the model returns in float64; None where it cannot compute in it."""
+        """The model's result in float64; None where it cannot compute in it."""
 
         def double(leaf: Any) -> Any:
             return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
@@ -197,4 +196,6 @@ def _text(value: Any, depth: int = 0) -> str:
     return f"{type(value).__name__} {id(value)}"
 
 
-__all__ = ["Inputs", "Truth", "another", "attributes", "call", "difference", "first_line", "larger_batch"]
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, at most 200 characters; its type where the message is empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

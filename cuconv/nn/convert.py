@@ -88,7 +88,7 @@ class _Conversion:
 
     def run(self) -> tuple[nn.Module, Report]:
         """The converted model and the report."""
-        from cuconv.nn.converted import converted  # here, since torch.export takes half a second to import
+        from cuconv.nn.converted import converted  # here, since capturing takes half a second to import
 
         expected = self._expected()
         copied = _copied(self._model).requires_grad_(False)
@@ -111,7 +111,7 @@ class _Conversion:
         return result, self._report
 
     def _expected(self) -> list[Any] | None:
-        """What two calls with the example return; None where that is not always the same."""
+        """The results of two calls with the example; None where they are not always the same."""
         model = self._truth.model
         before, state = comparison.attributes(model), _state_of(model)
         expected = self._outputs(model)
@@ -129,7 +129,7 @@ class _Conversion:
         return expected
 
     def _outputs(self, model: nn.Module) -> list[Any]:
-        """What two calls with the example return, the second one as if gradients were needed."""
+        """The results of two calls with the example, the second one with gradients enabled."""
         try:
             return [comparison.call(model, self._inputs.new(), gradients) for gradients in (False, True)]
         except Exception as error:

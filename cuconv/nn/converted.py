@@ -69,13 +69,13 @@ class Capture:
         return self.changes.moded
 
     def run(self, leaves: list[Any]) -> Any:
-        """What the model returns for the flattened arguments of a call."""
+        """The model's result for the flattened arguments of a call."""
         outputs = self.program.run(leaves)
         return outputs[0] if self._returns_one_tensor else pytree.tree_unflatten(outputs, self._out_spec)
 
 
 class Converted(Watched):
-    """What `convert` adds to the class of a model."""
+    """The class that `convert` adds to the class of a model."""
 
     _capture: Capture | None = None
 

@@ -16,7 +16,7 @@ from cuconv.nn.operator import PLAIN
 
 
 class Changes:
-    """What has happened to the modules of a model since it was captured.
+    """Changes of a model's modules since it was captured.
 
     ended  whether the capture is one of another model now
     stale  whether tensors of the model are not those that the capture uses
@@ -75,7 +75,7 @@ def _is_like(before: Any, value: Any) -> bool:
 
 
 class Watched(nn.Module):
-    """What is added to the class of each module of a captured model."""
+    """The class that is added to the class of each module of a captured model."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Nothing: a model's class may list its subclasses, or ask for options."""

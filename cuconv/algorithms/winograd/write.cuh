@@ -58,8 +58,8 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
     }
 }
 
-// What a thread knows of a tile's chunks, in one register as a scale (common/fp16.cuh): the largest exponent of the
-// products of the eight filters that its warp writes, NO_DOUBT where all are 0, and whether operands are suspect.
+// The largest exponent of a tile's products, of the eight filters that a thread's warp writes, and whether operands are
+// suspect; NO_DOUBT where all products are 0. It takes one register, as a scale (common/fp16.cuh).
 struct Known {
     int scale = scale_of(NO_DOUBT, false);
 

@@ -13,6 +13,7 @@ from cuconv.nn import operator, program
 from cuconv.precompile import PlannedCall
 from cuconv.problem import ConvProblem
 from tests.cuconv.nn.models import MODELS, close, made
+from tests.cuconv.nn.zoo import Model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -85,19 +86,6 @@ def test_fake_tensors_record_that_branches_are_slices(images):
 
 
 # Models that are easily converted wrongly
-
-
-class Model(nn.Module):
-    """A function of a model and an input, with some modules."""
-
-    def __init__(self, function, **modules):
-        super().__init__()
-        self.function = function
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x):
-        return self.function(self, x)
 
 
 def pointwise():
