@@ -34,8 +34,8 @@ def prepare(
     """A convolution with constant weights: call it with an input, and with a residual where there is one.
 
     The arguments are those of `conv2d`, and so is what is computed. Weight and bias are copied: later changes of theirs
-    change nothing. Some algorithms decompose the weights before they multiply; here that is done at the first call of a
-    shape, and not again.
+    change nothing. Some algorithms decompose the weights before they multiply. Here the result is kept for later calls,
+    for the two packed forms that were used last.
 
     Raises, as conv2d does, TypeError and UnsupportedProblem for a weight, a bias or options that cannot be used at all.
     What does not fit the input is refused at the call.

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from cuconv.nn import comparison
 from cuconv.nn.comparison import Inputs, Truth
@@ -41,11 +43,12 @@ def convert(
     Layers are convolutions, and fully connected layers where they get at most 32 rows. torch.export captures the model
     by its call on the example. A batch norm, an addition and a ReLU that follow a convolution are then folded into it,
     and a ReLU that follows a fully connected layer, if nothing else uses what lies between. Calls that the capture does
-    not stand for (other kinds of arguments, sizes that the model treats differently, gradients, torch.compile) run the
-    model's own code with cuConv's layers in it, and so does a model that cannot be captured.
+    not stand for run the model's own code with cuConv's layers in it, and so does a model that cannot be captured.
+    docs/torch.md lists those calls.
 
-    Both models run and are compared, on the example and on inputs made of it. Where they differ, the capture is
-    dropped, and the report says so.
+    Both models are compared on the example. A capture is also compared on other data and with one more image, where
+    torch computes its layers. A capture that differs is dropped, and the report says so. A model is not compared if two
+    calls of its own differ.
 
     model      is not changed
     example    the arguments of a call: a tensor, a tuple, or a dictionary by name. On a GPU, the kernels for its sizes
@@ -54,13 +57,14 @@ def convert(
     progress   called with the number of kernels compiled and the number of all
 
     Raises ConversionError, a ValueError, for a model in training mode, for one that cannot be copied or called with the
-    example, and for one whose copy differs; ValueError for an unknown precision.
+    example, for one whose layers differ as cuConv's, and in a dispatch mode; ValueError for an unknown precision.
     """
     check_precision(precision)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
     _check_model(model)
-    with torch.inference_mode(False), torch.no_grad():
+    autocast_off = [torch.autocast(device, enabled=False) for device in ("cuda", "cpu")]
+    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1]:
         return _Conversion(model, Inputs(example), precision, progress).run()
 
 
@@ -70,6 +74,10 @@ def _check_model(model: nn.Module) -> None:
         raise ConversionError(
             "the model is a torch.jit.ScriptModule, whose code is fixed: convert the module that it was made of, "
             "or call it in cuconv.nn.enabled()"
+        )
+    if _get_current_dispatch_mode() is not None or _global_forward_hooks or _global_forward_pre_hooks:
+        raise ConversionError(
+            "a dispatch mode or a global hook of torch is on, such as cuconv.nn.enabled(): call convert outside of it"
         )
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ConversionError("a parameter of the model has no size yet: call the model once first")

@@ -141,7 +141,7 @@ class Rewriter:
         layer = kind(
             self._captured.tensors[str(weight.target)],
             None if bias is None else self._captured.tensors[str(bias.target)],
-            (1, 0, 1, 1) if is_linear else _geometry(node) or (),
+            ((1, 1), (0, 0), (1, 1), 1) if is_linear else _geometry(node) or (),
             None if norm is None else self._norm(norm),
             "relu" in folded,
             self._precision,

@@ -61,6 +61,20 @@ def test_what_stays_with_torch_is_told():
     assert not any(isinstance(module, cuconv.nn.Conv2d) for module in converted.modules())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_autocast_around_the_conversion_is_not_captured(on_a_gpu):
+    model, x = made("classifier")
+    with torch.autocast("cpu", torch.bfloat16):
+        converted, report = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        assert report.captured and close(converted(x), copy.deepcopy(model).double()(x.double()))
+
+
+def test_a_conversion_in_a_dispatch_mode_is_refused():
+    with cuconv.nn.enabled(), pytest.raises(cuconv.nn.ConversionError, match="outside of it"):
+        cuconv.nn.convert(pointwise().eval(), torch.zeros(1, 4, 8, 9))
+
+
 def test_the_precision_reaches_the_kernels(on_a_gpu):
     model, x = made("block")
     with torch.no_grad():
