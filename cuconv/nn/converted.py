@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache, wraps
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from cuconv.nn.operator import autocasts, is_differentiated
 from cuconv.nn.program import Program
 from cuconv.nn.watched import Changes, Watched, base_of, watch
 
+_requires_grad = attrgetter("requires_grad")
+
 
 class Capture:
     """The program of a model, and all that says whether it stands for a call."""
@@ -25,6 +28,7 @@ class Capture:
         self.program, self._in_spec, self._out_spec, self._conditions = program, in_spec, out_spec, conditions
         self.changes = Changes()
         self._modules = modules  # of the model
+        self._parameters: list[nn.Parameter] = []
         self._training = [module.training for module in modules]
         self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
         self._returns_one_tensor = out_spec.is_leaf()
@@ -33,7 +37,7 @@ class Capture:
         """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""
         specs = (self._in_spec, self._out_spec)
         objects = [pytree.tree_unflatten(range(spec.num_leaves), spec) for spec in specs]
-        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1]}
+        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1], "_parameters": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -61,7 +65,15 @@ class Capture:
             return None
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             return None
+        if torch.is_grad_enabled() and any(map(_requires_grad, self._parameters)):
+            return None
         return leaves
+
+    def bind(self, tensors: dict[str, Tensor]) -> None:
+        """Use the tensors of the model as they are now; they are given by all of their names."""
+        self.program.bind(tensors.__getitem__)
+        self._parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+        self.changes.stale = False
 
     def _has_another_mode(self) -> bool:
         """Whether a module is not in the mode that it was captured in."""
@@ -98,9 +110,7 @@ class Converted(Watched):
     def _bind(self) -> None:
         """Let the program use the tensors of this model as they are now."""
         if self._capture is not None:
-            tensors: dict[str, Tensor] = dict(_tensors(self))
-            self._capture.program.bind(tensors.__getitem__)
-            self._capture.changes.stale = False
+            self._capture.bind(dict(_tensors(self)))
 
     def _apply(self, change: Any, recurse: bool = True) -> Converted:
         capture = self._capture

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 import cuconv
 from cuconv.device import UnsupportedDevice, device_spec
@@ -172,6 +173,14 @@ _library.impl("conv2d", _kernel, "CompositeExplicitAutograd")  # one function fo
 torch.library.register_fake("cuconv::conv2d", _fake, lib=_library)
 torch.library.register_autograd("cuconv::conv2d", _backward, setup_context=_setup, lib=_library)
 _operator = torch.ops.cuconv.conv2d.default
+
+
+@register_flop_formula(torch.ops.cuconv.conv2d)
+def _flops(
+    input_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, out_shape: Sequence[int], **__: Any
+) -> int:
+    """The operations of a call for torch.utils.flop_counter, as torch counts its own convolutions'."""
+    return conv_flop_count(list(input_shape), list(weight_shape), list(out_shape))
 
 
 def qualifies(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import cuconv.nn
 
@@ -122,3 +123,15 @@ def test_the_operator_itself_refuses_forward_mode(on_a_gpu):
     with pytest.raises(Exception, match=r"cuconv.nn.conv2d"):
         dual(lambda x: torch.ops.cuconv.conv2d(x, *arguments), x, x)
     torch.testing.assert_close(torch.ops.cuconv.conv2d(x, *arguments), F.conv2d(x, weight))
+
+
+@pytest.mark.parametrize("way", ["conv2d", "modules", "convert"])
+def test_the_flop_counter_counts_as_many_operations(on_a_gpu, way):
+    reference = model().eval()
+    ours = Way(way, reference)
+    counts = []
+    for one in (reference, ours):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            one(torch.randn(2, 3, 5, 6))
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0

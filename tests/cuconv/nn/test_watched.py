@@ -175,6 +175,15 @@ def test_gradients_of_weights_that_are_passed_in(on_a_gpu):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
+def test_a_parameter_that_is_made_to_require_a_gradient_gets_one(on_a_gpu):
+    model = made()
+    gradients = []
+    for one in (cuconv.nn.convert(model, X)[0], model):
+        weight = one[0][0].conv.weight.requires_grad_()
+        gradients.append(torch.autograd.grad(one(X).square().sum(), weight))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 class Returning(nn.Module):
     def __init__(self):
         super().__init__()
