@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Generic, Protocol, TypeVar
 
-from cuconv.algorithms.base import Configuration
 from cuconv.algorithms.common.implicit_gemm import depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
@@ -44,7 +43,6 @@ class Tile(Protocol):
 
 
 TileType = TypeVar("TileType", bound=Tile)
-Config = TypeVar("Config", bound=Configuration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,9 @@ def tiles_of(problem: ConvProblem, filters: int, pixels: int) -> int:
     return problem.groups * ceil(problem.group_filters / filters) * ceil(problem.n * problem.out_pixels / pixels)
 
 
-def launchable(configs: Sequence[Config], problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+def launchable(
+    configs: Sequence[ClusterConfig[TileType]], problem: ConvProblem, device: DeviceSpec
+) -> list[ClusterConfig[TileType]]:
     """The configurations whose grid and shared memory the device allows; raises UnsupportedProblem without any."""
     blocks = min(config.blocks for config in configs)
     if blocks > MAX_INDEX:
