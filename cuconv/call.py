@@ -8,10 +8,9 @@ the host a few microseconds besides the allocation and the launches.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any, Protocol
 
@@ -19,8 +18,9 @@ from cuconv import leaving, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
-from cuconv.device import device_spec, import_cupy
-from cuconv.flags import SLOT_BYTES, capture_of, flags_of
+from cuconv.device import device_spec
+from cuconv.driver import capture_of, context_reader, made_current
+from cuconv.flags import SLOT_BYTES, flags_of
 from cuconv.geometry import Geometry
 from cuconv.jit import Address, Launch, LaunchSequence
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
@@ -89,7 +89,7 @@ class Call:
     ):
         """device: the GPU's ordinal; it must be the current GPU. packing: where the launches read packed weights."""
         self.device = device
-        self.current_context = cuda().driver.ctxGetCurrent
+        self.current_context = context_reader()
         self.context = self.current_context()
         self._library = library
         self._pointer = library.pointer
@@ -399,25 +399,3 @@ def target_of(
         return Target(problem.m)
     direct = select.writes_slices(plan, "residual" in operands)
     return Target(image // plane, sliced=direct, copied=not direct)
-
-
-@cache
-def cuda() -> Any:
-    """The module cupy.cuda, imported by the first call that needs a GPU."""
-    return import_cupy().cuda
-
-
-@contextmanager
-def made_current(device: int) -> Iterator[None]:
-    """Make a GPU current for this thread, with a context, until the block ends.
-
-    cupy.cuda.Device is not enough: a new thread has GPU 0 as its current GPU but no context of it, and Device(0) does
-    not create one.
-    """
-    runtime = cuda().runtime
-    before = runtime.getDevice()
-    runtime.setDevice(device)
-    try:
-        yield
-    finally:
-        runtime.setDevice(before)

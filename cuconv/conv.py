@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuconv import select
+from cuconv import driver, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import library_of
-from cuconv.call import convolve, cuda, named, refuse
+from cuconv.call import convolve, named, refuse
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.geometry import pair
 from cuconv.problem import FP32, ConvProblem, shown, truth, whole_number
@@ -38,7 +38,7 @@ def plan(
     if isinstance(device, bool) or not isinstance(device, (DeviceSpec, int, type(None))):
         raise TypeError(f"device={shown(device)}: must be a DeviceSpec, a GPU's ordinal, or None")
     if device is None:
-        device = cuda().runtime.getDevice()
+        device = driver.current_gpu()
     spec = device_spec(device) if isinstance(device, int) else device
     return select.plan(problem, spec, algorithm, prepared, residual)
 
@@ -88,7 +88,7 @@ def conv2d(
     captured in a CUDA graph.
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
-    cannot be computed, ValueError for an unknown algorithm, ImportError where CuPy is not installed.
+    cannot be computed, ValueError for an unknown algorithm.
     """
     library = library_of(input)
     if type(stride) is not int:

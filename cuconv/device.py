@@ -1,10 +1,11 @@
-"""GPUs as plain data, so that choosing an algorithm is a pure function of problem and device; and access to CuPy."""
+"""GPUs as plain data, so that choosing an algorithm is a pure function of problem and device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+
+from cuconv import driver
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 
@@ -99,25 +100,10 @@ H200 = DeviceSpec("NVIDIA H200", (9, 0), 132)
 A100 = DeviceSpec("NVIDIA A100-SXM4-80GB", (8, 0), 108)
 
 
-def import_cupy() -> Any:
-    """The module cupy; where it is not installed, raises ImportError with the package to install for each CUDA."""
-    try:
-        import cupy
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "cuConv launches its kernels through CuPy, which is not installed: "
-            "run 'pip install cupy-cuda12x' for CUDA 12 or 'pip install cupy-cuda13x' for CUDA 13"
-        ) from error
-    return cupy
-
-
 @cache
 def device_spec(index: int) -> DeviceSpec:
     """The DeviceSpec of a GPU by its ordinal; raises UnsupportedDevice below compute capability 8.0."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(index)
-    spec = DeviceSpec(
-        properties["name"].decode(), (properties["major"], properties["minor"]), properties["multiProcessorCount"]
-    )
+    spec = DeviceSpec(*driver.gpu(index))
     if spec.compute_capability < MINIMUM_COMPUTE_CAPABILITY:
         raise UnsupportedDevice(
             f"{spec.name} has compute capability {spec.compute_capability[0]}.{spec.compute_capability[1]}: "

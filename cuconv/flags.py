@@ -7,19 +7,16 @@ computes, so its flags are in memory of the graph, which sets them to 0 when it 
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Hashable
 from functools import cache
 from itertools import count
 from typing import Any
 
-from cuconv import jit
 from cuconv.problem import FLOAT_BYTES
 
 SLOT_BYTES = 8192  # more than the flags of a kernel: 12 bytes for each block of a grid that fills a GPU once
 SLOTS = 64  # that are allocated at a time
-ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 PER_THREAD = 2  # CU_STREAM_PER_THREAD, the one handle of the default streams of all threads
 
 
@@ -86,21 +83,6 @@ _thread = _Thread()
 def stream_key(stream: int) -> Hashable:
     """A key that each stream has alone: its pointer, with the thread for a thread's default stream."""
     return (stream, _thread.number) if stream == PER_THREAD else stream
-
-
-def capture_of(stream: int) -> int:
-    """The number of the capture into a CUDA graph that a stream, given by its pointer, is in; 0 for none.
-
-    A context must be current.
-    """
-    if not stream:  # the legacy default stream cannot be captured
-        return 0
-    status, number = ctypes.c_int(), ctypes.c_uint64()
-    code = jit._driver().cuStreamGetCaptureInfo_v2(
-        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
-    )
-    jit._check(code)
-    return number.value if status.value == ACTIVE else 0
 
 
 @cache

@@ -1,4 +1,4 @@
-"""From CUDA source to launches: NVRTC compiles, `cuconv.cubins` keeps, CuPy loads, the driver launches.
+"""From CUDA source to launches: NVRTC compiles, `cuconv.cubins` keeps, the driver loads and launches.
 
 The name of a cubin in the compile cache covers the source, the headers that it includes, the macros, the architecture
 and the compiler's version. An edited header therefore recompiles what includes it, and nothing else.
@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cuconv import cubins
+from cuconv import cubins, driver
 from cuconv.cubins import Cubin
-from cuconv.device import PORTABLE_CLUSTER_BLOCKS, import_cupy
+from cuconv.device import PORTABLE_CLUSTER_BLOCKS
 
 INCLUDES = Path(__file__).parent / "algorithms"  # #include "common/hopper.cuh" is relative to this folder
 SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel that needs more dynamic shared memory must ask the driver for it
@@ -32,10 +32,6 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 class CompileError(RuntimeError):
     """NVRTC is missing, or refused a kernel; the message has its log."""
-
-
-class LaunchError(RuntimeError):
-    """The driver refused a launch or an attribute of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +133,7 @@ class LaunchSequence:
     """
 
     __slots__ = (
-        *("_busy", "_configs", "_cuLaunchKernelEx", "_kernels", "_made_of", "_moved", "_ready", "_spare", "_stream"),
-        "_values",
+        *("_busy", "_configs", "_cuLaunchKernelEx", "_made_of", "_moved", "_ready", "_spare", "_stream", "_values"),
     )
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
@@ -153,10 +148,9 @@ class LaunchSequence:
         self._values = (ctypes.c_int64 * size)()  # first the operands, which all launches share
         self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
         self._configs: list[_LaunchConfig] = []
-        self._kernels: list[Kernel] = []  # a reference to each keeps it loaded
         self._ready: list[tuple[Any, ctypes.c_void_p, ctypes.Array]] = []  # cuLaunchKernelEx: config, kernel, arguments
         self._stream = 0
-        self._cuLaunchKernelEx = _driver().cuLaunchKernelEx
+        self._cuLaunchKernelEx = driver.library().cuLaunchKernelEx
         free = len(_OPERANDS)
         for launch in launches:
             kernel = _load(launch.source, arch, tuple(launch.macros.items()), launch.kernel, device)
@@ -164,7 +158,6 @@ class LaunchSequence:
             config = _LaunchConfig(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
             config.attrs, config.numAttrs = ctypes.addressof(_OVERLAP), int(launch.overlap)
             self._configs.append(config)
-            self._kernels.append(kernel)
             self._ready.append((ctypes.byref(config), kernel.handle, self._lay_out(launch.arguments, free)))
             free += len(launch.arguments)
 
@@ -211,7 +204,7 @@ class LaunchSequence:
             for ready_config, kernel, arguments in self._ready:
                 status = self._cuLaunchKernelEx(ready_config, kernel, arguments, None)
                 if status:
-                    _check(status)
+                    driver.check(status)
         finally:
             self._busy = False
 
@@ -221,14 +214,12 @@ _write_operands = struct.Struct(f"={len(_OPERANDS)}q").pack_into
 
 
 class Kernel:
-    """A kernel loaded on the current GPU; `handle` is its CUfunction."""
+    """A kernel of a module that is loaded on the current GPU; `handle` is its CUfunction."""
 
-    def __init__(self, module: Any, name: str):
-        """module: a loaded cupy.cuda.function.Module."""
-        self._function = module.get_function(name)  # keeps the module loaded
-        self.handle = ctypes.c_void_p(self._function.ptr)
-        if self._attribute(REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER_BLOCKS:
-            self._set_attribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+    def __init__(self, module: int, name: str):
+        self.handle = ctypes.c_void_p(driver.kernel_of(module, name))
+        if driver.kernel_attribute(self.handle, REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER_BLOCKS:
+            driver.set_kernel_attribute(self.handle, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
 
     def allow_shared(self, shared_bytes: int) -> None:
         """Raise the kernel's limit of dynamic shared memory to this many bytes; never lower it.
@@ -238,16 +229,8 @@ class Kernel:
         if shared_bytes <= SHARED_BYTES_BY_DEFAULT:
             return
         with _shared_limits:
-            if shared_bytes > self._attribute(MAX_DYNAMIC_SHARED_SIZE_BYTES):
-                self._set_attribute(MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-
-    def _attribute(self, attribute: int) -> int:
-        value = ctypes.c_int()
-        _check(_driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self.handle))
-        return value.value
-
-    def _set_attribute(self, attribute: int, value: int) -> None:
-        _check(_driver().cuFuncSetAttribute(self.handle, attribute, value))
+            if shared_bytes > driver.kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES):
+                driver.set_kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
 
 
 _shared_limits = threading.RLock()  # makes reading and raising a limit one step, also for a call within a call
@@ -260,11 +243,9 @@ def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: st
 
 
 @cache
-def _module(source: Path, arch: str, macros: tuple[tuple[str, int], ...], device: int) -> Any:
+def _module(source: Path, arch: str, macros: tuple[tuple[str, int], ...], device: int) -> int:
     """The loaded cubin, one for each GPU; `device` must be the current one."""
-    module = import_cupy().cuda.function.Module()
-    module.load(cubin(source, arch, dict(macros)).code)
-    return module
+    return driver.load(cubin(source, arch, dict(macros)).code)
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -289,18 +270,6 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 _OVERLAP = _LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))  # shared by all launches: it is only read
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _check(status: int) -> None:
-    if status:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
-        raise LaunchError(f"the CUDA driver says: {(text.value or b'unknown error').decode()} ({status})")
 
 
 def _include_folders(source: Path) -> tuple[Path, Path]:

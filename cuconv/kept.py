@@ -11,7 +11,8 @@ from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from cuconv.flags import PER_THREAD, capture_of, stream_key
+from cuconv.driver import capture_of, made_current
+from cuconv.flags import PER_THREAD, stream_key
 
 
 class TorchKept:
@@ -46,9 +47,8 @@ class CupyKept:
         home = cupy.cuda.get_current_stream(device)
         self.known: set[int] = set() if home.ptr == PER_THREAD else {home.ptr}
         self._events: dict[Hashable, Any] = {}
-        giving_back = weakref.finalize(
-            self, _give_back, _Held(cupy.cuda.runtime, device, arrays, home, stream_key(home.ptr), self._events)
-        )
+        held = _Held(device, arrays, home, stream_key(home.ptr), self._events)
+        giving_back = weakref.finalize(self, _give_back, held)
         giving_back.atexit = False
         _give_back_later()
 
@@ -66,7 +66,6 @@ class CupyKept:
 class _Held(NamedTuple):
     """Arrays that are given back, the stream on which they were allocated, and events of the others."""
 
-    runtime: Any
     device: int
     arrays: list[Any]
     home: Any
@@ -82,9 +81,7 @@ def _give_back(held: _Held) -> None:
     events = [event for key, event in held.events.items() if key != held.home_key]
     if not events:
         return
-    before = held.runtime.getDevice()
-    held.runtime.setDevice(held.device)  # a context too, for a thread without one
-    try:
+    with made_current(held.device):
         if stream_key(held.home.ptr) != held.home_key:  # the default stream of another thread: the host waits instead
             for event in events:
                 event.synchronize()
@@ -93,8 +90,6 @@ def _give_back(held: _Held) -> None:
         else:
             for event in events:
                 held.home.wait_event(event)
-    finally:
-        held.runtime.setDevice(before)
 
 
 def _give_back_later() -> None:

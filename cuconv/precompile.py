@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cuconv import jit, select
+from cuconv import driver, jit, select
 from cuconv.algorithms.base import CallOptions
 from cuconv.conv import plan
-from cuconv.device import DeviceSpec, device_spec, import_cupy
+from cuconv.device import DeviceSpec, device_spec
 from cuconv.problem import ConvProblem, UnsupportedProblem, shown
 
 
@@ -76,7 +76,7 @@ def precompile_calls(
 ) -> int:
     """`precompile` for calls that differ in more than their problems."""
     if device is None:
-        device = import_cupy().cuda.runtime.getDevice()
+        device = driver.current_gpu()
     spec = device_spec(device) if isinstance(device, int) else device
     missing = [kernel for kernel in _kernels(calls, spec, prepared, algorithm) if not jit.is_cached(*kernel)]
     with ThreadPoolExecutor(os.cpu_count()) as threads:

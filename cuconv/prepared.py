@@ -10,9 +10,9 @@ from typing import Any
 
 from cuconv import select
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Packing, check_frozen, convolve, made_current
+from cuconv.call import Packing, check_frozen, convolve
 from cuconv.conv import conv2d
-from cuconv.flags import capture_of
+from cuconv.driver import capture_of, made_current
 from cuconv.geometry import Geometry
 from cuconv.problem import FLOAT_BYTES, FP32, UnsupportedProblem, truth
 

@@ -1,20 +1,29 @@
-"""The fixture `cuda`: conv2d and prepare without a GPU."""
+"""The fixtures `gpus` and `cuda`: contexts, and conv2d and prepare, without a GPU."""
 
 import pytest
 
-from cuconv import call, conv, prepared
+from cuconv import call, conv, driver, prepared
 from cuconv.device import H200
 from cuconv.flags import flags_of
 from tests.cuconv.fake_gpu import FakeCuda, Recorder, TensorsOfGpu3
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def gpus(monkeypatch):
+    """The driver of a machine with several GPUs."""
+    gpus = FakeCuda()
+    monkeypatch.setattr(driver, "library", lambda: gpus)
+    driver._primary_context.cache_clear()
+    yield gpus
+    driver._primary_context.cache_clear()
+
+
+@pytest.fixture
+def cuda(gpus, monkeypatch):
     """A machine whose launches go to Recorder."""
-    cuda, library = FakeCuda(), TensorsOfGpu3()
+    cuda, library = gpus, TensorsOfGpu3()
     cuda.tensors = library
     Recorder.made, Recorder.enqueued = [], []
-    monkeypatch.setattr(call, "cuda", lambda: cuda)
     monkeypatch.setattr(call, "_thread", call._Thread())
     monkeypatch.setattr(call, "LaunchSequence", Recorder)
     monkeypatch.setattr(call, "device_spec", lambda device: H200)

@@ -1,7 +1,5 @@
 """What conv2d and prepare need of a GPU, for tests without one: tensors, contexts, and launches that are recorded."""
 
-from types import SimpleNamespace
-
 import torch
 
 from cuconv.arrays import TorchArrays
@@ -51,15 +49,31 @@ class Kept:
 
 
 class FakeCuda:
-    """cupy.cuda of a machine with several GPUs, of which GPU 0 is current; a context is a number."""
+    """libcuda of a machine with several GPUs, of which GPU 0 is current; GPU n has the context 1000 + n."""
 
     def __init__(self):
         self.capture = 0  # the number of the capture that every stream is in
-        self.devices = [0]  # the GPUs that were made current, in order
-        self.runtime = SimpleNamespace(
-            getDevice=lambda: self.devices[-1], setDevice=lambda device: self.devices.append(device)
-        )
-        self.driver = SimpleNamespace(ctxGetCurrent=lambda: 1000 + self.devices[-1])
+        self.devices = [0]  # the GPUs that were made current, in order; None for no context
+
+    def cuCtxGetCurrent(self, context):
+        context[0] = 0 if self.devices[-1] is None else 1000 + self.devices[-1]
+        return 0
+
+    def cuCtxGetDevice(self, device):
+        device._obj.value = self.devices[-1]
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.devices.append(context.value and context.value - 1000)
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):
+        device._obj.value = ordinal
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = 1000 + device
+        return 0
 
 
 class Recorder:

@@ -2,14 +2,11 @@
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
-import pytest
 import torch
 
-from cuconv import jit
 from cuconv.device import H200
-from cuconv.flags import PER_THREAD, SLOT_BYTES, SLOTS, Flags, capture_of
+from cuconv.flags import PER_THREAD, SLOT_BYTES, SLOTS, Flags
 
 
 class Library:
@@ -94,33 +91,3 @@ def test_flags_are_zeros_in_memory_that_stays():
     start = library.allocations[0].data_ptr() if some.address(5) else 0
     assert 0 <= some.address(5) - start < SLOTS * SLOT_BYTES
     assert not library.allocations[0].any() and library.allocations[0].numel() * 4 == SLOTS * SLOT_BYTES
-
-
-def driver(status, number, code=0):
-    """A driver that tells of a capture, or refuses."""
-
-    def cuStreamGetCaptureInfo_v2(stream, status_out, number_out, *others):
-        assert stream.value == 99 and others == (None, None, None)
-        status_out._obj.value, number_out._obj.value = status, number
-        return code
-
-    def cuGetErrorString(code, text):
-        text._obj.value = b"no such stream"
-
-    return SimpleNamespace(cuStreamGetCaptureInfo_v2=cuStreamGetCaptureInfo_v2, cuGetErrorString=cuGetErrorString)
-
-
-@pytest.mark.parametrize(("status", "number"), [(0, 0), (1, 2**40), (2, 0)])
-def test_the_driver_says_whether_a_stream_is_captured(monkeypatch, status, number):
-    monkeypatch.setattr(jit, "_driver", lambda: driver(status, number))
-    assert capture_of(99) == number
-
-
-def test_the_default_stream_is_never_captured():
-    assert capture_of(0) == 0
-
-
-def test_a_refusal_of_the_driver_is_raised(monkeypatch):
-    monkeypatch.setattr(jit, "_driver", lambda: driver(0, 0, code=400))
-    with pytest.raises(jit.LaunchError, match="no such stream"):
-        capture_of(99)

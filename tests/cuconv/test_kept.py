@@ -14,13 +14,9 @@ class Cupy:
     """CuPy's streams and events; `log` has what was done with them, in order."""
 
     def __init__(self):
-        self.log, self.devices = [], [0]
+        self.log = []
         self.current = self.stream(70)
-        self.cuda = SimpleNamespace(
-            get_current_stream=lambda device: self.current,
-            Event=self.event,
-            runtime=SimpleNamespace(getDevice=lambda: self.devices[-1], setDevice=self.devices.append),
-        )
+        self.cuda = SimpleNamespace(get_current_stream=lambda device: self.current, Event=self.event)
 
     def stream(self, pointer):
         return SimpleNamespace(ptr=pointer, wait_event=lambda event: self.log.append(("wait", pointer, event.name)))
@@ -48,9 +44,9 @@ class Array:
 
 
 @pytest.fixture
-def cupy(monkeypatch):
+def cupy(gpus, monkeypatch):
     cupy = Cupy()
-    cupy.captured = set()
+    cupy.captured, cupy.devices = set(), gpus.devices
     monkeypatch.setattr(kept, "capture_of", lambda stream: int(stream in cupy.captured))
     kept._waiting.clear()
     return cupy

@@ -1,19 +1,17 @@
 """Arguments that a LaunchSequence hands to the driver; a fake driver reads them from memory as the real one does."""
 
 import ctypes
-import gc
-import sys
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from cuconv import driver as cuda_driver
 from cuconv import jit
 from cuconv.cubins import Cubin
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch, LaunchSequence
 
 STREAM = 0x7F0000000010
+MODULE = 0x7F0000000020
 ADDRESSES = (0x7F1000000000, 0x7F2000000000, 0, 0x7F4000000000, 0x7F5000000000)
 FIRST = Launch(Path("a.cu"), {"SIZE": 4}, "first", 7, 64, (WEIGHT, 2**40, WORKSPACE, -1), overlap=True)
 SECOND = Launch(Path("a.cu"), {"SIZE": 4}, "second", 9, 128, (OUTPUT + 400, BIAS, INPUT, INPUT + 8, 1), 60_000)
@@ -26,14 +24,19 @@ class Driver:
         self.launched, self.attributes_set, self.status = [], [], 0
         self.arguments_of = {1: 4, 2: 5}
         self.attributes = {}  # by (kernel, attribute)
-        monkeypatch.setattr(jit, "_driver", lambda: self)
+        monkeypatch.setattr(cuda_driver, "library", lambda: self)
         monkeypatch.setattr(jit, "cubin", lambda *variant: Cubin(repr(variant).encode(), ""))
         self.loaded = []
 
-    def module(self):
-        """An empty module, as cupy.cuda.function.Module() makes it."""
-        handles = {"first": 1, "second": 2}
-        return SimpleNamespace(load=self.loaded.append, get_function=lambda name: SimpleNamespace(ptr=handles[name]))
+    def cuModuleLoadData(self, module, code):
+        self.loaded.append(code)
+        module._obj.value = MODULE
+        return 0
+
+    def cuModuleGetFunction(self, kernel, module, name):
+        assert module.value == MODULE
+        kernel._obj.value = {b"first": 1, b"second": 2}[name]
+        return 0
 
     def cuFuncGetAttribute(self, value, attribute, kernel):
         default = jit.SHARED_BYTES_BY_DEFAULT if attribute == jit.MAX_DYNAMIC_SHARED_SIZE_BYTES else 0
@@ -64,9 +67,6 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver(monkeypatch)
-    monkeypatch.setitem(
-        sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(function=SimpleNamespace(Module=driver.module)))
-    )
     for loaded in (jit._load, jit._module):
         loaded.cache_clear()
     yield driver
@@ -107,7 +107,7 @@ def test_a_cubin_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once(
 
 def test_the_limit_of_shared_memory_is_never_lowered(driver):
     """Two kernels loaded from one cubin share the driver's function, and with it the limit."""
-    kernels = [jit.Kernel(driver.module(), "second") for _ in range(2)]
+    kernels = [jit.Kernel(MODULE, "second") for _ in range(2)]
     for kernel, shared_bytes in zip((*kernels, *kernels), (100_000, 60_000, 49_152, 200_000), strict=True):
         kernel.allow_shared(shared_bytes)
     assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in (100_000, 200_000)]
@@ -116,26 +116,14 @@ def test_the_limit_of_shared_memory_is_never_lowered(driver):
 @pytest.mark.parametrize(("width", "asked"), [(0, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])])
 def test_only_clusters_beyond_the_portable_size_are_asked_for(driver, width, asked):
     driver.attributes[2, jit.REQUIRED_CLUSTER_WIDTH] = width
-    jit.Kernel(driver.module(), "second")
+    jit.Kernel(MODULE, "second")
     assert driver.attributes_set == asked
-
-
-def test_a_sequence_keeps_its_kernels_loaded(driver):
-    """Two threads may load the same kernel at once, and the cache keeps only one of the two."""
-    sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
-    kernels = [weakref.ref(jit._load(Path("a.cu"), "sm_90a", (("SIZE", 4),), name, 0)) for name in ("first", "second")]
-    jit._load.cache_clear()
-    gc.collect()
-    assert all(kernel() is not None for kernel in kernels)
-    del sequence
-    gc.collect()
-    assert all(kernel() is None for kernel in kernels)
 
 
 def test_a_refusal_of_the_driver_is_raised_with_its_text(driver):
     sequence = LaunchSequence((FIRST, SECOND), "sm_90a", 0)
     driver.status = 701
-    with pytest.raises(jit.LaunchError, match=r"the CUDA driver says: out of luck \(701\)"):
+    with pytest.raises(cuda_driver.DriverError, match=r"the CUDA driver says: out of luck \(701\)"):
         sequence.enqueue(STREAM, *ADDRESSES)
     assert len(driver.launched) == 1
 
@@ -163,7 +151,7 @@ def test_a_call_in_the_middle_of_another_one_changes_nothing_of_it(driver):
 def test_a_call_after_a_refusal_is_no_nested_one(driver):
     sequence = LaunchSequence((FIRST,), "sm_90a", 0)
     driver.status = 701
-    with pytest.raises(jit.LaunchError):
+    with pytest.raises(cuda_driver.DriverError):
         sequence.enqueue(STREAM, *ADDRESSES)
     driver.status = 0
     sequence.enqueue(STREAM, *ADDRESSES)
