@@ -1,7 +1,7 @@
 # make PYTHON=python3 ... uses that interpreter as it is and installs nothing.
 VENV   := .venv
 PYTHON ?= $(VENV)/bin/python
-GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn"))
+GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn,test-gpu"))
 
 .PHONY: help bench test test-kernels test-wheel test-gpu release-check sanitize lint plots profile clean setup
 help:            ## this list

@@ -20,16 +20,12 @@ from harness.precision import FP32
 
 
 class Contender(contenders.Contender):
-    """The library of this project. Raises Unavailable without a GPU or without CuPy, which loads the kernels."""
+    """The library of this project. Raises Unavailable without a GPU."""
 
     def __init__(self, precision: str = FP32) -> None:
         super().__init__(precision)
         if not torch.cuda.is_available():
             raise Unavailable("cuConv's kernels need an NVIDIA GPU, and torch sees none")
-        try:
-            import cupy  # noqa: F401
-        except ImportError as error:
-            raise Unavailable(f"CuPy cannot be imported ({error}): pip install 'cuconv[cuda13]'") from None
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
         """Compile the kernels that the sweep will launch; None stands for every algorithm."""

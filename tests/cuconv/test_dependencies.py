@@ -5,13 +5,28 @@ import sys
 
 import pytest
 
-# What the benchmark needs, and CuPy, which only launches need.
-OPTIONAL = ["cupy", "torch", "pandas", "matplotlib", "pydantic", "yaml", "scipy", "tqdm", "nvtx", "pynvml"]
+# What the benchmark needs, and CuPy, which only its own users need.
+OPTIONAL = ["cupy", "numpy", "torch", "pandas", "matplotlib", "pydantic", "yaml", "scipy", "tqdm", "nvtx", "pynvml"]
 WITHOUT_THEM = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"  # None: importing the module fails
 PLAN = """
 from cuconv import ConvProblem, plan
 from cuconv.device import H200
 print(plan(ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1), {device}))
+"""
+NO_DRIVER = """
+import ctypes
+def refuse(name):
+    raise OSError(f"{name}: cannot open shared object file")
+ctypes.CDLL = refuse
+"""
+WITHOUT_IMPORTING_CUPY = """
+import sys
+class Refuse:
+    def find_spec(name, path=None, target=None):
+        if name == "cupy":
+            sys.exit("CuPy is imported")
+sys.meta_path.insert(0, Refuse)
+import cuconv, cuconv.nn
 """
 COMPILE_WITHOUT_NVRTC = """
 from cuda.bindings import nvrtc
@@ -35,13 +50,20 @@ def test_a_plan_for_a_described_gpu_needs_no_optional_package():
     assert "grid=" in result.stdout
 
 
+def test_users_of_torch_do_not_wait_for_cupy():
+    code = WITHOUT_IMPORTING_CUPY + PLAN.format(device="H200")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and "grid=" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
         (
-            PLAN.format(device=None),
-            "ImportError: cuConv launches its kernels through CuPy, which is not installed: "
-            "run 'pip install cupy-cuda12x' for CUDA 12 or 'pip install cupy-cuda13x' for CUDA 13",
+            NO_DRIVER + PLAN.format(device=None),
+            "cuconv.driver.DriverError: the CUDA driver is not found (libcuda.so.1: cannot open shared object file): "
+            "install NVIDIA's driver, or pass a described GPU, such as cuconv.device.H200, to what only plans or "
+            "compiles",
         ),
         (
             "from cuconv import reference",
@@ -53,7 +75,7 @@ def test_a_plan_for_a_described_gpu_needs_no_optional_package():
             "run 'pip install nvidia-cuda-nvrtc-cu12' for CUDA 12 or 'pip install nvidia-cuda-nvrtc' for CUDA 13",
         ),
     ],
-    ids=["cupy", "torch", "nvrtc"],
+    ids=["driver", "torch", "nvrtc"],
 )
 def test_a_missing_package_is_named_in_one_sentence(code, sentence):
     result = run(code)
