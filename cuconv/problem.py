@@ -218,8 +218,8 @@ def _positions_read(size: int, kernel: int, pad: int, stride: int, dilation: int
     return count
 
 
-def ceil_div(a: int, b: int) -> int:
-    """The quotient of two whole numbers rounded up."""
+def ceil_div(a: Any, b: Any) -> Any:
+    """The quotient of two whole numbers, or of arrays of them, rounded up."""
     return -(-a // b)
 
 

@@ -7,11 +7,11 @@ products of matrices, of M / groups rows and C / groups channels.
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Protocol
 
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
-from cuconv.problem import FP32, TF32, ConvProblem
+from cuconv.numbers import Number
+from cuconv.problem import FP32, TF32, ConvProblem, ceil_div
 
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
@@ -49,9 +49,9 @@ def depth_of(problem: ConvProblem) -> int:
     return problem.group_channels * problem.filter_area
 
 
-def stages_of(problem: ConvProblem, stage_depth: int, split_k: int = 1) -> int:
+def stages_of(problem: ConvProblem, stage_depth: Number, split_k: Number = 1) -> Number:
     """The pipeline stages of the busiest block, where `split_k` blocks share the reduction."""
-    return ceil(ceil(depth_of(problem) / stage_depth) / split_k)
+    return ceil_div(ceil_div(depth_of(problem), stage_depth), split_k)
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
