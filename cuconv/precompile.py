@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from cuconv import jit, select
 from cuconv.algorithms.base import CallOptions
 from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec, import_cupy
-from cuconv.problem import ConvProblem, shown
+from cuconv.problem import ConvProblem, UnsupportedProblem, shown
 
 
 def precompile(
@@ -53,6 +54,16 @@ class PlannedCall(NamedTuple):
     problem: ConvProblem
     residual: bool = False
     output_channels: int | None = None
+
+
+def computed(calls: Iterable[PlannedCall], spec: DeviceSpec) -> list[PlannedCall]:
+    """The calls that cuConv computes; `cuconv.nn` leaves the others to torch."""
+    found = []
+    for call in calls:
+        with suppress(UnsupportedProblem):
+            plan(call.problem, spec, residual=call.residual)
+            found.append(call)
+    return found
 
 
 def precompile_calls(

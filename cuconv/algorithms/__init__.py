@@ -12,7 +12,6 @@ from cuconv.algorithms.gemv.gemv import Gemv
 from cuconv.algorithms.pointwise.fp16x3_pointwise import Fp16x3Pointwise
 from cuconv.algorithms.tf32x3.tf32x3_gemm import Tf32x3Gemm
 from cuconv.algorithms.tf32x3.tf32x3_shallow import Tf32x3Shallow
-from cuconv.algorithms.tf32x3.tf32x3_stationary import Tf32x3Stationary
 from cuconv.algorithms.tf32x3.tf32x3_wgmma import Tf32x3Wgmma
 from cuconv.algorithms.two_stage.two_stage import TwoStage
 from cuconv.algorithms.winograd.fp16x3_winograd import Fp16x3Winograd
@@ -23,7 +22,6 @@ ALGORITHMS = registry(
         Tf32x3Gemm(),
         Tf32x3Wgmma(),
         Tf32x3Shallow(),
-        Tf32x3Stationary(),
         Fp16x3(),
         Fp16x3Pointwise(),
         Fp16x3Winograd(),

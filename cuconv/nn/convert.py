@@ -15,14 +15,15 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import Inputs, Truth
 from cuconv.nn.modules import LAYERS, hooked, layer_for, patched, why_not
-from cuconv.nn.operator import PLAIN, check_precision, recorded
+from cuconv.nn.operator import PLAIN, check_precision, is_supported, recorded
 from cuconv.nn.program import computed_by_torch
 from cuconv.nn.report import Converted, Report
 from cuconv.nn.watched import unwatch
-from cuconv.precompile import precompile_calls
+from cuconv.precompile import computed, precompile_calls
 from cuconv.problem import FP32
 
 Progress = Callable[[int, int], object]
@@ -239,7 +240,7 @@ class _Conversion:
     def _precompile(self, model: nn.Module) -> None:
         """Compile the kernels of a call with the example, which runs on tensors without data."""
         tensors = self._inputs.tensors
-        if not tensors or not all(tensor.is_cuda for tensor in tensors):
+        if not tensors or not all(map(is_supported, tensors)):
             return
         capture = model.__dict__["_capture"]
         try:
@@ -251,7 +252,8 @@ class _Conversion:
                     capture.program.run(pytree.tree_leaves(inputs))
         except Exception as error:  # the model's own code may need data; it may raise anything
             self._report.why_not_precompiled = comparison.first_line(error)
-        precompile_calls(calls, tensors[0].device.index, prepared=capture is not None, progress=self._progress)
+        spec = device_spec(tensors[0].device.index)
+        precompile_calls(computed(calls, spec), spec, prepared=capture is not None, progress=self._progress)
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ from cuconv import ConvProblem, UnsupportedProblem, jit, plan, precompile
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
-from cuconv.precompile import PlannedCall, precompile_calls
+from cuconv.precompile import PlannedCall, computed, precompile_calls
 
 LAYERS = [ConvProblem(1, 64, 7, 7, 32, 1, 1), ConvProblem(2, 64, 7, 7, 32, 1, 1, groups=64 // 32)]
 
@@ -49,3 +49,8 @@ def test_calls_that_write_to_slices_have_kernels_of_their_own(cache):
     assert precompile_calls(calls, H200, algorithm="tf32x3_gemm") == 2
     assert precompile_calls([PlannedCall(LAYERS[0], output_channels=40)], H200, algorithm="two_stage") > 0
     assert precompile([LAYERS[0]], H200, algorithm="two_stage") == 0  # which writes no slices
+
+
+def test_calls_that_torch_computes_are_left_out():
+    calls = [PlannedCall(LAYERS[0]), PlannedCall(ConvProblem(1, 3, 64, 64, 8, 32, 32, stride_h=32, stride_w=32))]
+    assert computed(calls, H200) == calls[:1]

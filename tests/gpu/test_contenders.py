@@ -42,7 +42,7 @@ MUST_RUN = {
 }
 
 LARGER_FILTERS = {"fp16x3", "fp16x3_winograd"}
-POINTWISE = {"fp16x3_pointwise", "tf32x3_stationary"}
+POINTWISE = {"fp16x3_pointwise"}
 OTHER_LAYERS = {"depthwise", "gemv"}  # few channels a group; one output pixel an image
 
 load = cache(contenders.load)

@@ -1,8 +1,8 @@
-// Columns and products of the tf32x3 kernels for Hopper: finding a pixel's elements of the input, loading them into
-// registers as fragments of wgmma's tile A, decomposing and multiplying them.
+// Columns and products of tf32x3_wgmma: finding a pixel's elements of the input, loading them into registers as
+// fragments of wgmma's tile A, decomposing and multiplying them.
 //
-// It uses the including file's macros FILTERS, STAGE_DEPTH, PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
-// LINEAR, WHOLE, PAIRED and EVICT_FIRST.
+// It uses the kernel's macros FILTERS, STAGE_DEPTH, PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR,
+// WHOLE, PAIRED and EVICT_FIRST.
 #pragma once
 
 #include "common/eviction.cuh"

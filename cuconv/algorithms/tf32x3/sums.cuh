@@ -1,11 +1,11 @@
-// Sums and output of the tf32x3 kernels for Hopper: the partial sums of a tile's warpgroups, and of the blocks of a
-// cluster, are added in fixed order and written.
+// Sums and output of tf32x3_wgmma: the partial sums of a tile's warpgroups, and of the blocks of a cluster, are added
+// in fixed order and written.
 //
 // A thread's accumulators are pieces of four sums: two neighbouring filters of two pixels. A piece is stored, sent and
 // added as a whole. Of every eight filters, thread t of a warp has 2 * (t % 4) and the next one, of the pixels in rows
 // t / 4 and t / 4 + 8 of the warp's part of tile A (PTX ISA, "Register fragments for wgmma").
 //
-// It uses the including file's macros FILTERS and SPLIT_K, and those of columns.cuh.
+// It uses the kernel's macros FILTERS and SPLIT_K, and those of columns.cuh.
 #pragma once
 
 #include "tf32x3/columns.cuh"

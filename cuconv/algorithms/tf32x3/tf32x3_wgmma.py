@@ -1,8 +1,7 @@
 """Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper.
 
 A block computes a tile of filters x pixels. Its warpgroups may share the reduction, and so may the blocks of a cluster.
-`tf32x3_wgmma.cu` has the kernel, docs/tf32x3_wgmma.md the design. tf32x3_stationary finds its pixels and columns in the
-same way and takes `has_pixel_pairs` and `column_macros` from here.
+`tf32x3_wgmma.cu` has the kernel, docs/tf32x3_wgmma.md the design.
 """
 
 from __future__ import annotations
@@ -186,7 +185,8 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
 
         Raises UnsupportedProblem where none can.
         """
-        check_device_and_indices(problem, device)
+        require_hopper(problem, device)
+        check_indices(problem, MAX_IMAGE)
         pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
         tile, split_k, shared_bytes = _every(device.max_cluster_blocks, products)
         stages = stages_of(problem, STAGE_DEPTH)
@@ -237,37 +237,6 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 
-def check_device_and_indices(problem: ConvProblem, device: DeviceSpec) -> None:
-    """Raise UnsupportedProblem for a GPU other than Hopper, and where a size does not fit the kernel's integers."""
-    require_hopper(problem, device)
-    check_indices(problem, MAX_IMAGE)
-
-
-def has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
-    """Whether pixels can be loaded and stored in pairs: a 1x1 filter, stride 1, planes of an even number of pixels.
-
-    aligned: whether input, weight and output all start at a multiple of 16 bytes.
-    """
-    return aligned and is_pointwise(problem) and not is_strided(problem) and problem.out_pixels % 2 == 0
-
-
-def column_macros(problem: ConvProblem, aligned: bool) -> Macros:
-    """The macros that say how the kernels find and load the columns of a layer."""
-    pointwise = is_pointwise(problem)
-    return {
-        "KERNEL_H": problem.kh,
-        "KERNEL_W": problem.kw,
-        "STAGE_DEPTH": STAGE_DEPTH,
-        "POINTWISE": int(pointwise),
-        "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
-        "LINEAR": int(is_linear(problem)),
-        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
-        "PAIRED": int(has_pixel_pairs(problem, aligned)),
-        "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
-        **geometry_macros(problem),
-    }
-
-
 def shared_filters(filters: Number, split_k: Number) -> Number:
     """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
     return ceil_div(filters, PIECE_FILTERS * split_k) * PIECE_FILTERS * split_k
@@ -299,6 +268,14 @@ def _every(max_cluster_blocks: int, products: int) -> tuple[Tile, Any, Any]:
 
 # Whether a size of a cluster is one of FILLING_CLUSTER_SIZES, by the size.
 _FILLING = np.isin(np.arange(max(CLUSTER_SIZES) + 1), FILLING_CLUSTER_SIZES)
+
+
+def _has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
+    """Whether pixels can be loaded and stored in pairs: a 1x1 filter, stride 1, planes of an even number of pixels.
+
+    aligned: whether input, weight and output all start at a multiple of 16 bytes.
+    """
+    return aligned and is_pointwise(problem) and not is_strided(problem) and problem.out_pixels % 2 == 0
 
 
 def _resident_blocks(config: Config, device: DeviceSpec) -> Number:
@@ -338,7 +315,7 @@ def _latency_us(config: Config, costs: Costs) -> Number:
 def _work_us(problem: ConvProblem, tile: Tile, costs: Costs) -> Number:
     """The time of an SM's throughput that a stage of every warpgroup of a block takes, in microseconds."""
     filters = tile.filters / 64
-    unpaired_us = 0.0 if has_pixel_pairs(problem, aligned=True) else costs.work_unpaired
+    unpaired_us = 0.0 if _has_pixel_pairs(problem, aligned=True) else costs.work_unpaired
     work_us = (costs.work + costs.work_filters * filters + unpaired_us) * tile.warpgroups
     if has_aligned_rows(problem, aligned=True):
         return work_us
@@ -358,6 +335,7 @@ def _epilogue_us(config: Config, costs: Costs) -> Number:
 
 def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, products: int = PRODUCTS[FP32]) -> Macros:
     """The macros of the kernel variant for a layer. aligned: whether all operands start at a multiple of 16 bytes."""
+    pointwise = is_pointwise(problem)
     return {
         "FILTERS": tile.filters,
         "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
@@ -368,5 +346,14 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "VECTOR": int(has_aligned_rows(problem, aligned)),
         "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products),
         "PRODUCTS": products,
-        **column_macros(problem, aligned),
+        "KERNEL_H": problem.kh,
+        "KERNEL_W": problem.kw,
+        "STAGE_DEPTH": STAGE_DEPTH,
+        "POINTWISE": int(pointwise),
+        "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
+        "LINEAR": int(is_linear(problem)),
+        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
+        "PAIRED": int(_has_pixel_pairs(problem, aligned)),
+        "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
+        **geometry_macros(problem),
     }

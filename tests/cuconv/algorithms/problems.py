@@ -34,7 +34,6 @@ def typical_problem(algorithm: str) -> ConvProblem:
     """A problem of middling size that an algorithm computes."""
     specialised = {
         "tf32x3_shallow": TYPICAL_SHALLOW,
-        "tf32x3_stationary": TYPICAL_POINTWISE,
         "fp16x3_pointwise": TYPICAL_POINTWISE,
     }
     return specialised.get(algorithm, TYPICAL)

@@ -8,7 +8,7 @@ from cuconv.algorithms.common.eviction import EIGHTHS, evict_first
 from cuconv.device import H200, L2_BYTES
 
 # The algorithms whose 1x1 kernels read the input as it lies, in large problems.
-WITH_THE_POLICY = ["fp16x3_pointwise", "tf32x3_wgmma", "tf32x3_stationary"]
+WITH_THE_POLICY = ["fp16x3_pointwise", "tf32x3_wgmma"]
 
 
 def layer(n, c, size, m):

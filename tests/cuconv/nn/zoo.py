@@ -418,6 +418,11 @@ def odd_attributes():
     return model.eval()
 
 
+def many_rows():
+    """A filter that no algorithm of cuConv computes."""
+    return nn.Sequential(nn.Conv2d(4, 3, (40, 3), (2, 1), (20, 1)), nn.ReLU()).eval()
+
+
 def shared_layer():
     torch.manual_seed(3)
     layer = conv()
@@ -531,6 +536,7 @@ ZOO = {
     **{f"hooked {kind}": Entry(hooked(kind), X, [((x,), {}) for (x,) in LATER], False) for kind in ("pre", "post")},
     **{how: Entry(parametrized(how), X, [((x,), {}) for (x,) in LATER]) for how in (
         "weight norm", "spectral norm", "pruned")},
+    "a filter of many rows": Entry(many_rows, X, [((x,), {}) for (x,) in LATER]),
     "stride of one number": Entry(odd_attributes, X, [((X,), {})]),
     "a shared layer": Entry(shared_layer, X, [((x,), {}) for (x,) in LATER]),
     "no features": entry(empty_layers, *LATER, conv=conv, fc=lambda: nn.Linear(0, 3)),
