@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import log
 from typing import Any
 
@@ -103,7 +103,9 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
     plans: list[LaunchPlan] = []
     refusals: dict[str, UnsupportedProblem] = {}
-    for name in offering(problem.precision):
+    for name in _in_order(problem.precision):
+        if any(one.algorithm == ALGORITHMS[name].superseded_by for one in plans):
+            continue
         try:
             one = plan(problem, device, name, prepared)
             _check_workspace(problem, one)
@@ -122,6 +124,12 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual:
         return predicted_us(problem, device, candidate) + (0.0 if fused else adding_us)
 
     return min(plans, key=cost)
+
+
+@cache
+def _in_order(precision: str) -> list[str]:
+    """The names of the algorithms that offer a precision, superseded ones last."""
+    return sorted(offering(precision), key=lambda name: ALGORITHMS[name].superseded_by is not None)
 
 
 def _check_workspace(problem: ConvProblem, launch_plan: LaunchPlan) -> None:

@@ -105,6 +105,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
     writes_slices: ClassVar[bool] = False
     """Whether the kernels can write to a slice of a tensor's channels, by OUTPUT_CHANNELS (common/geometry.cuh)."""
 
+    superseded_by: ClassVar[str | None] = None
+    """An algorithm that is faster wherever it computes a problem, so that "auto" need not weigh this one then."""
+
     costs_type: ClassVar[type]
     """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 
