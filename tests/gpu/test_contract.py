@@ -126,6 +126,24 @@ def test_the_componentwise_error_is_bounded_on_all_kinds_of_data(algorithm, prob
     assert not bad, f"{algorithm} on {problem}: c is above {limit:g} on {bad}"
 
 
+# Reductions of one step to several chains, for filters of one to five rows.
+MEANS = [ConvProblem(8, c, 28, 28, 96, k, k, k // 2, k // 2) for c, k in ((16, 1), (64, 1), (480, 1), (64, 3), (64, 5))]
+MEANS += [ConvProblem(8, 3, 56, 56, 96, 3, 3, 1, 1), ConvProblem(8, 480, 1, 1, 96, 1, 1)]
+LARGEST_BIAS = 4e-8
+
+
+@pytest.mark.parametrize("algorithm", algorithms())
+@pytest.mark.parametrize("problem", MEANS, ids=str)
+def test_errors_of_all_outputs_have_no_common_direction(algorithm, problem):
+    """Such errors add up over the layers of a network, where others cancel: sums that are all too small, above all."""
+    x, weight = operands(problem)
+    with refusal_allowed(algorithm, problem.is_dense):
+        y = conv2d(x, weight, **geometry(problem), algorithm=algorithm)
+        truth = reference.conv2d(x, weight, **geometry(problem))
+        bias = ((y.double() - truth) * truth).sum() / truth.square().sum()
+        assert abs(bias) <= LARGEST_BIAS, f"{algorithm} on {problem}: outputs are {bias:+.2e} too large on average"
+
+
 @pytest.mark.parametrize("name", TF32X3)
 @each_beside
 def test_every_configuration_of_tf32x3_is_within_the_bound_on_subnormal_data(name, problem):

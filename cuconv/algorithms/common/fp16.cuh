@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/hopper.cuh"
+#include "common/truncation.cuh"
 
 // The shape of a filter as it is multiplied. A kernel that transforms its weights defines another one.
 #ifndef FILTER_ROWS

@@ -47,7 +47,8 @@ struct Rescale {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) sums[i] = fmaf(chain[i], factors[i % 4 / 2], sums[i]);
     }
-    // Scales the sums of all chunks back, in two steps so that each factor is a normal number, and marks the doubtful.
+    // Gives the sums of all chunks what their chains have lost, scales them back, in two steps so that each factor is a
+    // normal number, and marks the doubtful.
     template <int COUNT>
     __device__ __forceinline__ void finish(float (&sums)[COUNT], int doubt) const {
 #pragma unroll
@@ -55,8 +56,10 @@ struct Rescale {
             const int exponent = sum_exponents[half] == ZERO_EXPONENT ? 0 : sum_exponents[half];
 #pragma unroll
             for (int i = 0; i < COUNT; ++i)
-                if (i % 4 / 2 == half)
+                if (i % 4 / 2 == half) {
+                    if (PRODUCTS == 3) sums[i] = restored<STEPS>(sums[i]);
                     sums[i] = sums[i] * power_of_two(exponent / 2) * power_of_two(exponent - exponent / 2);
+                }
         }
         if (doubt <= NO_DOUBT) return;
         const float least = least_trusted(doubt);

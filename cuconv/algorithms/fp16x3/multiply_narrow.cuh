@@ -85,7 +85,8 @@ struct Rescale {
                 for (int j = i; j < min(i + 8, WGMMA_SUMS); ++j) change(tile + j, factors[j % 8 / 4 * 2 + j % 2]);
         }
     }
-    // Scales the sums of all chunks back, in two steps so that each factor is a normal number, and marks the doubtful.
+    // Scales the sums of all chunks back, in two steps so that each factor is a normal number, gives them what their
+    // chains have lost, and marks the doubtful.
     __device__ __forceinline__ void finish(Sums& sums, int doubt) {
         const int exponent = sum_exponent == ZERO_EXPONENT ? 0 : sum_exponent, half = exponent / 2;
         const float least = thread < BF && doubt > NO_DOUBT ? least_trusted(doubt) : 0.0f;
@@ -98,6 +99,8 @@ struct Rescale {
             each([&](int i, float factor) { sums[i] *= factor; });
         }
         if (PRODUCTS == 1) return;
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sums[i] = restored<STEPS>(sums[i]);
         buffer ^= 1;
         put(least);
         if (!any_at_barrier<WARPGROUP>(1 + warpgroup, least > 0.0f)) return;

@@ -278,7 +278,10 @@ struct Consumer {
             if (SINGLE_CHUNK) multiply_single_chunk(sum, more, tile);
             else add_chunks(sum, more, tile);
 #pragma unroll
-            for (int i = 0; i < SUMS; ++i) sum[i] *= power_of_two(-scales[i % 4 / 2].sum_exponent);
+            for (int i = 0; i < SUMS; ++i) {
+                if (PRODUCTS == 3) sum[i] = restored<STEPS>(sum[i]);
+                sum[i] *= power_of_two(-scales[i % 4 / 2].sum_exponent);
+            }
 #if TAIL_SPLIT_K > 1
             const PartialSums partial = {s, memory, consumer};
             if (block.begin_chunk(tile, consumer) > 0) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/convolution.cuh"
+#include "common/truncation.cuh"
 
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of the rounded operands");
 constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;  // of an operand: big and small, or the rounded value alone

@@ -177,6 +177,15 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[KEPT<GROUPS>][4], c
     }
 }
 
+// Gives sums what the chains of a stage have lost (truncation.cuh), the first WIDTH of each piece.
+template <int WIDTH = 4, int COUNT>
+__device__ __forceinline__ void restore(float (&pieces)[COUNT][4]) {
+    if (PRODUCTS == 3)
+#pragma unroll
+        for (int i = 0; i < COUNT * WIDTH; ++i)
+            pieces[i / WIDTH][i % WIDTH] = restored<STEPS>(pieces[i / WIDTH][i % WIDTH]);
+}
+
 // Whether all sums of a warp are right (parts.cuh), the first WIDTH of each piece. Where they are not, marks those that
 // are replaced.
 template <int WIDTH = 4, int COUNT>
@@ -201,6 +210,7 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     const int left = min(p.filters, filter_0 + FILTERS) - filter;  // also excludes a piece that does not exist
     const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
     float* const to = out.output + (int64)filter * p.out_pixels;
+    restore(kept);
     const bool right = judge(kept);
     out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
     WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
@@ -282,6 +292,7 @@ struct Inbox {
         barrier_wait_cluster(&arrived, 0);
 #pragma unroll
         for (unsigned i = 0; i < ITERATIONS; ++i) add_blocks<WIDTH>(sum[i], at + i * STEP, size);
+        restore<WIDTH>(sum);
         const bool right = judge<WIDTH>(sum);
         out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
         WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(

@@ -419,6 +419,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
             float sum[2][TILES][4];
             columns.multiply(sum, fragments + f / 8 * STEPS * 32 + threadIdx.x % 32);
             totals.add(sum);
+            if (PRODUCTS == 3)
+#pragma unroll
+                for (int i = 0; i < 8 * TILES; ++i)
+                    sum[i % 2][i / 8][i / 2 % 4] = restored<STEPS>(sum[i % 2][i / 8][i / 2 % 4]);
             if (each) right &= judge(sum);
             out.write(sum, columns_place, filter_0 + f, p);
         }
