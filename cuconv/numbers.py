@@ -30,3 +30,8 @@ def norm(*times: Number) -> Number:
     for us in times[1:]:
         total = total + us * us
     return total**0.5
+
+
+def either(condition: Number, a: Number, b: Number) -> Number:
+    """The first number of each pair where a condition holds, else the second."""
+    return np.where(condition, a, b) if isinstance(condition, np.ndarray) else (a if condition else b)

@@ -21,6 +21,7 @@ from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
 from cuconv.device import DeviceSpec
 from cuconv.jit import FLAGS, PACKED, RESIDUAL, Address, Launch
+from cuconv.numbers import Number
 from cuconv.problem import FP32, ConvProblem
 
 Macros = dict[str, int]
@@ -199,9 +200,12 @@ class Algorithm(ABC, Generic[Config, Costs]):
     ) -> float:
         """The estimate for weights that are packed already."""
         constants = costs or self.costs(problem.precision)
+        return self.estimate_us(problem, device, config, constants) - self.packing_us(problem, config, constants)
+
+    def packing_us(self, problem: ConvProblem, config: Config, costs: Costs) -> Number:
+        """The estimated time of the kernel that packs the weights, in microseconds; 0 where there is none."""
         packing = self.packing(problem, config)
-        packing_us = packing.predicted_us(problem, constants) if packing else 0.0  # type: ignore[arg-type]
-        return self.estimate_us(problem, device, config, constants) - packing_us
+        return packing.predicted_us(problem, costs) if packing else 0.0  # type: ignore[arg-type]
 
     def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
         """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate.

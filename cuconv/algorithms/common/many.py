@@ -20,16 +20,17 @@ from cuconv.problem import ConvProblem
 Some = TypeVar("Some")
 
 
-def chosen(many: Some, index: int) -> Some:
+def chosen(many: Some, index: Any) -> Some:
     """One of many configurations, with plain numbers."""
     taken = {}
-    for name in _field_names(type(many)):
+    kind: Any = type(many)
+    for name in _field_names(kind):
         value = getattr(many, name)
         if isinstance(value, np.ndarray):
             taken[name] = value[index].item()
         else:
             taken[name] = chosen(value, index) if is_dataclass(value) else value
-    return type(many)(**taken)
+    return kind(**taken)  # type: ignore[no-any-return]
 
 
 @cache

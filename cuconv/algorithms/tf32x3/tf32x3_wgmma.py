@@ -293,7 +293,8 @@ def _with_even_occupancy(many: Config, device: DeviceSpec) -> Config:
     even_share, resident = blocks_per_sm(many, device), _resident_blocks(many, device)
     uneven = (even_share < resident) & (resident < 2 * even_share)
     least = device.shared_bytes_that_hold(even_share)
-    return replace(many, shared_bytes=np.where(uneven, larger(many.shared_bytes, least), many.shared_bytes))
+    shared_bytes: Any = np.where(uneven, larger(many.shared_bytes, least), many.shared_bytes)
+    return replace(many, shared_bytes=shared_bytes)
 
 
 def _blocks_of_busiest_sm(even_share: Number, resident: Number) -> Number:
