@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -112,7 +112,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     costs_type: ClassVar[type]
     """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name that `conv2d(algorithm=...)` takes."""
         return self.source.stem
@@ -208,14 +208,21 @@ class Algorithm(ABC, Generic[Config, Costs]):
         return packing.predicted_us(problem, costs) if packing else 0.0  # type: ignore[arg-type]
 
     def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
-        """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate.
+        """The configuration that `weighed` chooses."""
+        return self.weighed(problem, device, prepared)[0]
+
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
+        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is no candidate.
 
         `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses. An
         algorithm that has a rule instead, such as two_stage, overrides it. prepared: for weights that are packed.
         """
         constants = self.costs(problem.precision)
         predict = self.prepared_us if prepared else self.estimate_us
-        return min(self.candidates(problem, device), key=lambda config: predict(problem, device, config, constants))
+        candidates = self.candidates(problem, device)
+        times = [predict(problem, device, config, constants) for config in candidates]
+        least = min(times)
+        return candidates[times.index(least)], least
 
     def summation(self, config: Config) -> Hashable | None:
         """What decides in which order and with which rounding the products of an output are added.

@@ -30,7 +30,8 @@ def chosen(many: Some, index: Any) -> Some:
             taken[name] = value[index].item()
         else:
             taken[name] = chosen(value, index) if is_dataclass(value) else value
-    return kind(**taken)  # type: ignore[no-any-return]
+    found: Some = kind(**taken)
+    return found
 
 
 @cache
@@ -53,9 +54,11 @@ class ManyConfigurations(Algorithm[Config, Costs]):
         many, possible = self.many(problem, device)
         return [chosen(many, index) for index in np.flatnonzero(possible)]
 
-    def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
-        """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate."""
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
+        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is none."""
         many, possible = self.many(problem, device)
         predict = self.prepared_us if prepared else self.estimate_us
-        times = predict(problem, device, many, self.costs(problem.precision))
-        return chosen(many, int(np.where(possible, times, np.inf).argmin()))
+        every: Any = predict(problem, device, many, self.costs(problem.precision))
+        times = np.where(possible, every, np.inf)
+        least = int(times.argmin())
+        return chosen(many, least), times[least].item()
