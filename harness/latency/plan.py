@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.latency.rows import CONVERT, CUCONV, EMPTY, FULL, NO_CACHE, SIZE, START, TORCH
+from harness.latency.rows import CONVERT, CUCONV, EMPTY, FULL, NO_CACHE, SIZE, START, TORCH, Group
+from harness.results.networks import TORCHVISION
 
 FIRST_SIZE = 224  # height and width that a contender is made for
 LEAST, MOST = 96, 640  # height and width of the sizes that follow
@@ -24,7 +25,7 @@ _SIZE_S = {NO_CACHE: 0.2, EMPTY: 3.0, FULL: 0.2}
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A fresh process: what it measures, as the columns of its rows name it, and the number of those rows.
+    """A fresh process: the columns that its rows have in common, and the number of those rows.
 
     A process of "convert" makes the file of a model for "start". That of torch has no rows.
     """
@@ -36,20 +37,47 @@ class Process:
     rows: int
 
     @property
+    def group(self) -> Group:
+        """The cells of GROUP_COLUMNS in its rows."""
+        return self.what, self.network, self.contender, self.cache
+
+    @property
+    def needs(self) -> Group | None:
+        """The group of the process that must have ended well before: it fills the cache, or writes the model."""
+        if self.what == START:
+            return CONVERT, self.network, self.contender, self.cache
+        return (self.what, self.network, self.contender, EMPTY) if self.cache == FULL else None
+
+    @property
+    def typed(self) -> str:
+        """The network as `network_models.find` takes it."""
+        return typed(self.network)
+
+    @property
     def title(self) -> str:
         """A few words for the progress bar and messages."""
         cache = "" if self.cache == NO_CACHE else f", cache {self.cache}"
         return f"{self.what} {self.network} {self.contender}{cache}"
 
     @property
-    def row_s(self) -> float:
-        """Guessed seconds of a row after the process has started."""
-        return _SIZE_S[self.cache] if self.what == SIZE else 0.0
-
-    @property
     def start_s(self) -> float:
         """Guessed seconds until the process is ready for its first row."""
         return _PROCESS_S[self.what] + (_COMPILING_S if self.cache == EMPTY else 0.0)
+
+    @property
+    def row_s(self) -> float:
+        """Guessed seconds of a row from then on."""
+        return _SIZE_S[self.cache] if self.what == SIZE else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Guessed seconds of the whole process."""
+        return self.start_s + self.rows * self.row_s
+
+
+def typed(network: str) -> str:
+    """A network with its source: "torchvision:resnet18" for "resnet18", since a bare name is one of torchvision's."""
+    return network if ":" in network else f"{TORCHVISION}:{network}"
 
 
 def drawn_sizes(count: int, seed: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ SIZE, START, CONVERT = WHATS = ("size", "start", "convert")
 TORCH, CUCONV = CONTENDERS = ("torch", "cuconv")
 NO_CACHE, EMPTY, FULL = CACHES = ("-", "empty", "full")
 
+Group = tuple[str, str, str, str]  # what rows have in common that are measured in the same way
 GROUP_COLUMNS = ("what", "network", "contender", "cache")
 COLUMNS = (*GROUP_COLUMNS, "height", "width", "first_ms", "again_ms", "environment")
 _TEXT = (*GROUP_COLUMNS, "environment")
@@ -45,8 +46,8 @@ class Latency:
     environment: str = ""
 
     @property
-    def group(self) -> tuple[str, ...]:
-        """What rows have in common that are measured in the same way."""
+    def group(self) -> Group:
+        """The cells of GROUP_COLUMNS."""
         return self.what, self.network, self.contender, self.cache
 
     def cells(self) -> list[str]:
