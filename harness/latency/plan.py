@@ -18,9 +18,9 @@ START_NETWORK = "resnet50"
 SEED = 0
 
 # Guessed seconds, by which the progress bar moves: a process until its first row, and a size by the cache.
-_PROCESS_S = {SIZE: 20.0, START: 10.0, CONVERT: 30.0}
-_COMPILING_S = 30.0  # more, for convert with an empty cache
-_SIZE_S = {NO_CACHE: 0.2, EMPTY: 3.0, FULL: 0.2}
+_PROCESS_S = {SIZE: 15.0, START: 8.0, CONVERT: 20.0}
+_COMPILING_S = 20.0  # more, for convert with an empty cache
+_SIZE_S = {NO_CACHE: 0.2, EMPTY: 1.5, FULL: 0.2}
 
 
 @dataclass(frozen=True, slots=True)
