@@ -51,9 +51,11 @@ class CallOptions:
     def macros(self) -> Macros:
         """Macros of the main kernel, and of what is compiled with it (common/geometry.cuh)."""
         macros = {"RESIDUAL": 1} if self.residual else {}
-        if self.output_channels is not None:
-            macros["OUTPUT_CHANNELS"] = self.output_channels
         return macros | {"PREPARED": 1} if self.packed else macros
+
+    def output_planes(self, problem: ConvProblem) -> int:
+        """The planes from one image of the output to the next."""
+        return problem.m if self.output_channels is None else self.output_channels
 
     @property
     def arguments(self) -> tuple[Address | int, ...]:
@@ -104,7 +106,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
 
     writes_slices: ClassVar[bool] = False
-    """Whether the kernels can write to a slice of a tensor's channels, by OUTPUT_CHANNELS (common/geometry.cuh)."""
+    """Whether the kernels can write to a slice of a tensor's channels: an argument says where images begin."""
 
     superseded_by: ClassVar[str | None] = None
     """An algorithm that is faster wherever it computes a problem, so that "auto" need not weigh this one then."""

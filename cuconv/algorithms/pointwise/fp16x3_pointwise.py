@@ -106,7 +106,13 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
         )
         macros |= options.macros
         operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (p.n, p.c, p.h, p.w, p.m)
-        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), *options.arguments)
+        arguments: tuple[Address | int, ...] = (
+            *operands,
+            *sizes,
+            int(options.relu),
+            options.output_planes(p),
+            *options.arguments,
+        )
         main = Launch(self.source, macros, self.name, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
         if c.packs_weights:
             return (main,)

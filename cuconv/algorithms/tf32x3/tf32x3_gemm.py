@@ -190,7 +190,7 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
         vector = has_aligned_rows(problem, options.aligned)
         macros = _macros(config.tile, config.split_k, config.pointwise, vector, config.products)
         macros |= {"TAP_BYTES": _tap_bytes(problem), **geometry_macros(problem), **options.macros}
-        arguments = (*arguments_of(problem, options.relu), *options.arguments)
+        arguments = (*arguments_of(problem, options.relu, options.output_planes(problem)), *options.arguments)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)
 
 

@@ -232,7 +232,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
-        arguments = (*arguments_of(problem, options.relu), *options.arguments)
+        arguments = (*arguments_of(problem, options.relu, options.output_planes(problem)), *options.arguments)
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 

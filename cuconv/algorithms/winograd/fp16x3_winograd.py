@@ -195,7 +195,10 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
         cut = (config.pitch, _strips(p, config.pitch), share_units)
-        operands, epilogue = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (int(options.relu), *options.arguments)
+        operands, epilogue = (
+            (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE),
+            (int(options.relu), options.output_planes(p), *options.arguments),
+        )
         arguments: tuple[Address | int, ...] = (*operands, *sizes, *cut, *epilogue)
         blocks, threads = config.blocks, config.threads
         return (
