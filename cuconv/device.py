@@ -7,6 +7,10 @@ from functools import cache
 
 from cuconv import driver
 
+import numpy as np
+
+from cuconv.numbers import Number, larger, smaller
+
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 
 KIB = 1024
@@ -21,6 +25,8 @@ MAX_CLUSTER_BLOCKS = 16  # the most that a whole H100 or H200 grants a kernel th
 # counts them. A cluster stays within one part of the chip (GPC), so some SMs of each part are left over.
 H200_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 14: 7, 16: 7}
 H200_SMS = 132
+_CLUSTERS = np.zeros(MAX_CLUSTER_BLOCKS + 1, int)  # the same as an array
+_CLUSTERS[list(H200_CLUSTERS)] = list(H200_CLUSTERS.values())
 
 
 class UnsupportedDevice(RuntimeError):
@@ -63,12 +69,13 @@ class DeviceSpec:
             return 1
         return MAX_CLUSTER_BLOCKS if self.is_hopper and self.sm_count >= H200_SMS else PORTABLE_CLUSTER_BLOCKS
 
-    def clusters_at_a_time(self, blocks: int) -> int:
+    def clusters_at_a_time(self, blocks: Number) -> Number:
         """The clusters of so many blocks that the GPU runs at a time with one block per SM.
 
-        An H200's count is scaled by the number of SMs. blocks: a key of H200_CLUSTERS.
+        An H200's count is scaled by the number of SMs. blocks: keys of H200_CLUSTERS.
         """
-        return self.sm_count * H200_CLUSTERS[blocks] // H200_SMS
+        on_h200 = _CLUSTERS[blocks] if isinstance(blocks, np.ndarray) else H200_CLUSTERS[blocks]
+        return self.sm_count * on_h200 // H200_SMS
 
     @property
     def shared_bytes_per_sm(self) -> int:
@@ -82,16 +89,16 @@ class DeviceSpec:
         """The most shared memory that one block may ask for, in bytes."""
         return self.shared_bytes_per_sm - SYSTEM_SHARED_BYTES
 
-    def resident_blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
+    def resident_blocks(self, threads: Number, registers: Number, shared_bytes: Number) -> Number:
         """The occupancy: blocks that an SM holds at a time, at least 1.
 
         threads: threads of a block. registers: registers of a thread. shared_bytes: shared memory of a block.
         """
         by_registers = REGISTERS_PER_SM // (threads * registers)
         by_shared = self.shared_bytes_per_sm // (shared_bytes + SYSTEM_SHARED_BYTES)
-        return max(1, min(by_registers, by_shared))
+        return larger(1, smaller(by_registers, by_shared))
 
-    def shared_bytes_that_hold(self, resident: int) -> int:
+    def shared_bytes_that_hold(self, resident: Number) -> Number:
         """The least shared memory of a block, in bytes, that limits an SM to `resident` blocks at a time."""
         return self.shared_bytes_per_sm // (resident + 1) - SYSTEM_SHARED_BYTES + SHARED_BYTES_UNIT
 

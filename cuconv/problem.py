@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import gcd
 from numbers import Integral
@@ -33,6 +33,7 @@ class ConvProblem:
     stride_h, stride_w      rows and columns of the padded image from one output pixel to the next
     dilation_h, dilation_w  rows and columns of the padded image from one filter position to the next
     groups                  equal parts of the channels; each part of the filters, m / groups, reads one of them
+    out_h, out_w            rows and columns of an output plane; they follow from the others
 
     Filter position (ky, kx) of output pixel (y, x) reads row y * stride_h + ky * dilation_h and column
     x * stride_w + kx * dilation_w of the padded image.
@@ -56,35 +57,52 @@ class ConvProblem:
     dilation_h: int = 1
     dilation_w: int = 1
     groups: int = 1
+    out_h: int = field(init=False, repr=False, compare=False)
+    out_w: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            value = whole_number(name, getattr(self, name))
+            value = getattr(self, name)
+            if type(value) is not int:  # otherwise a plain int, which does not overflow
+                value = whole_number(name, value)
+                object.__setattr__(self, name, value)
             if value > MAX_SIZE:
                 raise UnsupportedProblem(f"{name}={shown(value)}: the limit is {MAX_SIZE}")
-            object.__setattr__(self, name, value)  # a plain int, which does not overflow
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise UnsupportedProblem(f"precision={shown(self.precision)}: must be one of {', '.join(PRECISIONS)}")
         self._check_values()
+        for name, out in (("out_h", self._outputs("h")), ("out_w", self._outputs("w"))):
+            object.__setattr__(self, name, out)  # kept, since plans ask for them hundreds of times
+        self._check_outputs()
         self._check_limits()
 
     def _check_values(self) -> None:
         """Check that the values make a convolution."""
-        for field in ("n", "c", "h", "w", "m", "kh", "kw"):
-            value = getattr(self, field)
+        for name in ("n", "c", "h", "w", "m", "kh", "kw"):
+            value = getattr(self, name)
             if value < 1:
                 raise UnsupportedProblem(
-                    f"{field}={value}: every size must be at least 1; empty tensors have no convolution"
+                    f"{name}={value}: every size must be at least 1; empty tensors have no convolution"
                 )
-        for field in ("stride_h", "stride_w", "dilation_h", "dilation_w", "groups"):
-            if getattr(self, field) < 1:
-                raise UnsupportedProblem(f"{field}={getattr(self, field)}: must be at least 1")
+        for name in ("stride_h", "stride_w", "dilation_h", "dilation_w", "groups"):
+            if getattr(self, name) < 1:
+                raise UnsupportedProblem(f"{name}={getattr(self, name)}: must be at least 1")
         for axis in ("pad_h", "pad_w"):
             if getattr(self, axis) < 0:
                 raise UnsupportedProblem(f"{axis}={getattr(self, axis)}: padding must be 0 or more")
         for what, count in (("channels", self.c), ("filters", self.m)):
             if count % self.groups:
                 raise UnsupportedProblem(f"groups={self.groups}: must divide the {count} {what}")
+
+    def _outputs(self, axis: str) -> int:
+        """The rows, "h", or columns, "w", of an output plane."""
+        size, pad, dilation, kernel, stride = (
+            getattr(self, name) for name in (axis, f"pad_{axis}", f"dilation_{axis}", f"k{axis}", f"stride_{axis}")
+        )
+        return (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+
+    def _check_outputs(self) -> None:
+        """Check that the filter fits the padded image."""
         if self.out_h < 1 or self.out_w < 1:
             dilated = "" if self.dilation_h == self.dilation_w == 1 else " with its dilation"
             raise UnsupportedProblem(
@@ -97,16 +115,6 @@ class ConvProblem:
         for what, count in (("rows", self.h + 2 * self.pad_h), ("columns", self.w + 2 * self.pad_w)):
             if count > MAX_SIZE:
                 raise UnsupportedProblem(f"{self.label}: {count} {what} in the padded image, the limit is {MAX_SIZE}")
-
-    @property
-    def out_h(self) -> int:
-        """Rows of an output plane."""
-        return (self.h + 2 * self.pad_h - self.dilation_h * (self.kh - 1) - 1) // self.stride_h + 1
-
-    @property
-    def out_w(self) -> int:
-        """Columns of an output plane."""
-        return (self.w + 2 * self.pad_w - self.dilation_w * (self.kw - 1) - 1) // self.stride_w + 1
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -186,7 +194,7 @@ class ConvProblem:
         return label if self.groups == 1 else f"{label}-g{self.groups}"
 
 
-SIZES = tuple(field.name for field in fields(ConvProblem) if field.name != "precision")
+SIZES = tuple(one.name for one in fields(ConvProblem) if one.init and one.name != "precision")
 
 
 def _square(rows: int, columns: int) -> str:
@@ -218,8 +226,8 @@ def _positions_read(size: int, kernel: int, pad: int, stride: int, dilation: int
     return count
 
 
-def ceil_div(a: int, b: int) -> int:
-    """The quotient of two whole numbers rounded up."""
+def ceil_div(a: Any, b: Any) -> Any:
+    """The quotient of two whole numbers, or of arrays of them, rounded up."""
     return -(-a // b)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import log
 from typing import Any
 
@@ -93,35 +93,44 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
 
     The constants were fitted on an H200; an algorithm scales them by the number of the device's SMs.
     """
-    planned = replace(problem, precision=launch_plan.precision)
+    if problem.precision != launch_plan.precision:
+        problem = replace(problem, precision=launch_plan.precision)
     algorithm = ALGORITHMS[launch_plan.algorithm]
     predict = algorithm.prepared_us if launch_plan.prepared else algorithm.predicted_us
-    return predict(planned, device, launch_plan.config)
+    return predict(problem, device, launch_plan.config)
 
 
 def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual: bool) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
-    plans: list[LaunchPlan] = []
+    times: dict[LaunchPlan, float] = {}
     refusals: dict[str, UnsupportedProblem] = {}
-    for name in offering(problem.precision):
+    for name in _in_order(problem.precision):
+        if any(other.algorithm == ALGORITHMS[name].superseded_by for other in times):
+            continue
         try:
-            one = plan(problem, device, name, prepared)
+            config, us = ALGORITHMS[name].weighed(problem, device, prepared)
+            one = LaunchPlan(name, config, problem.precision, prepared)
             _check_workspace(problem, one)
-            plans.append(one)
+            times[one] = us
         except UnsupportedProblem as error:
             refusals[name] = error
     if problem.precision != FP32:
-        plans.append(plan(replace(problem, precision=FP32), device, prepared=prepared, residual=residual))
-    if not plans:
+        one = plan(replace(problem, precision=FP32), device, prepared=prepared, residual=residual)
+        times[one] = predicted_us(problem, device, one)
+    if not times:
         # Of the algorithm that computes the most, since its reason is the most general.
         raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
-    adding_us = add_residual.predicted_us(problem) if residual else 0.0
+    if residual:
+        adding_us = add_residual.predicted_us(problem)
+        for one in times:
+            times[one] += 0.0 if ALGORITHMS[one.algorithm].fuses_residual else adding_us
+    return min(times, key=times.__getitem__)
 
-    def cost(candidate: LaunchPlan) -> float:
-        fused = ALGORITHMS[candidate.algorithm].fuses_residual
-        return predicted_us(problem, device, candidate) + (0.0 if fused else adding_us)
 
-    return min(plans, key=cost)
+@cache
+def _in_order(precision: str) -> list[str]:
+    """The names of the algorithms that offer a precision, superseded ones last."""
+    return sorted(offering(precision), key=lambda name: ALGORITHMS[name].superseded_by is not None)
 
 
 def _check_workspace(problem: ConvProblem, launch_plan: LaunchPlan) -> None:

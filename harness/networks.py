@@ -11,9 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -76,7 +74,7 @@ def _run(options: argparse.Namespace, typed: str) -> None:
             {name: CONTENDERS[name] for name in chosen},
             Options(options.precision[0], options.max_autotune),
             SEED,
-            environments.enter({**environment.report(machine.device, typed), **_versions()}),
+            environments.enter({**environment.report(machine.device, typed), **network_models.versions()}),
         )
         try:
             if options.breakdown:
@@ -117,17 +115,6 @@ def _of_breakdowns(environments: environment.EnvironmentFile) -> set[str]:
     """The reports of commands that wrote breakdown.csv, whose rows name none."""
     stored = environments.environments.items()
     return {name for name, facts in stored if any(BREAKDOWN in one["command"] for one in facts["commands"])}
-
-
-def _versions() -> dict[str, Any]:
-    """The version of each package that has networks, or None where it is not installed."""
-    found: dict[str, Any] = {}
-    for package in network_models.SOURCES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:

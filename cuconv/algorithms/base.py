@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
 from cuconv.device import DeviceSpec
 from cuconv.jit import FLAGS, PACKED, RESIDUAL, Address, Launch
+from cuconv.numbers import Number
 from cuconv.problem import FP32, ConvProblem
 
 Macros = dict[str, int]
@@ -50,9 +51,11 @@ class CallOptions:
     def macros(self) -> Macros:
         """Macros of the main kernel, and of what is compiled with it (common/geometry.cuh)."""
         macros = {"RESIDUAL": 1} if self.residual else {}
-        if self.output_channels is not None:
-            macros["OUTPUT_CHANNELS"] = self.output_channels
         return macros | {"PREPARED": 1} if self.packed else macros
+
+    def output_planes(self, problem: ConvProblem) -> int:
+        """The planes from one image of the output to the next."""
+        return problem.m if self.output_channels is None else self.output_channels
 
     @property
     def arguments(self) -> tuple[Address | int, ...]:
@@ -103,12 +106,15 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
 
     writes_slices: ClassVar[bool] = False
-    """Whether the kernels can write to a slice of a tensor's channels, by OUTPUT_CHANNELS (common/geometry.cuh)."""
+    """Whether the kernels can write to a slice of a tensor's channels: an argument says where images begin."""
+
+    superseded_by: ClassVar[str | None] = None
+    """An algorithm that is faster wherever it computes a problem, so that "auto" need not weigh this one then."""
 
     costs_type: ClassVar[type]
     """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name that `conv2d(algorithm=...)` takes."""
         return self.source.stem
@@ -196,19 +202,29 @@ class Algorithm(ABC, Generic[Config, Costs]):
     ) -> float:
         """The estimate for weights that are packed already."""
         constants = costs or self.costs(problem.precision)
+        return self.estimate_us(problem, device, config, constants) - self.packing_us(problem, config, constants)
+
+    def packing_us(self, problem: ConvProblem, config: Config, costs: Costs) -> Number:
+        """The estimated time of the kernel that packs the weights, in microseconds; 0 where there is none."""
         packing = self.packing(problem, config)
-        packing_us = packing.predicted_us(problem, constants) if packing else 0.0  # type: ignore[arg-type]
-        return self.estimate_us(problem, device, config, constants) - packing_us
+        return packing.predicted_us(problem, costs) if packing else 0.0  # type: ignore[arg-type]
 
     def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
-        """The candidate of least predicted time; raises UnsupportedProblem where there is no candidate.
+        """The configuration that `weighed` chooses."""
+        return self.weighed(problem, device, prepared)[0]
+
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
+        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is no candidate.
 
         `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses. An
         algorithm that has a rule instead, such as two_stage, overrides it. prepared: for weights that are packed.
         """
         constants = self.costs(problem.precision)
         predict = self.prepared_us if prepared else self.estimate_us
-        return min(self.candidates(problem, device), key=lambda config: predict(problem, device, config, constants))
+        candidates = self.candidates(problem, device)
+        times = [predict(problem, device, config, constants) for config in candidates]
+        least = min(times)
+        return candidates[times.index(least)], least
 
     def summation(self, config: Config) -> Hashable | None:
         """What decides in which order and with which rounding the products of an output are added.

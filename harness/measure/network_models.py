@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
 from inspect import signature
 from typing import Any
 
@@ -81,6 +81,17 @@ def find(typed: str) -> Network:
         build = partial(package.get_model, name, **_options(package, name))
         return Network(name, source, SIZES.get((source, name), SIZE), build)
     return Network(name, source, SIZE, partial(package.create_model, name, pretrained=False))
+
+
+def versions() -> dict[str, Any]:
+    """The version of each package that has networks, or None where it is not installed, for reports."""
+    found: dict[str, Any] = {}
+    for package in SOURCES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
 
 
 def _options(models: Any, name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harness import command
 from harness.errors import ResultsError, UsageError
+from harness.latency.table import latency_sizes, latency_starts
 from harness.precision import FP32, PRECISIONS
 from harness.report import figures
 from harness.report.algorithms import accuracy_table
@@ -188,6 +189,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
     "host": lambda results, plots: host_table(results),
+    "latency_sizes": lambda results, plots: latency_sizes(results),
+    "latency_starts": lambda results, plots: latency_starts(results),
     "prepared": lambda results, plots: prepared_table(results),
     "network_headline": lambda results, plots: network_headline(results.folder.parent, plots),
     "network_modes": lambda results, plots: modes_section(results.folder.parent),

@@ -10,17 +10,9 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.resources import ARCHITECTURES
 
 SECONDS_BETWEEN_LINES = 30
-SLICED_EVERY = 10
 PACKING_KERNEL = "pack_weights"  # has shared memory of its own, which configurations do not count
 KINDS = [(name, arch) for name, algorithm in ALGORITHMS.items() for arch in ARCHITECTURES if algorithm.variants(arch)]
 each_kind = pytest.mark.parametrize(("name", "arch"), KINDS)
-
-
-def variants(name, arch):
-    """The variants of an algorithm, some of them also with an output that is a slice of channels."""
-    found = ALGORITHMS[name].variants(arch)
-    sliced = found[::SLICED_EVERY] if ALGORITHMS[name].writes_slices else []
-    return [*found, *(macros | {"OUTPUT_CHANNELS": 512} for macros in sliced)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +24,7 @@ def jobs(request):
     yield {
         (name, arch): [
             (macros, pool.submit(jit.resources, ALGORITHMS[name].source, arch, macros))
-            for macros in variants(name, arch)
+            for macros in ALGORITHMS[name].variants(arch)
         ]
         for name, arch in kinds
     }

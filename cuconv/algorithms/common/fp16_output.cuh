@@ -5,6 +5,7 @@
 
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
+    int output_planes;  // from one image of the output to the next
 };
 
 // An output pixel; image is -1 where there is none.
@@ -21,7 +22,7 @@ struct Output {
     WITH_RESIDUAL(const float* residual;)
 
     __device__ __forceinline__ int64 index(const Pixel& at, int filter) const {
-        return ((int64)at.image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + at.pixel;
+        return ((int64)at.image * p.output_planes + filter) * p.out_pixels + at.pixel;
     }
 #if RESIDUAL
     // The residual at a place of the output; 0 where there is no such place.

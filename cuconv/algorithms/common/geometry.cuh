@@ -1,5 +1,5 @@
-// What most layers do not have, as compile-time constants: stride, dilation, groups, a residual, prepared weights, and
-// an output within a larger tensor. Without them the kernels are compiled as if these did not exist.
+// What most layers do not have, as compile-time constants: stride, dilation, groups, a residual and prepared weights.
+// Without them the kernels are compiled as if these did not exist.
 //
 // STRIDE_H STRIDE_W      rows and columns of the padded image from one output pixel to the next
 // DILATION_H DILATION_W  rows and columns of the padded image from one filter position to the next
@@ -7,7 +7,6 @@
 // RESIDUAL               1 where an argument after the others is a tensor like the output, added to it before ReLU
 // PREPARED               1 where the last arguments are weights that an earlier launch has packed, and flags of blocks,
 //                        which are 0 before and after the kernel
-// OUTPUT_CHANNELS        channels of the tensor that the output is a slice of; not defined for a tensor of its own
 #pragma once
 
 #ifndef CHANNEL_GROUPS
@@ -39,10 +38,3 @@
 #define WITH_PREPARED(...)
 #endif
 #define PREPARED_ARGUMENTS WITH_PREPARED(, void* __restrict__ packed, unsigned* __restrict__ flags)
-
-// The planes from one image of the output to the next. filters: those of a group.
-#ifdef OUTPUT_CHANNELS
-#define OUTPUT_PLANES(filters) OUTPUT_CHANNELS
-#else
-#define OUTPUT_PLANES(filters) (CHANNEL_GROUPS * (filters))
-#endif

@@ -7,11 +7,11 @@ products of matrices, of M / groups rows and C / groups channels.
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Protocol
 
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
-from cuconv.problem import FP32, TF32, ConvProblem
+from cuconv.numbers import Number
+from cuconv.problem import FP32, TF32, ConvProblem, ceil_div
 
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 
@@ -49,9 +49,9 @@ def depth_of(problem: ConvProblem) -> int:
     return problem.group_channels * problem.filter_area
 
 
-def stages_of(problem: ConvProblem, stage_depth: int, split_k: int = 1) -> int:
+def stages_of(problem: ConvProblem, stage_depth: Number, split_k: Number = 1) -> Number:
     """The pipeline stages of the busiest block, where `split_k` blocks share the reduction."""
-    return ceil(ceil(depth_of(problem) / stage_depth) / split_k)
+    return ceil_div(ceil_div(depth_of(problem), stage_depth), split_k)
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
@@ -95,8 +95,8 @@ def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
     return aligned and depth_of(problem) % VECTOR_FLOATS == 0
 
 
-def arguments_of(problem: ConvProblem, relu: bool) -> tuple[Address | int, ...]:
-    """The arguments of the main kernel, in its order: operands, sizes, and whether to apply ReLU."""
+def arguments_of(problem: ConvProblem, relu: bool, output_planes: int) -> tuple[Address | int, ...]:
+    """The arguments of the main kernel, in its order: operands, sizes, whether to apply ReLU, planes of the output."""
     p = problem
     sizes = (p.n, p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
-    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu))
+    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu), output_planes)

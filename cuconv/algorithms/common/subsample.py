@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cuconv.algorithms.common.implicit_gemm import geometry_macros, is_pointwise, is_strided
 from cuconv.jit import INPUT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.numbers import Number
+from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, ELEMENTS = 256, 4  # of a block, and that a thread copies
@@ -37,9 +38,9 @@ def copy_bytes(problem: ConvProblem) -> int:
     return FLOAT_BYTES * problem.n * problem.c * problem.out_pixels
 
 
-def aligned_bytes(workspace_bytes: int) -> int:
+def aligned_bytes(workspace_bytes: Number) -> Number:
     """The offset of a copy that follows so many bytes of the workspace."""
-    return ceil(workspace_bytes / ALIGNMENT) * ALIGNMENT
+    return ceil_div(workspace_bytes, ALIGNMENT) * ALIGNMENT
 
 
 def launch(problem: ConvProblem, offset: int) -> Launch:

@@ -13,7 +13,8 @@ from pathlib import Path
 from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.costs import constant
 from cuconv.jit import PACKED, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.numbers import Number
+from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 KERNEL = "pack_weights"
 # The same numbers stand in weight_packing.cuh; a test compares them.
@@ -39,8 +40,8 @@ def operand_bytes(products: int) -> int:
 class WeightPacking:
     """How weights are packed: in tiles of `filters` filters and chunks of `channels` channels."""
 
-    filters: int
-    channels: int
+    filters: Number
+    channels: Number
     products: int  # tensor-core products for one FP32 product
 
     def taps(self, problem: ConvProblem) -> int:
@@ -51,15 +52,15 @@ class WeightPacking:
         """The warps of a block that share eight channels."""
         return min(problem.filter_area, GROUP_WARPS)
 
-    def tile_chunks(self, problem: ConvProblem) -> int:
+    def tile_chunks(self, problem: ConvProblem) -> Number:
         """The pairs of a filter tile and a chunk of channels. Each pair has its own scales."""
-        return ceil(problem.m / self.filters) * ceil(problem.c / self.channels)
+        return ceil_div(problem.m, self.filters) * ceil_div(problem.c, self.channels)
 
     def blocks(self, problem: ConvProblem) -> int:
         """The blocks of the grid: a cluster for each pair of a tile and a chunk."""
         return self.tile_chunks(problem) * ceil(self.filters / FILTERS)
 
-    def workspace_bytes(self, problem: ConvProblem) -> int:
+    def workspace_bytes(self, problem: ConvProblem) -> Number:
         """The bytes of the packed weights and of the scales of filters and channels."""
         weight_bytes = operand_bytes(self.products) * self.filters * self.channels * self.taps(problem)
         return self.tile_chunks(problem) * (weight_bytes + (self.filters + self.channels) * FLOAT_BYTES)
@@ -76,7 +77,7 @@ class WeightPacking:
         arguments = (WEIGHT, to, problem.m, problem.c, cleared)
         return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
 
-    def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> float:
+    def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> Number:
         """The estimated time of the packing kernel in microseconds: one block's latency plus the time of all bytes."""
         block_weights = FILTERS * self.channels * problem.filter_area
         channel_bytes = FLOAT_BYTES * problem.filter_area + operand_bytes(self.products) * self.taps(problem)

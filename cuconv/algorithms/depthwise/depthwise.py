@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, hypot
 from pathlib import Path
@@ -245,11 +246,10 @@ def vectors_of(problem: ConvProblem, strip: Strip, aligned: bool) -> tuple[int, 
 
 def loads_of(problem: ConvProblem, macros: Macros) -> tuple[int, int]:
     """The load instructions of a thread for a strip: of windows, and of weights."""
-    p, vector, lead, band = problem, macros["VECTOR"], macros["LEAD"], macros["BAND"]
-    rows = len(_positions(macros["ROWS"], band, p.stride_h, p.dilation_h)) * p.kh // band
-    columns = _positions(macros["COLUMNS"], p.kw, p.stride_w, p.dilation_w)
-    chunks = {(lead + column) // vector for column in columns}
-    return p.group_channels * rows * len(chunks), macros["FILTERS"] * _depth(p)
+    p, band = problem, macros["BAND"]
+    rows = _chunks(macros["ROWS"], band, p.stride_h, p.dilation_h) * p.kh // band
+    columns = _chunks(macros["COLUMNS"], p.kw, p.stride_w, p.dilation_w, macros["LEAD"], macros["VECTOR"])
+    return p.group_channels * rows * columns, macros["FILTERS"] * _depth(p)
 
 
 def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
@@ -264,15 +264,20 @@ def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
 def registers_of(problem: ConvProblem, strip: Strip, staged: bool) -> int:
     """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
     p, band = problem, _band(problem, strip)
-    columns = len(_positions(strip.columns, p.kw, p.stride_w, p.dilation_w))
-    rows = len(_positions(strip.rows, band, p.stride_h, p.dilation_h))
+    columns = _chunks(strip.columns, p.kw, p.stride_w, p.dilation_w)
+    rows = _chunks(strip.rows, band, p.stride_h, p.dilation_h)
     values = strip.filters * (strip.rows * strip.columns + band * p.kw) + columns * rows * 9 // 10
     return max(STAGED_REGISTERS if staged else 0, values + (44 if p.group_channels > 1 else 14))
 
 
-def _positions(outputs: int, kernel: int, stride: int, dilation: int) -> set[int]:
-    """The positions of the padded input that neighbouring outputs read on one axis, from the first one on."""
-    return {output * stride + k * dilation for output in range(outputs) for k in range(kernel)}
+@lru_cache(maxsize=2**14)
+def _chunks(outputs: int, kernel: int, stride: int, dilation: int, lead: int = 0, vector: int = 1) -> int:
+    """The chunks of `vector` positions of the padded input that neighbouring outputs read on one axis.
+
+    The first position that they read is the chunk's number `lead`.
+    """
+    positions = {output * stride + k * dilation for output in range(outputs) for k in range(kernel)}
+    return len({(lead + position) // vector for position in positions})
 
 
 def _sample(strip: Strip, groups: int = 0, buffers: int = 1) -> DepthwiseConfig:

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 relu RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 out_w, int64 relu, int64 output_planes RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // thread's registers, and producers short of them load the input late.
     Geometry g;
     g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
-           (int)(out_h * out_w)};
+           (int)(out_h * out_w), (int)output_planes};
     g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
     g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;

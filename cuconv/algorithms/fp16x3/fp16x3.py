@@ -171,7 +171,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
         whole_groups = problem.c % 8 == 0
         macros = _macros(config.tile, problem.kh, problem.kw, config.slots, whole_groups, stages, config.products)
         macros |= options.macros
-        operands_and_sizes = arguments_of(problem, options.relu)
+        operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
         arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:], *options.arguments)
         return (
             _packing(config).launch(problem, self.source, macros, blocks, options.packed),

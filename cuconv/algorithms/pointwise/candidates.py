@@ -8,9 +8,13 @@ the tiles of its last wave.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense, require_hopper
@@ -23,11 +27,8 @@ from cuconv.algorithms.pointwise.tiles import (
     Fp16x3PointwiseConfig,
     PixelLayout,
     epilogue_bytes,
-    filter_tile_count,
     iterations,
     pixel_stage_bytes,
-    pixel_tile_count,
-    plane_of,
     static_shared_bytes,
     tile_count,
     warpgroup_tile_count,
@@ -56,20 +57,72 @@ class _TileShape:
     layout: PixelLayout
 
 
-def candidates(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> list[Fp16x3PointwiseConfig]:
-    """Every configuration that can run; raises UnsupportedProblem where there is none. algorithm: its name."""
+class _Layer(NamedTuple):
+    """All that tiles and pipelines depend on. Layers of other sizes have most of it in common."""
+
+    c: int
+    m: int
+    products: int
+    layouts: tuple[PixelLayout, ...]
+    plane: int  # pixels of an image, where whole images are one of the layouts; else 0
+    shared_bytes: int  # the most of a block
+
+
+class _Rows(NamedTuple):
+    """Configurations of a layer as one of arrays, whose grids are not known yet.
+
+    split: whether the last wave's tiles are shared.
+    """
+
+    configs: Fp16x3PointwiseConfig
+    split: Any
+
+
+def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> tuple[Fp16x3PointwiseConfig, Any]:
+    """Configurations as one of arrays, and an array that says which of them can run. algorithm: its name.
+
+    Split-K across the consumers is for grids with few tiles. Split-K in the last wave is for waves that leave half of
+    the SMs idle, and that are not the only one: all parts of a tile would end together then, and wait for each other.
+    Raises UnsupportedProblem where no configuration can run.
+    """
     _check(problem, device, algorithm)
-    usual = tile_filters(problem.m, FILTERS_LIMITS)
-    every = dict.fromkeys((*usual, *tile_filters(problem.m, PACKING_FILTERS_LIMITS)))
-    shapes = product(every, chunk_channels(problem.c), CONSUMERS, (False, True), pixel_layouts(problem))
-    found = []
+    layouts = pixel_layouts(problem)
+    plane = problem.out_pixels if PixelLayout.WHOLE_IMAGES in layouts else 0
+    products = PRODUCTS[problem.precision]
+    configs, split = _rows(_Layer(problem.c, problem.m, products, tuple(layouts), plane, device.shared_bytes_per_block))
+    sms, tiles = device.sm_count, tile_count(problem, configs)
+    blocks = np.minimum(sms, tiles)
+    waves, rest = tiles // sms, tiles % sms
+    parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), iterations(problem, configs)), MAX_TAIL_SPLIT_K)
+    worthwhile = (rest > 0) & (parts > 1) & (waves >= 1) & (waves <= MAX_WAVES_BEFORE_TAIL)
+    possible = (worthwhile | ~split) & ((configs.warpgroup_split_k == 0) | (tiles <= MAX_SPLIT_TILES * sms))
+    published_bytes = blocks * configs.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * configs.filters + FLAG_BYTES)
+    parts_of_tail: Any = np.where(split, parts, 1)
+    found = replace(
+        configs,
+        tail_split_k=parts_of_tail,
+        blocks=blocks,
+        workspace_bytes=configs.workspace_bytes + split * published_bytes,
+    )
+    return found, possible
+
+
+@lru_cache(maxsize=4096)
+def _rows(layer: _Layer) -> _Rows:
+    """Every tile shape with its pipelines, also with blocks that pack their weights, and with a split last wave."""
+    usual = tile_filters(layer.m, FILTERS_LIMITS)
+    every = dict.fromkeys((*usual, *tile_filters(layer.m, PACKING_FILTERS_LIMITS)))
+    shapes = product(every, chunk_channels(layer.c), CONSUMERS, (False, True), layer.layouts)
+    found: list[tuple[Fp16x3PointwiseConfig, bool]] = []
     for shape in (_TileShape(*sizes) for sizes in shapes):
-        pipelines = _pipelines(problem, device, shape)
+        pipelines = _pipelines(layer, shape)
         if shape.filters in usual:
-            found += pipelines
-        found += [_packing_weights(config) for config in pipelines if _can_pack_weights(config)]
-        found += [split for config in pipelines for split in _with_tail_split_k(problem, device, config)]
-    return found
+            found += [(config, False) for config in pipelines]
+        found += [(_packing_weights(config), False) for config in pipelines if _can_pack_weights(config)]
+        found += [(c, True) for c in pipelines if not c.weights_resident and not c.warpgroup_split_k]
+    columns: list[Any] = [np.array(column) for column in zip(*(astuple(config) for config, _ in found), strict=True)]
+    configs = replace(Fp16x3PointwiseConfig(*columns), products=layer.products)
+    return _Rows(configs, np.array([split for _, split in found]))
 
 
 def pixel_layouts(problem: ConvProblem) -> list[PixelLayout]:
@@ -119,39 +172,35 @@ def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> None:
     check_sizes(p, algorithm, sizes)
 
 
-def _pipelines(problem: ConvProblem, device: DeviceSpec, shape: _TileShape) -> list[Fp16x3PointwiseConfig]:
+def _pipelines(layer: _Layer, shape: _TileShape) -> list[Fp16x3PointwiseConfig]:
     """The shape's pipelines with resident weights and without.
 
-    Split-K across the consumers is for grids with few tiles. Where resident weights leave room for three pixel stages,
-    there is no pipeline that loads weights again for each tile.
+    Where resident weights leave room for three pixel stages, there is no pipeline that loads weights again for each
+    tile.
     """
-    chunks = ceil(problem.c / shape.channels)
-    pixel_tiles = pixel_tile_count(problem, 1 if shape.warpgroup_split_k else shape.consumers, shape.layout)
-    tiles = pixel_tiles * filter_tile_count(problem, shape.filters)
-    if shape.warpgroup_split_k and (chunks < 2 * shape.consumers or tiles > MAX_SPLIT_TILES * device.sm_count):
+    if shape.warpgroup_split_k and ceil(layer.c / shape.channels) < 2 * shape.consumers:
         return []
-    found = [_pipeline(problem, device, shape, tiles, resident=True)]
-    if _most_stages(problem, device, shape, True, min(EPILOGUE_FILTERS)) < 3:
-        found.append(_pipeline(problem, device, shape, tiles, resident=False))
+    found = [_pipeline(layer, shape, resident=True)]
+    if _most_stages(layer, shape, True, min(EPILOGUE_FILTERS)) < 3:
+        found.append(_pipeline(layer, shape, resident=False))
     return [config for config in found if config is not None]
 
 
-def _pipeline(
-    problem: ConvProblem, device: DeviceSpec, shape: _TileShape, tiles: int, resident: bool
-) -> Fp16x3PointwiseConfig | None:
+def _pipeline(layer: _Layer, shape: _TileShape, resident: bool) -> Fp16x3PointwiseConfig | None:
     """The shape's pipeline with the most pixel stages, or None where registers or shared memory do not hold it."""
-    s, products, chunks = shape, PRODUCTS[problem.precision], ceil(problem.c / shape.channels)
-    stages = _most_stages(problem, device, s, resident, min(EPILOGUE_FILTERS))
+    s, products, chunks = shape, layer.products, ceil(layer.c / shape.channels)
+    stages = _most_stages(layer, s, resident, min(EPILOGUE_FILTERS))
     # With weights that come along, two stages lose to every other pipeline, unless consumers share the chunks.
     least_stages = 2 if resident or s.warpgroup_split_k else 3
     single_chunk = resident and chunks == 1
     if stages < least_stages or s.filters > most_filters(s.consumers, s.channels, products, single_chunk, s.layout):
         return None
     epilogue_filters = max(
-        filters for filters in EPILOGUE_FILTERS if _most_stages(problem, device, s, resident, filters) == stages
+        filters for filters in EPILOGUE_FILTERS if _most_stages(layer, s, resident, filters) == stages
     )
     weight_stages = chunks if resident else stages * (s.consumers if s.warpgroup_split_k else 1)
-    plane = plane_of(problem, s.layout)
+    plane = _plane(layer, s)
+    packing = WeightPacking(s.filters, s.channels, products)
     return Fp16x3PointwiseConfig(
         s.filters,
         s.channels,
@@ -164,28 +213,30 @@ def _pipeline(
         tail_split_k=1,
         epilogue_filters=epilogue_filters,
         layout=s.layout,
-        blocks=min(device.sm_count, tiles),
+        blocks=0,
         shared_bytes=stages * pixel_stage_bytes(s.channels, s.consumers, plane)
         + weight_stages * weight_stage_bytes(s.filters, s.channels, products)
         + epilogue_bytes(epilogue_filters, s.consumers, plane),
-        workspace_bytes=WeightPacking(s.filters, s.channels, products).workspace_bytes(problem),
+        workspace_bytes=packing.workspace_bytes(ConvProblem(1, layer.c, 1, 1, layer.m, 1, 1)),
         products=products,
     )
 
 
-def _most_stages(
-    problem: ConvProblem, device: DeviceSpec, shape: _TileShape, resident: bool, epilogue_filters: int
-) -> int:
+def _most_stages(layer: _Layer, shape: _TileShape, resident: bool, epilogue_filters: int) -> int:
     """The pixel stages that fit into shared memory beside the weights and the epilogue."""
-    s, plane = shape, plane_of(problem, shape.layout)
-    resident_chunks = ceil(problem.c / s.channels) if resident else 0
-    weight_bytes = weight_stage_bytes(s.filters, s.channels, PRODUCTS[problem.precision])
-    room = device.shared_bytes_per_block - static_shared_bytes(s.consumers, resident_chunks)
+    s, plane = shape, _plane(layer, shape)
+    resident_chunks = ceil(layer.c / s.channels) if resident else 0
+    weight_bytes = weight_stage_bytes(s.filters, s.channels, layer.products)
+    room = layer.shared_bytes - static_shared_bytes(s.consumers, resident_chunks)
     room -= epilogue_bytes(epilogue_filters, s.consumers, plane) + resident_chunks * weight_bytes
     stage_bytes = pixel_stage_bytes(s.channels, s.consumers, plane)
     if not resident:  # each pixel stage has a weight stage, and with split-K each consumer has its own
         stage_bytes += weight_bytes * (s.consumers if s.warpgroup_split_k else 1)
     return min(MAX_PIXEL_STAGES, room // stage_bytes)
+
+
+def _plane(layer: _Layer, shape: _TileShape) -> int:
+    return layer.plane if shape.layout is PixelLayout.WHOLE_IMAGES else 0
 
 
 def _can_pack_weights(c: Fp16x3PointwiseConfig) -> bool:
@@ -195,19 +246,3 @@ def _can_pack_weights(c: Fp16x3PointwiseConfig) -> bool:
 def _packing_weights(config: Fp16x3PointwiseConfig) -> Fp16x3PointwiseConfig:
     """Return a configuration whose block packs its weights itself, which needs no workspace."""
     return replace(config, packs_weights=True, workspace_bytes=0)
-
-
-def _with_tail_split_k(
-    problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig
-) -> list[Fp16x3PointwiseConfig]:
-    """Return a configuration with split-K in the last wave, if that wave leaves half of the SMs idle; else nothing.
-
-    The last wave must not be the only one: all parts of a tile would end together then, and wait for each other.
-    """
-    c = config
-    waves, tiles = divmod(tile_count(problem, c), device.sm_count)
-    parts = min(device.sm_count // tiles, iterations(problem, c), MAX_TAIL_SPLIT_K) if tiles else 1
-    if c.weights_resident or c.warpgroup_split_k or parts == 1 or not 1 <= waves <= MAX_WAVES_BEFORE_TAIL:
-        return []
-    published_bytes = c.blocks * c.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * c.filters + FLAG_BYTES)
-    return [replace(c, tail_split_k=parts, workspace_bytes=c.workspace_bytes + published_bytes)]

@@ -7,7 +7,6 @@ the copies, and at the end of a tile that of the output. They overlap, so the mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, hypot
 
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.pointwise.registers import CONSUMERS
@@ -17,12 +16,14 @@ from cuconv.algorithms.pointwise.tiles import (
     WARPGROUP_PIXELS,
     Fp16x3PointwiseConfig,
     PixelLayout,
+    grain_of,
     iterations,
     tile_count,
     weight_loads,
 )
 from cuconv.costs import constant
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.numbers import Number, either, norm
+from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 CACHED_MIB = 32  # of an output, about what an H200's L2 cache keeps
 
@@ -57,83 +58,89 @@ class Costs(WeightPackingCosts):
     memory_three: float = constant("2**20 bytes of output, in addition, where a block has three consumers")
 
 
-def estimate_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def estimate_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The device time of all kernels of a call, in microseconds."""
     c = config
-    chunks, tiles = iterations(problem, c), ceil(tile_count(problem, c) / c.blocks)
-    chunks = chunks * (tiles - 1) + ceil(chunks / c.tail_split_k)  # of the busiest block
-    tiles_us = hypot(
-        chunks * _chunk_us(c, costs) + tiles * _write_us(problem, c, costs),
-        chunks * _sm_chunk_us(problem, c, costs),
+    chunks, tiles = iterations(problem, c), ceil_div(tile_count(problem, c), c.blocks)
+    chunks = chunks * (tiles - 1) + ceil_div(chunks, c.tail_split_k)  # of the busiest block
+    chunk_us = _chunk_us(c, costs)
+    tiles_us = norm(
+        chunks * chunk_us + tiles * _write_us(problem, c, costs),
+        chunks * _sm_chunk_us(problem, c, costs, chunk_us),
         chunks * _copy_us(c, costs),
         tiles * _sm_write_us(problem, c, costs),
     )
-    if c.tail_split_k > 1:
-        parts_us = costs.publish + costs.accumulate_parts * (c.tail_split_k - 1)
-        tiles_us += parts_us * c.filters * WARPGROUP_PIXELS / 2**12
-    return _start_us(problem, c, costs) + hypot(tiles_us, _memory_us(problem, c, costs))
+    parts_us = costs.publish + costs.accumulate_parts * (c.tail_split_k - 1)
+    tiles_us = tiles_us + (c.tail_split_k > 1) * parts_us * c.filters * WARPGROUP_PIXELS / 2**12
+    return _start_us(problem, c, costs) + norm(tiles_us, _memory_us(problem, c, costs))
 
 
-def _chunk_us(c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def packing_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
+    """The time of the kernel that packs the weights ahead; 0 where the blocks pack them."""
+    ahead_us = WeightPacking(config.filters, config.channels, config.products).predicted_us(problem, costs)
+    return ahead_us * (config.packs_weights == 0)
+
+
+def _chunk_us(c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """A consumer's latency for a chunk."""
-    per_64_channels = costs.decompose + costs.decompose_shifted * (c.layout.grain > 0)
+    per_64_channels = costs.decompose + costs.decompose_shifted * (grain_of(c.layout) > 0)
     us = costs.chunk + per_64_channels * c.channels / 64
-    us += costs.accumulate * c.filters / 64
-    return us if c.weights_resident else us + costs.weights_latency * c.sharers / (c.pixel_stages - 1)
+    us = us + costs.accumulate * c.filters / 64
+    return us + (c.weights_resident == 0) * costs.weights_latency * c.sharers / (c.pixel_stages - 1)
 
 
-def _sm_chunk_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def _sm_chunk_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs, chunk_us: Number) -> Number:
     """The SM's time for a chunk of every consumer."""
-    us = costs.not_hidden * _chunk_us(c, costs) + costs.multiply * c.filters * c.channels * WARPGROUP_PIXELS / 2**18
+    us = costs.not_hidden * chunk_us + costs.multiply * c.filters * c.channels * WARPGROUP_PIXELS / 2**18
     return (us + costs.copy_single * _is_single(problem, c) * c.channels / 64) * c.consumers
 
 
-def _copy_us(c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def _copy_us(c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The time of a chunk's copies of pixels and weights."""
     us = costs.pixels_latency / (c.pixel_stages - 1)
-    per_64_pixels = costs.copy + costs.copy_shifted * (c.layout.grain > 0)
-    if c.layout is not PixelLayout.WHOLE_IMAGES:
-        us += per_64_pixels * WARPGROUP_PIXELS * c.channels / PRODUCER_THREADS[c.consumers] / 64
-    return us if c.weights_resident else us + costs.copy_weights * c.sharers * c.filters * c.channels / 2**13
+    per_64_pixels = costs.copy + costs.copy_shifted * (grain_of(c.layout) > 0)
+    threads = either(c.consumers == 2, PRODUCER_THREADS[2], PRODUCER_THREADS[3])
+    by_threads = c.layout != PixelLayout.WHOLE_IMAGES  # a bulk copy takes no thread's time
+    us = us + by_threads * per_64_pixels * WARPGROUP_PIXELS * c.channels / threads / 64
+    return us + (c.weights_resident == 0) * costs.copy_weights * c.sharers * c.filters * c.channels / 2**13
 
 
-def _write_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def _write_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """A consumer's latency at the end of a tile."""
     return (costs.write / c.sharers + costs.reduce * c.warpgroup_split_k) * _outputs(problem, c) / 2**12
 
 
-def _sm_write_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def _sm_write_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The SM's time for a tile's outputs.
 
     A single element takes as long as four, and the more consumers there are, the more they delay each other.
     """
     slowdown = 1 + _is_single(problem, c) * (VECTOR * c.consumers / 2 - 1)
-    us = costs.write_sm * slowdown + costs.write_shifted * (c.layout.grain > 0)
+    us = costs.write_sm * slowdown + costs.write_shifted * (grain_of(c.layout) > 0)
     return us * _outputs(problem, c) * c.consumers / c.sharers / 2**14
 
 
-def _start_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def _start_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The time of launches and of weight packing, in a kernel ahead or in the blocks."""
-    if not c.packs_weights:
-        return costs.block + WeightPacking(c.filters, c.channels, c.products).predicted_us(problem, costs)
     weights = c.filters * c.channels * c.weight_stages
-    return costs.block_packs + costs.pack_in_block * weight_loads(problem, c) * weights / 2**13
+    in_block_us = costs.block_packs + costs.pack_in_block * weight_loads(problem, c) * weights / 2**13
+    return either(c.packs_weights, in_block_us, costs.block + packing_us(problem, c, costs))
 
 
-def _memory_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> float:
+def _memory_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The time of the operands in device memory."""
     written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
     us = costs.memory * problem.min_bytes / 2**20 + costs.memory_three * (c.consumers - min(CONSUMERS)) * written_mib
-    if _is_single(problem, c) or c.layout.grain == VECTOR:  # tiles share sectors, which meet in L2 as far as it reaches
-        us += costs.memory_shared * max(0, written_mib - CACHED_MIB)
-    return us
+    sharing = _is_single(problem, c) | (c.layout == PixelLayout.SHIFTED_4)  # tiles share sectors, which meet in L2
+    return us + sharing * costs.memory_shared * max(0, written_mib - CACHED_MIB)  # as far as it reaches
 
 
-def _is_single(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> bool:
+def _is_single(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> Number:
     """Whether pixels are copied and written one by one."""
-    return problem.out_pixels % VECTOR > 0 and c.layout is PixelLayout.PLAIN
+    return (problem.out_pixels % VECTOR > 0) & (c.layout == PixelLayout.PLAIN)
 
 
-def _outputs(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> int:
+def _outputs(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> Number:
     """The outputs of a warpgroup tile."""
-    return c.filters * (problem.out_pixels if c.layout is PixelLayout.WHOLE_IMAGES else WARPGROUP_PIXELS)
+    pixels = either(c.layout == PixelLayout.WHOLE_IMAGES, problem.out_pixels, WARPGROUP_PIXELS)
+    return c.filters * pixels

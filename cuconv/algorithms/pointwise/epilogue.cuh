@@ -81,7 +81,7 @@ struct Epilogue {
                                                 bool bad) const {
         const int filter_0 = tile.filter_tile * BF;
         const int lane_pixel = writer() % Columns::LANES * WRITE_FLOATS, lane_filter = writer() / Columns::LANES;
-        const int64 place = block.locate(tile, consumer, lane_pixel).offset(block.s, OUTPUT_PLANES(block.s.filters));
+        const int64 place = block.locate(tile, consumer, lane_pixel).offset(block.s, block.s.output_planes);
         const Columns columns = {output + place + (filter_0 + lane_filter) * (int64)block.s.out_pixels,
                                  filter_0 + lane_filter,
                                  place < 0 ? 0 : min(BF, block.s.filters - filter_0) - lane_filter,
@@ -137,7 +137,7 @@ struct Epilogue {
         __device__ __forceinline__ Row(const Epilogue& w, Block::Place place, int filter) {
             const Sizes& s = w.block.s;
             const unsigned plane = s.out_pixels;
-            const unsigned start = misalignment(w.output) + (place.image * OUTPUT_PLANES(s.filters) + filter) * plane;  // of the plane
+            const unsigned start = misalignment(w.output) + (place.image * s.output_planes + filter) * plane;  // of the plane
             const bool first = place.pixel == 0, last = place.pixel + WARPGROUP_PIXELS == plane;
             const unsigned own = last ? (s.image_tiles - 1) * TILE_STEP : place.pixel;
             offset = (start + place.pixel) % 4;
@@ -221,7 +221,7 @@ struct Epilogue {
         if (place.image >= block.s.images) return false;
         constexpr int MOST = (PASS_FILTERS * PITCH / WRITE_FLOATS + WRITERS - 1) / WRITERS;  // stores of a thread
         const int filter_0 = tile.filter_tile * BF, filters = min(BF, block.s.filters - filter_0);
-        float* const to = output + (place.offset(block.s, OUTPUT_PLANES(block.s.filters)) + filter_0 * (int64)PITCH);
+        float* const to = output + (place.offset(block.s, block.s.output_planes) + filter_0 * (int64)PITCH);
         const Target target = target_of(0, 0);
 #pragma unroll
         for (int filter = 0; filter < BF; filter += PASS_FILTERS, ++pass) {
@@ -253,7 +253,7 @@ struct Epilogue {
 
     // The offset in the output of a place in a filter's plane.
     __device__ __forceinline__ int64 offset_of(Block::Place place, int filter) const {
-        return (place.image * (int64)OUTPUT_PLANES(block.s.filters) + filter) * block.s.out_pixels + place.pixel;
+        return (place.image * (int64)block.s.output_planes + filter) * block.s.out_pixels + place.pixel;
     }
 
     // The thread's number among the writers.
@@ -402,7 +402,7 @@ struct Epilogue {
                 if (row.offset + lane_pixel < row.begin || row.offset + lane_pixel >= row.end) continue;
                 pixel += lane_pixel;
             }
-            float* const written = output + (place.image * (int64)OUTPUT_PLANES(s.filters) + filter) * s.out_pixels + pixel;
+            float* const written = output + (place.image * (int64)s.output_planes + filter) * s.out_pixels + pixel;
             if (!isnan(*written)) continue;
             float value =
                 plain_sum(block.input, weight, s, 1, 1, place.image, filter, pixel / s.width, pixel % s.width);

@@ -53,7 +53,7 @@ static_assert(CONSUMERS * PRODUCER_THREADS <= WARPGROUP);
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                      float* __restrict__ output, void* __restrict__ workspace, int64 images, int64 channels, int64 height,
-                     int64 width, int64 filters, int64 relu RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+                     int64 width, int64 filters, int64 relu, int64 output_planes RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     if (!PACKS_WEIGHTS) launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // pixel stages, weight stages, buffers of the epilogue
     __shared__ Shared shared;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Sizes s = {(int)channels, (int)height, (int)width, (int)filters, 0, 0, (int)width, pixels, (unsigned)images,
                      (int)(channels + CHANNELS - 1) / CHANNELS,
                      (int)(warpgroup_tiles + WARPGROUP_TILES - 1) / WARPGROUP_TILES, (int)(filters + BF - 1) / BF,
-                     (unsigned)image_tiles};
+                     (unsigned)image_tiles, (int)output_planes};
     const int tiles = s.pixel_tiles * s.filter_tiles;
     const Share share(tiles, blockIdx.x, gridDim.x);  // of the tiles, without a grid stride
     const LastWave last(s);

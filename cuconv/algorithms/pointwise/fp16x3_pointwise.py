@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction, subsample
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
+from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise import cost_model
-from cuconv.algorithms.pointwise.candidates import candidates
+from cuconv.algorithms.pointwise.candidates import many
 from cuconv.algorithms.pointwise.cost_model import Costs
 from cuconv.algorithms.pointwise.tiles import (
     VECTOR,
@@ -23,12 +25,13 @@ from cuconv.algorithms.pointwise.tiles import (
 from cuconv.algorithms.pointwise.variants import macros_of, sample
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
+from cuconv.numbers import Number
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 MAX_COPY = MAX_INDEX - 2**12  # elements, with room for a block
 
 
-class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
+class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
     """Multiplies pixels as they lie in memory, decomposed into FP16 parts, by packed weights."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -44,20 +47,18 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         """The largest tiles that registers hold, in every code path, and a few small ones."""
         return sample() if arch == HOPPER_ARCH else []
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3PointwiseConfig]:
-        """Every configuration that can run; raises UnsupportedProblem where there is none.
+    def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Fp16x3PointwiseConfig, Any]:
+        """Configurations as one of arrays, and an array that says which of them can run.
 
         With a stride they are those of the convolution on a copy of the pixels that it reads, at the end of the
-        workspace.
+        workspace. Raises UnsupportedProblem where no configuration can run.
         """
         if not subsample.is_subsampled(problem):
-            return candidates(problem, device, self.name)
-        check_sizes(
-            problem, self.name, [("elements of a copy", subsample.copy_bytes(problem) // FLOAT_BYTES, MAX_COPY)]
-        )
-        found = candidates(subsample.on_dense(problem), device, self.name)
+            return many(problem, device, self.name)
         copy = subsample.copy_bytes(problem)
-        return [replace(c, workspace_bytes=subsample.aligned_bytes(c.workspace_bytes) + copy) for c in found]
+        check_sizes(problem, self.name, [("elements of a copy", copy // FLOAT_BYTES, MAX_COPY)])
+        found, possible = many(subsample.on_dense(problem), device, self.name)
+        return replace(found, workspace_bytes=subsample.aligned_bytes(found.workspace_bytes) + copy), possible
 
     def estimate_us(
         self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs
@@ -105,7 +106,13 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         )
         macros |= options.macros
         operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (p.n, p.c, p.h, p.w, p.m)
-        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), *options.arguments)
+        arguments: tuple[Address | int, ...] = (
+            *operands,
+            *sizes,
+            int(options.relu),
+            options.output_planes(p),
+            *options.arguments,
+        )
         main = Launch(self.source, macros, self.name, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
         if c.packs_weights:
             return (main,)
@@ -119,6 +126,10 @@ class Fp16x3Pointwise(Algorithm[Fp16x3PointwiseConfig, Costs]):
         A pixel has scales of its own. None where the blocks of the last wave share the reduction of its tiles.
         """
         return (config.filters, config.channels, config.sharers) if config.tail_split_k == 1 else None
+
+    def packing_us(self, problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
+        """The estimated time of the kernel that packs the weights, in microseconds; 0 where the blocks pack them."""
+        return cost_model.packing_us(problem, config, costs)
 
     def packing(self, problem: ConvProblem, config: Fp16x3PointwiseConfig) -> WeightPacking | None:
         """How the kernel ahead of the main one packs the weights; None where the blocks pack them."""

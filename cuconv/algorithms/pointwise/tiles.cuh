@@ -78,6 +78,7 @@ struct Sizes {
     unsigned images;
     int chunks, pixel_tiles, filter_tiles;
     unsigned image_tiles;  // warpgroup tiles of an image, where SHIFTED
+    int output_planes;     // from one image of the output to the next
 };
 
 struct Shared {

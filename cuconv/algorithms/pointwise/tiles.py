@@ -8,12 +8,15 @@ all have the same one and share its chunks (split-K across the warpgroups of a b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from math import ceil
+
+import numpy as np
 
 from cuconv.algorithms.common.implicit_gemm import grid_text
 from cuconv.algorithms.common.weight_packing import operand_bytes
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.numbers import Number, either, larger, smaller
+from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 WARPGROUP = 128  # threads
 WARPGROUP_PIXELS = 64  # of a warpgroup tile: the rows of a wgmma instruction
@@ -27,25 +30,34 @@ ALIGNMENT = 128  # of dynamic shared memory: static shared memory is padded to a
 PADDED_PITCH = 68  # floats of 64 pixels in shared memory, so that reads of fragments meet no bank conflict
 
 
-class PixelLayout(Enum):
-    """Which pixels a warpgroup tile has. The value is what str(config) says of it."""
+class PixelLayout(IntEnum):
+    """Which pixels a warpgroup tile has. Arrays hold its numbers."""
 
-    PLAIN = ""
+    PLAIN = 0
     """The next 64 pixels, counted through all images."""
 
-    SHIFTED_8 = " shifted=8"
+    SHIFTED_8 = 1
     """Up to 64 pixels of one image. The output is cut at multiples of 8 floats: no two tiles share a sector of L2."""
 
-    SHIFTED_4 = " shifted=4"
+    SHIFTED_4 = 2
     """The same, cut at multiples of 4 floats: fewer tiles, since less of each is computed twice."""
 
-    WHOLE_IMAGES = " images"
+    WHOLE_IMAGES = 3
     """All pixels of one image."""
 
     @property
     def grain(self) -> int:
         """The multiple, in floats, at which the output of a shifted layout is cut; 0 in the other layouts."""
-        return {PixelLayout.SHIFTED_8: 8, PixelLayout.SHIFTED_4: 4}.get(self, 0)
+        return GRAINS[self]
+
+
+GRAINS = (0, 8, 4, 0)  # by layout
+LAYOUT_TEXTS = ("", " shifted=8", " shifted=4", " images")
+
+
+def grain_of(layout: Number) -> Number:
+    """PixelLayout.grain, of one layout or of an array."""
+    return np.take(GRAINS, layout) if isinstance(layout, np.ndarray) else layout.grain
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +89,19 @@ class Fp16x3PointwiseConfig:
     workspace_bytes: int
     products: int
 
+    def __post_init__(self) -> None:
+        if isinstance(self.layout, int):
+            object.__setattr__(self, "layout", PixelLayout(self.layout))
+
     @property
     def sharers(self) -> int:
         """The consumers that have the same pixels."""
-        return self.consumers if self.warpgroup_split_k else 1
+        return 1 + (self.consumers - 1) * self.warpgroup_split_k
 
     @property
     def warpgroup_tiles(self) -> int:
         """The warpgroup tiles of a tile: one where the consumers share it, else one for each consumer."""
-        return 1 if self.warpgroup_split_k else self.consumers
+        return self.consumers - (self.consumers - 1) * self.warpgroup_split_k
 
     @property
     def pixels(self) -> int:
@@ -102,7 +118,8 @@ class Fp16x3PointwiseConfig:
         stages = f"{self.pixel_stages}+{self.weight_stages}{weights}"
         tile = f"{self.filters}x{self.pixels}x{self.channels}{f'/{self.consumers}' if self.warpgroup_split_k else ''}"
         stages += f" split={self.tail_split_k}" if self.tail_split_k > 1 else ""
-        return f"tile={tile}{self.layout.value} stages={stages} staged={self.epilogue_filters} {grid_text(self)}"
+        layout = LAYOUT_TEXTS[self.layout]
+        return f"tile={tile}{layout} stages={stages} staged={self.epilogue_filters} {grid_text(self)}"
 
 
 def pitch(plane: int) -> int:
@@ -140,52 +157,54 @@ def static_shared_bytes(consumers: int, weight_stages: int) -> int:
     return max(STATIC_BYTES, units * ALIGNMENT)
 
 
-def iterations(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+def iterations(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
     """The chunks of a tile that one consumer multiplies, one after the other."""
-    return ceil(ceil(problem.c / config.channels) / config.sharers)
+    return ceil_div(ceil_div(problem.c, config.channels), config.sharers)
 
 
-def warpgroup_tile_count(problem: ConvProblem, layout: PixelLayout) -> int:
+def warpgroup_tile_count(problem: ConvProblem, layout: Number) -> Number:
     """The warpgroup tiles that cover the pixels of all images."""
+    if isinstance(layout, np.ndarray):
+        return np.take([warpgroup_tile_count(problem, one) for one in PixelLayout], layout)
     if layout is PixelLayout.PLAIN:
-        return ceil(problem.n * problem.out_pixels / WARPGROUP_PIXELS)
+        return ceil_div(problem.n * problem.out_pixels, WARPGROUP_PIXELS)
     if layout is PixelLayout.WHOLE_IMAGES:
         return problem.n
     overlap = layout.grain - 1  # pixels that a tile may have to leave to the one before it
-    return problem.n * ceil((problem.out_pixels - overlap) / (WARPGROUP_PIXELS - overlap))
+    return problem.n * ceil_div(problem.out_pixels - overlap, WARPGROUP_PIXELS - overlap)
 
 
-def pixel_tile_count(problem: ConvProblem, warpgroup_tiles: int, layout: PixelLayout) -> int:
+def pixel_tile_count(problem: ConvProblem, warpgroup_tiles: Number, layout: Number) -> Number:
     """The tiles with the same filters, where each tile has so many warpgroup tiles."""
-    return ceil(warpgroup_tile_count(problem, layout) / warpgroup_tiles)
+    return ceil_div(warpgroup_tile_count(problem, layout), warpgroup_tiles)
 
 
-def filter_tile_count(problem: ConvProblem, filters: int) -> int:
+def filter_tile_count(problem: ConvProblem, filters: Number) -> Number:
     """The tiles with the same pixels."""
-    return ceil(problem.m / filters)
+    return ceil_div(problem.m, filters)
 
 
-def tile_count(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+def tile_count(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
     """The output tiles of all blocks."""
     pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
     return pixel_tiles * filter_tile_count(problem, config.filters)
 
 
-def has_grid_stride(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> bool:
+def has_grid_stride(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
     """Whether a block takes every `blocks`-th tile, so that all blocks work on neighbouring pixels at a time.
 
     Resident weights allow it only where all of these tiles have the same filters. Elsewhere a block has consecutive
     tiles, ordered by their filters.
     """
-    return not config.weights_resident or config.blocks % filter_tile_count(problem, config.filters) == 0
+    return (config.weights_resident == 0) | (config.blocks % filter_tile_count(problem, config.filters) == 0)
 
 
-def weight_loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> int:
+def weight_loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
     """How often the busiest block loads the weights of a filter tile, where weights are resident."""
-    if has_grid_stride(problem, config):
-        return 1
     pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
     tiles = pixel_tiles * filter_tile_count(problem, config.filters)
-    of_block = ceil(tiles / config.blocks)
-    begins_with_filters = tiles % config.blocks == 0 and max(pixel_tiles, of_block) % min(pixel_tiles, of_block) == 0
-    return ceil(of_block / pixel_tiles) + (0 if begins_with_filters or tiles == pixel_tiles else 1)
+    of_block = ceil_div(tiles, config.blocks)
+    more, fewer = larger(pixel_tiles, of_block), smaller(pixel_tiles, of_block)
+    begins_with_filters = (tiles % config.blocks == 0) & (more % fewer == 0) | (tiles == pixel_tiles)
+    loads = ceil_div(of_block, pixel_tiles) + either(begins_with_filters, 0, 1)
+    return either(has_grid_stride(problem, config), 1, loads)

@@ -46,12 +46,13 @@ struct Divider {
 
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
+    int output_planes;  // from one image of the output to the next
     Divider by_out_w;
 
     __device__ __forceinline__ Problem(int channels, int height, int width, int filters, int pad_h, int pad_w,
-                                       int out_h, int out_w)
+                                       int out_h, int out_w, int output_planes)
         : channels(channels), height(height), width(width), filters(filters), pad_h(pad_h), pad_w(pad_w),
-          out_w(out_w), out_pixels(out_h * out_w), by_out_w(out_w) {}
+          out_w(out_w), out_pixels(out_h * out_w), output_planes(output_planes), by_out_w(out_w) {}
 };
 
 // A pixel of the output, and where its columns come from.
@@ -65,7 +66,7 @@ struct Pixel {
         exists = index < pixels;
         const unsigned known = exists ? index : 0;
         const unsigned image = LINEAR ? 0 : known / p.out_pixels, pixel = known - image * p.out_pixels;
-        place = exists ? (int64)image * OUTPUT_PLANES(p.filters) * p.out_pixels + pixel : -1;
+        place = exists ? (int64)image * p.output_planes * p.out_pixels + pixel : -1;
         source = input + (int64)image * CHANNEL_GROUPS * p.channels * p.height * p.width;
 #if POINTWISE && STRIDE_H == 1 && STRIDE_W == 1
         source += pixel;

@@ -6,16 +6,17 @@ compute one product of the rounded operands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from cuconv.algorithms.common.implicit_gemm import depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.numbers import Number, larger
+from cuconv.problem import ConvProblem, UnsupportedProblem, ceil_div
 
 MAX_FILTER_AREA = 63  # the kernels keep a pixel's filter positions in a mask of 64 bits, and one bit stays 0
 MAX_FILTER_ROWS = 31  # of a filter of more positions, and as many columns: two masks of 32 bits
@@ -95,33 +96,33 @@ def reach_of(problem: ConvProblem) -> int:
     return max(p.c * p.h * p.w, last_row * p.w + (p.kw - 1) * p.dilation_w + 1)
 
 
-def tiles_of(problem: ConvProblem, filters: int, pixels: int) -> int:
+def tiles_of(problem: ConvProblem, filters: Number, pixels: Number) -> Number:
     """The tiles of an output, of so many filters x pixels each; no tile has filters of two groups."""
-    return problem.groups * ceil(problem.group_filters / filters) * ceil(problem.n * problem.out_pixels / pixels)
+    of_filters = problem.groups * ceil_div(problem.group_filters, filters)
+    return of_filters * ceil_div(problem.n * problem.out_pixels, pixels)
 
 
-def launchable(
-    configs: Sequence[ClusterConfig[TileType]], problem: ConvProblem, device: DeviceSpec
-) -> list[ClusterConfig[TileType]]:
-    """The configurations whose grid and shared memory the device allows; raises UnsupportedProblem without any."""
-    blocks = min(config.blocks for config in configs)
-    if blocks > MAX_INDEX:
-        raise UnsupportedProblem(f"{problem.label}: a grid of {blocks} blocks, the limit is {MAX_INDEX}")
-    limit = device.shared_bytes_per_block
-    allowed = [config for config in configs if config.blocks <= MAX_INDEX and config.shared_bytes <= limit]
-    if not allowed:
-        least = min(config.shared_bytes for config in configs)
-        raise UnsupportedProblem(
-            f"{problem.label}: {least} bytes of shared memory for its {depth_of(problem)} weights in a filter, "
-            f"the limit of {device.name} is {limit}"
-        )
-    return allowed
+def launchable(many: ClusterConfig[Any], possible: Any, problem: ConvProblem, device: DeviceSpec) -> Any:
+    """Which of the possible among many configurations have a grid and shared memory that the device allows.
+
+    Raises UnsupportedProblem where there is none.
+    """
+    blocks, shared_bytes, limit = many.blocks, many.shared_bytes, device.shared_bytes_per_block
+    allowed: Any = possible & (blocks <= MAX_INDEX) & (shared_bytes <= limit)
+    if allowed.any():
+        return allowed
+    least_blocks, least_bytes = (np.min(np.compress(possible, sizes)) for sizes in (blocks, shared_bytes))
+    if least_blocks > MAX_INDEX:
+        raise UnsupportedProblem(f"{problem.label}: a grid of {least_blocks} blocks, the limit is {MAX_INDEX}")
+    raise UnsupportedProblem(
+        f"{problem.label}: {least_bytes} bytes of shared memory for its {depth_of(problem)} weights in a filter, "
+        f"the limit of {device.name} is {limit}"
+    )
 
 
-def blocks_per_sm(config: ClusterConfig[Any], device: DeviceSpec) -> int:
+def blocks_per_sm(config: ClusterConfig[Any], device: DeviceSpec) -> Number:
     """The blocks that the busiest SM computes in a launch, where clusters are spread evenly over the GPU."""
-    clusters_at_a_time = max(1, device.clusters_at_a_time(config.split_k))
-    return ceil(config.blocks / config.split_k / clusters_at_a_time)
+    return ceil_div(config.blocks // config.split_k, larger(1, device.clusters_at_a_time(config.split_k)))
 
 
 def memory_us(problem: ConvProblem, us_per_mib: float) -> float:

@@ -81,6 +81,7 @@ static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the table");
 
 struct Problem {
     int channels, height, width, filters, kernel_h, kernel_w, pad_h, pad_w, out_w, out_pixels;
+    int output_planes;  // from one image of the output to the next
 };
 
 // cp.async of 4 or 16 bytes. Where `exists` is false the target becomes zeros, and the source is not read.
@@ -179,11 +180,12 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     tf32x3_gemm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                int64 relu RESIDUAL_ARGUMENT) {
+                int64 relu, int64 output_planes RESIDUAL_ARGUMENT) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
     // With groups, the channels and filters of one group.
     const Problem p = {(int)channels / CHANNEL_GROUPS, (int)height,   (int)width, (int)filters / CHANNEL_GROUPS,
-                       (int)kernel_h, (int)kernel_w, (int)pad_h, (int)pad_w, (int)out_w, (int)(out_h * out_w)};
+                       (int)kernel_h, (int)kernel_w, (int)pad_h, (int)pad_w, (int)out_w, (int)(out_h * out_w),
+                       (int)output_planes};
     const int area = p.kernel_h * p.kernel_w;
     const int depth = p.channels * area;
     const int plane = p.height * p.width;
@@ -328,7 +330,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
             if (replaced) value = plain;
         }
         if (!written) continue;
-        const int64 at = ((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel;
+        const int64 at = ((int64)image * p.output_planes + filter) * p.out_pixels + pixel;
         if (bias) value += bias[filter];
         WITH_RESIDUAL(value += residual[at];)
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays

@@ -6,11 +6,14 @@ eight blocks. `tf32x3_gemm.cu` has the kernel, docs/tf32x3_gemm.md the design.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import astuple, dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+import numpy as np
+
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
     arguments_of,
@@ -19,6 +22,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     is_pointwise,
     stages_of,
 )
+from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.tf32x3.tf32x3 import (
     MAX_FILTER_AREA,
     ClusterConfig,
@@ -33,7 +37,8 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem
+from cuconv.numbers import larger
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, ceil_div
 
 CLUSTER_SIZES = (1, 2, 4, 8)  # values of split_k; every GPU with clusters grants eight blocks
 WEIGHT_PADDING = 4  # floats that follow a row of weights in shared memory, against bank conflicts
@@ -58,7 +63,7 @@ class Costs(GridCosts):
     weights: float = constant("an SM's time to copy 2**11 weights")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tile:
     """A block's tile of filters x pixels, its warps, and its pipeline.
 
@@ -74,19 +79,19 @@ class Tile:
     stage_depth: int
     stages: int
 
-    @property
+    @cached_property
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * self.filter_warps * self.pixel_warps * self.warp_split_k
 
-    @property
+    @cached_property
     def pipeline_bytes(self) -> int:
         """Shared memory of all stages, in bytes."""
         weights = self.filters * (self.stage_depth + WEIGHT_PADDING)
         columns = self.stage_depth * (self.pixels + COLUMN_PADDING)
         return FLOAT_BYTES * self.stages * (weights + columns)
 
-    @property
+    @cached_property
     def sums_bytes(self) -> int:
         """Shared memory of every warp's sums, which take the place of the stages, in bytes."""
         return FLOAT_BYTES * self.warp_split_k * self.filters * (self.pixels + COLUMN_PADDING)
@@ -112,7 +117,7 @@ TILES = (
 )
 
 
-class Tf32x3Gemm(Algorithm[Config, Costs]):
+class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
     """Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -120,6 +125,7 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
     precisions = tuple(PRODUCTS)
     fuses_residual = True
     writes_slices = True
+    superseded_by = "tf32x3_wgmma"
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
@@ -138,21 +144,20 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
             sample.append(_macros(tile, 1, pointwise=False, vector=True) | {"TAP_BYTES": LARGE_TAP_BYTES})
         return sample
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """Every configuration that can run; raises UnsupportedProblem where there is none."""
+    def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
+        """Configurations as one of arrays, and an array that says which of them can run.
+
+        Raises UnsupportedProblem where none can.
+        """
         check_indices(problem, LARGE_MAX_IMAGE)
         pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
-        found = []
-        for tile in TILES:
-            stages = stages_of(problem, tile.stage_depth)
-            tiles = tiles_of(problem, tile.filters, tile.pixels)
-            for split_k in CLUSTER_SIZES if device.has_clusters else (1,):
-                if split_k > stages:
-                    break
-                taps = 0 if pointwise else ceil(stages / split_k) * tile.stage_depth
-                shared_bytes = max(tile.pipeline_bytes + _tap_bytes(problem) * taps, tile.sums_bytes)
-                found.append(ClusterConfig(tile, split_k, pointwise, tiles * split_k, shared_bytes, products))
-        return launchable(found, problem, device)
+        tile, split_k = _every(device.has_clusters)
+        stages = stages_of(problem, tile.stage_depth)
+        blocks = tiles_of(problem, tile.filters, tile.pixels) * split_k
+        taps_bytes = 0 if pointwise else _tap_bytes(problem) * ceil_div(stages, split_k) * tile.stage_depth
+        shared_bytes = larger(tile.pipeline_bytes + taps_bytes, tile.sums_bytes)
+        found = ClusterConfig(tile, split_k, pointwise, blocks, shared_bytes, products)
+        return found, launchable(found, split_k <= stages, problem, device)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
@@ -165,18 +170,16 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         fetch_us = costs.fetch_pointwise if config.pointwise else costs.fetch
         latency_us = fetch_us * tile.pixels * tile.stage_depth / tile.threads + costs.warps * tile.threads / 128
         work_us = costs.multiply * tile.filters * tile.pixels * tile.stage_depth / 2**16
-        work_us += (costs.columns * tile.pixels + costs.weights * tile.filters) * tile.stage_depth / 2**11
+        work_us = work_us + (costs.columns * tile.pixels + costs.weights * tile.filters) * tile.stage_depth / 2**11
         outputs = tile.filters * tile.pixels / 2**12
-        wave_us = costs.block + stages * latency_us
+        wave_us = costs.block + stages * latency_us + costs.cluster * (split_k > 1)
         block_us = stages * work_us + costs.write * outputs / split_k
-        if split_k > 1:
-            wave_us += costs.cluster
-            block_us += costs.exchange * outputs * tile.warp_split_k
+        block_us = block_us + costs.exchange * outputs * tile.warp_split_k * (split_k > 1)
         blocks = blocks_per_sm(config, device)
-        waves = ceil(blocks / device.resident_blocks(tile.threads, REGISTERS[config.products], config.shared_bytes))
-        compute_us = waves * wave_us + blocks * block_us
+        resident = device.resident_blocks(tile.threads, REGISTERS[config.products], config.shared_bytes)
+        compute_us = ceil_div(blocks, resident) * wave_us + blocks * block_us
         start_us = costs.start if config.pointwise else costs.start + costs.taps
-        return start_us + max(compute_us, memory_us(problem, costs.memory))
+        return start_us + larger(compute_us, memory_us(problem, costs.memory))
 
     def summation(self, config: Config) -> tuple[int, ...]:
         """The parts of the reduction: those of a block's warps and of a cluster's blocks."""
@@ -187,8 +190,16 @@ class Tf32x3Gemm(Algorithm[Config, Costs]):
         vector = has_aligned_rows(problem, options.aligned)
         macros = _macros(config.tile, config.split_k, config.pointwise, vector, config.products)
         macros |= {"TAP_BYTES": _tap_bytes(problem), **geometry_macros(problem), **options.macros}
-        arguments = (*arguments_of(problem, options.relu), *options.arguments)
+        arguments = (*arguments_of(problem, options.relu, options.output_planes(problem)), *options.arguments)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)
+
+
+@cache
+def _every(has_clusters: bool) -> tuple[Tile, Any]:
+    """Every tile with every split_k, as arrays."""
+    pairs = [(*astuple(tile), split_k) for tile in TILES for split_k in (CLUSTER_SIZES if has_clusters else (1,))]
+    *sizes, split_ks = np.array(pairs).T
+    return Tile(*sizes), split_ks
 
 
 def _tap_bytes(problem: ConvProblem) -> int:

@@ -72,6 +72,7 @@ __device__ __forceinline__ constexpr int element(int slot, int pixel) {
 
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
+    int output_planes;  // from one image of the output to the next
 };
 
 // A lane's four pixels of a tile.
@@ -88,7 +89,7 @@ struct Pixels {
         const unsigned within = pixel - image * p.out_pixels;
         const unsigned row = POINTWISE ? 0 : within / p.out_w;
         y = (int)row - p.pad_h, x = (int)(within - row * p.out_w) - p.pad_w;
-        place = pixel < pixels ? (int64)image * OUTPUT_PLANES(p.filters) * p.out_pixels + within : -1;
+        place = pixel < pixels ? (int64)image * p.output_planes * p.out_pixels + within : -1;
         source[0] = place < 0 ? nullptr : input + (int64)image * p.channels * plane + (int64)y * p.width + x;
 #else
         const unsigned image = first / p.out_pixels, within = first - image * p.out_pixels;
@@ -103,7 +104,7 @@ struct Pixels {
             const int64 from = where(i * 8 + lane / 4, p.channels);
             source[i] = from < 0 ? nullptr : input + from;
         }
-        place = where(lane % 4 * 8 + lane / 4, OUTPUT_PLANES(p.filters));
+        place = where(lane % 4 * 8 + lane / 4, p.output_planes);
 #endif
     }
 
@@ -359,7 +360,7 @@ struct Output {
         __syncwarp();  // the outputs that other lanes have written can be read
 #pragma unroll 1
         for (int filter = filter_0; filter < min(filter_0 + filters, p.filters); ++filter) {
-            float* const to = output + (((int64)image * OUTPUT_PLANES(p.filters) + filter) * p.out_pixels + pixel);
+            float* const to = output + (((int64)image * p.output_planes + filter) * p.out_pixels + pixel);
             const bool marked = index < pixels && isnan(*to);
             if (!__any_sync(~0u, marked)) continue;
             const float sum = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
@@ -371,11 +372,11 @@ struct Output {
 extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS * THREADS))
     tf32x3_shallow(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                    float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
-                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu,
+                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu, int64 output_planes,
                    int64 filter_blocks, int64 block_filters) {
     extern __shared__ Fragment fragments[];
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters,
-                       (int)pad_h,    (int)pad_w,  (int)out_w, (int)(out_h * out_w)};
+                       (int)pad_h,    (int)pad_w,  (int)out_w, (int)(out_h * out_w), (int)output_planes};
 
     // filter_blocks blocks, neighbours in the grid, share the filters of the same pixels. The tiles of pixels go round
     // among the warps of the grid.

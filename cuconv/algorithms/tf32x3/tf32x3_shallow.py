@@ -150,7 +150,11 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
     def kernels(self, problem: ConvProblem, config: Tf32x3ShallowConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
         macros = _macros(problem, config.warps, has_vectors(problem, options.aligned), config.products) | options.macros
-        arguments = (*arguments_of(problem, options.relu), _filter_blocks(problem, config), config.block_filters)
+        arguments = (
+            *arguments_of(problem, options.relu, options.output_planes(problem)),
+            _filter_blocks(problem, config),
+            config.block_filters,
+        )
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, config.overlap),)
 

@@ -73,11 +73,12 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                 int64 relu RESIDUAL_ARGUMENT) {
+                 int64 relu, int64 output_planes RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
     // With groups, the channels and filters of one group.
-    const Problem p(channels / CHANNEL_GROUPS, height, width, filters / CHANNEL_GROUPS, pad_h, pad_w, out_h, out_w);
+    const Problem p(channels / CHANNEL_GROUPS, height, width, filters / CHANNEL_GROUPS, pad_h, pad_w, out_h, out_w,
+                    output_planes);
     const int depth = p.channels * KERNEL_H * KERNEL_W;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;

@@ -6,11 +6,14 @@ A block computes a tile of filters x pixels. Its warpgroups may share the reduct
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import ceil, hypot
+from dataclasses import astuple, dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+import numpy as np
+
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction
 from cuconv.algorithms.common.implicit_gemm import (
     PARTS,
@@ -25,6 +28,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     stages_of,
 )
 from cuconv.algorithms.common.limits import HOPPER_ARCH, require_hopper
+from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.tf32x3.tf32x3 import (
     MAX_FILTER_AREA,
     ClusterConfig,
@@ -38,7 +42,8 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
 from cuconv.costs import constant
 from cuconv.device import PORTABLE_CLUSTER_BLOCKS, REGISTERS_PER_SM, DeviceSpec
 from cuconv.jit import Launch
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem
+from cuconv.numbers import Number, larger, norm, smaller
+from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, ceil_div
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
@@ -68,7 +73,7 @@ class Costs(GridCosts):
     warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tile:
     """A block's tile of filters x pixels, and its warpgroups.
 
@@ -79,17 +84,17 @@ class Tile:
     pixel_warpgroups: int
     warpgroup_split_k: int
 
-    @property
+    @cached_property
     def pixels(self) -> int:
         """Pixels of the tile."""
         return WARPGROUP_PIXELS * self.pixel_warpgroups
 
-    @property
+    @cached_property
     def warpgroups(self) -> int:
         """Warpgroups of the block."""
         return self.pixel_warpgroups * self.warpgroup_split_k
 
-    @property
+    @cached_property
     def threads(self) -> int:
         """Threads of the block."""
         return 128 * self.warpgroups
@@ -98,11 +103,11 @@ class Tile:
         """Shared memory of two stages of weights for each share of the reduction, in bytes; sums take their place."""
         return FLOAT_BYTES * self.warpgroup_split_k * 2 * PARTS[products] * self.filters * STAGE_DEPTH
 
-    def registers(self, split_k: int, products: int) -> int:
+    def registers(self, split_k: Number, products: int) -> Number:
         """Registers of a thread, about: enough for the accumulators, a chain of products and two stages of columns."""
         if products == 1:
-            return 96 if self.filters == 16 and split_k == 1 else 64 + self.filters
-        return min(128 if self.filters == 32 else 104 + self.filters, REGISTERS_PER_SM // self.threads)
+            return 64 + self.filters + 16 * ((self.filters == 16) & (split_k == 1))
+        return smaller(104 + self.filters - 8 * (self.filters == 32), REGISTERS_PER_SM // self.threads)
 
     def min_blocks_per_sm(self, split_k: int, products: int) -> int:
         """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler."""
@@ -134,7 +139,7 @@ TILES = (
 )
 
 
-class Tf32x3Wgmma(Algorithm[Config, Costs]):
+class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
     """Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -175,26 +180,23 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         ]
         return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """Every configuration that can run; raises UnsupportedProblem where there is none."""
+    def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
+        """Configurations as one of arrays, and an array that says which of them can run.
+
+        Raises UnsupportedProblem where none can.
+        """
         require_hopper(problem, device)
         check_indices(problem, MAX_IMAGE)
         pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
+        tile, split_k, shared_bytes = _every(device.max_cluster_blocks, products)
         stages = stages_of(problem, STAGE_DEPTH)
-        cluster_sizes = [size for size in CLUSTER_SIZES if size <= device.max_cluster_blocks]
-        found = []
-        for tile in TILES:
-            tiles = tiles_of(problem, tile.filters, tile.pixels)
-            for split_k in cluster_sizes:
-                if split_k * tile.warpgroup_split_k > stages or split_k * PIECE_FILTERS > tile.filters:
-                    break
-                if split_k in FILLING_CLUSTER_SIZES and tiles * split_k > FEW_BLOCKS_PER_SM * device.sm_count:
-                    continue
-                taps = 0 if pointwise else (ceil(stages / split_k) + 1) * STAGE_DEPTH
-                shared_bytes = tile.pipeline_bytes(products) + inbox_bytes(tile, split_k) + TAP_BYTES * taps
-                config = ClusterConfig(tile, split_k, pointwise, tiles * split_k, shared_bytes, products)
-                found.append(_with_even_occupancy(config, device))
-        return launchable(found, problem, device)
+        blocks = tiles_of(problem, tile.filters, tile.pixels) * split_k
+        if not pointwise:
+            shared_bytes = shared_bytes + TAP_BYTES * STAGE_DEPTH * (ceil_div(stages, split_k) + 1)
+        possible = split_k * tile.warpgroup_split_k <= stages
+        possible &= (blocks <= FEW_BLOCKS_PER_SM * device.sm_count) | ~_FILLING[split_k]
+        found = ClusterConfig(tile, split_k, pointwise, blocks, shared_bytes, products)
+        return _with_even_occupancy(found, device), launchable(found, possible, problem, device)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
@@ -204,20 +206,21 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
         through the L2 cache is added. Device memory hides behind all that, unless both take long: a norm again.
         """
         tile, stages = config.tile, stages_of(problem, STAGE_DEPTH, config.split_k)
-        iterations = ceil(stages / tile.warpgroup_split_k)
+        iterations = ceil_div(stages, tile.warpgroup_split_k)
         latency_us, work_us = _latency_us(config, costs), _work_us(problem, tile, costs)
-        start_us = costs.block + (costs.cluster if config.split_k > 1 else 0.0)
+        start_us = costs.block + costs.cluster * (config.split_k > 1)
         epilogue_us = _epilogue_us(config, costs)
 
-        def wave_us(blocks: int) -> float:
-            return start_us + iterations * hypot(latency_us, blocks * work_us) + blocks * epilogue_us
+        def wave_us(blocks: Number) -> Number:
+            return start_us + iterations * norm(latency_us, blocks * work_us) + blocks * epilogue_us
 
         resident = _resident_blocks(config, device)
-        waves, rest = divmod(_blocks_of_busiest_sm(blocks_per_sm(config, device), resident), resident)
-        compute_us = waves * wave_us(resident) + (wave_us(rest) if rest else 0.0)
+        blocks = _blocks_of_busiest_sm(blocks_per_sm(config, device), resident)
+        waves, rest = blocks // resident, blocks % resident
+        compute_us = waves * wave_us(resident) + (rest > 0) * wave_us(rest)
         traffic_us = costs.traffic * stages * STAGE_DEPTH * (tile.filters + tile.pixels) / 2**11
-        compute_us += traffic_us * config.blocks / device.sm_count
-        return costs.start + hypot(compute_us, memory_us(problem, costs.memory))
+        compute_us = compute_us + traffic_us * config.blocks / device.sm_count
+        return costs.start + norm(compute_us, memory_us(problem, costs.memory))
 
     def summation(self, config: Config) -> tuple[int, ...] | None:
         """The parts of the reduction: those of a block's warpgroups and of a cluster's blocks.
@@ -229,25 +232,42 @@ class Tf32x3Wgmma(Algorithm[Config, Costs]):
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
-        arguments = (*arguments_of(problem, options.relu), *options.arguments)
+        arguments = (*arguments_of(problem, options.relu, options.output_planes(problem)), *options.arguments)
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 
-def shared_filters(filters: int, split_k: int) -> int:
+def shared_filters(filters: Number, split_k: Number) -> Number:
     """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
-    return ceil(filters / PIECE_FILTERS / split_k) * PIECE_FILTERS * split_k
+    return ceil_div(filters, PIECE_FILTERS * split_k) * PIECE_FILTERS * split_k
 
 
-def inbox_bytes(tile: Tile, split_k: int) -> int:
+def inbox_bytes(tile: Tile, split_k: Number) -> Number:
     """The shared memory in which a block of a cluster receives sums, in bytes; 0 where the cluster is one block.
 
     It holds the sums of the block's share of the filters from every block, the output places of the pixels, and an
     mbarrier with as many bytes of padding.
     """
-    if split_k == 1:
-        return 0
-    return FLOAT_BYTES * shared_filters(tile.filters, split_k) * tile.pixels + 8 * tile.pixels + 16
+    received = FLOAT_BYTES * shared_filters(tile.filters, split_k) * tile.pixels + 8 * tile.pixels + 16
+    return received * (split_k > 1)
+
+
+@cache
+def _every(max_cluster_blocks: int, products: int) -> tuple[Tile, Any, Any]:
+    """Every tile with every split_k, as arrays, and the shared memory of each without its tap table, in bytes."""
+    pairs = [
+        (*astuple(tile), split_k)
+        for tile in TILES
+        for split_k in CLUSTER_SIZES
+        if split_k <= max_cluster_blocks and split_k * PIECE_FILTERS <= tile.filters
+    ]
+    *sizes, split_ks = np.array(pairs).T
+    tile = Tile(*sizes)
+    return tile, split_ks, tile.pipeline_bytes(products) + inbox_bytes(tile, split_ks)
+
+
+# Whether a size of a cluster is one of FILLING_CLUSTER_SIZES, by the size.
+_FILLING = np.isin(np.arange(max(CLUSTER_SIZES) + 1), FILLING_CLUSTER_SIZES)
 
 
 def _has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
@@ -258,42 +278,42 @@ def _has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
     return aligned and is_pointwise(problem) and not is_strided(problem) and problem.out_pixels % 2 == 0
 
 
-def _resident_blocks(config: Config, device: DeviceSpec) -> int:
+def _resident_blocks(config: Config, device: DeviceSpec) -> Number:
     """The occupancy: blocks of the configuration that an SM holds at a time."""
     registers = config.tile.registers(config.split_k, config.products)
     return device.resident_blocks(config.threads, registers, config.shared_bytes)
 
 
-def _with_even_occupancy(config: Config, device: DeviceSpec) -> Config:
-    """The configuration with enough shared memory that an SM holds no more than its even share of the blocks.
+def _with_even_occupancy(many: Config, device: DeviceSpec) -> Config:
+    """The configurations with enough shared memory that an SM holds no more than its even share of the blocks.
 
     Kernels overlap: the first SMs that the kernel ahead leaves would take as many blocks as they hold, while others
     idle. An SM that holds two even shares is left alone: then this launch fits beside the one ahead.
     """
-    even_share = blocks_per_sm(config, device)
-    if even_share < _resident_blocks(config, device) < 2 * even_share:
-        shared_bytes = max(config.shared_bytes, device.shared_bytes_that_hold(even_share))
-        return replace(config, shared_bytes=shared_bytes)
-    return config
+    even_share, resident = blocks_per_sm(many, device), _resident_blocks(many, device)
+    uneven = (even_share < resident) & (resident < 2 * even_share)
+    least = device.shared_bytes_that_hold(even_share)
+    shared_bytes: Any = np.where(uneven, larger(many.shared_bytes, least), many.shared_bytes)
+    return replace(many, shared_bytes=shared_bytes)
 
 
-def _blocks_of_busiest_sm(even_share: int, resident: int) -> int:
+def _blocks_of_busiest_sm(even_share: Number, resident: Number) -> Number:
     """The blocks that the busiest SM computes in a stream of kernels that overlap.
 
     They spread evenly where an SM has room for this launch beside the one ahead. Otherwise occupancy is uneven: blocks
     are placed as SMs empty, and the first of them is filled.
     """
-    return even_share if 2 * even_share <= resident else max(even_share, resident)
+    return larger(even_share, resident * (2 * even_share > resident))
 
 
-def _latency_us(config: Config, costs: Costs) -> float:
+def _latency_us(config: Config, costs: Costs) -> Number:
     """The latency of a stage, in microseconds."""
     filters, warpgroups = config.tile.filters / 64, config.tile.warpgroups
     latency_us = costs.latency + costs.latency_filters * filters + costs.latency_warpgroups * warpgroups
-    return latency_us + (costs.latency_pointwise if config.pointwise else 0.0)
+    return latency_us + costs.latency_pointwise * config.pointwise
 
 
-def _work_us(problem: ConvProblem, tile: Tile, costs: Costs) -> float:
+def _work_us(problem: ConvProblem, tile: Tile, costs: Costs) -> Number:
     """The time of an SM's throughput that a stage of every warpgroup of a block takes, in microseconds."""
     filters = tile.filters / 64
     unpaired_us = 0.0 if _has_pixel_pairs(problem, aligned=True) else costs.work_unpaired
@@ -303,7 +323,7 @@ def _work_us(problem: ConvProblem, tile: Tile, costs: Costs) -> float:
     return work_us + costs.work_unaligned * filters * tile.warpgroup_split_k
 
 
-def _epilogue_us(config: Config, costs: Costs) -> float:
+def _epilogue_us(config: Config, costs: Costs) -> Number:
     """The time of an SM's throughput to add up and write a block's share of a tile, in microseconds.
 
     Of the split_k parts of a block's sums one is its own, and the others are exchanged.

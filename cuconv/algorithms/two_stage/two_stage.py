@@ -151,7 +151,12 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
                 )
         return tuple(found)
 
-    def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> TwoStageConfig:
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[TwoStageConfig, float]:
+        """The configuration by a rule, and its predicted time; raises UnsupportedProblem where there is none."""
+        config = self._by_rule(problem, device)
+        return config, self.predicted_us(problem, device, config)
+
+    def _by_rule(self, problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
         """The geometry with the most reuse of loaded elements whose grid has THREADS_PER_SM threads per SM.
 
         Raises UnsupportedProblem where the kernel's 32-bit indices cannot count the blocks or a plane.

@@ -81,13 +81,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
-                    int64 strips, int64 share_units, int64 relu PREPARED_ARGUMENTS) {
+                    int64 strips, int64 share_units, int64 relu, int64 output_planes PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input
     __shared__ Shared shared;
     Geometry g;
     g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
-           (int)(out_h * out_w)};
+           (int)(out_h * out_w), (int)output_planes};
     g.images = images, g.out_h = out_h, g.pitch = pitch, g.image_rows = g.p.height + g.p.pad_h;
     g.strips = strips, g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
     g.filter_tiles = (g.p.filters + SCALE_FILTERS - 1) / SCALE_FILTERS;

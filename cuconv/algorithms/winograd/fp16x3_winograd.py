@@ -56,6 +56,8 @@ STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
 MAX_CLUSTER = 3  # blocks
 MAX_SHARERS = 8  # clusters of a tile; more cost more to add up than they save
 MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
+HALOS = (0, 4, 8, 14, 16, 24, 28, 32, 40, 48, 56, 64, 72, 80)  # cells; 14, 28 and 56 are those of many layers
+RAW_UNIT = 64  # floats of a channel before the transform are a multiple of it
 ALIGNED_FLOATS = 8  # a sector of 32 bytes; strips whose rows are a multiple of it share no sector
 
 
@@ -195,7 +197,10 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
         cut = (config.pitch, _strips(p, config.pitch), share_units)
-        operands, epilogue = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (int(options.relu), *options.arguments)
+        operands, epilogue = (
+            (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE),
+            (int(options.relu), options.output_planes(p), *options.arguments),
+        )
         arguments: tuple[Address | int, ...] = (*operands, *sizes, *cut, *epilogue)
         blocks, threads = config.blocks, config.threads
         return (
@@ -355,8 +360,12 @@ def _grids(tiles: int, chunks: int, most: int) -> list[int]:
 
 
 def _stage_cells(rows: int, pitch: int, cells: int) -> int:
-    """The cells of a stage: a tile and its halo, the rows below it that a filter of `rows` rows reaches."""
-    return cells + (rows - 1) * pitch
+    """The cells of a stage: a tile and its halo, the rows below it that a filter of `rows` rows reaches.
+
+    The halo has one of a few sizes, so that layers of many widths share kernels.
+    """
+    halo = (rows - 1) * pitch
+    return cells + next((size for size in HALOS if size >= halo), halo)
 
 
 def _rounds(stage_cells: int, producers: int) -> int:
@@ -365,9 +374,9 @@ def _rounds(stage_cells: int, producers: int) -> int:
 
 
 def _raw_floats(points: int, stage_cells: int, pitch: int) -> int:
-    """The floats of a channel before the transform: each row has four more than the outputs of its cells."""
+    """The floats of a channel before the transform: four more a row than the outputs of its cells."""
     last_row = (pitch - 1 + stage_cells - 1) // pitch
-    return 4 * ceil((OUTPUTS * (stage_cells - 1) + 4 * last_row + points) / 4)
+    return RAW_UNIT * ceil((OUTPUTS * (stage_cells - 1) + 4 * last_row + points) / RAW_UNIT)
 
 
 def _strips(problem: ConvProblem, pitch: int) -> int:

@@ -38,7 +38,7 @@ __device__ __forceinline__ void locate(const Geometry& g, int first_cell, CellOu
     if (thread < CELLS) {
         int count;
         const Pixel at = g.pixel(first_cell + thread, count);
-        const int64 first = (int64)at.image * OUTPUT_PLANES(g.p.filters) * g.p.out_pixels + at.pixel;
+        const int64 first = (int64)at.image * g.p.output_planes * g.p.out_pixels + at.pixel;
         outputs[thread].packed = count > 0 ? first * 8 + count : 0;
     }
     warpgroup_barrier(warpgroup);

@@ -183,8 +183,8 @@ def test_weight_packing_is_launched_first_and_both_launches_overlap():
     assert packing.arguments == (WEIGHT, WORKSPACE, 17, 20, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3_winograd", config.blocks, config.threads)
     operands = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE)
-    assert main.arguments == (*operands, 2, 20, 12, 9, 17, 1, 2, 12, 9, config.pitch, *main.arguments[-3:])
-    assert main.arguments[-1] == 1
+    assert main.arguments == (*operands, 2, 20, 12, 9, 17, 1, 2, 12, 9, config.pitch, *main.arguments[-4:])
+    assert main.arguments[-2:] == (1, 17)
     assert packing.overlap and main.overlap
     assert packing.macros == main.macros
     assert main.macros["WHOLE_GROUPS"] == 0 and main.macros["SHARED_BYTES"] == main.shared_bytes

@@ -83,7 +83,7 @@ def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
 def test_the_launch_passes_the_kernels_arguments():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     launch = launched(GEMM, problem, relu=True)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1, 17)
     assert launch.threads == GEMM.configure(problem, H200).threads
     assert not launch.overlap
 

@@ -86,7 +86,7 @@ def test_the_launch_passes_the_kernels_arguments():
     launch, config = launched(SHALLOW, problem, relu=True), SHALLOW.configure(problem, H200)
     sizes = (2, 3, 12, 16, 17, 3, 3, 1, 1, 12, 16, 1)
     filter_blocks = ceil(17 / config.block_filters)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, filter_blocks, config.block_filters)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, 17, filter_blocks, config.block_filters)
     assert launch.threads == config.threads
 
 

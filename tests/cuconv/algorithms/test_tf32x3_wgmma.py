@@ -121,7 +121,7 @@ def test_whole_is_a_1x1_reduction_of_whole_stages(c, k, whole):
 def test_the_launch_passes_the_kernels_arguments_and_overlaps():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     launch = launched(WGMMA, problem, relu=True)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1, 17)
     assert launch.threads == WGMMA.configure(problem, H200).threads
     assert launch.overlap
 

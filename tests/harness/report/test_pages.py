@@ -112,6 +112,7 @@ def test_every_table_has_its_numbers(page):
     assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
     assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**")
     assert "No copies were measured" in filled(page, "memory_bound")
+    assert "python -m harness.latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")
 
 
 def test_another_sweep_of_the_same_device(page):

@@ -1,0 +1,64 @@
+"""Many launch configurations at once: a configuration whose fields are NumPy arrays stands for one for each element.
+
+A new size of a layer is planned while its caller waits. Arrays take a few microseconds for what a loop over
+configurations takes a millisecond. `cuconv.numbers` has the arithmetic that works on both.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cuconv.algorithms.base import Algorithm, Config, Costs
+from cuconv.device import DeviceSpec
+from cuconv.problem import ConvProblem
+
+Some = TypeVar("Some")
+
+
+def chosen(many: Some, index: Any) -> Some:
+    """One of many configurations, with plain numbers."""
+    taken = {}
+    kind: Any = type(many)
+    for name in _field_names(kind):
+        value = getattr(many, name)
+        if isinstance(value, np.ndarray):
+            taken[name] = value[index].item()
+        else:
+            taken[name] = chosen(value, index) if is_dataclass(value) else value
+    found: Some = kind(**taken)
+    return found
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+class ManyConfigurations(Algorithm[Config, Costs]):
+    """An algorithm that makes and weighs its configurations as arrays."""
+
+    @abstractmethod
+    def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
+        """Configurations as one of arrays, and an array that says which of them can run.
+
+        Raises UnsupportedProblem where none can.
+        """
+
+    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """Every configuration that can run; raises UnsupportedProblem where there is none."""
+        many, possible = self.many(problem, device)
+        return [chosen(many, index) for index in np.flatnonzero(possible)]
+
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
+        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is none."""
+        many, possible = self.many(problem, device)
+        predict = self.prepared_us if prepared else self.estimate_us
+        every: Any = predict(problem, device, many, self.costs(problem.precision))
+        times = np.where(possible, every, np.inf)
+        least = int(times.argmin())
+        return chosen(many, least), times[least].item()
