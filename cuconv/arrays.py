@@ -72,6 +72,10 @@ class TorchArrays:
         """A new tensor of so many zeros on the GPU, for its current stream; in a capture the graph owns the memory."""
         return self._torch.zeros(count, dtype=self._torch.float32, device=self._torch.device("cuda", device))
 
+    def wants_equal_bits(self) -> bool:
+        """Whether equal calls must give equal bits, as torch.use_deterministic_algorithms asks for."""
+        return bool(self._torch.are_deterministic_algorithms_enabled())
+
     def synchronize(self, device: int) -> None:
         """Wait for the work of the GPU's current stream."""
         self._torch.cuda.current_stream(device).synchronize()
@@ -214,6 +218,10 @@ class CupyArrays:
         cuda = self._cupy.cuda
         memory = cuda.UnownedMemory(address, 4 * prod(shape), None, device)
         return self._cupy.ndarray(shape, self._cupy.float32, cuda.MemoryPointer(memory, 0))
+
+    def wants_equal_bits(self) -> bool:
+        """Whether equal calls must give equal bits; CuPy has no such option."""
+        return False
 
     def synchronize(self, device: int) -> None:
         """Wait for the work of the GPU's current stream."""

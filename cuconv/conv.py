@@ -7,10 +7,11 @@ from typing import Any
 from cuconv import driver, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.arrays import library_of
-from cuconv.call import convolve, named, refuse
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.geometry import pair
+from cuconv.operands import named
 from cuconv.problem import FP32, ConvProblem, shown, truth, whole_number
+from cuconv.ready import convolve, refuse
 
 
 def algorithms() -> tuple[str, ...]:
@@ -75,7 +76,8 @@ def conv2d(
     relu       whether outputs that are negative after bias and residual become 0; a NaN stays a NaN
     residual   (N, M, OH, OW), added to the output before ReLU; None for no residual
     algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
-               which an image's output is bit for bit the same in every batch, where all outputs are finite
+               which an image's output is bit for bit the same in every batch, where all outputs are finite; "ready" is
+               "auto", but raises NotReady where it would have to wait for kernels to compile
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
                relative error of about 3e-4), which is faster for large problems
     out        (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of the

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from cuconv import driver
-
 import numpy as np
 
+from cuconv import driver
 from cuconv.numbers import Number, larger, smaller
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)

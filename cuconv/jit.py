@@ -44,6 +44,11 @@ class Resources:
     spill_bytes: int
 
 
+def is_at_hand(source: Path, arch: str, macros: Mapping[str, int], device: int) -> bool:
+    """Whether a kernel variant need not be compiled: it is loaded on the GPU, or in the compile cache."""
+    return (source, arch, tuple(macros.items()), device) in _loaded or is_cached(source, arch, macros)
+
+
 def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
     """Whether the compile cache has the cubin of a .cu file."""
     return cubins.read(_cubin_name(source, arch, _options(source, arch, macros))) is not None
@@ -245,7 +250,12 @@ def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: st
 @cache
 def _module(source: Path, arch: str, macros: tuple[tuple[str, int], ...], device: int) -> int:
     """The loaded cubin, one for each GPU; `device` must be the current one."""
-    return driver.load(cubin(source, arch, dict(macros)).code)
+    module = driver.load(cubin(source, arch, dict(macros)).code)
+    _loaded.add((source, arch, macros, device))
+    return module
+
+
+_loaded: set[tuple[Path, str, tuple[tuple[str, int], ...], int]] = set()  # what `_module` has loaded
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -293,9 +303,20 @@ def _key(source: Path, options: list[str]) -> str:
     # Paths stay out of the key: the same package in another folder compiles to the same kernels.
     without_paths = [option for option in options if not option.startswith("--include-path")]
     digest = hashlib.sha256(repr((without_paths, _compiler_version())).encode())
+    is_of_package = source.is_relative_to(INCLUDES)  # which does not change while it runs
+    digest.update((_package_content if is_of_package else _content)(source))
+    return digest.hexdigest()[:20]
+
+
+def _content(source: Path) -> bytes:
+    """What tells apart the contents of a source and of the headers that it includes."""
+    digest = hashlib.sha256()
     for path in included_files(source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:20]
+    return digest.digest()
+
+
+_package_content = cache(_content)
 
 
 @cache

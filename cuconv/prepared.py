@@ -10,11 +10,13 @@ from typing import Any
 
 from cuconv import select
 from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Packing, check_frozen, convolve
+from cuconv.call import Packing
 from cuconv.conv import conv2d
 from cuconv.driver import capture_of, made_current
 from cuconv.geometry import Geometry
+from cuconv.operands import check_frozen
 from cuconv.problem import FLOAT_BYTES, FP32, UnsupportedProblem, truth
+from cuconv.ready import convolve
 
 MAX_PACKED = 2  # packed forms of a layer that are kept, besides those that CUDA graphs read
 
@@ -64,8 +66,11 @@ def owned(
     relu: bool,
     precision: str,
 ) -> PreparedConv2d:
-    """`prepare` for weight and bias that the caller owns and never changes: without a copy, and checked at the call."""
-    return PreparedConv2d(weight, bias, Geometry(stride, padding, dilation, groups), relu, "auto", precision)
+    """`prepare` for weight and bias that the caller owns and never changes: without a copy, and checked at the call.
+
+    Calls raise NotReady while their kernels compile.
+    """
+    return PreparedConv2d(weight, bias, Geometry(stride, padding, dilation, groups), relu, select.READY, precision)
 
 
 class PreparedConv2d:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import log
@@ -17,6 +18,11 @@ from cuconv.problem import FP32, ConvProblem, UnsupportedProblem, shown
 
 BATCH_INVARIANT = "batch_invariant"
 """The name of the choice under which an image's output does not depend on its batch."""
+
+READY = "ready"
+"""The name of "auto" for callers with another way to compute: it refuses to wait for kernels to compile."""
+
+ALTERNATIVES, MAX_SLOWDOWN = 24, 4.0  # of each algorithm, for a plan whose kernels are not there; times its time
 
 MAX_WORKSPACE_BYTES = 2**30  # of a plan of "auto"
 
@@ -61,7 +67,7 @@ def plan(
     which takes one more kernel where the algorithm does not add it itself. Raises ValueError for an unknown name and
     UnsupportedProblem where the algorithm cannot compute the problem.
     """
-    if algorithm == "auto":
+    if algorithm in ("auto", READY):
         return _fastest(problem, device, prepared, residual)
     if algorithm == BATCH_INVARIANT:
         return _batch_invariant(problem, device, prepared)
@@ -76,6 +82,27 @@ def plan(
         )
     config = ALGORITHMS[algorithm].configure(problem, device, prepared)
     return LaunchPlan(algorithm, config, problem.precision, prepared)
+
+
+def alternatives(
+    problem: ConvProblem, device: DeviceSpec, prepared: bool = False, residual: bool = False
+) -> list[LaunchPlan]:
+    """The plans of "auto" and others after it, by predicted time; none takes MAX_SLOWDOWN times the time of the first.
+
+    The arguments are those of `plan`.
+    """
+    found: list[tuple[float, LaunchPlan]] = []
+    adding_us = add_residual.predicted_us(problem) if residual else 0.0
+    for precision in dict.fromkeys((problem.precision, FP32)):
+        planned = problem if precision == problem.precision else replace(problem, precision=precision)
+        for name in offering(precision):
+            with suppress(UnsupportedProblem):
+                added_us = 0.0 if ALGORITHMS[name].fuses_residual else adding_us
+                for us, config in ALGORITHMS[name].ranked(planned, device, prepared, ALTERNATIVES):
+                    if config.workspace_bytes <= MAX_WORKSPACE_BYTES:
+                        found.append((us + added_us, LaunchPlan(name, config, precision, prepared)))
+    found.sort(key=lambda timed: timed[0])
+    return [one for us, one in found if us <= MAX_SLOWDOWN * found[0][0]]
 
 
 def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOptions) -> tuple[Launch, ...]:

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import Inputs, Truth
@@ -65,7 +66,7 @@ def convert(
         raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
     _check_model(model)
     autocast_off = [torch.autocast(device, enabled=False) for device in ("cuda", "cpu")]
-    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1]:
+    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], waiting():
         return _Conversion(model, Inputs(example), precision, progress).run()
 
 

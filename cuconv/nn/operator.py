@@ -25,6 +25,7 @@ from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.geometry import Geometry
 from cuconv.precompile import PlannedCall
 from cuconv.problem import FP32, PRECISIONS, UnsupportedProblem
+from cuconv.select import READY
 
 Pair = int | Sequence[int]
 SCHEMA = (
@@ -261,9 +262,9 @@ def writing_slices(channels: int) -> Iterator[None]:
 
 
 def _launch(*operands: Any, **options: Any) -> Tensor:
-    """cuconv.conv2d on operands whose gradients torch's operator takes care of."""
+    """cuconv.conv2d on operands whose gradients torch's operator takes care of, unless its kernels must compile."""
     with torch.no_grad():
-        return cuconv.conv2d(*operands, **options)
+        return cuconv.conv2d(*operands, **options, algorithm=READY)
 
 
 def autocasts(input: Tensor) -> bool:

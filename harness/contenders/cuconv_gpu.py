@@ -10,6 +10,7 @@ import torch
 
 import cuconv
 from cuconv.algorithms import offering
+from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from cuconv.select import BATCH_INVARIANT
@@ -65,5 +66,6 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace
         convolve()
         return operands.output
 
-    call()  # compiles
+    with waiting():
+        call()  # compiles
     return Prepared(call, plan.workspace_bytes, str(plan))

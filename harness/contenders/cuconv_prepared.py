@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 import cuconv
+from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from harness.contenders import NotRunnable, Offer, Operands, Prepared, check_workspace, cuconv_gpu
@@ -41,5 +42,6 @@ def _prepare(problem: ConvProblem, operands: Operands, workspace_limit: int) -> 
         layer(operands.input, out=operands.output)
         return operands.output
 
-    call()  # packs the weights
+    with waiting():
+        call()  # compiles, and packs the weights
     return Prepared(call, plan.workspace_bytes, str(plan))

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import cuconv
+from cuconv.background import waiting
 from cuconv.problem import ConvProblem
 from harness import command, contenders, progress
 from harness.catalogue import problem_labelled
@@ -78,7 +79,7 @@ def calls_of(problem: ConvProblem, device: str) -> dict[tuple[str, str, str], Ca
 
 def measure(layers: Iterable[str], device: str, synchronize: Callable[[], None]) -> list[HostTime]:
     """The host times of every call on every layer, without gradients; synchronize waits for the GPU."""
-    with torch.no_grad():
+    with torch.no_grad(), waiting():
         calls = {
             (layer, *key): call for layer in layers for key, call in calls_of(problem_labelled(layer), device).items()
         }

@@ -78,10 +78,10 @@ def _cuconv(model: torch.nn.Module, images: torch.Tensor, options: Options) -> P
 
 
 def _enabled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
-    nn = import_module("cuconv.nn")
+    nn, waiting = import_module("cuconv.nn"), import_module("cuconv.background").waiting
 
     def forward() -> torch.Tensor:
-        with nn.enabled(precision=options.precision):
+        with waiting(), nn.enabled(precision=options.precision):
             return logits(model(images))
 
     return Prepared(forward)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cuconv import call, conv, driver, prepared
+from cuconv import call, conv, driver, prepared, ready
 from cuconv.device import H200
 from cuconv.flags import flags_of
 from tests.cuconv.fake_gpu import FakeCuda, Recorder, TensorsOfGpu3
@@ -24,9 +24,11 @@ def cuda(gpus, monkeypatch):
     cuda, library = gpus, TensorsOfGpu3()
     cuda.tensors = library
     Recorder.made, Recorder.enqueued = [], []
-    monkeypatch.setattr(call, "_thread", call._Thread())
-    monkeypatch.setattr(call, "LaunchSequence", Recorder)
-    monkeypatch.setattr(call, "device_spec", lambda device: H200)
+    monkeypatch.setattr(ready, "_thread", ready._Thread())
+    monkeypatch.setattr(ready, "LaunchSequence", Recorder)
+    monkeypatch.setattr(ready, "device_spec", lambda device: H200)
+    cuda.missing = set()  # stems of the sources whose kernels must be compiled
+    monkeypatch.setattr(ready, "is_at_hand", lambda source, *_: source.stem not in cuda.missing)
     for module in (conv, prepared):
         monkeypatch.setattr(module, "library_of", lambda array: library)
     for module in (call, prepared):

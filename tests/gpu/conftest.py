@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuconv.background import waiting
 from harness.results import proof
 
 HERE = Path(__file__).parent
@@ -33,8 +34,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def no_gradients():
-    """Run every test without recording gradients, which conv2d refuses."""
-    with torch.no_grad():
+    """Run every test without recording gradients, which conv2d refuses, and with the kernels of its plans."""
+    with torch.no_grad(), waiting():
         yield
 
 

@@ -56,9 +56,21 @@ class ManyConfigurations(Algorithm[Config, Costs]):
 
     def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
         """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is none."""
-        many, possible = self.many(problem, device)
-        predict = self.prepared_us if prepared else self.estimate_us
-        every: Any = predict(problem, device, many, self.costs(problem.precision))
-        times = np.where(possible, every, np.inf)
+        many, times = self._timed(problem, device, prepared)
         least = int(times.argmin())
         return chosen(many, least), times[least].item()
+
+    def ranked(
+        self, problem: ConvProblem, device: DeviceSpec, prepared: bool, count: int
+    ) -> list[tuple[float, Config]]:
+        """The candidates of least predicted time, `count` of them, each after its time."""
+        many, times = self._timed(problem, device, prepared)
+        order = np.argsort(times, kind="stable")[:count]
+        return [(times[index].item(), chosen(many, index)) for index in order if np.isfinite(times[index])]
+
+    def _timed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> tuple[Config, Any]:
+        """Configurations as one of arrays, and their predicted times; infinite for those that cannot run."""
+        many, possible = self.many(problem, device)
+        predict = self.prepared_us if prepared else self.estimate_us
+        times: Any = predict(problem, device, many, self.costs(problem.precision))
+        return many, np.where(possible, times, np.inf)

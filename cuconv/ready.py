@@ -1,0 +1,207 @@
+"""Which ready call a call of conv2d takes: the one that was made for such operands before, or a new one.
+
+The first call of a signature checks its operands, plans, and loads the kernels. The result is kept under a key that
+holds everything it depends on: shapes, dtypes, devices, alignment and options. Every later call with the same key costs
+the host a few microseconds besides the allocation and the launches.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cuconv import background, leaving, select
+from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
+from cuconv.arrays import CupyArrays, TorchArrays
+from cuconv.call import Call, Layer, Packing, Refusal
+from cuconv.device import device_spec
+from cuconv.driver import made_current
+from cuconv.geometry import Geometry
+from cuconv.jit import Address, Launch, LaunchSequence, is_at_hand
+from cuconv.operands import Target, check_operands, checked, named, target_of
+from cuconv.problem import ConvProblem
+
+MAX_READY_CALLS = 4096  # of a thread
+ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
+
+
+class _Thread(threading.local):
+    """The ready calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
+
+    def __init__(self) -> None:
+        self.ready_calls: dict[Hashable, Call | Refusal] = {}
+        if threading.current_thread().daemon:
+            leaving.watch()
+
+
+_thread = _Thread()
+
+
+def convolve(
+    library: TorchArrays | CupyArrays,
+    options: Hashable,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    out: Any,
+    residual: Any,
+    layer: Layer | None = None,
+) -> Any:
+    """The convolution of operands by the ready call for them, which is made if there is none.
+
+    options: everything else that decides what is launched, and that `_made` reads where there is no layer. layer: whose
+    constant weights these are.
+    """
+    try:
+        signature, pointer = library.signature, library.pointer
+        addresses = pointer(input) | pointer(weight)
+        out_signature = residual_signature = None
+        if out is not None:
+            addresses |= pointer(out)
+            out_signature = library.output_signature(out)
+        if residual is not None:
+            addresses |= pointer(residual)
+            residual_signature = signature(residual)
+        aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
+        key = (options, signature(input), out_signature, residual_signature, aligned)
+        call = _thread.ready_calls.get(key)
+    except Exception:
+        names: Any = options if layer is None else layer.options
+        refuse(library, named(input, weight, bias, out, residual), *names[-2:])
+        raise
+    if call is None or call.outdated:
+        if len(input.shape) == 3:
+            batch_out = None if out is None else out[None]
+            batch_residual = None if residual is None else residual[None]
+            batch = convolve(library, options, input[None], weight, bias, batch_out, batch_residual, layer)
+            return batch[0] if out is None else out
+        operands = named(input, weight, bias, out, residual)
+        call = _made(library, operands, aligned, options if layer is None else layer.options, layer is not None)
+        _keep(_thread.ready_calls, key, call)
+    if leaving.begun:
+        leaving.stop_daemons()
+    if call.current_context() == call.context:
+        return call(input, weight, bias, out, residual, layer)
+    assert isinstance(call, Call)
+    with made_current(call.device):
+        return call(input, weight, bias, out, residual, layer)
+
+
+def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], algorithm: Any, precision: Any) -> None:
+    """Raise what is wrong with operands or names of which no key can be made."""
+    check_operands(library, operands)
+    select.check_options(algorithm, precision)
+
+
+def _made(
+    library: TorchArrays | CupyArrays, operands: dict[str, Any], aligned: bool, options: Any, constant: bool
+) -> Call | Refusal:
+    """The ready call for operands and options: checks them, plans, and loads the kernels.
+
+    Where kernels of the plan must be compiled first, that happens in the background, and the call is of the next best
+    plan whose kernels are there. Only calls that name an algorithm, or want equal bits, wait; and those of "auto" where
+    there is no such plan.
+
+    options: the signatures of weight and bias, stride, padding, dilation, groups, relu, algorithm, precision.
+    constant: whether weight and bias are those of a layer.
+    """
+    _, _, stride, padding, dilation, groups, relu, algorithm, precision = options
+    problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
+    spec, residual = device_spec(device), "residual" in operands
+    made = _Made(library, operands, problem, device, aligned, relu, constant)
+    plan = select.plan(problem, spec, algorithm, constant, residual)
+    missing = made.missing_kernels(plan)
+    if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
+        return made.call(plan)
+    job = background.compile_later(missing)
+    for other in select.alternatives(problem, spec, constant, residual):
+        if other != plan and not made.missing_kernels(other):
+            call = made.call(other)
+            job.will_outdate(call)
+            return call
+    if algorithm == select.READY:
+        refusal = Refusal()
+        job.will_outdate(refusal)
+        return refusal
+    _warn_of_waiting()
+    job.wait()
+    return made.call(plan)
+
+
+@cache
+def _warn_of_waiting() -> None:
+    warnings.warn(
+        "a call of cuConv waits until its kernels are compiled: cuconv.precompile(problems) compiles them ahead",
+        stacklevel=5,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Makes the ready call of a plan, for operands that have been checked."""
+
+    library: TorchArrays | CupyArrays
+    operands: dict[str, Any]
+    problem: ConvProblem
+    device: int
+    aligned: bool
+    relu: bool
+    constant: bool  # whether weight and bias are those of a layer
+
+    def _launches(self, plan: select.LaunchPlan) -> tuple[Target, tuple[Launch, ...], Launch | None]:
+        """Where the call writes, its launches, and the one that packs constant weights."""
+        target = target_of(self.library, self.operands, self.problem, plan)
+        output_channels = target.channels if target.sliced else None
+        wanted = CallOptions(
+            self.aligned, self.relu, "residual" in self.operands, output_channels, self.constant,
+            device_spec(self.device).has_dependent_launch,
+        )  # fmt: skip
+        algorithm = ALGORITHMS[plan.algorithm]
+        once = algorithm.packing_launch(self.problem, plan.config, wanted) if self.constant else None
+        return target, select.launches_of(plan, self.problem, wanted), once
+
+    def missing_kernels(self, plan: select.LaunchPlan) -> list[background.Kernel]:
+        """The kernels of a plan that must be compiled first."""
+        _, launches, once = self._launches(plan)
+        arch = device_spec(self.device).arch
+        return [
+            background.kernel(launch.source, arch, launch.macros)
+            for launch in (*launches, *([] if once is None else [once]))
+            if not is_at_hand(launch.source, arch, launch.macros, self.device)
+        ]
+
+    def call(self, plan: select.LaunchPlan) -> Call:
+        """The ready call of a plan; compiles the kernels that are missing."""
+        target, launches, once = self._launches(plan)
+        arch, size, workspace_bytes = device_spec(self.device).arch, 0, plan.workspace_bytes
+        packing = ALGORITHMS[plan.algorithm].packing(self.problem, plan.config) if self.constant else None
+        if packing is not None:
+            size = packing.workspace_bytes(self.problem)
+            workspace_bytes = workspace_beside(launches, workspace_bytes, size)
+        with made_current(self.device):
+            sequence = LaunchSequence(launches, arch, self.device)
+            how = None
+            if packing is not None and once is not None:
+                how = Packing((plan.algorithm, packing), size, LaunchSequence([once], arch, self.device))
+            return Call(self.library, self.problem, self.device, sequence, workspace_bytes, target, how)
+
+
+def workspace_beside(launches: tuple[Launch, ...], workspace_bytes: int, packed_bytes: int) -> int:
+    """The workspace of launches that find packed weights elsewhere; all of it where a part has a fixed place in it."""
+    arguments = [argument for launch in launches for argument in launch.arguments]
+    fixed = any(isinstance(argument, Address) and argument.offset for argument in arguments)
+    return workspace_bytes if fixed else workspace_bytes - packed_bytes
+
+
+def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | Refusal) -> None:
+    """Keep a ready call; beyond MAX_READY_CALLS the oldest is dropped."""
+    if len(ready_calls) >= MAX_READY_CALLS:
+        with suppress(RuntimeError):  # a call of a signal handler was first
+            ready_calls.pop(next(iter(ready_calls)), None)
+    ready_calls[key] = call

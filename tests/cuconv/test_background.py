@@ -1,0 +1,152 @@
+"""Kernels that compile in the background: jobs and their threads, and what calls do meanwhile."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+
+import cuconv
+from cuconv import background, jit, ready, select
+from cuconv.algorithms import ALGORITHMS
+from cuconv.call import NotReady
+from tests.cuconv.fake_gpu import Recorder
+
+X, WEIGHT = torch.zeros(2, 16, 5, 7), torch.zeros(9, 16, 1, 1)
+EVERY = {algorithm.source.stem for algorithm in ALGORITHMS.values()}
+
+
+class Dependent:
+    outdated = False
+
+
+class Compiler:
+    """Stands for jit.cubin: compiles when it is told to."""
+
+    def __init__(self):
+        self.allowed, self.asked, self.error = threading.Event(), [], None
+
+    def __call__(self, source, arch, macros):
+        self.asked.append(source)
+        assert self.allowed.wait(60)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    compiler = Compiler()
+    monkeypatch.setattr(jit, "cubin", compiler)
+    yield compiler
+    compiler.allowed.set()
+    background.wait_for_kernels()
+
+
+def kernels(*names):
+    return [background.kernel(name, "sm_90a", {"FILTERS": 8}) for name in names]
+
+
+def test_what_depends_on_a_job_is_outdated_once_all_kernels_are_there(compiler):
+    job, early, late = background.compile_later(kernels("a", "b")), Dependent(), Dependent()
+    job.will_outdate(early)
+    assert background.compile_later(kernels("b", "a")) is job and not early.outdated
+    compiler.allowed.set()
+    job.wait()
+    job.will_outdate(late)
+    assert early.outdated and late.outdated and sorted(compiler.asked) == ["a", "b"]
+    assert background.compile_later(kernels("a", "b")) is not job, "a job that has ended is begun again"
+
+
+def test_a_kernel_that_does_not_compile_leaves_calls_as_they_are(compiler):
+    compiler.error = jit.CompileError("no")
+    job, dependent = background.compile_later(kernels("a")), Dependent()
+    job.will_outdate(dependent)
+    compiler.allowed.set()
+    with pytest.raises(jit.CompileError):
+        job.wait()
+    job.will_outdate(dependent)
+    assert not dependent.outdated
+
+
+def test_threads_end_when_nothing_is_left(compiler):
+    job = background.compile_later(kernels(*"abcdefgh"))
+    threads = [thread for thread in threading.enumerate() if thread.name == "cuconv compiles"]
+    assert 1 <= len(threads) <= background.MAX_THREADS and not any(thread.daemon for thread in threads)
+    compiler.allowed.set()
+    job.wait()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def planned(algorithm="auto"):
+    """The algorithm of the newest launch, and the plan's."""
+    launches, _, _ = Recorder.enqueued[-1]
+    problem = cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1)
+    return launches[-1].source.stem, cuconv.plan(problem, cuconv.device.H200, algorithm).algorithm
+
+
+def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(cuda, compiler):
+    best = cuconv.plan(cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1), cuconv.device.H200).algorithm
+    cuda.missing = {best}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            cuconv.conv2d(X, WEIGHT)
+            taken, wanted = planned()
+            assert taken != wanted == best
+    assert len(Recorder.made) == 1 and [source.stem for source in compiler.asked] == [best]
+    cuda.missing = set()
+    compiler.allowed.set()
+    background.wait_for_kernels()
+    cuconv.conv2d(X, WEIGHT)
+    assert planned() == (best, best) and len(Recorder.made) == 2
+
+
+def test_ready_refuses_to_wait(cuda, compiler):
+    cuda.missing = EVERY
+    for _ in range(2):
+        with pytest.raises(NotReady):
+            cuconv.conv2d(X, WEIGHT, algorithm="ready")
+    assert not Recorder.made
+    cuda.missing = set()
+    compiler.allowed.set()
+    background.wait_for_kernels()
+    cuconv.conv2d(X, WEIGHT, algorithm="ready")
+    assert len(Recorder.made) == 1
+
+
+def test_auto_waits_where_no_kernel_is_there_and_warns_once(cuda, compiler):
+    cuda.missing = EVERY
+    compiler.allowed.set()
+    ready._warn_of_waiting.cache_clear()
+    with pytest.warns(UserWarning, match="precompile"):
+        cuconv.conv2d(X, WEIGHT)
+    assert planned()[0] == planned()[1] and compiler.asked
+
+
+@pytest.mark.parametrize("how", ["named", "batch_invariant", "waiting", "deterministic"])
+def test_who_wants_one_algorithm_or_equal_bits_waits(cuda, compiler, how):
+    algorithm = {"named": "tf32x3_gemm", "batch_invariant": "batch_invariant"}.get(how, "auto")
+    problem = cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1)
+    cuda.missing = {cuconv.plan(problem, cuconv.device.H200, algorithm).algorithm}
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(how == "deterministic")
+        if how == "waiting":
+            with background.waiting():
+                cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
+        else:
+            cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert planned(algorithm)[0] == planned(algorithm)[1] and not compiler.asked
+
+
+def test_alternatives_are_in_order_and_not_much_slower():
+    problem, device = cuconv.ConvProblem(8, 64, 28, 28, 64, 3, 3, 1, 1), cuconv.device.H200
+    for residual in (False, True):
+        plans = select.alternatives(problem, device, True, residual)
+        assert plans[0] == select.plan(problem, device, "auto", True, residual) and len(set(plans)) == len(plans) > 20
+        times = [select.predicted_us(problem, device, plan) for plan in plans]
+        assert max(times) <= select.MAX_SLOWDOWN * min(times) * 1.5
