@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, call, conv, prepared
+from cuconv import ConvProblem, UnsupportedProblem, conv, prepared, ready
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
@@ -146,7 +146,7 @@ def test_threads_share_nothing_that_a_call_writes_to(cuda):
 
 
 def test_prepared_calls_are_limited_in_number(cuda, monkeypatch):
-    monkeypatch.setattr(call, "MAX_READY_CALLS", 2)
+    monkeypatch.setattr(ready, "MAX_READY_CALLS", 2)
     for padding in (0, 1, 2, 1, 2, 0):
         cuconv.conv2d(X, WEIGHT, padding=padding)
     assert len(Recorder.made) == 4

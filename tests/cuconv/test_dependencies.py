@@ -6,7 +6,7 @@ import sys
 import pytest
 
 # What the benchmark needs, and CuPy, which only its own users need.
-OPTIONAL = ["cupy", "numpy", "torch", "pandas", "matplotlib", "pydantic", "yaml", "scipy", "tqdm", "nvtx", "pynvml"]
+OPTIONAL = ["cupy", "torch", "pandas", "matplotlib", "pydantic", "yaml", "scipy", "tqdm", "nvtx", "pynvml"]
 WITHOUT_THEM = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"  # None: importing the module fails
 PLAN = """
 from cuconv import ConvProblem, plan

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, call, prepared, select
+from cuconv import ConvProblem, UnsupportedProblem, prepared, ready, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.call import Packing
@@ -156,7 +156,7 @@ def test_a_part_with_a_fixed_place_keeps_it(strided):
     *_, calls = launches_of(problem, "fp16x3_pointwise")
     offsets = [a.offset for launch in calls for a in launch.arguments if not isinstance(a, int)]
     assert any(offsets) == strided
-    assert call.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)
+    assert ready.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)
     assert any(WORKSPACE in launch.arguments for launch in calls)
 
 
