@@ -57,7 +57,7 @@ MAX_CLUSTER = 3  # blocks
 MAX_SHARERS = 8  # clusters of a tile; more cost more to add up than they save
 MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
 HALOS = (0, 4, 8, 14, 16, 24, 28, 32, 40, 48, 56, 64, 72, 80)  # cells; 14, 28 and 56 are those of many layers
-RAW_UNIT = 64  # floats of a channel before the transform are a multiple of it
+RAW_UNIT = 64  # floats of a channel before the transform are 4 less than a multiple: whole rounds of copies would spill
 ALIGNED_FLOATS = 8  # a sector of 32 bytes; strips whose rows are a multiple of it share no sector
 
 
@@ -376,7 +376,8 @@ def _rounds(stage_cells: int, producers: int) -> int:
 def _raw_floats(points: int, stage_cells: int, pitch: int) -> int:
     """The floats of a channel before the transform: four more a row than the outputs of its cells."""
     last_row = (pitch - 1 + stage_cells - 1) // pitch
-    return RAW_UNIT * ceil((OUTPUTS * (stage_cells - 1) + 4 * last_row + points) / RAW_UNIT)
+    needed = OUTPUTS * (stage_cells - 1) + 4 * last_row + points
+    return RAW_UNIT * ceil((needed + 4) / RAW_UNIT) - 4
 
 
 def _strips(problem: ConvProblem, pitch: int) -> int:
