@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, prepared, ready, select
+from cuconv import ConvProblem, UnsupportedProblem, call, prepared, ready, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.call import Packing
