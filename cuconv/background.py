@@ -21,7 +21,7 @@ Kernel = tuple[Path, str, tuple[tuple[str, int], ...]]
 
 MAX_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may ask for kernels while its thread does
 _queue: deque[tuple[Kernel, Job]] = deque()
 _jobs: dict[frozenset[Kernel], Job] = {}  # that are not finished
 _threads = 0

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuconv import background, leaving, select
 from cuconv.algorithms import ALGORITHMS
@@ -21,7 +21,7 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.call import Call, Layer, Packing, Refusal
 from cuconv.device import device_spec
-from cuconv.driver import made_current
+from cuconv.driver import capture_of, made_current
 from cuconv.geometry import Geometry
 from cuconv.jit import Address, Launch, LaunchSequence, is_at_hand
 from cuconv.operands import Target, check_operands, checked, named, target_of
@@ -75,7 +75,7 @@ def convolve(
         names: Any = options if layer is None else layer.options
         refuse(library, named(input, weight, bias, out, residual), *names[-2:])
         raise
-    if call is None or call.outdated:
+    if call is None or (call.outdated and not _is_captured(library, input)):
         if len(input.shape) == 3:
             batch_out = None if out is None else out[None]
             batch_residual = None if residual is None else residual[None]
@@ -91,6 +91,13 @@ def convolve(
     assert isinstance(call, Call)
     with made_current(call.device):
         return call(input, weight, bias, out, residual, layer)
+
+
+def _is_captured(library: TorchArrays | CupyArrays, array: Any) -> bool:
+    """Whether the current stream is captured: weights that a new call wants packed in another way would not be then."""
+    device = library.device(array)
+    with made_current(device):
+        return capture_of(library.current_stream(device)()) != 0
 
 
 def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], algorithm: Any, precision: Any) -> None:
@@ -115,23 +122,20 @@ def _made(
     problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
     spec, residual = device_spec(device), "residual" in operands
     made = _Made(library, operands, problem, device, aligned, relu, constant)
-    plan = select.plan(problem, spec, algorithm, constant, residual)
-    missing = made.missing_kernels(plan)
+    best = made.kernels(select.plan(problem, spec, algorithm, constant, residual))
+    missing = made.missing(best)
     if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
-        return made.call(plan)
+        return made.call(best)
     job = background.compile_later(missing)
-    for other in select.alternatives(problem, spec, constant, residual):
-        if other != plan and not made.missing_kernels(other):
-            call = made.call(other)
-            job.will_outdate(call)
-            return call
-    if algorithm == select.READY:
-        refusal = Refusal()
-        job.will_outdate(refusal)
-        return refusal
-    _warn_of_waiting()
-    job.wait()
-    return made.call(plan)
+    others = (made.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual))
+    found = next((kernels for kernels in others if not made.missing(kernels)), None)
+    if found is None and algorithm == "auto":
+        _warn_of_waiting()
+        job.wait()
+        return made.call(best)
+    call = Refusal() if found is None else made.call(found)
+    job.will_outdate(call)
+    return call
 
 
 @cache
@@ -140,6 +144,15 @@ def _warn_of_waiting() -> None:
         "a call of cuConv waits until its kernels are compiled: cuconv.precompile(problems) compiles them ahead",
         stacklevel=5,
     )
+
+
+class _Kernels(NamedTuple):
+    """What a plan launches: where it writes, the launches of a call, and the one that packs constant weights."""
+
+    plan: select.LaunchPlan
+    target: Target
+    launches: tuple[Launch, ...]
+    once: Launch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +167,8 @@ class _Made:
     relu: bool
     constant: bool  # whether weight and bias are those of a layer
 
-    def _launches(self, plan: select.LaunchPlan) -> tuple[Target, tuple[Launch, ...], Launch | None]:
-        """Where the call writes, its launches, and the one that packs constant weights."""
+    def kernels(self, plan: select.LaunchPlan) -> _Kernels:
+        """What a plan launches for these operands."""
         target = target_of(self.library, self.operands, self.problem, plan)
         output_channels = target.channels if target.sliced else None
         wanted = CallOptions(
@@ -164,21 +177,20 @@ class _Made:
         )  # fmt: skip
         algorithm = ALGORITHMS[plan.algorithm]
         once = algorithm.packing_launch(self.problem, plan.config, wanted) if self.constant else None
-        return target, select.launches_of(plan, self.problem, wanted), once
+        return _Kernels(plan, target, select.launches_of(plan, self.problem, wanted), once)
 
-    def missing_kernels(self, plan: select.LaunchPlan) -> list[background.Kernel]:
-        """The kernels of a plan that must be compiled first."""
-        _, launches, once = self._launches(plan)
-        arch = device_spec(self.device).arch
+    def missing(self, kernels: _Kernels) -> list[background.Kernel]:
+        """The kernels that must be compiled first."""
+        arch, once = device_spec(self.device).arch, [] if kernels.once is None else [kernels.once]
         return [
             background.kernel(launch.source, arch, launch.macros)
-            for launch in (*launches, *([] if once is None else [once]))
+            for launch in (*kernels.launches, *once)
             if not is_at_hand(launch.source, arch, launch.macros, self.device)
         ]
 
-    def call(self, plan: select.LaunchPlan) -> Call:
+    def call(self, kernels: _Kernels) -> Call:
         """The ready call of a plan; compiles the kernels that are missing."""
-        target, launches, once = self._launches(plan)
+        plan, target, launches, once = kernels
         arch, size, workspace_bytes = device_spec(self.device).arch, 0, plan.workspace_bytes
         packing = ALGORITHMS[plan.algorithm].packing(self.problem, plan.config) if self.constant else None
         if packing is not None:

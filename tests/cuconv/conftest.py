@@ -31,7 +31,7 @@ def cuda(gpus, monkeypatch):
     monkeypatch.setattr(ready, "is_at_hand", lambda source, *_: source.stem not in cuda.missing)
     for module in (conv, prepared):
         monkeypatch.setattr(module, "library_of", lambda array: library)
-    for module in (call, prepared):
+    for module in (call, prepared, ready):
         monkeypatch.setattr(module, "capture_of", lambda stream: cuda.capture)
     flags_of.cache_clear()
     return cuda

@@ -103,6 +103,20 @@ def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(cuda, compiler)
     assert planned() == (best, best) and len(Recorder.made) == 2
 
 
+def test_a_capture_uses_what_is_there(cuda, compiler):
+    cuda.missing = {cuconv.plan(cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1), cuconv.device.H200).algorithm}
+    cuconv.conv2d(X, WEIGHT)
+    cuda.missing = set()
+    compiler.allowed.set()
+    background.wait_for_kernels()
+    cuda.capture = 5
+    cuconv.conv2d(X, WEIGHT)
+    assert len(Recorder.made) == 1
+    cuda.capture = 0
+    cuconv.conv2d(X, WEIGHT)
+    assert len(Recorder.made) == 2
+
+
 def test_ready_refuses_to_wait(cuda, compiler):
     cuda.missing = EVERY
     for _ in range(2):
