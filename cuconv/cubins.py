@@ -64,6 +64,12 @@ def read(name: str) -> Cubin | None:
     return cubin
 
 
+def is_there(name: str) -> bool:
+    """Whether the cache has a file or a kernel of this name, which `read` may still refuse."""
+    path = folder() / f"{name}.cubin"
+    return path in _in_memory or path.exists()
+
+
 def write(name: str, cubin: Cubin) -> None:
     """Keep a cubin under a name: in the folder, or in memory, with a warning, where that is not possible."""
     path = folder() / f"{name}.cubin"

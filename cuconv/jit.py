@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ class Resources:
 
 
 def is_at_hand(source: Path, arch: str, macros: Mapping[str, int], device: int) -> bool:
-    """Whether a kernel variant need not be compiled: it is loaded on the GPU, or in the compile cache."""
-    return (source, arch, tuple(macros.items()), device) in _loaded or is_cached(source, arch, macros)
+    """Whether a kernel variant need not be compiled: it is loaded on the GPU, or the compile cache has a file of it."""
+    settings = tuple(macros.items())
+    return (source, arch, settings, device) in _loaded or cubins.is_there(_name_of_variant(source, arch, settings))
 
 
 def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
@@ -63,6 +64,11 @@ def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin:
         compiled = _compile(source, options)
         cubins.write(name, compiled)
     return compiled
+
+
+@lru_cache(maxsize=2**14)
+def _name_of_variant(source: Path, arch: str, macros: tuple[tuple[str, int], ...]) -> str:
+    return _cubin_name(source, arch, _options(source, arch, dict(macros)))
 
 
 def _cubin_name(source: Path, arch: str, options: list[str]) -> str:
@@ -292,7 +298,6 @@ def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:
     return [
         f"--gpu-architecture={arch}",
         "--std=c++17",
-        "--generate-line-info",
         "--ptxas-options=-v",
         *(f"--include-path={folder}" for folder in _include_folders(source)),
         *defines,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from math import log
+from heapq import merge
+from math import inf, log
 from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
@@ -22,7 +23,7 @@ BATCH_INVARIANT = "batch_invariant"
 READY = "ready"
 """The name of "auto" for callers with another way to compute: it refuses to wait for kernels to compile."""
 
-ALTERNATIVES, MAX_SLOWDOWN = 24, 4.0  # of each algorithm, for a plan whose kernels are not there; times its time
+MAX_SLOWDOWN = 4.0  # of a plan that is taken while the kernels of a faster one compile
 
 MAX_WORKSPACE_BYTES = 2**30  # of a plan of "auto"
 
@@ -86,23 +87,28 @@ def plan(
 
 def alternatives(
     problem: ConvProblem, device: DeviceSpec, prepared: bool = False, residual: bool = False
-) -> list[LaunchPlan]:
-    """The plans of "auto" and others after it, by predicted time; none takes MAX_SLOWDOWN times the time of the first.
+) -> Iterator[LaunchPlan]:
+    """The plans that "auto" chooses from, by predicted time, up to MAX_SLOWDOWN times that of the first.
 
     The arguments are those of `plan`.
     """
-    found: list[tuple[float, LaunchPlan]] = []
     adding_us = add_residual.predicted_us(problem) if residual else 0.0
-    for precision in dict.fromkeys((problem.precision, FP32)):
-        planned = problem if precision == problem.precision else replace(problem, precision=precision)
-        for name in offering(precision):
-            with suppress(UnsupportedProblem):
-                added_us = 0.0 if ALGORITHMS[name].fuses_residual else adding_us
-                for us, config in ALGORITHMS[name].ranked(planned, device, prepared, ALTERNATIVES):
-                    if config.workspace_bytes <= MAX_WORKSPACE_BYTES:
-                        found.append((us + added_us, LaunchPlan(name, config, precision, prepared)))
-    found.sort(key=lambda timed: timed[0])
-    return [one for us, one in found if us <= MAX_SLOWDOWN * found[0][0]]
+
+    def timed(name: str, planned: ConvProblem) -> Iterator[tuple[float, LaunchPlan]]:
+        added_us = 0.0 if ALGORITHMS[name].fuses_residual else adding_us
+        with suppress(UnsupportedProblem):
+            for us, config in ALGORITHMS[name].ranked(planned, device, prepared):
+                if config.workspace_bytes <= MAX_WORKSPACE_BYTES:
+                    yield us + added_us, LaunchPlan(name, config, planned.precision, prepared)
+
+    precisions = [problem] if problem.precision == FP32 else [problem, replace(problem, precision=FP32)]
+    plans = [timed(name, planned) for planned in precisions for name in offering(planned.precision)]
+    limit_us = inf
+    for us, one in merge(*plans, key=lambda timed: timed[0]):
+        limit_us = min(limit_us, MAX_SLOWDOWN * us)
+        if us > limit_us:
+            return
+        yield one
 
 
 def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOptions) -> tuple[Launch, ...]:

@@ -226,14 +226,12 @@ class Algorithm(ABC, Generic[Config, Costs]):
         least = min(times)
         return candidates[times.index(least)], least
 
-    def ranked(
-        self, problem: ConvProblem, device: DeviceSpec, prepared: bool, count: int
-    ) -> list[tuple[float, Config]]:
-        """The candidates of least predicted time, `count` of them, each after its time."""
+    def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
+        """The candidates in the order of their predicted times, each after its time."""
         constants = self.costs(problem.precision)
         predict = self.prepared_us if prepared else self.estimate_us
         times = [(predict(problem, device, one, constants), one) for one in self.candidates(problem, device)]
-        return sorted(times, key=lambda timed: timed[0])[:count]
+        return sorted(times, key=lambda timed: timed[0])
 
     def summation(self, config: Config) -> Hashable | None:
         """What decides in which order and with which rounding the products of an output are added.

@@ -160,7 +160,7 @@ def test_who_wants_one_algorithm_or_equal_bits_waits(cuda, compiler, how):
 def test_alternatives_are_in_order_and_not_much_slower():
     problem, device = cuconv.ConvProblem(8, 64, 28, 28, 64, 3, 3, 1, 1), cuconv.device.H200
     for residual in (False, True):
-        plans = select.alternatives(problem, device, True, residual)
+        plans = list(select.alternatives(problem, device, True, residual))
         assert plans[0] == select.plan(problem, device, "auto", True, residual) and len(set(plans)) == len(plans) > 20
         times = [select.predicted_us(problem, device, plan) for plan in plans]
         assert max(times) <= select.MAX_SLOWDOWN * min(times) * 1.5

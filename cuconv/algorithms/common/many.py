@@ -7,6 +7,7 @@ configurations takes a millisecond. `cuconv.numbers` has the arithmetic that wor
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -60,13 +61,11 @@ class ManyConfigurations(Algorithm[Config, Costs]):
         least = int(times.argmin())
         return chosen(many, least), times[least].item()
 
-    def ranked(
-        self, problem: ConvProblem, device: DeviceSpec, prepared: bool, count: int
-    ) -> list[tuple[float, Config]]:
-        """The candidates of least predicted time, `count` of them, each after its time."""
+    def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
+        """The candidates in the order of their predicted times, each after its time."""
         many, times = self._timed(problem, device, prepared)
-        order = np.argsort(times, kind="stable")[:count]
-        return [(times[index].item(), chosen(many, index)) for index in order if np.isfinite(times[index])]
+        order = np.argsort(times, kind="stable")[: np.isfinite(times).sum()]
+        return ((times[index].item(), chosen(many, index)) for index in order)
 
     def _timed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> tuple[Config, Any]:
         """Configurations as one of arrays, and their predicted times; infinite for those that cannot run."""
