@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, hypot
 from pathlib import Path
+from typing import NamedTuple
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import geometry_macros
@@ -147,6 +148,8 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         overlap = device.compute_capability >= (9, 0)
         found = []
         for (strip, quantum), threads, buffers in product(_strips(problem), THREADS, BUFFERS):
+            if buffers > 1 and not quantum:
+                continue
             strips = strip.count(problem)
             groups = _block_groups(problem, strip, quantum, threads)
             shared_bytes = _shared_bytes(problem, groups, buffers)
@@ -156,7 +159,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
             config = DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap, buffers)
             if buffers > 1:
                 blocks = device.sm_count * _resident_blocks(config, problem, device)
-                if not groups or blocks >= config.blocks:
+                if blocks >= config.blocks:
                     continue
                 config = replace(config, blocks=blocks)
             found.append(config)
@@ -174,8 +177,8 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         the SM issues; its cache; and device memory. Their norm goes from one to the other.
         """
         strip, staged = config.strip, config.groups > 0
-        macros = _macros(problem, config, aligned=True)
-        windows, weights = loads_of(problem, macros)
+        vector, out_vector = vectors_of(problem, strip, aligned=True)
+        windows, weights = _layer_of(problem).window_loads(strip, vector), strip.filters * _depth(problem)
         outputs = strip.rows * strip.columns
         batches = config.batches(problem)
         strips_of_batch = ceil(strip.count(problem) / batches)
@@ -186,7 +189,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         fetches = 1 if config.buffers > 1 else waves  # that nothing overlaps
         latency_us = fetches * costs.stage * staged + waves * rounds * strip_us
         warps = blocks * ceil(strips_of_batch / WARP)
-        stores = outputs * strip.filters / macros["OUT_VECTOR"]
+        stores = outputs * strip.filters / out_vector
         issue_us = (costs.issue * (windows + weights) + costs.store * stores) / 2**10
         issue_us += costs.multiply * outputs * weights * WARP / 2**16
         cycles = windows * cycles_of_load(problem, strip, staged)
@@ -244,14 +247,6 @@ def vectors_of(problem: ConvProblem, strip: Strip, aligned: bool) -> tuple[int, 
     return loaded, next(size for size in (4, 2, 1) if p.out_w % size == strip.columns % size == 0)
 
 
-def loads_of(problem: ConvProblem, macros: Macros) -> tuple[int, int]:
-    """The load instructions of a thread for a strip: of windows, and of weights."""
-    p, band = problem, macros["BAND"]
-    rows = _chunks(macros["ROWS"], band, p.stride_h, p.dilation_h) * p.kh // band
-    columns = _chunks(macros["COLUMNS"], p.kw, p.stride_w, p.dilation_w, macros["LEAD"], macros["VECTOR"])
-    return p.group_channels * rows * columns, macros["FILTERS"] * _depth(p)
-
-
 def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
     """The cycles for which a warp's load of a window occupies the L1 cache or shared memory.
 
@@ -263,14 +258,46 @@ def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
 
 def registers_of(problem: ConvProblem, strip: Strip, staged: bool) -> int:
     """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
-    p, band = problem, _band(problem, strip)
-    columns = _chunks(strip.columns, p.kw, p.stride_w, p.dilation_w)
-    rows = _chunks(strip.rows, band, p.stride_h, p.dilation_h)
-    values = strip.filters * (strip.rows * strip.columns + band * p.kw) + columns * rows * 9 // 10
-    return max(STAGED_REGISTERS if staged else 0, values + (44 if p.group_channels > 1 else 14))
+    return max(STAGED_REGISTERS if staged else 0, _layer_of(problem).registers(strip))
 
 
-@lru_cache(maxsize=2**14)
+class _Layer(NamedTuple):
+    """What a thread's instructions depend on. Layers of other sizes have it in common, so it is computed once."""
+
+    kh: int
+    kw: int
+    stride_h: int
+    stride_w: int
+    dilation_h: int
+    dilation_w: int
+    pad_w: int
+    group_channels: int
+
+    @lru_cache(maxsize=2**14)  # noqa: B019: of values, not of objects that it would keep
+    def registers(self, strip: Strip) -> int:
+        """An estimate of the registers of a thread that stages nothing."""
+        band = _band(self.kh, self.kw, strip.filters)
+        columns = _chunks(strip.columns, self.kw, self.stride_w, self.dilation_w)
+        rows = _chunks(strip.rows, band, self.stride_h, self.dilation_h)
+        values = strip.filters * (strip.rows * strip.columns + band * self.kw) + columns * rows * 9 // 10
+        return values + (44 if self.group_channels > 1 else 14)
+
+    @lru_cache(maxsize=2**14)  # noqa: B019: likewise
+    def window_loads(self, strip: Strip, vector: int) -> int:
+        """A thread's loads of windows of the input, of so many elements each."""
+        band = _band(self.kh, self.kw, strip.filters)
+        rows = _chunks(strip.rows, band, self.stride_h, self.dilation_h) * self.kh // band
+        lead = -self.pad_w % vector
+        return (
+            self.group_channels * rows * _chunks(strip.columns, self.kw, self.stride_w, self.dilation_w, lead, vector)
+        )
+
+
+def _layer_of(problem: ConvProblem) -> _Layer:
+    p = problem
+    return _Layer(p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.pad_w, p.group_channels)
+
+
 def _chunks(outputs: int, kernel: int, stride: int, dilation: int, lead: int = 0, vector: int = 1) -> int:
     """The chunks of `vector` positions of the padded input that neighbouring outputs read on one axis.
 
@@ -337,6 +364,8 @@ def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: int
 def _shared_bytes(problem: ConvProblem, groups: int, buffers: int) -> int:
     """The shared memory of a block that stages so many groups, in bytes: buffers of input and weights, and output."""
     p = problem
+    if not groups:
+        return 0
     sizes = (p.group_channels * p.h * p.w, p.group_filters * _depth(p), p.group_filters * p.out_pixels)
     input, weights, output = (ceil(groups * size / 4) * 4 for size in sizes)
     return FLOAT_BYTES * (buffers * (input + weights) + output)
@@ -372,14 +401,14 @@ def _check(problem: ConvProblem) -> None:
     check_sizes(p, "depthwise", sizes)
 
 
-def _band(problem: ConvProblem, strip: Strip) -> int:
+def _band(kh: int, kw: int, filters: int) -> int:
     """The rows of the filter whose weights a thread holds at a time: as many as registers allow of those that divide.
 
-    All rows of a filter together read each row of the input once; single rows read it again for each.
+    All rows of a filter together read each row of the input once; single rows read it again for each. filters: of a
+    strip.
     """
-    p = problem
-    fitting = (rows for rows in range(p.kh, 0, -1) if strip.filters * rows * p.kw <= MAX_BAND_WEIGHTS)
-    return next((rows for rows in fitting if p.kh % rows == 0), 1)
+    fitting = (rows for rows in range(kh, 0, -1) if filters * rows * kw <= MAX_BAND_WEIGHTS)
+    return next((rows for rows in fitting if kh % rows == 0), 1)
 
 
 def _macros(problem: ConvProblem, config: DepthwiseConfig, aligned: bool) -> Macros:
@@ -395,7 +424,7 @@ def _macros(problem: ConvProblem, config: DepthwiseConfig, aligned: bool) -> Mac
         "GROUP_CHANNELS": problem.group_channels,
         "KERNEL_H": problem.kh,
         "KERNEL_W": problem.kw,
-        "BAND": _band(problem, strip),
+        "BAND": _band(problem.kh, problem.kw, strip.filters),
         "VECTOR": vector,
         "LEAD": -problem.pad_w % vector,
         "OUT_VECTOR": out_vector,
