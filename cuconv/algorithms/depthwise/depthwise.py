@@ -178,7 +178,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         """
         strip, staged = config.strip, config.groups > 0
         vector, out_vector = vectors_of(problem, strip, aligned=True)
-        windows, weights = _layer_of(problem).window_loads(strip, vector), strip.filters * _depth(problem)
+        windows, weights = _window_loads(_layer_of(problem), strip, vector), strip.filters * _depth(problem)
         outputs = strip.rows * strip.columns
         batches = config.batches(problem)
         strips_of_batch = ceil(strip.count(problem) / batches)
@@ -258,7 +258,7 @@ def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
 
 def registers_of(problem: ConvProblem, strip: Strip, staged: bool) -> int:
     """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
-    return max(STAGED_REGISTERS if staged else 0, _layer_of(problem).registers(strip))
+    return max(STAGED_REGISTERS if staged else 0, _registers(_layer_of(problem), strip))
 
 
 class _Layer(NamedTuple):
@@ -273,24 +273,26 @@ class _Layer(NamedTuple):
     pad_w: int
     group_channels: int
 
-    @lru_cache(maxsize=2**14)  # noqa: B019: of values, not of objects that it would keep
-    def registers(self, strip: Strip) -> int:
-        """An estimate of the registers of a thread that stages nothing."""
-        band = _band(self.kh, self.kw, strip.filters)
-        columns = _chunks(strip.columns, self.kw, self.stride_w, self.dilation_w)
-        rows = _chunks(strip.rows, band, self.stride_h, self.dilation_h)
-        values = strip.filters * (strip.rows * strip.columns + band * self.kw) + columns * rows * 9 // 10
-        return values + (44 if self.group_channels > 1 else 14)
 
-    @lru_cache(maxsize=2**14)  # noqa: B019: likewise
-    def window_loads(self, strip: Strip, vector: int) -> int:
-        """A thread's loads of windows of the input, of so many elements each."""
-        band = _band(self.kh, self.kw, strip.filters)
-        rows = _chunks(strip.rows, band, self.stride_h, self.dilation_h) * self.kh // band
-        lead = -self.pad_w % vector
-        return (
-            self.group_channels * rows * _chunks(strip.columns, self.kw, self.stride_w, self.dilation_w, lead, vector)
-        )
+@lru_cache(maxsize=2**14)
+def _registers(layer: _Layer, strip: Strip) -> int:
+    """An estimate of the registers of a thread that stages nothing."""
+    band = _band(layer.kh, layer.kw, strip.filters)
+    columns = _chunks(strip.columns, layer.kw, layer.stride_w, layer.dilation_w)
+    rows = _chunks(strip.rows, band, layer.stride_h, layer.dilation_h)
+    values = strip.filters * (strip.rows * strip.columns + band * layer.kw) + columns * rows * 9 // 10
+    return values + (44 if layer.group_channels > 1 else 14)
+
+
+@lru_cache(maxsize=2**14)
+def _window_loads(layer: _Layer, strip: Strip, vector: int) -> int:
+    """A thread's loads of windows of the input, of so many elements each."""
+    band = _band(layer.kh, layer.kw, strip.filters)
+    rows = _chunks(strip.rows, band, layer.stride_h, layer.dilation_h) * layer.kh // band
+    lead = -layer.pad_w % vector
+    return (
+        layer.group_channels * rows * _chunks(strip.columns, layer.kw, layer.stride_w, layer.dilation_w, lead, vector)
+    )
 
 
 def _layer_of(problem: ConvProblem) -> _Layer:
