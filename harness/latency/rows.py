@@ -19,7 +19,7 @@ NO_CACHE, EMPTY, FULL = CACHES = ("-", "empty", "full")
 
 Group = tuple[str, str, str, str]  # what rows have in common that are measured in the same way
 GROUP_COLUMNS = ("what", "network", "contender", "cache")
-COLUMNS = (*GROUP_COLUMNS, "height", "width", "first_ms", "again_ms", "environment")
+COLUMNS = (*GROUP_COLUMNS, "height", "width", "first_ms", "second_ms", "again_ms", "environment")
 _TEXT = (*GROUP_COLUMNS, "environment")
 REMEDY = "measure first with 'python -m harness.latency' on a GPU"
 
@@ -32,7 +32,8 @@ class Latency:
                "convert": cuconv.nn.convert
     cache      cuConv's compile cache at the start of the process, "empty" or "full"; "-" for torch
     first_ms   wall-clock milliseconds of the first result, or of convert
-    again_ms   median wall-clock milliseconds of further calls of the size; None where there are none
+    second_ms  those of the next call, after the kernels that the first one asked for have been compiled
+    again_ms   the median of the calls that follow; None, as second_ms, where there are none
     """
 
     what: str
@@ -42,6 +43,7 @@ class Latency:
     height: int
     width: int
     first_ms: float
+    second_ms: float | None = None
     again_ms: float | None = None
     environment: str = ""
 

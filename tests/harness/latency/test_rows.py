@@ -9,9 +9,9 @@ from harness.latency.rows import COLUMNS, CSV, Latency, LatencyFile, read
 from harness.results.csv_file import csv_text
 
 ROWS = [
-    Latency("size", "resnet18", "cuconv", "empty", 96, 640, 1234.56789, 0.987654321, "e1"),
-    Latency("size", "resnet18", "cuconv", "empty", 97, 100, 2.0, 1.0, "e1"),
-    Latency("size", "resnet18", "torch", "-", 96, 640, 20.5, 1.5, "e1"),
+    Latency("size", "resnet18", "cuconv", "empty", 96, 640, 1234.56789, 12.5, 0.987654321, "e1"),
+    Latency("size", "resnet18", "cuconv", "empty", 97, 100, 2.0, 1.5, 1.0, "e1"),
+    Latency("size", "resnet18", "torch", "-", 96, 640, 20.5, 2.5, 1.5, "e1"),
     Latency("start", "resnet50", "torch", "-", 224, 224, 3500.25, environment="e2"),
 ]
 
@@ -20,7 +20,18 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     LatencyFile(tmp_path / "new").replace(ROWS)
     frame = read(tmp_path / "new" / CSV)
     assert tuple(frame.columns) == COLUMNS and len(frame) == 4
-    assert frame.iloc[0].to_list() == ["size", "resnet18", "cuconv", "empty", 96, 640, 1234.56789, 0.987654321, "e1"]
+    assert frame.iloc[0].to_list() == [
+        "size",
+        "resnet18",
+        "cuconv",
+        "empty",
+        96,
+        640,
+        1234.56789,
+        12.5,
+        0.987654321,
+        "e1",
+    ]
     assert frame.what.to_list() == ["size", "size", "size", "start"]
     assert frame.cache.to_list() == ["empty", "empty", "-", "-"]
     assert math.isnan(frame.again_ms[3]) and frame.first_ms[3] == 3500.25
@@ -30,11 +41,11 @@ def test_newer_rows_replace_all_of_their_group_and_no_others(tmp_path):
     LatencyFile(tmp_path).replace(ROWS)
     file = LatencyFile(tmp_path)
     assert file.environments == {"e1", "e2"}
-    file.replace([Latency("size", "resnet18", "cuconv", "empty", 300, 300, 5.0, 4.0, "e3")])
+    file.replace([Latency("size", "resnet18", "cuconv", "empty", 300, 300, 5.0, 4.5, 4.0, "e3")])
     frame = read(file.path)
     assert frame.height.to_list() == [96, 224, 300]
     assert file.environments == {"e1", "e2", "e3"}
-    file.replace([Latency("size", "resnet18", "cuconv", "full", 300, 300, 5.0, 4.0, "e3")])
+    file.replace([Latency("size", "resnet18", "cuconv", "full", 300, 300, 5.0, 4.5, 4.0, "e3")])
     assert len(read(file.path)) == 4
 
 
