@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cuconv import jit
 
@@ -52,12 +52,11 @@ class Job:
                 dependent.outdated = True
 
     def wait(self) -> None:
-        """Wait for the kernels; raises the error of the compiler."""
+        """Wait until the kernels are there, or are known not to come."""
         self._finished.wait()
-        if self.error is not None:
-            raise self.error
 
-    def _one_is_there(self, error: Exception | None) -> None:
+    def one_ended(self, error: Exception | None) -> None:
+        """Take note of a kernel that is there, or of the reason why it is not."""
         with _lock:
             self.error = self.error or error
             self._left -= 1
@@ -98,27 +97,31 @@ def _compile() -> None:
     global _threads
     while True:
         with _lock:
-            if not _queue or not threading.main_thread().is_alive():
+            if not _queue:
                 _threads -= 1
                 return
             (source, arch, macros), job = _queue.pop()
-        error = None
+        error: Exception | None = None
         try:
+            if not threading.main_thread().is_alive():
+                raise RuntimeError("the interpreter ends")
             jit.cubin(source, arch, dict(macros))
         except Exception as reason:  # of the compiler, or of a full disk
             error = reason
-        job._one_is_there(error)
+        job.one_ended(error)
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
     """Let calls wait for the kernels that their plans ask for, as measurements must."""
     global _waiting
-    _waiting += 1
+    with _lock:
+        _waiting += 1
     try:
         yield
     finally:
-        _waiting -= 1
+        with _lock:
+            _waiting -= 1
 
 
 def waits() -> bool:
@@ -133,8 +136,8 @@ def wait_for_kernels() -> None:
     """
     while True:
         with _lock:
-            jobs: list[Any] = list(_jobs.values())
+            jobs = list(_jobs.values())
         if not jobs:
             return
         for job in jobs:
-            job._finished.wait()
+            job.wait()

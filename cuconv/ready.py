@@ -126,15 +126,13 @@ def _made(
     missing = made.missing(best)
     if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
         return made.call(best)
-    job = background.compile_later(missing)
     others = (made.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual))
     found = next((kernels for kernels in others if not made.missing(kernels)), None)
     if found is None and algorithm == "auto":
         _warn_of_waiting()
-        job.wait()
         return made.call(best)
     call = Refusal() if found is None else made.call(found)
-    job.will_outdate(call)
+    background.compile_later(missing).will_outdate(call)
     return call
 
 

@@ -62,10 +62,9 @@ def test_a_kernel_that_does_not_compile_leaves_calls_as_they_are(compiler):
     job, dependent = background.compile_later(kernels("a")), Dependent()
     job.will_outdate(dependent)
     compiler.allowed.set()
-    with pytest.raises(jit.CompileError):
-        job.wait()
+    job.wait()
     job.will_outdate(dependent)
-    assert not dependent.outdated
+    assert job.error is compiler.error and not dependent.outdated
 
 
 def test_threads_end_when_nothing_is_left(compiler):
@@ -136,7 +135,7 @@ def test_auto_waits_where_no_kernel_is_there_and_warns_once(cuda, compiler):
     ready._warn_of_waiting.cache_clear()
     with pytest.warns(UserWarning, match="precompile"):
         cuconv.conv2d(X, WEIGHT)
-    assert planned()[0] == planned()[1] and compiler.asked
+    assert planned()[0] == planned()[1] and not compiler.asked, "it compiles in its own thread"
 
 
 @pytest.mark.parametrize("how", ["named", "batch_invariant", "waiting", "deterministic"])
