@@ -1,5 +1,8 @@
 """Kernels that compile in the background: jobs and their threads, and what calls do meanwhile."""
 
+import os
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -76,6 +79,20 @@ def test_threads_end_when_nothing_is_left(compiler):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_the_interpreter_ends_in_the_middle(tmp_path):
+    code = """
+import threading, time
+from cuconv import background
+from cuconv.algorithms import ALGORITHMS
+source, variants = ALGORITHMS["fp16x3"].source, ALGORITHMS["fp16x3"].variants("sm_90a")
+background.compile_later(background.kernel(source, "sm_90a", macros) for macros in variants)
+threading.Thread(target=background.wait_for_kernels).start()  # it outlives the main thread
+"""
+    environment = {**os.environ, "CUCONV_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) <= 2 * background.MAX_THREADS
 
 
 def planned(algorithm="auto"):
