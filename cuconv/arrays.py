@@ -106,7 +106,7 @@ class TorchArrays:
     def check(self, name: str, tensor: Any, contiguous: bool = True) -> None:
         """Raise UnsupportedProblem unless a tensor is float32, on a GPU, records no gradient and is contiguous.
 
-        contiguous: whether it must be. `call.target_of` checks the layout of "out".
+        contiguous: whether it must be. `operands.target_of` checks the layout of "out".
         """
         if not tensor.is_cuda:
             raise UnsupportedProblem(

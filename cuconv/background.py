@@ -1,6 +1,6 @@
 """Kernels that compile in the background, while their callers use others.
 
-Threads that compile end when there is nothing left, or when the interpreter does: it waits for the kernels that are
+The threads end when nothing is left to compile. They also end with the program, which waits for the kernels that are
 being compiled, and leaves out the rest.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -19,55 +20,60 @@ from cuconv import jit
 Kernel = tuple[Path, str, tuple[tuple[str, int], ...]]
 """A kernel variant: its source, architecture and macros."""
 
+NAME = "cuconv compiles"  # of the threads
 MAX_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 _lock = threading.RLock()  # a signal handler may ask for kernels while its thread does
 _queue: deque[tuple[Kernel, Job]] = deque()
-_jobs: dict[frozenset[Kernel], Job] = {}  # that are not finished
+_jobs: dict[frozenset[Kernel], Job] = {}  # that have not ended
+_failed: dict[Kernel, Exception] = {}  # kernels that the compiler refuses
 _threads = 0
 _waiting = 0  # how many `waiting` are entered
 
 
-class Outdated(Protocol):
-    """What is to be made again when kernels are there."""
+class StandIn(Protocol):
+    """What a caller uses until a job has ended. Then it is outdated, or `error` is why it stays."""
 
     outdated: bool
+    error: Exception | None
 
 
 class Job:
-    """Kernels that are being compiled. `error` is why one of them cannot be."""
+    """Kernels that are being compiled."""
 
     def __init__(self, kernels: frozenset[Kernel]):
         self._kernels, self._left = kernels, len(kernels)
-        self._dependents: list[Outdated] = []
-        self._finished = threading.Event()
-        self.error: Exception | None = None
+        self._stand_ins: list[StandIn] = []
+        self._ended = threading.Event()
+        self._error: Exception | None = None
 
-    def will_outdate(self, dependent: Outdated) -> None:
-        """Mark what stands in for the kernels as outdated, once they are there."""
+    def replaces(self, stand_in: StandIn) -> None:
+        """Tell a stand-in when the kernels are there, or why they cannot be."""
         with _lock:
             if self._left:
-                self._dependents.append(dependent)
-            elif self.error is None:
-                dependent.outdated = True
+                self._stand_ins.append(stand_in)
+            else:
+                self._tell(stand_in)
 
     def wait(self) -> None:
         """Wait until the kernels are there, or are known not to come."""
-        self._finished.wait()
+        self._ended.wait()
 
     def one_ended(self, error: Exception | None) -> None:
         """Take note of a kernel that is there, or of the reason why it is not."""
         with _lock:
-            self.error = self.error or error
+            self._error = self._error or error
             self._left -= 1
             if self._left:
                 return
             _jobs.pop(self._kernels, None)
-            if self.error is None:
-                for dependent in self._dependents:
-                    dependent.outdated = True
-            self._dependents.clear()
-        self._finished.set()
+            for stand_in in self._stand_ins:
+                self._tell(stand_in)
+            self._stand_ins.clear()
+        self._ended.set()
+
+    def _tell(self, stand_in: StandIn) -> None:
+        stand_in.error, stand_in.outdated = self._error, self._error is None
 
 
 def kernel(source: Path, arch: str, macros: Mapping[str, int]) -> Kernel:
@@ -76,20 +82,27 @@ def kernel(source: Path, arch: str, macros: Mapping[str, int]) -> Kernel:
 
 
 def compile_later(kernels: Iterable[Kernel]) -> Job:
-    """Begin to compile kernels; those that are asked for last come first."""
-    global _threads
+    """Begin to compile kernels. Those that are asked for last come first."""
     wanted = frozenset(kernels)
     with _lock:
         job = _jobs.get(wanted)
-        if job is not None:
-            return job
-        job = _jobs[wanted] = Job(wanted)
-        _queue.extend((one, job) for one in wanted)
-        started = min(len(_queue), MAX_THREADS - _threads)
-        _threads += started
-    for _ in range(started):
-        threading.Thread(target=_compile, name="cuconv compiles").start()
+        if job is None:
+            job = _jobs[wanted] = Job(wanted)
+            _queue.extend((one, job) for one in wanted)
+            _start_threads()
     return job
+
+
+def _start_threads() -> None:
+    """Start as many threads as there is work for; where no thread can be started, what is queued ends with an error."""
+    global _threads
+    try:
+        while _threads < min(len(_queue), MAX_THREADS):
+            threading.Thread(target=_compile, name=NAME, daemon=False).start()
+            _threads += 1
+    except RuntimeError as error:  # a limit of the system
+        while _queue and not _threads:
+            _queue.pop()[1].one_ended(error)
 
 
 def _compile() -> None:
@@ -100,20 +113,39 @@ def _compile() -> None:
             if not _queue:
                 _threads -= 1
                 return
-            (source, arch, macros), job = _queue.pop()
-        error: Exception | None = None
+            one, job = _queue.pop()
         try:
-            if not threading.main_thread().is_alive():
-                raise RuntimeError("the interpreter ends")
-            jit.cubin(source, arch, dict(macros))
-        except Exception as reason:  # of the compiler, or of a full disk
-            error = reason
-        job.one_ended(error)
+            _compile_one(one)
+        except Exception as error:  # of the compiler, or of a full disk
+            job.one_ended(error)
+        else:
+            job.one_ended(None)
+
+
+def _compile_one(one: Kernel) -> None:
+    source, arch, macros = one
+    if one in _failed:
+        raise _failed[one]
+    if _program_ends():
+        raise RuntimeError("the program ends")
+    try:
+        jit.cubin(source, arch, dict(macros))
+    except jit.CompileError as error:
+        _failed[one] = error
+        with suppress(Warning):  # where warnings are errors
+            warnings.warn(f"a kernel of cuConv does not compile, and calls do without it: {error}", stacklevel=1)
+        raise
+
+
+def _program_ends() -> bool:
+    """Whether no thread is left that could use a kernel."""
+    threads = threading.enumerate()
+    return not any(thread.is_alive() and not thread.daemon and thread.name != NAME for thread in threads)
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let calls wait for the kernels that their plans ask for, as measurements must."""
+    """Let calls wait for the kernels of their plans, as measurements must."""
     global _waiting
     with _lock:
         _waiting += 1
@@ -125,14 +157,15 @@ def waiting() -> Iterator[None]:
 
 
 def waits() -> bool:
-    """Whether calls wait for their kernels."""
+    """Whether calls wait for the kernels of their plans."""
     return _waiting > 0
 
 
 def wait_for_kernels() -> None:
-    """Wait until no kernel is being compiled: the next call of each kind uses the fastest one.
+    """Wait until no kernel is being compiled: the next call of each kind, outside of a capture, uses the fastest one.
 
-    Between a first call and a CUDA graph's capture, so that the graph has the fastest kernels.
+    So before a CUDA graph is captured, call once, wait, and call once more. Not for signal handlers, which may have
+    interrupted what they would wait for.
     """
     while True:
         with _lock:

@@ -43,23 +43,28 @@ class NotReady(UnsupportedProblem):
     """The kernels of a call with algorithm="ready" are being compiled."""
 
 
-class Refusal:
-    """Stands for a call whose kernels are being compiled, and raises that."""
+class Pending:
+    """Takes the place of a call whose kernels are being compiled. Calling it raises NotReady."""
 
-    context, outdated = None, False
+    context, outdated, settled = None, False, False
+    error: Exception | None = None
 
     @staticmethod
     def current_context() -> None:
-        """No context: a refusal needs none."""
+        """No context, since nothing is launched."""
 
     def __call__(self, *operands: Any) -> Any:
+        if self.error is not None:
+            raise NotReady(f"the kernels of this call cannot be compiled: {self.error}") from self.error
         raise NotReady("the kernels of this call are being compiled: compute it in another way meanwhile")
 
 
 class Call:
     """Everything that the calls of one signature share, checked and loaded, for one thread.
 
-    outdated: whether faster kernels have been compiled meanwhile, so that the call is to be made again.
+    settled    whether these are the kernels of the plan, and no stand-ins for kernels that are being compiled
+    outdated   whether a stand-in is to be made again, as the kernels of the plan have been compiled
+    error      why they cannot be
     """
 
     def __init__(
@@ -73,7 +78,8 @@ class Call:
         packing: Packing | None = None,
     ):
         """device: the GPU's ordinal; it must be the current GPU. packing: where the launches read packed weights."""
-        self.outdated = False
+        self.settled, self.outdated = True, False
+        self.error: Exception | None = None
         self.device = device
         self.current_context = context_reader()
         self.context = self.current_context()

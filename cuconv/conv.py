@@ -87,10 +87,10 @@ def conv2d(
     on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some
     algorithms, the residual are part of the last kernel. Operands are never copied; temporary memory, of
     `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
-    captured in a CUDA graph.
+    captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
-    cannot be computed, ValueError for an unknown algorithm.
+    cannot be computed, NotReady (an UnsupportedProblem) as above, ValueError for an unknown algorithm.
     """
     library = library_of(input)
     if type(stride) is not int:

@@ -1,4 +1,4 @@
-"""Kernels compiled before they are needed, several at once: at the first call of each shape they take long."""
+"""Kernels compiled before they are needed, several at once: otherwise the first calls do without the fastest ones."""
 
 from __future__ import annotations
 

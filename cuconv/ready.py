@@ -19,7 +19,7 @@ from cuconv import background, leaving, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.arrays import CupyArrays, TorchArrays
-from cuconv.call import Call, Layer, Packing, Refusal
+from cuconv.call import Call, Layer, Packing, Pending
 from cuconv.device import device_spec
 from cuconv.driver import capture_of, made_current
 from cuconv.geometry import Geometry
@@ -35,7 +35,7 @@ class _Thread(threading.local):
     """The ready calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
 
     def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, Call | Refusal] = {}
+        self.ready_calls: dict[Hashable, Call | Pending] = {}
         if threading.current_thread().daemon:
             leaving.watch()
 
@@ -75,15 +75,20 @@ def convolve(
         names: Any = options if layer is None else layer.options
         refuse(library, named(input, weight, bias, out, residual), *names[-2:])
         raise
-    if call is None or (call.outdated and not _is_captured(library, input)):
+    if call is None or not call.settled:
         if len(input.shape) == 3:
             batch_out = None if out is None else out[None]
             batch_residual = None if residual is None else residual[None]
             batch = convolve(library, options, input[None], weight, bias, batch_out, batch_residual, layer)
             return batch[0] if out is None else out
-        operands = named(input, weight, bias, out, residual)
-        call = _made(library, operands, aligned, options if layer is None else layer.options, layer is not None)
-        _keep(_thread.ready_calls, key, call)
+        if call is None or _is_due(call, library, input):
+            operands = named(input, weight, bias, out, residual)
+            all_options: Any = options if layer is None else layer.options
+            try:
+                call = _made(library, operands, aligned, all_options, layer is not None)
+            except Exception as error:
+                call = _kept_after(error, call)
+            _keep(_thread.ready_calls, key, call)
     if leaving.begun:
         leaving.stop_daemons()
     if call.current_context() == call.context:
@@ -93,11 +98,22 @@ def convolve(
         return call(input, weight, bias, out, residual, layer)
 
 
-def _is_captured(library: TorchArrays | CupyArrays, array: Any) -> bool:
-    """Whether the current stream is captured: weights that a new call wants packed in another way would not be then."""
+def _is_due(call: Call | Pending, library: TorchArrays | CupyArrays, array: Any) -> bool:
+    """Whether a stand-in is to be made again: not in a capture, where weights that it wants packed would not be."""
+    if not (call.outdated or background.waits() or library.wants_equal_bits()):
+        return False
     device = library.device(array)
     with made_current(device):
-        return capture_of(library.current_stream(device)()) != 0
+        return capture_of(library.current_stream(device)()) == 0
+
+
+def _kept_after(error: Exception, call: Call | Pending | None) -> Call:
+    """The stand-in, with a warning, where the call that is to replace it cannot be made; raises the error elsewhere."""
+    if not isinstance(call, Call):
+        raise error
+    warnings.warn(f"a call of cuConv keeps its slower kernels, as faster ones fail: {error}", stacklevel=4)
+    call.settled = True
+    return call
 
 
 def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], algorithm: Any, precision: Any) -> None:
@@ -108,7 +124,7 @@ def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], algorith
 
 def _made(
     library: TorchArrays | CupyArrays, operands: dict[str, Any], aligned: bool, options: Any, constant: bool
-) -> Call | Refusal:
+) -> Call | Pending:
     """The ready call for operands and options: checks them, plans, and loads the kernels.
 
     Where kernels of the plan must be compiled first, that happens in the background, and the call is of the next best
@@ -131,8 +147,9 @@ def _made(
     if found is None and algorithm == "auto":
         _warn_of_waiting()
         return made.call(best)
-    call = Refusal() if found is None else made.call(found)
-    background.compile_later(missing).will_outdate(call)
+    call = Pending() if found is None else made.call(found)
+    call.settled = False
+    background.compile_later(missing).replaces(call)
     return call
 
 
@@ -209,9 +226,9 @@ def workspace_beside(launches: tuple[Launch, ...], workspace_bytes: int, packed_
     return workspace_bytes if fixed else workspace_bytes - packed_bytes
 
 
-def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | Refusal) -> None:
+def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | Pending) -> None:
     """Keep a ready call; beyond MAX_READY_CALLS the oldest is dropped."""
-    if len(ready_calls) >= MAX_READY_CALLS:
+    if len(ready_calls) >= MAX_READY_CALLS and key not in ready_calls:
         with suppress(RuntimeError):  # a call of a signal handler was first
             ready_calls.pop(next(iter(ready_calls)), None)
     ready_calls[key] = call

@@ -73,7 +73,7 @@ def plan(
     if algorithm == BATCH_INVARIANT:
         return _batch_invariant(problem, device, prepared)
     if algorithm not in ALGORITHMS:
-        known = ", ".join(["auto", BATCH_INVARIANT, *ALGORITHMS])
+        known = ", ".join(["auto", READY, BATCH_INVARIANT, *ALGORITHMS])
         raise ValueError(f"algorithm={algorithm!r}: must be one of {known}")
     possible = offering(problem.precision)
     if algorithm not in possible:

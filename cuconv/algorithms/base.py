@@ -106,7 +106,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
 
     writes_slices: ClassVar[bool] = False
-    """Whether the kernels can write to a slice of a tensor's channels: an argument says where images begin."""
+    """Whether the kernels can write to a slice of a tensor's channels: they take `CallOptions.output_planes`."""
 
     superseded_by: ClassVar[str | None] = None
     """An algorithm that is faster wherever it computes a problem, so that "auto" need not weigh this one then."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from cuconv.call import NotReady
 from cuconv.device import UnsupportedDevice
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, writing_slices
@@ -108,16 +109,20 @@ class FrozenConv2d:
         if runs_now(input):
             try:
                 return self.prepared()(input, residual)
+            except NotReady:
+                return self._by_torch(input, residual)
             except (UnsupportedProblem, UnsupportedDevice):
                 pass  # torch computes it, or says what is wrong
-        return self._by_operator(input, residual)
+        return self._by_torch(input, residual) if _torch_computes else self._by_operator(input, residual)
+
+    def _by_torch(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """The same by torch's own convolution."""
+        output = F.conv2d(input, self.weight, self.bias, *self.geometry)
+        output = output if residual is None else output + residual
+        return output.relu() if self.relu else output
 
     def _by_operator(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """The same where packed weights cannot be used."""
-        if _torch_computes:
-            output = F.conv2d(input, self.weight, self.bias, *self.geometry)
-            output = output if residual is None else output + residual
-            return output.relu() if self.relu else output
         options: dict[str, Any] = {"relu": self.relu, "residual": residual, "precision": self.precision}
         return conv2d(input, self.weight, self.bias, *self.geometry, **options)
 
@@ -125,6 +130,8 @@ class FrozenConv2d:
         """Write what the call returns to a tensor of its shape, which may be a slice of channels."""
         try:
             self.prepared()(input, out=out)
+        except NotReady:
+            out.copy_(self._by_torch(input, None))
         except (UnsupportedProblem, UnsupportedDevice):
             out.copy_(self(input))
 

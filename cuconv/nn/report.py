@@ -23,7 +23,7 @@ class Report:
     captured              whether a graph stands for the model's forward, into which batch norm and ReLU are folded
     why_not_captured      the reason otherwise
     why_not_compared      the reason why the outputs of both models were not compared; "" where they were and agreed
-    why_not_precompiled   the reason why kernels compile at the first forward
+    why_not_precompiled   the reason why kernels compile in the background of the first forwards
     packed_bytes          device memory of the weights that are packed for the example
     """
 
@@ -60,7 +60,7 @@ class Report:
         for what, why in (
             ("layer by layer, as the model is not captured", self.why_not_captured),
             ("the outputs were not compared", self.why_not_compared),
-            ("some kernels compile at the first forward", self.why_not_precompiled),
+            ("some kernels compile in the background of the first forwards", self.why_not_precompiled),
         ):
             if why:
                 lines.append(f"{what}: {why}")

@@ -5,22 +5,22 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
 
 import cuconv
-from cuconv import background, jit, ready, select
+from cuconv import NotReady, background, jit, ready, select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.call import NotReady
 from tests.cuconv.fake_gpu import Recorder
 
 X, WEIGHT = torch.zeros(2, 16, 5, 7), torch.zeros(9, 16, 1, 1)
 EVERY = {algorithm.source.stem for algorithm in ALGORITHMS.values()}
 
 
-class Dependent:
-    outdated = False
+class StandIn:
+    outdated, error = False, None
 
 
 class Compiler:
@@ -43,6 +43,7 @@ def compiler(monkeypatch):
     yield compiler
     compiler.allowed.set()
     background.wait_for_kernels()
+    background._failed.clear()
 
 
 def kernels(*names):
@@ -50,24 +51,27 @@ def kernels(*names):
 
 
 def test_what_depends_on_a_job_is_outdated_once_all_kernels_are_there(compiler):
-    job, early, late = background.compile_later(kernels("a", "b")), Dependent(), Dependent()
-    job.will_outdate(early)
+    job, early, late = background.compile_later(kernels("a", "b")), StandIn(), StandIn()
+    job.replaces(early)
     assert background.compile_later(kernels("b", "a")) is job and not early.outdated
     compiler.allowed.set()
     job.wait()
-    job.will_outdate(late)
+    job.replaces(late)
     assert early.outdated and late.outdated and sorted(compiler.asked) == ["a", "b"]
     assert background.compile_later(kernels("a", "b")) is not job, "a job that has ended is begun again"
 
 
 def test_a_kernel_that_does_not_compile_leaves_calls_as_they_are(compiler):
     compiler.error = jit.CompileError("no")
-    job, dependent = background.compile_later(kernels("a")), Dependent()
-    job.will_outdate(dependent)
     compiler.allowed.set()
-    job.wait()
-    job.will_outdate(dependent)
-    assert job.error is compiler.error and not dependent.outdated
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(2):
+            job, stand_in = background.compile_later(kernels("a", *["b"] * number)), StandIn()
+            job.replaces(stand_in)
+            job.wait()
+            assert stand_in.error is not None and not stand_in.outdated
+    assert [str(one.message).endswith("no") for one in said] == [True, True] and compiler.asked.count("a") == 1
 
 
 def test_threads_end_when_nothing_is_left(compiler):
@@ -81,18 +85,59 @@ def test_threads_end_when_nothing_is_left(compiler):
         assert not thread.is_alive()
 
 
-def test_the_interpreter_ends_in_the_middle(tmp_path):
-    code = """
-import threading, time
+@pytest.mark.parametrize("daemon", [False, True])
+def test_the_program_ends_in_the_middle(tmp_path, daemon):
+    """Also where a daemon thread has asked; what is being compiled is finished, and nothing crashes."""
+    code = f"""
+import threading
 from cuconv import background
 from cuconv.algorithms import ALGORITHMS
 source, variants = ALGORITHMS["fp16x3"].source, ALGORITHMS["fp16x3"].variants("sm_90a")
-background.compile_later(background.kernel(source, "sm_90a", macros) for macros in variants)
-threading.Thread(target=background.wait_for_kernels).start()  # it outlives the main thread
+kernels = [background.kernel(source, "sm_90a", macros) for macros in variants]
+asking = threading.Thread(target=background.compile_later, args=(kernels,), daemon={daemon})
+asking.start(), asking.join()
 """
     environment = {**os.environ, "CUCONV_CACHE_DIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) <= 2 * background.MAX_THREADS
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) < 102
+
+
+def test_threads_go_on_when_the_main_thread_has_ended(tmp_path):
+    code = """
+import threading
+from cuconv import background
+from cuconv.algorithms import ALGORITHMS
+def late():
+    threading.main_thread().join()
+    source = ALGORITHMS["two_stage"].source
+    background.compile_later([background.kernel(source, "sm_90a", {**ALGORITHMS["two_stage"].variants("sm_90a")[0]})])
+    background.wait_for_kernels()
+threading.Thread(target=late).start()
+"""
+    environment = {**os.environ, "CUCONV_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_threads_calls_keep_what_they_have(compiler, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    job, stand_in = background.compile_later(kernels("a", "b")), StandIn()
+    job.replaces(stand_in)
+    job.wait()
+    assert "thread" in str(stand_in.error) and not compiler.asked
+    monkeypatch.undo()
+    monkeypatch.setattr(jit, "cubin", compiler)
+    compiler.allowed.set()
+    background.compile_later(kernels("a", "b")).wait()
+    assert sorted(compiler.asked) == ["a", "b"]
+
+
+def planned_algorithm():
+    """The algorithm of the calls' plan."""
+    return cuconv.plan(cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1), cuconv.device.H200).algorithm
 
 
 def planned(algorithm="auto"):
@@ -111,10 +156,11 @@ def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(cuda, compiler)
             cuconv.conv2d(X, WEIGHT)
             taken, wanted = planned()
             assert taken != wanted == best
-    assert len(Recorder.made) == 1 and [source.stem for source in compiler.asked] == [best]
+    assert len(Recorder.made) == 1
     cuda.missing = set()
     compiler.allowed.set()
     background.wait_for_kernels()
+    assert [source.stem for source in compiler.asked] == [best]
     cuconv.conv2d(X, WEIGHT)
     assert planned() == (best, best) and len(Recorder.made) == 2
 
@@ -144,6 +190,39 @@ def test_ready_refuses_to_wait(cuda, compiler):
     background.wait_for_kernels()
     cuconv.conv2d(X, WEIGHT, algorithm="ready")
     assert len(Recorder.made) == 1
+
+
+@pytest.mark.parametrize("how", ["waiting", "deterministic"])
+@pytest.mark.parametrize("algorithm", ["auto", "ready"])
+def test_stand_ins_are_left_by_who_waits(cuda, compiler, how, algorithm):
+    cuda.missing = EVERY if algorithm == "ready" else {planned_algorithm()}
+    with suppress(NotReady):
+        cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(how == "deterministic")
+        with background.waiting() if how == "waiting" else nullcontext():
+            cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert planned()[0] == planned()[1]
+
+
+def test_a_stand_in_stays_where_its_successor_cannot_be_made(cuda, compiler, monkeypatch):
+    cuda.missing = {planned_algorithm()}
+    cuconv.conv2d(X, WEIGHT)
+    cuda.missing = set()
+    compiler.allowed.set()
+    background.wait_for_kernels()
+
+    def fail(*arguments):
+        raise MemoryError("no room for a module")
+
+    monkeypatch.setattr(ready, "LaunchSequence", fail)
+    with pytest.warns(UserWarning, match="no room"):
+        cuconv.conv2d(X, WEIGHT)
+    cuconv.conv2d(X, WEIGHT)
+    assert len(Recorder.enqueued) == 3 and planned()[0] != planned()[1]
 
 
 def test_auto_waits_where_no_kernel_is_there_and_warns_once(cuda, compiler):

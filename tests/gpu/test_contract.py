@@ -127,7 +127,10 @@ def test_the_componentwise_error_is_bounded_on_all_kinds_of_data(algorithm, prob
 
 
 # Reductions of one step to several chains, for filters of one to five rows.
-MEANS = [ConvProblem(8, c, 28, 28, 96, k, k, k // 2, k // 2) for c, k in ((16, 1), (64, 1), (480, 1), (64, 3), (64, 5))]
+MEANS = [
+    ConvProblem(8, c, 28, 28, 96, k, k, k // 2, k // 2)
+    for c, k in ((4, 1), (8, 1), (16, 1), (64, 1), (480, 1), (64, 3), (64, 5))
+]
 MEANS += [ConvProblem(8, 3, 56, 56, 96, 3, 3, 1, 1), ConvProblem(8, 480, 1, 1, 96, 1, 1)]
 LARGEST_BIAS = 4e-8
 

@@ -57,7 +57,7 @@ struct Rescale {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i)
                 if (i % 4 / 2 == half) {
-                    if (PRODUCTS == 3) sums[i] = restored<STEPS>(sums[i]);
+                    if (PRODUCTS == 3) sums[i] = restored(sums[i], STEPS);
                     sums[i] = sums[i] * power_of_two(exponent / 2) * power_of_two(exponent - exponent / 2);
                 }
         }

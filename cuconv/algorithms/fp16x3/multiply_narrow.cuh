@@ -100,7 +100,7 @@ struct Rescale {
         }
         if (PRODUCTS == 1) return;
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) sums[i] = restored<STEPS>(sums[i]);
+        for (int i = 0; i < SUMS; ++i) sums[i] = restored(sums[i], STEPS);
         buffer ^= 1;
         put(least);
         if (!any_at_barrier<WARPGROUP>(1 + warpgroup, least > 0.0f)) return;

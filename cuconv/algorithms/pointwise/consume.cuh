@@ -279,7 +279,7 @@ struct Consumer {
             else add_chunks(sum, more, tile);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) {
-                if (PRODUCTS == 3) sum[i] = restored<STEPS>(sum[i]);
+                if (PRODUCTS == 3) sum[i] = restored(sum[i], STEPS);
                 sum[i] *= power_of_two(-scales[i % 4 / 2].sum_exponent);
             }
 #if TAIL_SPLIT_K > 1

@@ -177,13 +177,15 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[KEPT<GROUPS>][4], c
     }
 }
 
-// Gives sums what the chains of a stage have lost (truncation.cuh), the first WIDTH of each piece.
+// Gives sums what the chains of a stage have lost (truncation.cuh), the first WIDTH of each piece. The chain of a short
+// reduction has fewer steps than a stage.
 template <int WIDTH = 4, int COUNT>
-__device__ __forceinline__ void restore(float (&pieces)[COUNT][4]) {
+__device__ __forceinline__ void restore(float (&pieces)[COUNT][4], const Problem& p) {
+    const int steps = min(STEPS, (p.channels * KERNEL_H * KERNEL_W + 7) / 8);
     if (PRODUCTS == 3)
 #pragma unroll
         for (int i = 0; i < COUNT * WIDTH; ++i)
-            pieces[i / WIDTH][i % WIDTH] = restored<STEPS>(pieces[i / WIDTH][i % WIDTH]);
+            pieces[i / WIDTH][i % WIDTH] = restored(pieces[i / WIDTH][i % WIDTH], steps);
 }
 
 // Whether all sums of a warp are right (parts.cuh), the first WIDTH of each piece. Where they are not, marks those that
@@ -210,7 +212,7 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     const int left = min(p.filters, filter_0 + FILTERS) - filter;  // also excludes a piece that does not exist
     const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
     float* const to = out.output + (int64)filter * p.out_pixels;
-    restore(kept);
+    restore(kept, p);
     const bool right = judge(kept);
     out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
     WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
@@ -292,7 +294,7 @@ struct Inbox {
         barrier_wait_cluster(&arrived, 0);
 #pragma unroll
         for (unsigned i = 0; i < ITERATIONS; ++i) add_blocks<WIDTH>(sum[i], at + i * STEP, size);
-        restore<WIDTH>(sum);
+        restore<WIDTH>(sum, p);
         const bool right = judge<WIDTH>(sum);
         out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
         WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(

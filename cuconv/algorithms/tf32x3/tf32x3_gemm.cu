@@ -321,7 +321,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int k = 0; k < WARP_SPLIT_K; ++k)
                 value += load_from_block(shared + (k * FILTERS + row) * COLUMN_ROW + column, block);
-        if (PRODUCTS == 3) value = restored<1>(value);
+        if (PRODUCTS == 3) value = restored(value, 1);
         const bool written = exists && filter < p.filters;
         if (__any_sync(~0u, written && !is_right(value))) {
             const bool replaced = written && is_replaced(value);

@@ -423,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
             if (PRODUCTS == 3)
 #pragma unroll
                 for (int i = 0; i < 8 * TILES; ++i)
-                    sum[i % 2][i / 8][i / 2 % 4] = restored<STEPS>(sum[i % 2][i / 8][i / 2 % 4]);
+                    sum[i % 2][i / 8][i / 2 % 4] = restored(sum[i % 2][i / 8][i / 2 % 4], STEPS);
             if (each) right &= judge(sum);
             out.write(sum, columns_place, filter_0 + f, p);
         }
