@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 import cuconv
+from cuconv.call import NotReady
 from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.geometry import Geometry
 from cuconv.precompile import PlannedCall
@@ -96,6 +97,9 @@ def _compute(
     last = residual is None or fused is not None  # whether cuConv's kernel is the last one
     try:
         output = _launch(input, weight, bias, *geometry, relu=relu and last, residual=fused, precision=precision)
+    except NotReady:
+        with torch_in(precision):
+            return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
     except UnsupportedProblem:
         return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
     if not last:
@@ -305,6 +309,20 @@ def _by_torch(
 ) -> Tensor:
     """The same by torch's own kernels."""
     return _finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), relu, residual)
+
+
+@contextmanager
+def torch_in(precision: str) -> Iterator[None]:
+    """Keep torch's convolutions from rounding to TF32, as they do by default, unless that is the precision asked for.
+
+    It is for torch in the place of kernels that are being compiled, so that results are as exact as theirs.
+    """
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed and precision != FP32
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
 
 
 def _finished(output: Tensor, relu: bool, residual: Tensor | float | None) -> Tensor:

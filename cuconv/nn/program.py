@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from cuconv.call import NotReady
 from cuconv.device import UnsupportedDevice
 from cuconv.nn.modules import as_images, is_small
-from cuconv.nn.operator import conv2d, is_recording, output_shape, writing_slices
+from cuconv.nn.operator import conv2d, is_recording, output_shape, torch_in, writing_slices
 from cuconv.prepared import PreparedConv2d, owned
 from cuconv.problem import UnsupportedProblem
 
@@ -110,7 +110,8 @@ class FrozenConv2d:
             try:
                 return self.prepared()(input, residual)
             except NotReady:
-                return self._by_torch(input, residual)
+                with torch_in(self.precision):
+                    return self._by_torch(input, residual)
             except (UnsupportedProblem, UnsupportedDevice):
                 pass  # torch computes it, or says what is wrong
         return self._by_torch(input, residual) if _torch_computes else self._by_operator(input, residual)
@@ -131,7 +132,8 @@ class FrozenConv2d:
         try:
             self.prepared()(input, out=out)
         except NotReady:
-            out.copy_(self._by_torch(input, None))
+            with torch_in(self.precision):
+                out.copy_(self._by_torch(input, None))
         except (UnsupportedProblem, UnsupportedDevice):
             out.copy_(self(input))
 

@@ -49,7 +49,7 @@ def test_auto_is_one_of_the_algorithms_for_any_shape():
 
 
 def test_unknown_algorithm_names_the_known_ones():
-    with pytest.raises(ValueError, match="algorithm='magic': must be one of auto, batch_invariant, two_stage"):
+    with pytest.raises(ValueError, match="algorithm='magic': must be one of auto, ready, batch_invariant, two_stage"):
         cuconv.plan(ConvProblem(1, 1, 3, 3, 1, 1, 1), H200, "magic")
 
 

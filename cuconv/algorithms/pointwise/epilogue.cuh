@@ -137,7 +137,8 @@ struct Epilogue {
         __device__ __forceinline__ Row(const Epilogue& w, Block::Place place, int filter) {
             const Sizes& s = w.block.s;
             const unsigned plane = s.out_pixels;
-            const unsigned start = misalignment(w.output) + (place.image * s.output_planes + filter) * plane;  // of the plane
+            // Of the plane.
+            const unsigned start = misalignment(w.output) + (place.image * s.output_planes + filter) * plane;
             const bool first = place.pixel == 0, last = place.pixel + WARPGROUP_PIXELS == plane;
             const unsigned own = last ? (s.image_tiles - 1) * TILE_STEP : place.pixel;
             offset = (start + place.pixel) % 4;
@@ -186,8 +187,8 @@ struct Epilogue {
             for (int i = 0; i < MOST; ++i) {
                 const int at = filter + i * AT_ONCE;
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
-                    bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + at * (int64)block.s.out_pixels, filter_0 + at + lane,
-                                            at < left);
+                    bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + at * (int64)block.s.out_pixels,
+                                            filter_0 + at + lane, at < left);
             }
             if (ends)
                 bad |= write_ends(buffer, place, filter_0 + filter, min(filters, block.s.filters - filter_0 - filter));
@@ -244,8 +245,8 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITE_FLOATS, element = at + place.pixel;
-                bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + (filter * PITCH + at), filter_0 + filter, element < end,
-                                        element);
+                bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + (filter * PITCH + at), filter_0 + filter,
+                                        element < end, element);
             }
         }
         return bad;

@@ -372,8 +372,8 @@ struct Output {
 extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS * THREADS))
     tf32x3_shallow(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                    float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
-                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu, int64 output_planes,
-                   int64 filter_blocks, int64 block_filters) {
+                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu,
+                   int64 output_planes, int64 filter_blocks, int64 block_filters) {
     extern __shared__ Fragment fragments[];
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters,
                        (int)pad_h,    (int)pad_w,  (int)out_w, (int)(out_h * out_w), (int)output_planes};

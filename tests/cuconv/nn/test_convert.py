@@ -464,6 +464,13 @@ def test_torch_computes_a_layer_while_its_kernels_compile(on_a_gpu, monkeypatch)
     for layer in layers:
         layer._prepared = pending
     monkeypatch.setattr(operator, "_launch", lambda *operands, **options: pytest.fail("other kernels are asked for"))
+    allowed, computed = [], F.conv2d
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     with torch.no_grad():
+        expected = model(x)
+        monkeypatch.setattr(
+            F, "conv2d", lambda *operands: allowed.append(torch.backends.cudnn.allow_tf32) or computed(*operands)
+        )
         assert len(layers) == 3 and report.captured
-        torch.testing.assert_close(converted(x), model(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(converted(x), expected, rtol=1e-5, atol=1e-5)
+    assert allowed == [False] * 3 and torch.backends.cudnn.allow_tf32, "no layer is rounded to TF32 meanwhile"
