@@ -102,6 +102,7 @@ def alternatives(
                     yield us + added_us, LaunchPlan(name, config, planned.precision, prepared)
 
     precisions = [problem] if problem.precision == FP32 else [problem, replace(problem, precision=FP32)]
+    # Superseded algorithms too: their kernels may be there.
     plans = [timed(name, planned) for planned in precisions for name in offering(planned.precision)]
     limit_us = inf
     for us, one in merge(*plans, key=lambda timed: timed[0]):
