@@ -314,7 +314,7 @@ def _key(source: Path, options: list[str]) -> str:
 
 
 def _content(source: Path) -> bytes:
-    """What tells apart the contents of a source and of the headers that it includes."""
+    """A digest of the contents of a source and of the headers that it includes."""
     digest = hashlib.sha256()
     for path in included_files(source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -162,7 +162,7 @@ def _warn_of_waiting() -> None:
 
 
 class _Kernels(NamedTuple):
-    """What a plan launches: where it writes, the launches of a call, and the one that packs constant weights."""
+    """A plan with where its calls write, their launches, and the launch that packs constant weights."""
 
     plan: select.LaunchPlan
     target: Target
@@ -183,7 +183,7 @@ class _Made:
     constant: bool  # whether weight and bias are those of a layer
 
     def kernels(self, plan: select.LaunchPlan) -> _Kernels:
-        """What a plan launches for these operands."""
+        """The launches of a plan for these operands."""
         target = target_of(self.library, self.operands, self.problem, plan)
         output_channels = target.channels if target.sliced else None
         wanted = CallOptions(

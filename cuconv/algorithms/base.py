@@ -216,18 +216,14 @@ class Algorithm(ABC, Generic[Config, Costs]):
     def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
         """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is no candidate.
 
-        `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses. An
-        algorithm that has a rule instead, such as two_stage, overrides it. prepared: for weights that are packed.
+        `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses.
+        prepared: for weights that are packed.
         """
-        constants = self.costs(problem.precision)
-        predict = self.prepared_us if prepared else self.estimate_us
-        candidates = self.candidates(problem, device)
-        times = [predict(problem, device, config, constants) for config in candidates]
-        least = min(times)
-        return candidates[times.index(least)], least
+        us, config = next(iter(self.ranked(problem, device, prepared)))
+        return config, us
 
     def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
-        """The candidates in the order of their predicted times, each after its time."""
+        """The candidates in the order of their predicted times in microseconds, each after its time."""
         constants = self.costs(problem.precision)
         predict = self.prepared_us if prepared else self.estimate_us
         times = [(predict(problem, device, one, constants), one) for one in self.candidates(problem, device)]

@@ -1,4 +1,4 @@
-"""What a call asks of the kernels is in their macros and arguments, or in a kernel more."""
+"""The options of a call: they are in the macros and arguments of its kernels, or in a kernel more."""
 
 from dataclasses import replace
 

@@ -138,7 +138,7 @@ LARGEST_BIAS = 4e-8
 @pytest.mark.parametrize("algorithm", algorithms())
 @pytest.mark.parametrize("problem", MEANS, ids=str)
 def test_errors_of_all_outputs_have_no_common_direction(algorithm, problem):
-    """Such errors add up over the layers of a network, where others cancel: sums that are all too small, above all."""
+    """Sums that are all too small, above all: over the layers of a network, such errors add up and others cancel."""
     x, weight = operands(problem)
     with refusal_allowed(algorithm, problem.is_dense):
         y = conv2d(x, weight, **geometry(problem), algorithm=algorithm)

@@ -1,5 +1,5 @@
-// What most layers do not have, as compile-time constants: stride, dilation, groups, a residual and prepared weights.
-// Without them the kernels are compiled as if these did not exist.
+// Stride, dilation, groups, a residual and prepared weights as compile-time constants. Most layers have none of them:
+// their kernels are compiled as if these did not exist.
 //
 // STRIDE_H STRIDE_W      rows and columns of the padded image from one output pixel to the next
 // DILATION_H DILATION_W  rows and columns of the padded image from one filter position to the next

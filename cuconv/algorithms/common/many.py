@@ -55,21 +55,10 @@ class ManyConfigurations(Algorithm[Config, Costs]):
         many, possible = self.many(problem, device)
         return [chosen(many, index) for index in np.flatnonzero(possible)]
 
-    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
-        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is none."""
-        many, times = self._timed(problem, device, prepared)
-        least = int(times.argmin())
-        return chosen(many, least), times[least].item()
-
     def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
-        """The candidates in the order of their predicted times, each after its time."""
-        many, times = self._timed(problem, device, prepared)
-        order = np.argsort(times, kind="stable")[: np.isfinite(times).sum()]
-        return ((times[index].item(), chosen(many, index)) for index in order)
-
-    def _timed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> tuple[Config, Any]:
-        """Configurations as one of arrays, and their predicted times; infinite for those that cannot run."""
+        """The candidates in the order of their predicted times in microseconds, each after its time."""
         many, possible = self.many(problem, device)
         predict = self.prepared_us if prepared else self.estimate_us
         times: Any = predict(problem, device, many, self.costs(problem.precision))
-        return many, np.where(possible, times, np.inf)
+        order = np.argsort(np.where(possible, times, np.inf), kind="stable")[: np.count_nonzero(possible)]
+        return ((times[index].item(), chosen(many, index)) for index in order)

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
-from math import ceil, gcd, hypot
+from math import ceil, hypot
 from pathlib import Path
-from typing import NamedTuple
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import geometry_macros
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.algorithms.depthwise.strips import (
+    WARP,
+    Strip,
+    band_of,
+    cycles_of_load,
+    registers_of,
+    vectors_of,
+    window_loads_of,
+)
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
@@ -27,10 +34,7 @@ MAX_CHANNELS = 8  # of a group; beyond them tensor cores are faster
 MAX_FILTER_COLUMNS = 31  # a thread holds a row of weights, and the window of a row, in registers
 MAX_STEP = 2**24  # rows or columns from one output, or filter position, to the next
 MAX_EXTENT = 2**30  # rows or columns of the padded image
-MAX_SPAN = 60  # positions of a row whose use the kernel keeps in a mask
-MAX_BAND_WEIGHTS = 64  # that a thread holds at a time
 MAX_REGISTERS = 216  # of a thread, by the estimate of `registers_of`
-STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes
 
 THREADS = (64, 128, 256)
 COLUMNS, ROWS = (1, 2, 4), (1, 2, 4, 7)  # of a strip that is read from global memory; 7 divides many layers' planes
@@ -38,7 +42,7 @@ STAGED_COLUMNS, STAGED_ROWS = (4, 7), (1, 2, 4, 7)  # of a strip that is read fr
 FILTERS = (1, 2, 4)  # of a strip
 BUFFERS = (1, 2)
 MAX_STAGED_BYTES = 48 * 1024  # of a block, so that an SM holds several
-SM_THREADS, SM_BLOCKS, WARP = 2048, 32, 32  # limits of an SM; lanes of a warp
+SM_THREADS, SM_BLOCKS = 2048, 32  # limits of an SM
 
 SAMPLES = (
     ConvProblem(1, 32, 112, 112, 32, 3, 3, 1, 1, stride_h=2, stride_w=2, groups=32),
@@ -68,28 +72,6 @@ class Costs:
     memory: float = constant("2**20 bytes of operands through device memory")
     memory_staged: float = constant("added for 2**20 bytes of operands where blocks stage their planes")
     memory_pieces: float = constant("added for 2**20 bytes of output that are not written in whole sectors")
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """The outputs of a thread: rows x columns of `filters` planes, whose filters read the same group."""
-
-    rows: int
-    columns: int
-    filters: int
-
-    def units(self, problem: ConvProblem) -> int:
-        """The blocks of `filters` filters, in all images."""
-        return problem.n * problem.m // self.filters
-
-    def grid(self, problem: ConvProblem) -> tuple[int, int]:
-        """The strips down a plane and along a row."""
-        return ceil(problem.out_h / self.rows), ceil(problem.out_w / self.columns)
-
-    def count(self, problem: ConvProblem) -> int:
-        """The strips of a layer."""
-        down, along = self.grid(problem)
-        return self.units(problem) * down * along
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +160,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         """
         strip, staged = config.strip, config.groups > 0
         vector, out_vector = vectors_of(problem, strip, aligned=True)
-        windows, weights = _window_loads(_layer_of(problem), strip, vector), strip.filters * _depth(problem)
+        windows, weights = window_loads_of(problem, strip, vector), strip.filters * _depth(problem)
         outputs = strip.rows * strip.columns
         batches = config.batches(problem)
         strips_of_batch = ceil(strip.count(problem) / batches)
@@ -231,82 +213,6 @@ def packed_divisor(divisor: int) -> int:
     shift = (divisor - 1).bit_length()
     multiplier = (2**32 * (2**shift - divisor)) // divisor + 1
     return multiplier | shift << 32
-
-
-def vectors_of(problem: ConvProblem, strip: Strip, aligned: bool) -> tuple[int, int]:
-    """The elements of a row that a strip loads, and that it stores, at a time.
-
-    aligned: whether the planes that it reads and writes start at a multiple of 16 bytes.
-    """
-    p = problem
-    if not aligned:
-        return 1, 1
-    span = (strip.columns - 1) * p.stride_w + (p.kw - 1) * p.dilation_w + 1
-    row = p.w if span <= MAX_SPAN else 1
-    loaded = next(size for size in (4, 2, 1) if row % size == strip.columns * p.stride_w % size == 0)
-    return loaded, next(size for size in (4, 2, 1) if p.out_w % size == strip.columns % size == 0)
-
-
-def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
-    """The cycles for which a warp's load of a window occupies the L1 cache or shared memory.
-
-    The lanes' elements spread over so many lines of the cache, or meet in a bank of shared memory so many times.
-    """
-    distance = strip.columns * problem.stride_w
-    return gcd(distance, WARP) if staged else min(distance, WARP)
-
-
-def registers_of(problem: ConvProblem, strip: Strip, staged: bool) -> int:
-    """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
-    return max(STAGED_REGISTERS if staged else 0, _registers(_layer_of(problem), strip))
-
-
-class _Layer(NamedTuple):
-    """What a thread's instructions depend on. Layers of other sizes have it in common, so it is computed once."""
-
-    kh: int
-    kw: int
-    stride_h: int
-    stride_w: int
-    dilation_h: int
-    dilation_w: int
-    pad_w: int
-    group_channels: int
-
-
-@lru_cache(maxsize=2**14)
-def _registers(layer: _Layer, strip: Strip) -> int:
-    """An estimate of the registers of a thread that stages nothing."""
-    band = _band(layer.kh, layer.kw, strip.filters)
-    columns = _chunks(strip.columns, layer.kw, layer.stride_w, layer.dilation_w)
-    rows = _chunks(strip.rows, band, layer.stride_h, layer.dilation_h)
-    values = strip.filters * (strip.rows * strip.columns + band * layer.kw) + columns * rows * 9 // 10
-    return values + (44 if layer.group_channels > 1 else 14)
-
-
-@lru_cache(maxsize=2**14)
-def _window_loads(layer: _Layer, strip: Strip, vector: int) -> int:
-    """A thread's loads of windows of the input, of so many elements each."""
-    band = _band(layer.kh, layer.kw, strip.filters)
-    rows = _chunks(strip.rows, band, layer.stride_h, layer.dilation_h) * layer.kh // band
-    lead = -layer.pad_w % vector
-    return (
-        layer.group_channels * rows * _chunks(strip.columns, layer.kw, layer.stride_w, layer.dilation_w, lead, vector)
-    )
-
-
-def _layer_of(problem: ConvProblem) -> _Layer:
-    p = problem
-    return _Layer(p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.pad_w, p.group_channels)
-
-
-def _chunks(outputs: int, kernel: int, stride: int, dilation: int, lead: int = 0, vector: int = 1) -> int:
-    """The chunks of `vector` positions of the padded input that neighbouring outputs read on one axis.
-
-    The first position that they read is the chunk's number `lead`.
-    """
-    positions = {output * stride + k * dilation for output in range(outputs) for k in range(kernel)}
-    return len({(lead + position) // vector for position in positions})
 
 
 def _sample(strip: Strip, groups: int = 0, buffers: int = 1) -> DepthwiseConfig:
@@ -403,16 +309,6 @@ def _check(problem: ConvProblem) -> None:
     check_sizes(p, "depthwise", sizes)
 
 
-def _band(kh: int, kw: int, filters: int) -> int:
-    """The rows of the filter whose weights a thread holds at a time: as many as registers allow of those that divide.
-
-    All rows of a filter together read each row of the input once; single rows read it again for each. filters: of a
-    strip.
-    """
-    fitting = (rows for rows in range(kh, 0, -1) if filters * rows * kw <= MAX_BAND_WEIGHTS)
-    return next((rows for rows in fitting if kh % rows == 0), 1)
-
-
 def _macros(problem: ConvProblem, config: DepthwiseConfig, aligned: bool) -> Macros:
     """The macros of the kernel variant for a layer."""
     strip, staged = config.strip, config.groups > 0
@@ -426,7 +322,7 @@ def _macros(problem: ConvProblem, config: DepthwiseConfig, aligned: bool) -> Mac
         "GROUP_CHANNELS": problem.group_channels,
         "KERNEL_H": problem.kh,
         "KERNEL_W": problem.kw,
-        "BAND": _band(problem.kh, problem.kw, strip.filters),
+        "BAND": band_of(problem.kh, problem.kw, strip.filters),
         "VECTOR": vector,
         "LEAD": -problem.pad_w % vector,
         "OUT_VECTOR": out_vector,

@@ -137,7 +137,7 @@ struct Epilogue {
         __device__ __forceinline__ Row(const Epilogue& w, Block::Place place, int filter) {
             const Sizes& s = w.block.s;
             const unsigned plane = s.out_pixels;
-            // Of the plane.
+            // Where the filter's plane begins, in floats from a multiple of 128 bytes.
             const unsigned start = misalignment(w.output) + (place.image * s.output_planes + filter) * plane;
             const bool first = place.pixel == 0, last = place.pixel + WARPGROUP_PIXELS == plane;
             const unsigned own = last ? (s.image_tiles - 1) * TILE_STEP : place.pixel;

@@ -101,8 +101,8 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         return [_macros(rows, dots) for rows, dots in REUSE]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[TwoStageConfig]:
-        """The one configuration that configure() gives."""
-        return [self.configure(problem, device)]
+        """The one configuration of a rule; raises UnsupportedProblem where there is none."""
+        return [self._by_rule(problem, device)]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs) -> float:
         """The device time in microseconds: the sum of all terms, since memory traffic and arithmetic rarely overlap."""
@@ -150,11 +150,6 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
                     Launch(self.source, macros, "sum_planes", ceil(size / MAX_THREADS), MAX_THREADS, arguments)
                 )
         return tuple(found)
-
-    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[TwoStageConfig, float]:
-        """The configuration by a rule, and its predicted time; raises UnsupportedProblem where there is none."""
-        config = self._by_rule(problem, device)
-        return config, self.predicted_us(problem, device, config)
 
     def _by_rule(self, problem: ConvProblem, device: DeviceSpec) -> TwoStageConfig:
         """The geometry with the most reuse of loaded elements whose grid has THREADS_PER_SM threads per SM.

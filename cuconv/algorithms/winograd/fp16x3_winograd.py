@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, hypot
 from pathlib import Path
-from typing import NamedTuple
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
@@ -23,6 +22,22 @@ from cuconv.algorithms.common.limits import (
 )
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
+from cuconv.algorithms.winograd.tiles import (
+    CHANNELS,
+    FILTERS,
+    OUTPUTS,
+    TileShape,
+    cells_of,
+    edges_of,
+    points_of,
+    raw_floats_of,
+    rounds_of,
+    shared_bytes_of,
+    stage_cells_of,
+    static_bytes_of,
+    strips_of,
+    tiles_of,
+)
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
@@ -30,23 +45,8 @@ from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
-# The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
-OUTPUTS = 4  # of a cell
-FILTERS = 64  # of a block's tile
-CHANNELS = 16  # of a chunk
 CONSUMERS = 256  # threads that multiply
-JOB_CELLS = 16  # cells that a producer warp converts at a time
-CELL_BYTES = CHANNELS * 4  # of a chunk at one point, in both FP16 parts
-ROW_WEIGHT_BYTES = CHANNELS * FILTERS * 4  # of the weights of one point and one row of the filter
-STAGING_BYTES = 4 * 16 * 36 * FLOAT_BYTES  # of a warpgroup's outputs: 4 warps, 16 filters, 32 outputs and a pad
-STAGE_ALIGNMENT = 128  # of a chunk's stage
-EXPONENT_BYTES = 16  # behind a chunk in its stage
 FLAG_BYTES = 2 * 4  # of a block
-# Bounds of the static shared memory.
-BARRIER_BYTES = 768  # mbarriers, scales, maxima and a tile's bias
-OUTPUTS_BYTES = 2 * 8  # of a cell: where its outputs lie, for each consumer warpgroup
-THREAD_BYTES = 4  # of a producer thread for each of its copies and jobs
-
 MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)  # of a filter
 MIN_PRODUCTS = 288  # of an output
@@ -56,17 +56,6 @@ STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
 MAX_CLUSTER = 3  # blocks
 MAX_SHARERS = 8  # clusters of a tile; more cost more to add up than they save
 MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
-HALOS = (0, 4, 8, 14, 16, 24, 28, 32, 40, 48, 56, 64, 72, 80)  # cells; 14, 28 and 56 are those of many layers
-RAW_UNIT = 64  # floats of a channel before the transform are 4 less than a multiple: whole rounds of copies would spill
-ALIGNED_FLOATS = 8  # a sector of 32 bytes; strips whose rows are a multiple of it share no sector
-
-
-class TileShape(NamedTuple):
-    """The cells of a tile, and the producer threads. The more registers the sums take, the fewer producers fit."""
-
-    cells: int
-    producers: int
-
 
 TILE_SHAPES = {  # by the columns of a filter
     3: (TileShape(80, 256), TileShape(80, 128), TileShape(88, 128), TileShape(96, 128)),
@@ -167,11 +156,11 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         Producers and consumers work at the same time, so their times are combined as a norm and not as a sum.
         """
         clusters, cells, others = config.blocks // config.cluster, config.cells, config.cluster - 1
-        chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, config.cluster, cells, config.pitch)
-        stage_cells = _stage_cells(problem.kh, config.pitch, cells)
-        points = _points(problem.kw)
+        chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, config.cluster, cells, config.pitch)
+        stage_cells = stage_cells_of(problem.kh, config.pitch, cells)
+        points = points_of(problem.kw)
         products = points * problem.kh * CHANNELS * FILTERS * cells / 2**18
-        converted = _rounds(stage_cells, config.producers) * config.producers / 2  # cells, with those of idle warps
+        converted = rounds_of(stage_cells, config.producers) * config.producers / 2  # cells, with those of idle warps
         fetch_us = costs.fetch * converted * points * CHANNELS / 2**12 / config.cluster
         few_registers = config.tile_shape == TILE_SHAPES[problem.kw][-1]
         multiply_us = (costs.multiply + (costs.register_pressure if few_registers else 0)) * products
@@ -184,7 +173,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         write_us = costs.write * ceil(tiles / clusters) * sums
         chunks_us = block_chunks * (costs.chunk + send_us)
         work_us = chunks_us + hypot(block_chunks * fetch_us, block_chunks * multiply_us + write_us) + exchange_us
-        memory_us = (costs.memory * problem.min_bytes + costs.edge * _edges(problem, config.pitch)) / 2**20
+        memory_us = (costs.memory * problem.min_bytes + costs.edge * edges_of(problem, config.pitch)) / 2**20
         packing_us = _packing(config.cluster).predicted_us(problem, costs)
         return costs.block + packing_us + hypot(work_us, memory_us)
 
@@ -193,10 +182,10 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         p, stages = problem, (config.input_stages, config.weight_stages)
         macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, config.tile_shape)
         macros |= options.macros
-        tiles = _tiles(p, config.cluster, config.cells, config.pitch)
+        tiles = tiles_of(p, config.cluster, config.cells, config.pitch)
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
-        cut = (config.pitch, _strips(p, config.pitch), share_units)
+        cut = (config.pitch, strips_of(p, config.pitch), share_units)
         operands, epilogue = (
             (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE),
             (int(options.relu), options.output_planes(p), *options.arguments),
@@ -215,7 +204,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the kernels of a variant may have."""
         shape = TileShape(macros["TILE_CELLS"], macros["PRODUCERS"])
-        return _static_bytes(shape, macros["STAGE_CELLS"], macros["RAW_FLOATS"])
+        return static_bytes_of(shape, macros["STAGE_CELLS"], macros["RAW_FLOATS"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +213,7 @@ class TransformedWeightPacking(WeightPacking):
 
     def taps(self, problem: ConvProblem) -> int:
         """The numbers that are packed for each filter and channel: one for each point and row of the filter."""
-        return _points(problem.kw) * problem.kh
+        return points_of(problem.kw) * problem.kh
 
     def group_warps(self, problem: ConvProblem) -> int:
         """The warps of a block that share eight channels: one for each row of the filter."""
@@ -258,15 +247,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     sizes = [
         ("rows in a filter", p.kh, MAX_ROWS),
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
-        ("output cells", 4 * _cells(p, ceil(p.out_w / OUTPUTS)), MAX_INDEX),  # with room for strips and tiles
+        ("output cells", 4 * cells_of(p, ceil(p.out_w / OUTPUTS)), MAX_INDEX),  # with room for strips and tiles
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
-
-
-def _points(columns: int) -> int:
-    """The points of the transform for a filter of so many columns."""
-    return OUTPUTS + columns - 1
 
 
 def _tile_shapes(cluster: int, columns: int) -> list[TileShape]:
@@ -293,33 +277,18 @@ def _pitches(problem: ConvProblem, device: DeviceSpec, shape: TileShape) -> list
             continue
         if _stages(problem, device, shape, pitch) is None:
             continue
-        rounds = _rounds(_stage_cells(problem.kh, pitch, shape.cells), shape.producers)
-        found[rounds] = min(found.get(rounds, pitch), pitch, key=lambda pitch: _edges(problem, pitch))
+        rounds = rounds_of(stage_cells_of(problem.kh, pitch, shape.cells), shape.producers)
+        found[rounds] = min(found.get(rounds, pitch), pitch, key=lambda pitch: edges_of(problem, pitch))
     return [found[rounds] for rounds in sorted(found)[:PITCHES]]
 
 
 def _stages(problem: ConvProblem, device: DeviceSpec, shape: TileShape, pitch: int) -> tuple[int, int] | None:
     """The first of STAGES that fits shared memory; None where none does."""
-    stage_cells = _stage_cells(problem.kh, pitch, shape.cells)
-    raw_floats = _raw_floats(_points(problem.kw), stage_cells, pitch)
-    limit = device.shared_bytes_per_block - _static_bytes(shape, stage_cells, raw_floats)
-    fit = (pair for pair in STAGES if _shared_bytes(problem.kh, problem.kw, stage_cells, raw_floats, pair) <= limit)
+    stage_cells = stage_cells_of(problem.kh, pitch, shape.cells)
+    raw_floats = raw_floats_of(points_of(problem.kw), stage_cells, pitch)
+    limit = device.shared_bytes_per_block - static_bytes_of(shape, stage_cells, raw_floats)
+    fit = (pair for pair in STAGES if shared_bytes_of(problem.kh, problem.kw, stage_cells, raw_floats, pair) <= limit)
     return next(fit, None)
-
-
-def _static_bytes(shape: TileShape, stage_cells: int, raw_floats: int) -> int:
-    """A bound of the static shared memory, in bytes."""
-    copies, rounds = ceil(raw_floats / shape.producers), _rounds(stage_cells, shape.producers)
-    return BARRIER_BYTES + OUTPUTS_BYTES * shape.cells + THREAD_BYTES * shape.producers * (copies + rounds)
-
-
-def _shared_bytes(kh: int, kw: int, stage_cells: int, raw_floats: int, stages: tuple[int, int]) -> int:
-    """The dynamic shared memory in bytes: stages of input, of both warpgroups' weights, and raw input."""
-    input_stages, weight_stages = stages
-    chunk_bytes = stage_cells * _points(kw) * CELL_BYTES + EXPONENT_BYTES
-    input_bytes = STAGE_ALIGNMENT * ceil(chunk_bytes / STAGE_ALIGNMENT)
-    weight_bytes = max(kh * ROW_WEIGHT_BYTES, STAGING_BYTES)
-    return input_stages * input_bytes + 2 * weight_stages * weight_bytes + 2 * 8 * raw_floats * FLOAT_BYTES
 
 
 def _candidates_of(
@@ -327,14 +296,14 @@ def _candidates_of(
 ) -> list[WinogradConfig]:
     """The configurations of a cluster, a tile shape and a pitch."""
     stages = _stages(problem, device, shape, pitch)
-    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, cluster, shape.cells, pitch)
-    stage_cells = _stage_cells(problem.kh, pitch, shape.cells)
-    spills = cluster == 1 and _rounds(stage_cells, shape.producers) > 1  # a few registers of the producers
+    chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, cluster, shape.cells, pitch)
+    stage_cells = stage_cells_of(problem.kh, pitch, shape.cells)
+    spills = cluster == 1 and rounds_of(stage_cells, shape.producers) > 1  # a few registers of the producers
     if stages is None or spills or tiles * chunks > MAX_INDEX:
         return []
-    raw_floats = _raw_floats(_points(problem.kw), stage_cells, pitch)
+    raw_floats = raw_floats_of(points_of(problem.kw), stage_cells, pitch)
     packed_bytes = _packing(cluster).workspace_bytes(problem)
-    sums = _points(problem.kw) * FILTERS * shape.cells + CONSUMERS  # with a number for each consumer thread
+    sums = points_of(problem.kw) * FILTERS * shape.cells + CONSUMERS  # with a number for each consumer thread
     block_bytes = sums * FLOAT_BYTES + FLAG_BYTES
     return [
         WinogradConfig(
@@ -343,7 +312,7 @@ def _candidates_of(
             pitch,
             *stages,
             blocks=clusters * cluster,
-            shared_bytes=_shared_bytes(problem.kh, problem.kw, stage_cells, raw_floats, stages),
+            shared_bytes=shared_bytes_of(problem.kh, problem.kw, stage_cells, raw_floats, stages),
             workspace_bytes=packed_bytes + clusters * cluster * block_bytes,
         )
         for clusters in _grids(tiles, chunks, device.clusters_at_a_time(cluster))
@@ -359,49 +328,6 @@ def _grids(tiles: int, chunks: int, most: int) -> list[int]:
     return sorted({tiles * sharers, every if sharers < MAX_SHARERS else tiles * MAX_SHARERS // 2})
 
 
-def _stage_cells(rows: int, pitch: int, cells: int) -> int:
-    """The cells of a stage: a tile and its halo, the rows below it that a filter of `rows` rows reaches.
-
-    The halo has one of a few sizes, so that layers of many widths share kernels.
-    """
-    halo = (rows - 1) * pitch
-    return cells + next((size for size in HALOS if size >= halo), halo)
-
-
-def _rounds(stage_cells: int, producers: int) -> int:
-    """The rounds in which producer warps convert eight channels of a stage."""
-    return ceil(stage_cells / (producers // 32 * JOB_CELLS))
-
-
-def _raw_floats(points: int, stage_cells: int, pitch: int) -> int:
-    """The floats of a channel before the transform: four more a row than the outputs of its cells."""
-    last_row = (pitch - 1 + stage_cells - 1) // pitch
-    needed = OUTPUTS * (stage_cells - 1) + 4 * last_row + points
-    return RAW_UNIT * ceil((needed + 4) / RAW_UNIT) - 4
-
-
-def _strips(problem: ConvProblem, pitch: int) -> int:
-    """The strips of an image whose rows have `pitch` cells."""
-    return ceil(problem.out_w / OUTPUTS / pitch)
-
-
-def _edges(problem: ConvProblem, pitch: int) -> int:
-    """The edges between strips in all rows of input and output. An edge within a sector of memory counts twice."""
-    whole = pitch * OUTPUTS % ALIGNED_FLOATS == 0
-    rows = problem.n * (problem.c * problem.h + problem.m * problem.out_h)
-    return (_strips(problem, pitch) - 1) * rows * (1 if whole else 2)
-
-
-def _cells(problem: ConvProblem, pitch: int) -> int:
-    """The cells of all images, strip after strip, with the rows of padding between them."""
-    return problem.n * _strips(problem, pitch) * (problem.h + problem.pad_h) * pitch
-
-
-def _tiles(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
-    """The tiles of all outputs, each with the filters of a whole cluster."""
-    return ceil(_cells(problem, pitch) / cells) * ceil(problem.m / (FILTERS * cluster))
-
-
 def _macros(
     kh: int,
     kw: int,
@@ -411,8 +337,8 @@ def _macros(
     cluster: int,
     shape: TileShape,
 ) -> Macros:
-    stage_cells = _stage_cells(kh, pitch, shape.cells)
-    raw_floats = _raw_floats(_points(kw), stage_cells, pitch)
+    stage_cells = stage_cells_of(kh, pitch, shape.cells)
+    raw_floats = raw_floats_of(points_of(kw), stage_cells, pitch)
     return {
         "FILTERS": FILTERS,
         "CHANNELS": CHANNELS,
@@ -426,5 +352,5 @@ def _macros(
         "WEIGHT_STAGES": stages[1],
         "PRODUCERS": shape.producers,
         "CLUSTER": cluster,
-        "SHARED_BYTES": _shared_bytes(kh, kw, stage_cells, raw_floats, stages),
+        "SHARED_BYTES": shared_bytes_of(kh, kw, stage_cells, raw_floats, stages),
     }

@@ -9,7 +9,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuconv.nn
-from cuconv import NotReady
 from cuconv.nn import operator, program
 from cuconv.precompile import PlannedCall
 from cuconv.problem import ConvProblem
@@ -433,44 +432,3 @@ def test_fully_connected_layers_of_few_rows(on_a_gpu, rows, kinds):
     assert [call["kind"] for call in on_a_gpu] == ["plain"] * kinds
     layer(x).sum().backward()
     assert layer.weight.grad is not None
-
-
-class Joined(nn.Module):
-    """A convolution with a shortcut, and two whose outputs are joined."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.left, self.right = nn.Conv2d(4, 3, 1), nn.Conv2d(4, 5, 3, padding=1)
-
-    def forward(self, x):
-        y = torch.relu(self.norm(self.first(x)) + x)
-        return torch.cat([self.left(y), self.right(y)], 1)
-
-
-def test_torch_computes_a_layer_while_its_kernels_compile(on_a_gpu, monkeypatch):
-    """And asks for no other kernels, such as those for weights that are not packed."""
-    model, x = Joined().eval(), torch.randn(2, 4, 8, 9)
-    converted, report = cuconv.nn.convert(model, x)
-
-    def pending(*operands, **options):
-        raise NotReady("the kernels are being compiled")
-
-    layers = [
-        convolution
-        for layer in converted._capture.program.layers.values()
-        for convolution in getattr(layer, "convolutions", [layer])
-    ]
-    for layer in layers:
-        layer._prepared = pending
-    monkeypatch.setattr(operator, "_launch", lambda *operands, **options: pytest.fail("other kernels are asked for"))
-    allowed, computed = [], F.conv2d
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    with torch.no_grad():
-        expected = model(x)
-        monkeypatch.setattr(
-            F, "conv2d", lambda *operands: allowed.append(torch.backends.cudnn.allow_tf32) or computed(*operands)
-        )
-        assert len(layers) == 3 and report.captured
-        torch.testing.assert_close(converted(x), expected, rtol=1e-5, atol=1e-5)
-    assert allowed == [False] * 3 and torch.backends.cudnn.allow_tf32, "no layer is rounded to TF32 meanwhile"

@@ -1,0 +1,100 @@
+"""The tiles of fp16x3_winograd: cells, halos and strips, and the memory that they take.
+
+A cell is four adjacent outputs. An image is cut into strips, whose rows have `pitch` cells. A tile is a number of cells
+in the order of a strip's rows, and a stage holds the transformed input of a tile and its halo.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from cuconv.problem import FLOAT_BYTES, ConvProblem
+
+# The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
+OUTPUTS = 4  # of a cell
+FILTERS = 64  # of a block's tile
+CHANNELS = 16  # of a chunk
+JOB_CELLS = 16  # cells that a producer warp converts at a time
+CELL_BYTES = CHANNELS * 4  # of a chunk at one point, in both FP16 parts
+ROW_WEIGHT_BYTES = CHANNELS * FILTERS * 4  # of the weights of one point and one row of the filter
+STAGING_BYTES = 4 * 16 * 36 * FLOAT_BYTES  # of a warpgroup's outputs: 4 warps, 16 filters, 32 outputs and a pad
+STAGE_ALIGNMENT = 128  # of a chunk's stage
+EXPONENT_BYTES = 16  # behind a chunk in its stage
+# Bounds of the static shared memory.
+BARRIER_BYTES = 768  # mbarriers, scales, maxima and a tile's bias
+OUTPUTS_BYTES = 2 * 8  # of a cell: where its outputs lie, for each consumer warpgroup
+THREAD_BYTES = 4  # of a producer thread for each of its copies and jobs
+HALOS = (0, 4, 8, 14, 16, 24, 28, 32, 40, 48, 56, 64, 72, 80)  # cells; 14, 28 and 56 are those of many layers
+RAW_UNIT = 64  # floats of a channel before the transform are 4 less than a multiple: whole rounds of copies would spill
+ALIGNED_FLOATS = 8  # a sector of 32 bytes; strips whose rows are a multiple of it share no sector
+
+
+class TileShape(NamedTuple):
+    """The cells of a tile, and the producer threads. The more registers the sums take, the fewer producers fit."""
+
+    cells: int
+    producers: int
+
+
+def points_of(columns: int) -> int:
+    """The points of the transform for a filter of so many columns."""
+    return OUTPUTS + columns - 1
+
+
+def stage_cells_of(rows: int, pitch: int, cells: int) -> int:
+    """The cells of a stage: a tile and its halo, the rows below it that a filter of `rows` rows reaches.
+
+    The halo has one of a few sizes, so that layers of many widths share kernels.
+    """
+    halo = (rows - 1) * pitch
+    return cells + next((size for size in HALOS if size >= halo), halo)
+
+
+def rounds_of(stage_cells: int, producers: int) -> int:
+    """The rounds in which producer warps convert eight channels of a stage."""
+    return ceil(stage_cells / (producers // 32 * JOB_CELLS))
+
+
+def raw_floats_of(points: int, stage_cells: int, pitch: int) -> int:
+    """The floats of a channel before the transform: four more a row than the outputs of its cells."""
+    last_row = (pitch - 1 + stage_cells - 1) // pitch
+    needed = OUTPUTS * (stage_cells - 1) + 4 * last_row + points
+    return RAW_UNIT * ceil((needed + 4) / RAW_UNIT) - 4
+
+
+def static_bytes_of(shape: TileShape, stage_cells: int, raw_floats: int) -> int:
+    """A bound of the static shared memory, in bytes."""
+    copies, rounds = ceil(raw_floats / shape.producers), rounds_of(stage_cells, shape.producers)
+    return BARRIER_BYTES + OUTPUTS_BYTES * shape.cells + THREAD_BYTES * shape.producers * (copies + rounds)
+
+
+def shared_bytes_of(kh: int, kw: int, stage_cells: int, raw_floats: int, stages: tuple[int, int]) -> int:
+    """The dynamic shared memory in bytes: stages of input, of both warpgroups' weights, and raw input."""
+    input_stages, weight_stages = stages
+    chunk_bytes = stage_cells * points_of(kw) * CELL_BYTES + EXPONENT_BYTES
+    input_bytes = STAGE_ALIGNMENT * ceil(chunk_bytes / STAGE_ALIGNMENT)
+    weight_bytes = max(kh * ROW_WEIGHT_BYTES, STAGING_BYTES)
+    return input_stages * input_bytes + 2 * weight_stages * weight_bytes + 2 * 8 * raw_floats * FLOAT_BYTES
+
+
+def strips_of(problem: ConvProblem, pitch: int) -> int:
+    """The strips of an image whose rows have `pitch` cells."""
+    return ceil(problem.out_w / OUTPUTS / pitch)
+
+
+def edges_of(problem: ConvProblem, pitch: int) -> int:
+    """The edges between strips in all rows of input and output. An edge within a sector of memory counts twice."""
+    whole = pitch * OUTPUTS % ALIGNED_FLOATS == 0
+    rows = problem.n * (problem.c * problem.h + problem.m * problem.out_h)
+    return (strips_of(problem, pitch) - 1) * rows * (1 if whole else 2)
+
+
+def cells_of(problem: ConvProblem, pitch: int) -> int:
+    """The cells of all images, strip after strip, with the rows of padding between them."""
+    return problem.n * strips_of(problem, pitch) * (problem.h + problem.pad_h) * pitch
+
+
+def tiles_of(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
+    """The tiles of all outputs, each with the filters of a whole cluster."""
+    return ceil(cells_of(problem, pitch) / cells) * ceil(problem.m / (FILTERS * cluster))
