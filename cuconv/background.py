@@ -32,7 +32,7 @@ _waiting = 0  # how many `waiting` are entered
 
 
 class StandIn(Protocol):
-    """A call that is used until a job has ended. Then it is outdated, or `error` is why it stays."""
+    """A call that is used until a job ends. Then the job sets `outdated`, or `error` where kernels do not compile."""
 
     outdated: bool
     error: Exception | None

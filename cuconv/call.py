@@ -62,9 +62,9 @@ class Pending:
 class Call:
     """Everything that the calls of one signature share, checked and loaded, for one thread.
 
-    settled    whether these are the kernels of the plan, and no stand-ins for kernels that are being compiled
-    outdated   whether a stand-in is to be made again, as the kernels of the plan have been compiled
-    error      why they cannot be
+    settled    whether these are the kernels of the plan; otherwise they stand in for kernels that are being compiled
+    outdated   whether those have been compiled, so that the call is to be made again
+    error      why those cannot be compiled, or None
     """
 
     def __init__(

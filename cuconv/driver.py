@@ -90,7 +90,8 @@ def _primary_context(ordinal: int) -> int:
 def made_current(ordinal: int) -> Iterator[None]:
     """Make a GPU current for this thread, with its primary context, until the block ends.
 
-    A thread without a context keeps that of GPU 0, its current GPU for the CUDA runtime: later calls find it.
+    If the thread had no context and the GPU is 0, the context stays current after the block: GPU 0 is the CUDA
+    runtime's default, and later calls find the context.
     """
     before = context_reader()()
     check(library().cuCtxSetCurrent(ctypes.c_void_p(_primary_context(ordinal))))
@@ -122,7 +123,7 @@ def set_kernel_attribute(kernel: ctypes.c_void_p, attribute: int, value: int) ->
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture into a CUDA graph that a stream, given by its pointer, is in; 0 for none.
+    """The number of the capture that is under way on a stream, given by its pointer; 0 for none.
 
     A context must be current.
     """

@@ -1,7 +1,7 @@
 """Arithmetic on a number or on a NumPy array of numbers, one for each of many configurations.
 
-Cost models are written with these functions, and with a product by a truth value where a branch would be. The same
-model then takes one launch configuration or many.
+Cost models use these functions, and multiply by a truth value instead of branching. The same model then takes one
+launch configuration or many.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which ready call a call of conv2d takes: the one that was made for such operands before, or a new one.
+"""The ready call for a call of conv2d: found among those that were made before, or made.
 
 The first call of a signature checks its operands, plans, and loads the kernels. The result is kept under a key that
 holds everything it depends on: shapes, dtypes, devices, alignment and options. Every later call with the same key costs
@@ -55,8 +55,8 @@ def convolve(
 ) -> Any:
     """The convolution of operands by the ready call for them, which is made if there is none.
 
-    options: everything else that decides what is launched, and that `_made` reads where there is no layer. layer: whose
-    constant weights these are.
+    options: all else that decides what is launched, as `_made` lists it; with a layer, an object that stands for the
+    layer's own options. layer: whose constant weights these are.
     """
     try:
         signature, pointer = library.signature, library.pointer
@@ -99,7 +99,7 @@ def convolve(
 
 
 def _is_due(call: Call | Pending, library: TorchArrays | CupyArrays, array: Any) -> bool:
-    """Whether a stand-in is to be made again: not in a capture, where weights that it wants packed would not be."""
+    """Whether a stand-in is to be made again. Not in a capture, which forbids the packing of weights."""
     if not (call.outdated or background.waits() or library.wants_equal_bits()):
         return False
     device = library.device(array)
@@ -128,8 +128,10 @@ def _made(
     """The ready call for operands and options: checks them, plans, and loads the kernels.
 
     Where kernels of the plan must be compiled first, that happens in the background, and the call is of the next best
-    plan whose kernels are there. Only calls that name an algorithm, or want equal bits, wait; and those of "auto" where
-    there is no such plan.
+    plan whose kernels are there. A call waits for its kernels if
+    - it names an algorithm other than "auto" and "ready"
+    - equal bits are wanted, or `background.waiting` is entered
+    - it is "auto", and there is no such plan. One of "ready" is `Pending` then.
 
     options: the signatures of weight and bias, stride, padding, dilation, groups, relu, algorithm, precision.
     constant: whether weight and bias are those of a layer.
@@ -220,7 +222,7 @@ class _Made:
 
 
 def workspace_beside(launches: tuple[Launch, ...], workspace_bytes: int, packed_bytes: int) -> int:
-    """The workspace of launches that find packed weights elsewhere; all of it where a part has a fixed place in it."""
+    """The bytes of workspace that launches need beside packed weights; all, where one addresses a fixed place in it."""
     arguments = [argument for launch in launches for argument in launch.arguments]
     fixed = any(isinstance(argument, Address) and argument.offset for argument in arguments)
     return workspace_bytes if fixed else workspace_bytes - packed_bytes

@@ -1,4 +1,4 @@
-"""Many launch configurations at once: a configuration whose fields are NumPy arrays stands for one for each element.
+"""Many launch configurations as one object: element i of each of its NumPy arrays belongs to configuration i.
 
 A new size of a layer is planned while its caller waits. Arrays take a few microseconds for what a loop over
 configurations takes a millisecond. `cuconv.numbers` has the arithmetic that works on both.
@@ -45,7 +45,7 @@ class ManyConfigurations(Algorithm[Config, Costs]):
 
     @abstractmethod
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
-        """Configurations as one of arrays, and an array that says which of them can run.
+        """One configuration object with array fields, and an array that says which of its configurations can run.
 
         Raises UnsupportedProblem where none can.
         """

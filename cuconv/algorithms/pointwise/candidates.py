@@ -79,10 +79,11 @@ class _Rows(NamedTuple):
 
 
 def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> tuple[Fp16x3PointwiseConfig, Any]:
-    """Configurations as one of arrays, and an array that says which of them can run. algorithm: its name.
+    """One configuration object with array fields, and an array that says which of its configurations can run.
 
-    Split-K across the consumers is for grids with few tiles. Split-K in the last wave is for waves that leave half of
-    the SMs idle, and that are not the only one: all parts of a tile would end together then, and wait for each other.
+    algorithm: its name. Split-K across the consumers is for grids with few tiles. Split-K in the last wave is for waves
+    that leave half of the SMs idle, and that are not the only one: all parts of a tile would end together then, and
+    wait for each other.
     Raises UnsupportedProblem where no configuration can run.
     """
     _check(problem, device, algorithm)

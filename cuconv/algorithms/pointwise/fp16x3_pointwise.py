@@ -48,7 +48,7 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
         return sample() if arch == HOPPER_ARCH else []
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Fp16x3PointwiseConfig, Any]:
-        """Configurations as one of arrays, and an array that says which of them can run.
+        """One configuration object with array fields, and an array that says which of its configurations can run.
 
         With a stride they are those of the convolution on a copy of the pixels that it reads, at the end of the
         workspace. Raises UnsupportedProblem where no configuration can run.

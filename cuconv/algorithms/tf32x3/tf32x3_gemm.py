@@ -145,7 +145,7 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
         return sample
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
-        """Configurations as one of arrays, and an array that says which of them can run.
+        """One configuration object with array fields, and an array that says which of its configurations can run.
 
         Raises UnsupportedProblem where none can.
         """

@@ -181,7 +181,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
-        """Configurations as one of arrays, and an array that says which of them can run.
+        """One configuration object with array fields, and an array that says which of its configurations can run.
 
         Raises UnsupportedProblem where none can.
         """
