@@ -1,8 +1,8 @@
 // Columns and products of tf32x3_wgmma: finding a pixel's elements of the input, loading them into registers as
 // fragments of wgmma's tile A, decomposing and multiplying them.
 //
-// It uses the kernel's macros FILTERS, STAGE_DEPTH, PRODUCTS, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER, LINEAR,
-// WHOLE, PAIRED and EVICT_FIRST.
+// It uses the kernel's macros FILTERS, STAGE_DEPTH, PRODUCTS, GENERAL, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
+// LINEAR, WHOLE, PAIRED and EVICT_FIRST.
 #pragma once
 
 #include "common/eviction.cuh"
@@ -44,15 +44,31 @@ struct Divider {
     __device__ __forceinline__ int operator()(unsigned n) const { return divisor == 1 ? n : __umulhi(n, inverse); }
 };
 
+#if GENERAL
+// The filter's size.
+struct Kernel {
+    int h, w;
+};
+typedef GeometryArguments Geometry;
+#else
+struct Kernel {
+    static constexpr int h = KERNEL_H, w = KERNEL_W;
+};
+typedef ConstantGeometry Geometry;
+#endif
+
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
+    Kernel kernel;
+    Geometry geometry;
     Divider by_out_w;
 
     __device__ __forceinline__ Problem(int channels, int height, int width, int filters, int pad_h, int pad_w,
-                                       int out_h, int out_w, int output_planes)
+                                       int out_h, int out_w, int output_planes, Kernel kernel, Geometry geometry)
         : channels(channels), height(height), width(width), filters(filters), pad_h(pad_h), pad_w(pad_w),
-          out_w(out_w), out_pixels(out_h * out_w), output_planes(output_planes), by_out_w(out_w) {}
+          out_w(out_w), out_pixels(out_h * out_w), output_planes(output_planes), kernel(kernel), geometry(geometry),
+          by_out_w(out_w) {}
 };
 
 // A pixel of the output, and where its columns come from.
@@ -67,27 +83,28 @@ struct Pixel {
         const unsigned known = exists ? index : 0;
         const unsigned image = LINEAR ? 0 : known / p.out_pixels, pixel = known - image * p.out_pixels;
         place = exists ? (int64)image * p.output_planes * p.out_pixels + pixel : -1;
-        source = input + (int64)image * CHANNEL_GROUPS * p.channels * p.height * p.width;
-#if POINTWISE && STRIDE_H == 1 && STRIDE_W == 1
+        const Geometry g = p.geometry;
+        source = input + (int64)image * g.groups * p.channels * p.height * p.width;
+#if POINTWISE && !GENERAL
         source += pixel;
         inside = exists;
 #elif POINTWISE
         const int row = pixel / p.out_w;
-        source += (int64)row * STRIDE_H * p.width + ((int)pixel - row * p.out_w) * STRIDE_W;
+        source += (int64)row * g.stride_h * p.width + ((int)pixel - row * p.out_w) * g.stride_w;
         inside = exists;
 #else
         const int row = LINEAR ? p.by_out_w(pixel) : pixel / p.out_w;
-        const int y = row * STRIDE_H - p.pad_h, x = ((int)pixel - row * p.out_w) * STRIDE_W - p.pad_w;
+        const int y = row * g.stride_h - p.pad_h, x = ((int)pixel - row * p.out_w) * g.stride_w - p.pad_w;
         source += (int64)y * p.width + x;
         TapMask columns = 0;  // of the filter, that meet the input
 #pragma unroll
-        for (int kx = 0; kx < KERNEL_W; ++kx)
-            columns |= (TapMask)(exists && (unsigned)(x + kx * DILATION_W) < p.width) << kx;
+        for (int kx = 0; kx < p.kernel.w; ++kx)
+            columns |= (TapMask)(exists && (unsigned)(x + kx * g.dilation_w) < p.width) << kx;
         inside = LARGE_FILTER == 2 ? columns << 32 : 0;
 #pragma unroll
-        for (int ky = 0; ky < KERNEL_H; ++ky)
-            if ((unsigned)(y + ky * DILATION_H) < p.height)
-                inside |= LARGE_FILTER == 2 ? (TapMask)1 << ky : columns << ky * KERNEL_W;
+        for (int ky = 0; ky < p.kernel.h; ++ky)
+            if ((unsigned)(y + ky * g.dilation_h) < p.height)
+                inside |= LARGE_FILTER == 2 ? (TapMask)1 << ky : columns << ky * p.kernel.w;
 #endif
         asm("" : "+l"(source));  // otherwise the compiler would compute it again for every load
     }
@@ -105,9 +122,9 @@ struct Pixel {
 
 // The entry of the tap table for k.
 __device__ __forceinline__ Tap make_tap(unsigned k, int depth, const Problem& p) {
-    const unsigned c = k / (KERNEL_H * KERNEL_W), position = k % (KERNEL_H * KERNEL_W);
-    const unsigned ky = position / KERNEL_W, kx = position % KERNEL_W;
-    const int distance = (c * p.height + ky * DILATION_H) * p.width + kx * DILATION_W;
+    const unsigned area = p.kernel.h * p.kernel.w, c = k / area, position = k - c * area;
+    const unsigned ky = position / p.kernel.w, kx = position - ky * p.kernel.w;
+    const int distance = (c * p.height + ky * p.geometry.dilation_h) * p.width + kx * p.geometry.dilation_w;
 #if LARGE_FILTER == 2
     return {distance, k < depth ? ky + (kx + 32) * 256 : 31u};  // row 31 is never in a mask
 #elif LARGE_FILTER

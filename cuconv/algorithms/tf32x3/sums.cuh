@@ -36,7 +36,7 @@ struct Output {
         if (!__any_sync(~0u, marked)) return;
         const int64 image_size = (int64)p.output_planes * p.out_pixels, known = pixel < 0 ? 0 : pixel;
         const int image = known / image_size, within = known - image * image_size, y = within / p.out_w;
-        float value = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y,
+        float value = plain_sum_where(marked, input, weight, p, p.kernel.h, p.kernel.w, image, filter, y,
                                       within - y * p.out_w);
         if (!marked) return;
         if (bias) value += bias[filter];
@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[KEPT<GROUPS>][4], c
 // reduction has fewer steps than a stage.
 template <int WIDTH = 4, int COUNT>
 __device__ __forceinline__ void restore(float (&pieces)[COUNT][4], const Problem& p) {
-    const int steps = min(STEPS, (p.channels * KERNEL_H * KERNEL_W + 7) / 8);
+    const int steps = min(STEPS, (p.channels * p.kernel.h * p.kernel.w + 7) / 8);
     if (PRODUCTS == 3)
 #pragma unroll
         for (int i = 0; i < COUNT * WIDTH; ++i)

@@ -26,14 +26,15 @@
 // TAP_BYTES          bytes of an entry of the tap table
 // POINTWISE          1 for a 1x1 filter without padding
 // VECTOR             1 where rows of weights are 16-byte aligned
-// KERNEL_H KERNEL_W  the filter's size
+// GENERAL            1 where the arguments have the filter's size, stride, dilation and groups
+// KERNEL_H KERNEL_W  the filter's size elsewhere, where stride, dilation and groups are 1
 // LARGE_FILTER       1 for more than 32 filter positions, 2 for more than 63; then up to 31 rows and 31 columns
 // LINEAR             1 for one image whose output is as wide as the input: pixels are neighbours as their sources are
 // WHOLE              1 for a reduction of whole stages; only if POINTWISE
 // PAIRED             1 for pixels in pairs that are neighbours in input and output, 8-byte aligned; only if POINTWISE
 // EVICT_FIRST        eighths of the input that L2 evicts first (common/eviction.cuh); 0 if not POINTWISE
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
-// STRIDE_H and more  stride, dilation and groups where one of them is above 1, and RESIDUAL (common/geometry.cuh)
+// RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
 // Every argument has eight bytes: a pointer or a long long.
 
@@ -73,13 +74,21 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                 int64 relu, int64 output_planes RESIDUAL_ARGUMENT) {
+                 int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
+                 int64 groups RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
+#if GENERAL
+    const Kernel kernel = {(int)kernel_h, (int)kernel_w};
+    const Geometry geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
     // With groups, the channels and filters of one group.
-    const Problem p(channels / CHANNEL_GROUPS, height, width, filters / CHANNEL_GROUPS, pad_h, pad_w, out_h, out_w,
-                    output_planes);
-    const int depth = p.channels * KERNEL_H * KERNEL_W;
+    if (groups > 1) channels = (unsigned)channels / (unsigned)groups, filters = (unsigned)filters / (unsigned)groups;
+#else
+    constexpr Kernel kernel;
+    constexpr Geometry geometry;
+#endif
+    const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w, output_planes, kernel, geometry);
+    const int depth = p.channels * p.kernel.h * p.kernel.w;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
 
@@ -87,15 +96,17 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     const unsigned rank = blockIdx.x % SPLIT_K;
     unsigned tile = blockIdx.x / SPLIT_K;
     const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
-#if CHANNEL_GROUPS > 1
-    const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
-    const int64 group_id = tile / group_tiles;
-    tile -= group_id * group_tiles;
-    input += group_id * p.channels * plane;
-    weight += group_id * p.filters * depth;
-    bias = bias ? bias + group_id * p.filters : bias;
-    output += group_id * p.filters * p.out_pixels;
-    WITH_RESIDUAL(residual += group_id * p.filters * p.out_pixels;)
+#if GENERAL
+    if (groups > 1) {
+        const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
+        const int64 group_id = tile / group_tiles;
+        tile -= group_id * group_tiles;
+        input += group_id * p.channels * plane;
+        weight += group_id * p.filters * depth;
+        bias = bias ? bias + group_id * p.filters : bias;
+        output += group_id * p.filters * p.out_pixels;
+        WITH_RESIDUAL(residual += group_id * p.filters * p.out_pixels;)
+    }
 #endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
     const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;

@@ -20,7 +20,6 @@ from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
     arguments_of,
     depth_of,
-    geometry_macros,
     has_aligned_rows,
     is_linear,
     is_pointwise,
@@ -51,6 +50,8 @@ PIECE_FILTERS = 2  # of a piece of the accumulators, which only one block of a c
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filter position
 MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
+
+FILTER_SIZES = ((1, 1), (3, 3))  # that kernels have as constants
 
 CLUSTER_SIZES = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # values of split_k
 FILLING_CLUSTER_SIZES = (3, 5, 6, 14)  # fill the SMs better than a power of two, of use only where blocks are few
@@ -232,7 +233,8 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
-        arguments = (*arguments_of(problem, options.relu, options.output_planes(problem)), *options.arguments)
+        operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
+        arguments = (*operands_and_sizes, *_geometry(problem), *options.arguments)
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
@@ -336,7 +338,7 @@ def _epilogue_us(config: Config, costs: Costs) -> Number:
 
 def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, products: int = PRODUCTS[FP32]) -> Macros:
     """The macros of the kernel variant for a layer. aligned: whether all operands start at a multiple of 16 bytes."""
-    pointwise = is_pointwise(problem)
+    pointwise, general = is_pointwise(problem), _is_general(problem)
     return {
         "FILTERS": tile.filters,
         "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
@@ -347,8 +349,9 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "VECTOR": int(has_aligned_rows(problem, aligned)),
         "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products),
         "PRODUCTS": products,
-        "KERNEL_H": problem.kh,
-        "KERNEL_W": problem.kw,
+        "GENERAL": int(general),
+        "KERNEL_H": 0 if general else problem.kh,
+        "KERNEL_W": 0 if general else problem.kw,
         "STAGE_DEPTH": STAGE_DEPTH,
         "POINTWISE": int(pointwise),
         "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
@@ -356,5 +359,15 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
         "PAIRED": int(_has_pixel_pairs(problem, aligned)),
         "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
-        **geometry_macros(problem),
     }
+
+
+def _is_general(problem: ConvProblem) -> bool:
+    """Whether the kernel takes the filter's size, stride, dilation and groups as arguments, and not as constants."""
+    return not (problem.is_dense and (problem.kh, problem.kw) in FILTER_SIZES)
+
+
+def _geometry(problem: ConvProblem) -> tuple[int, ...]:
+    """The kernel's arguments for stride, dilation and groups."""
+    p = problem
+    return p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.groups
