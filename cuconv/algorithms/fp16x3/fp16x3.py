@@ -41,7 +41,7 @@ FLAG_BYTES = CONSUMERS * 4  # of a block
 # Bounds of the static shared memory.
 BARRIER_BYTES = 2048  # mbarriers, scales and maxima
 SOURCE_BYTES = 2 * SLOT * 4  # of a slot: where its positions lie in the input
-RESCALE_BYTES = CONSUMERS * 2 * FLOAT_BYTES  # of a narrow tile's filter: double-buffered factors
+RESCALE_BYTES = CONSUMERS * 4 * FLOAT_BYTES  # of a narrow tile's filter: four buffers of factors
 
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns

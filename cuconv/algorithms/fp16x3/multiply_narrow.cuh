@@ -31,16 +31,16 @@ struct Rescale {
     const int* filter_scales;  // in the workspace, of the next chunk
     const int warpgroup, thread;
     int chunk_scale = 0, sum_exponent = ZERO_EXPONENT;
-    int buffer = 0;  // of the two in shared memory
+    int buffer = 0;  // of the chunk, one of two
 
     // scales: of the tile's first chunk, in the workspace.
     __device__ __forceinline__ Rescale(const int* scales, int warpgroup, int thread)
         : filter_scales(scales + thread), warpgroup(warpgroup), thread(thread) {}
 
-    // The current chunk's factors. Double-buffered, as those of the chunk before are still being read; between tiles
-    // there are barriers.
-    __device__ __forceinline__ float* shared() const {
-        __shared__ __align__(16) float factors[2][CONSUMERS / WARPGROUP][(BF + 15) / 16 * 16];
+    // A buffer of factors. Chunks take two in turn, as the factors of the chunk before are still being read, and the end
+    // of a tile takes two more.
+    __device__ __forceinline__ float* shared(int buffer) const {
+        __shared__ __align__(16) float factors[4][CONSUMERS / WARPGROUP][(BF + 15) / 16 * 16];
         return factors[buffer][warpgroup];
     }
     // Loads the next chunk's scale. One chunk ahead of its use, so that its latency is hidden.
@@ -49,9 +49,9 @@ struct Rescale {
         filter_scales += BF;
     }
     // Stores this thread's factor. A thread has two of each eight filters; its factors for 16 filters are adjacent.
-    __device__ __forceinline__ void put(float factor) const {
+    __device__ __forceinline__ void put(int buffer, float factor) const {
         const int place = thread / 16 * 16 + thread % 8 / 2 * 4 + thread / 8 % 2 * 2 + thread % 2;
-        if (thread < BF) shared()[place] = factor;
+        if (thread < BF) shared(buffer)[place] = factor;
     }
     // Computes the factors of a chunk from its filters' scales and its input's.
     __device__ __forceinline__ void update(int input_scale) {
@@ -59,7 +59,7 @@ struct Rescale {
         const int exponent = exponent_of(chunk_scale) + exponent_of(input_scale);
         const bool zero = exponent < ZERO_EXPONENT / 2;
         if (sum_exponent == ZERO_EXPONENT && !zero) sum_exponent = exponent;
-        put(zero ? 0.0f : power_of_two(clamp(exponent - sum_exponent, -126, 128)));
+        put(buffer, zero ? 0.0f : power_of_two(clamp(exponent - sum_exponent, -126, 128)));
         warpgroup_barrier(warpgroup);
     }
     // The exponent of the chunk's products, of this thread's filter, if they are suspect, else NO_DOUBT or less.
@@ -69,12 +69,12 @@ struct Rescale {
     }
     // sums += the current chunk's products.
     __device__ __forceinline__ void accumulate(Sums& sums, const Sums& chain) const {
-        each([&](int i, float factor) { sums[i] = fmaf(chain[i], factor, sums[i]); });
+        each(buffer, [&](int i, float factor) { sums[i] = fmaf(chain[i], factor, sums[i]); });
     }
     // Calls change(i, factor of the i-th sum) for each of the thread's sums.
     template <class Change>
-    __device__ __forceinline__ void each(const Change& change) const {
-        const float* const mine = shared() + thread % 4 * 4;
+    __device__ __forceinline__ void each(int buffer, const Change& change) const {
+        const float* const mine = shared(buffer) + thread % 4 * 4;
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i += 8) {
             const float4 four = *reinterpret_cast<const float4*>(mine + i * 2);
@@ -89,22 +89,18 @@ struct Rescale {
     // chains have lost, and marks the doubtful.
     __device__ __forceinline__ void finish(Sums& sums, int doubt) {
         const int exponent = sum_exponent == ZERO_EXPONENT ? 0 : sum_exponent, half = exponent / 2;
-        const float least = thread < BF && doubt > NO_DOUBT ? least_trusted(doubt) : 0.0f;
-        const float factors[2] = {power_of_two(half), power_of_two(exponent - half)};
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            buffer ^= 1;
-            put(factors[step]);
-            warpgroup_barrier(warpgroup);
-            each([&](int i, float factor) { sums[i] *= factor; });
-        }
+        const float least = PRODUCTS == 3 && thread < BF && doubt > NO_DOUBT ? least_trusted(doubt) : 0.0f;
+        put(2, power_of_two(half));
+        put(3, power_of_two(exponent - half));
+        buffer ^= 1;
+        put(buffer, least);
+        const bool doubtful = any_at_barrier<WARPGROUP>(1 + warpgroup, least > 0.0f);
+        each(2, [&](int i, float factor) { sums[i] *= factor; });
+        each(3, [&](int i, float factor) { sums[i] *= factor; });
         if (PRODUCTS == 1) return;
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = restored(sums[i], STEPS);
-        buffer ^= 1;
-        put(least);
-        if (!any_at_barrier<WARPGROUP>(1 + warpgroup, least > 0.0f)) return;
-        each([&](int i, float least) { mark_doubtful(sums[i], least); });
+        if (doubtful) each(buffer, [&](int i, float least) { mark_doubtful(sums[i], least); });
     }
 };
 
