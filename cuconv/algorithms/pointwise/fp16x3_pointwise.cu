@@ -35,7 +35,7 @@
 // PLANE              pixels of an image, 33 to 64, where a consumer has a whole image; otherwise 0
 // PITCH              floats in shared memory from a channel's or filter's pixels to the next one's
 // PRODUCER_THREADS   threads that copy one consumer's pixels
-// EVICT_FIRST        share of the input with an evict-first policy (common/eviction.cuh)
+// EVICT_FIRST        1 where a share of the input has an evict-first policy (common/eviction.cuh)
 // PRODUCTS           3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // SHARED_BYTES       dynamic shared memory that the host asks for
 // RESIDUAL           1 where there is a tensor to add before ReLU (common/geometry.cuh)
@@ -53,7 +53,7 @@ static_assert(CONSUMERS * PRODUCER_THREADS <= WARPGROUP);
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                      float* __restrict__ output, void* __restrict__ workspace, int64 images, int64 channels, int64 height,
-                     int64 width, int64 filters, int64 relu, int64 output_planes RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+                     int64 width, int64 filters, int64 relu, int64 output_planes, int64 evict_first RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     if (!PACKS_WEIGHTS) launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // pixel stages, weight stages, buffers of the epilogue
     __shared__ Shared shared;
@@ -100,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (role == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
         const Workspace parts(memory, (int64)s.filter_tiles * s.chunks, TAIL_SPLIT_K > 1 ? gridDim.x : 0);
-        Producer producer = {block, parts, thread / PRODUCER_THREADS, thread % PRODUCER_THREADS};
+        Producer producer = {block, parts, thread / PRODUCER_THREADS, thread % PRODUCER_THREADS,
+                             evict_first_policy(evict_first)};
         if (producer.consumer < CONSUMERS) producer.run();
     } else {
         take_registers<CONSUMER_REGISTERS>();

@@ -86,6 +86,7 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
     ) -> tuple[Launch, ...]:
         """The launches of a convolution of stride 1; the input is the first argument of the last."""
         c, p, plane = config, problem, plane_of(problem, config.layout)
+        evict_first = eviction.evict_first(p)
         macros = macros_of(
             c.filters,
             c.channels,
@@ -101,7 +102,7 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
             vector=int(options.aligned and (p.out_pixels % VECTOR == 0 or plane > 0)),
             shifted=c.layout.grain,
             plane=plane,
-            evict_first=eviction.evict_first(p),
+            evict_first=int(evict_first > 0),
             products=c.products,
         )
         macros |= options.macros
@@ -111,6 +112,7 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
             *sizes,
             int(options.relu),
             options.output_planes(p),
+            evict_first,
             *options.arguments,
         )
         main = Launch(self.source, macros, self.name, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)

@@ -5,37 +5,38 @@
 #include "common/eviction.cuh"
 #include "pointwise/tiles.cuh"
 
-// cp.async of FLOATS elements. The first `bytes` are copied, the others become zeros.
+// cp.async of FLOATS elements, with a cache policy. The first `bytes` are copied, the others become zeros.
 template <int FLOATS>
-__device__ __forceinline__ void copy_async(unsigned target, const char* source, int bytes) {
+__device__ __forceinline__ void copy_async(unsigned target, const char* source, int bytes, uint64 policy) {
     if (FLOATS == 4)
         asm volatile("cp.async.cg.shared.global" INPUT_LEVEL " [%0], [%1], 16, %2" INPUT_POLICY(3) ";" ::"r"(target),
-                     "l"(source), "r"(bytes) INPUT_HINT
+                     "l"(source), "r"(bytes) INPUT_HINT(policy)
                      : "memory");
     else
         asm volatile("cp.async.ca.shared.global" INPUT_LEVEL " [%0], [%1], 4, %2" INPUT_POLICY(3) ";" ::"r"(target),
-                     "l"(source), "r"(bytes) INPUT_HINT
+                     "l"(source), "r"(bytes) INPUT_HINT(policy)
                      : "memory");
 }
 // cp.async of FLOATS elements.
 template <int FLOATS>
-__device__ __forceinline__ void copy_async(unsigned target, const char* source) {
+__device__ __forceinline__ void copy_async(unsigned target, const char* source, uint64 policy) {
     if (FLOATS == 4)
         asm volatile("cp.async.cg.shared.global" INPUT_LEVEL " [%0], [%1], 16" INPUT_POLICY(2) ";" ::"r"(target),
-                     "l"(source) INPUT_HINT
+                     "l"(source) INPUT_HINT(policy)
                      : "memory");
     else
         asm volatile("cp.async.ca.shared.global" INPUT_LEVEL " [%0], [%1], 4" INPUT_POLICY(2) ";" ::"r"(target),
-                     "l"(source) INPUT_HINT
+                     "l"(source) INPUT_HINT(policy)
                      : "memory");
 }
 
 // cp.async.bulk of input; the barrier must expect nothing else.
-__device__ __forceinline__ void fetch_input(unsigned target, const float* source, int bytes, uint64* barrier) {
+__device__ __forceinline__ void fetch_input(unsigned target, const float* source, int bytes, uint64* barrier,
+                                            uint64 policy) {
     barrier_expect(barrier, bytes);
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" INPUT_CACHE_HINT
                  " [%0], [%1], %2, [%3]" INPUT_POLICY(4) ";" ::"r"(target),
-                 "l"(source), "r"(bytes), "r"(shared_address(barrier)) INPUT_HINT
+                 "l"(source), "r"(bytes), "r"(shared_address(barrier)) INPUT_HINT(policy)
                  : "memory");
 }
 
@@ -68,6 +69,7 @@ struct Producer {
     const Block& block;
     const Workspace& workspace;
     const int consumer, thread;  // of the consumer's producers
+    const uint64 policy;         // of the cache, for pixels
 
     __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
         if (PACKS_WEIGHTS) return;
@@ -136,13 +138,13 @@ struct Producer {
                 if (all && block.s.channels - chunk * CHANNELS >= CHANNELS) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; c += By::AT_ONCE)
-                        copy_async<FLOATS>(target + c * PITCH * 4, from[part] + c * (uint64)plane);
+                        copy_async<FLOATS>(target + c * PITCH * 4, from[part] + c * (uint64)plane, policy);
                 } else {
 #pragma unroll 4
                     for (int c = 0; c < CHANNELS; c += By::AT_ONCE) {
                         const bool exists = c < left && from[part];
                         const char* const source = exists ? from[part] + c * (uint64)plane : bytes_of(block.input);
-                        copy_async<FLOATS>(target + c * PITCH * 4, source, exists ? FLOATS * 4 : 0);
+                        copy_async<FLOATS>(target + c * PITCH * 4, source, exists ? FLOATS * 4 : 0, policy);
                     }
                 }
                 if (from[part]) from[part] += CHUNK_STEP * CHANNELS * (uint64)plane;
@@ -178,7 +180,7 @@ struct Producer {
 #pragma unroll
                     for (int part = 0; part < By::PARTS; ++part)
                         copy_async<4>(target + (c * PITCH + part * By::STEP) * 4,
-                                      from + c * (uint64)plane + part * By::STEP * 4);
+                                      from + c * (uint64)plane + part * By::STEP * 4, policy);
             } else {
 #pragma unroll 2
                 for (int c = 0; c < CHANNELS; c += By::AT_ONCE) {
@@ -186,7 +188,8 @@ struct Producer {
 #pragma unroll
                     for (int part = 0; part < By::PARTS; ++part)
                         copy_async<4>(target + (c * PITCH + part * By::STEP) * 4,
-                                      exists ? from + c * (uint64)plane + part * By::STEP * 4 : from, exists ? 16 : 0);
+                                      exists ? from + c * (uint64)plane + part * By::STEP * 4 : from, exists ? 16 : 0,
+                                      policy);
                 }
             }
 #pragma unroll
@@ -194,7 +197,7 @@ struct Producer {
                 const bool exists = c + thread < left;
                 if (end_bytes > 0 && c + thread < CHANNELS)
                     copy_async<4>(end_target + c * PITCH * 4, exists ? end + c * (uint64)plane : end,
-                                  exists ? end_bytes : 0);
+                                  exists ? end_bytes : 0, policy);
             }
             from += CHUNK_STEP * CHANNELS * (uint64)plane, end += CHUNK_STEP * CHANNELS * (uint64)plane;
         });
@@ -212,12 +215,12 @@ struct Producer {
             const float* const from = first + chunk * (int64)PIXEL_STAGE_FLOATS;
             const unsigned target = to + stage * PIXEL_STAGE_FLOATS * 4;
             uint64* const full = block.shared.full_pixels[consumer] + stage;
-            if (BULK && there) fetch_input(target, from, floats * 4, full);
+            if (BULK && there) fetch_input(target, from, floats * 4, full, policy);
             else if (BULK) barrier_arrive(full);
             else
 #pragma unroll 1
                 for (int i = thread; i < PIXEL_STAGE_FLOATS; i += PRODUCER_THREADS)
-                    copy_async<1>(target + i * 4, bytes_of(i < floats ? from + i : block.input), i < floats ? 4 : 0);
+                    copy_async<1>(target + i * 4, bytes_of(i < floats ? from + i : block.input), i < floats ? 4 : 0, policy);
         });
     }
 

@@ -178,4 +178,4 @@ def _one_product() -> list[Macros]:
 def _evict_first() -> list[Macros]:
     """Each way to read pixels, with an evict-first share of the input."""
     layouts: tuple[dict[str, int], ...] = ({}, SINGLE_ELEMENTS, SHIFTED_8, SHIFTED_4, WHOLE_IMAGES)
-    return [macros_of(128, 64, 2, **settings, evict_first=5) for settings in layouts]
+    return [macros_of(128, 64, 2, **settings, evict_first=1) for settings in layouts]

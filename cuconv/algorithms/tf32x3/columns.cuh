@@ -134,19 +134,19 @@ __device__ __forceinline__ Tap make_tap(unsigned k, int depth, const Problem& p)
 #endif
 }
 
-// Loads a float where `exists`, without a branch; `value` stays what it is elsewhere.
-__device__ __forceinline__ void load_where(bool exists, float& value, const float* from) {
+// Loads a float where `exists`, with a cache policy and without a branch; `value` stays what it is elsewhere.
+__device__ __forceinline__ void load_where(bool exists, float& value, const float* from, uint64 policy) {
     asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc" INPUT_LEVEL ".f32 %0, [%1]" INPUT_POLICY(3) ";}"
                  : "+f"(value)
-                 : "l"(from), "r"((int)exists) INPUT_HINT);
+                 : "l"(from), "r"((int)exists) INPUT_HINT(policy));
 }
 
 // The same for two floats side by side, aligned to eight bytes.
-__device__ __forceinline__ void load_pair_where(bool exists, float& a, float& b, const float* from) {
+__device__ __forceinline__ void load_pair_where(bool exists, float& a, float& b, const float* from, uint64 policy) {
     asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0;\n"
                  "@p ld.global.nc" INPUT_LEVEL ".v2.f32 {%0, %1}, [%2]" INPUT_POLICY(4) ";}"
                  : "+f"(a), "+f"(b)
-                 : "l"(from), "r"((int)exists) INPUT_HINT);
+                 : "l"(from), "r"((int)exists) INPUT_HINT(policy));
 }
 
 // Loads the columns of a stage as fragments of A: for each step, pixels a and b at depths `lane` and `lane` + 4.
@@ -155,7 +155,7 @@ __device__ __forceinline__ void load_pair_where(bool exists, float& a, float& b,
 // pixels that do not exist must be zero, and stay so.
 // Otherwise `taps` points at the entry of this lane's first k.
 __device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pixel& a, const Pixel& b, int left,
-                                             int plane, const Tap* taps) {
+                                             int plane, const Tap* taps, uint64 policy) {
 #pragma unroll
     for (int k = 0; k < STAGE_DEPTH; k += 4) {
         float(&to)[4] = values[k / 8];
@@ -166,9 +166,9 @@ __device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pi
         asm("" : "+l"(a_source));
         if (LINEAR) b_source = a_source + OTHER_PIXEL;  // an offset in the instruction instead of a register
         if (!WHOLE && k >= left) to[half * 2] = to[half * 2 + 1] = 0.0f;
-        if (PAIRED) load_pair_where(a.exists && (WHOLE || k < left), to[half * 2], to[half * 2 + 1], a_source);
-        else load_where(a.exists && (WHOLE || k < left), to[half * 2], a_source);
-        if (!PAIRED) load_where(b.exists && (WHOLE || k < left), to[half * 2 + 1], b_source);
+        if (PAIRED) load_pair_where(a.exists && (WHOLE || k < left), to[half * 2], to[half * 2 + 1], a_source, policy);
+        else load_where(a.exists && (WHOLE || k < left), to[half * 2], a_source, policy);
+        if (!PAIRED) load_where(b.exists && (WHOLE || k < left), to[half * 2 + 1], b_source, policy);
 #else
         const Tap tap = taps[k];
         const float* const a_source = a.source + tap.distance;

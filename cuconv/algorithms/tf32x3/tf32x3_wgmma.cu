@@ -32,7 +32,7 @@
 // LINEAR             1 for one image whose output is as wide as the input: pixels are neighbours as their sources are
 // WHOLE              1 for a reduction of whole stages; only if POINTWISE
 // PAIRED             1 for pixels in pairs that are neighbours in input and output, 8-byte aligned; only if POINTWISE
-// EVICT_FIRST        eighths of the input that L2 evicts first (common/eviction.cuh); 0 if not POINTWISE
+// EVICT_FIRST        1 where L2 evicts a share of the input first (common/eviction.cuh); 0 if not POINTWISE
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
 // RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
@@ -75,7 +75,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
                  int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
-                 int64 groups RESIDUAL_ARGUMENT) {
+                 int64 groups, int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL
@@ -194,10 +194,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     };
 
     float sum[FILTERS / 2] = {}, values[STEPS][4], next[STEPS][4] = {};
+    const uint64 policy = evict_first_policy(evict_first);
     // Loads this warpgroup's next stage into `weights` and `next`.
     const auto load = [&](bool exists) {
         load_weights(exists);
-        if (exists) load_columns(next, pixel_a, pixel_b, left - lane, plane, taps + lane);
+        if (exists) load_columns(next, pixel_a, pixel_b, left - lane, plane, taps + lane, policy);
 #if POINTWISE
         row += WARPGROUP_SPLIT_K * STAGE_DEPTH;
         pixel_a.source += (int64)(WARPGROUP_SPLIT_K * STAGE_DEPTH) * plane;

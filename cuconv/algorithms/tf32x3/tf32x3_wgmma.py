@@ -179,7 +179,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         residual = [
             _macros(problem, tile, k, aligned=True) for problem, k in ((many, 8), (paired, 1)) for tile in TILES
         ]
-        return sample + [macros | {"EVICT_FIRST": 5} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
+        return sample + [macros | {"EVICT_FIRST": 1} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.
@@ -234,7 +234,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
-        arguments = (*operands_and_sizes, *_geometry(problem), *options.arguments)
+        arguments = (*operands_and_sizes, *_geometry(problem), _evict_first(problem), *options.arguments)
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
@@ -358,13 +358,18 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "LINEAR": int(is_linear(problem)),
         "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
         "PAIRED": int(_has_pixel_pairs(problem, aligned)),
-        "EVICT_FIRST": eviction.evict_first(problem) if pointwise else 0,
+        "EVICT_FIRST": int(_evict_first(problem) > 0),
     }
 
 
 def _is_general(problem: ConvProblem) -> bool:
     """Whether the kernel takes the filter's size, stride, dilation and groups as arguments, and not as constants."""
     return not (problem.is_dense and (problem.kh, problem.kw) in FILTER_SIZES)
+
+
+def _evict_first(problem: ConvProblem) -> int:
+    """The eighths of the input that L2 evicts first; 0 for filters other than 1x1, which read it several times."""
+    return eviction.evict_first(problem) if is_pointwise(problem) else 0
 
 
 def _geometry(problem: ConvProblem) -> tuple[int, ...]:
