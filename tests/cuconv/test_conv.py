@@ -207,7 +207,7 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
     assert addresses[-1] == residual.data_ptr()
     assert launches[-1].arguments.count(RESIDUAL) == 1
     assert (launches[-1].kernel == "add_residual") is not fused
-    assert [launch.macros.get("RESIDUAL", 0) for launch in launches] == ([1] if fused else [0, 0])
+    assert [RESIDUAL in launch.arguments for launch in launches] == ([True] if fused else [False, True])
     with pytest.raises(UnsupportedProblem, match=r"residual has shape \(9, 2, 5, 7\): it must be \(2, 9, 5, 7\)"):
         cuconv.conv2d(X, WEIGHT, residual=residual.view(9, 2, 5, 7))
 

@@ -32,12 +32,34 @@ __device__ __forceinline__ void wait_for_kernel_ahead(uint64 known) {
 }
 #endif
 
+// Stride, dilation and groups of a kernel that has them as macros (common/geometry.cuh).
+struct ConstantGeometry {
+    static constexpr int stride_h = STRIDE_H, stride_w = STRIDE_W, dilation_h = DILATION_H, dilation_w = DILATION_W;
+    static constexpr int groups = CHANNEL_GROUPS;
+};
+// The same of a kernel that has them as arguments.
+struct Geometry {
+    int stride_h, stride_w, dilation_h, dilation_w, groups;
+};
+// The geometry of a problem: its member `geometry` where it has one, and otherwise the macros. The second argument is 0:
+// as an int it prefers the first of the two functions, if that exists for the problem.
+template <class Problem>
+__device__ __forceinline__ auto geometry_of(const Problem& p, int) -> decltype(p.geometry) {
+    return p.geometry;
+}
+template <class Problem>
+__device__ __forceinline__ ConstantGeometry geometry_of(const Problem&, long) {
+    return {};
+}
+
 // One output as a plain FP32 sum. Kernels call it for outputs that are not finite, since Inf and NaN cannot be
 // decomposed into parts. `Problem` has the sizes: channels, height, width, pad_h, pad_w. With groups, its channels,
-// input and weight, and the number of the filter, are those of a group.
+// input and weight, and the number of the filter, are those of a group. Stride, dilation and groups are those of
+// geometry_of(p, 0).
 template <class Problem>
 __device__ __noinline__ float plain_sum(const float* input, const float* weight, const Problem p, int kernel_h,
                                         int kernel_w, int64 image, int filter, int y, int x) {
+    const auto g = geometry_of(p, 0);
     float sum = 0.0f;
 #pragma unroll 1
     for (int c = 0; c < p.channels; ++c)
@@ -45,10 +67,10 @@ __device__ __noinline__ float plain_sum(const float* input, const float* weight,
         for (int ky = 0; ky < kernel_h; ++ky)
 #pragma unroll 1
             for (int kx = 0; kx < kernel_w; ++kx) {
-                const int iy = y * STRIDE_H + ky * DILATION_H - p.pad_h;
-                const int ix = x * STRIDE_W + kx * DILATION_W - p.pad_w;
+                const int iy = y * g.stride_h + ky * g.dilation_h - p.pad_h;
+                const int ix = x * g.stride_w + kx * g.dilation_w - p.pad_w;
                 const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
-                const int64 channel = image * CHANNEL_GROUPS * p.channels + c;
+                const int64 channel = image * g.groups * p.channels + c;
                 const float value = inside ? input[(channel * p.height + iy) * p.width + ix] : 0.0f;
                 sum = fmaf(value, weight[(((int64)filter * p.channels + c) * kernel_h + ky) * kernel_w + kx], sum);
             }
@@ -65,19 +87,20 @@ template <class Problem>
 __device__ __noinline__ float plain_sum_where(bool wanted, const float* input, const float* weight, const Problem p,
                                               int kernel_h, int kernel_w, int image, int filter, int y, int x) {
     const unsigned lane = threadIdx.x % 32, area = kernel_h * kernel_w, depth = p.channels * area;
+    const auto g = geometry_of(p, 0);
     float result = 0.0f;
 #pragma unroll 1
     for (unsigned left = __ballot_sync(~0u, wanted); left != 0; left &= left - 1) {
         const int from = __ffs(left) - 1;
-        const int64 first_channel = (int64)__shfl_sync(~0u, image, from) * CHANNEL_GROUPS * p.channels;
+        const int64 first_channel = (int64)__shfl_sync(~0u, image, from) * g.groups * p.channels;
         const float* const weights = weight + (int64)__shfl_sync(~0u, filter, from) * depth;
-        const int top = __shfl_sync(~0u, y, from) * STRIDE_H - p.pad_h;
-        const int start = __shfl_sync(~0u, x, from) * STRIDE_W - p.pad_w;
+        const int top = __shfl_sync(~0u, y, from) * g.stride_h - p.pad_h;
+        const int start = __shfl_sync(~0u, x, from) * g.stride_w - p.pad_w;
         float sum = 0.0f;
 #pragma unroll 8
         for (unsigned k = lane; k < depth; k += 32) {
             const unsigned c = k / area, position = k - c * area, ky = position / kernel_w;
-            const int iy = top + (int)ky * DILATION_H, ix = start + (int)(position - ky * kernel_w) * DILATION_W;
+            const int iy = top + (int)ky * g.dilation_h, ix = start + (int)(position - ky * kernel_w) * g.dilation_w;
             const bool inside = iy >= 0 && iy < p.height && ix >= 0 && ix < p.width;
             sum = fmaf(inside ? input[((first_channel + c) * p.height + iy) * p.width + ix] : 0.0f, weights[k], sum);
         }
