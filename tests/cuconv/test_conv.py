@@ -135,7 +135,7 @@ def test_unaligned_weights_are_not_copied_as_vectors(cuda):
     memory = torch.zeros(9 * 4 + 1)
     for weight in (memory[:-1].view(9, 4, 1, 1), memory[1:].view(9, 4, 1, 1)):
         cuconv.conv2d(X, weight, algorithm="tf32x3_gemm")
-    assert [launches[0].macros["VECTOR"] for launches, _, _ in Recorder.enqueued] == [1, 0]
+    assert [launches[0].arguments[-2] for launches, _, _ in Recorder.enqueued] == [1, 0]
 
 
 def test_threads_share_nothing_that_a_call_writes_to(cuda):

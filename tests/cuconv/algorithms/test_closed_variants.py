@@ -44,7 +44,7 @@ def random_problem(random: Random) -> ConvProblem | None:
         return None
 
 
-@pytest.mark.parametrize("name", ["tf32x3_gemm", "two_stage", "gemv"])
+@pytest.mark.parametrize("name", ["tf32x3_gemm", "depthwise", "two_stage", "gemv"])
 @each_device
 def test_every_launch_is_of_a_variant(name, device):
     algorithm, random, tried = ALGORITHMS[name], Random(1), 0
