@@ -215,6 +215,9 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
 # Slices of channels
 
 
+PLANES = 16  # the place among tf32x3_gemm's arguments of the planes from one image of the output to the next
+
+
 def slice_of(channels, first=3):
     return torch.full((2, channels, 5, 7), 7.0)[:, first : first + 9]
 
@@ -225,9 +228,9 @@ def test_a_kernel_writes_to_a_slice_of_channels(cuda, channels, vector):
     for _ in range(2):
         assert cuconv.conv2d(X, WEIGHT, algorithm="tf32x3_gemm", out=out) is out
     launches, _, addresses = Recorder.enqueued[-1]
-    assert [launch.arguments[-1] for launch in launches] == [channels] and len(Recorder.made) == 1
+    assert [launch.arguments[PLANES] for launch in launches] == [channels] and len(Recorder.made) == 1
     assert addresses[3] == out.data_ptr()
-    assert launches[0].macros["VECTOR"] == vector or out.data_ptr() % 16
+    assert launches[0].arguments[-2] == vector or out.data_ptr() % 16
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}])
@@ -245,7 +248,7 @@ def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, monkeypatch
 
 def test_one_image_of_a_slice_is_contiguous(cuda):
     cuconv.conv2d(X[:1], WEIGHT, algorithm="tf32x3_gemm", out=slice_of(12)[:1])
-    assert Recorder.enqueued[-1][0][0].arguments[-1] == 9
+    assert Recorder.enqueued[-1][0][0].arguments[PLANES] == 9
 
 
 LAYOUTS = {
