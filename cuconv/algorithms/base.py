@@ -103,7 +103,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """The precisions that a problem may ask for."""
 
     fuses_residual: ClassVar[bool] = False
-    """Whether the last kernel adds a residual itself where its macro RESIDUAL is 1 (common/geometry.cuh)."""
+    """Whether the last kernel adds a residual itself, by its macro RESIDUAL (common/geometry.cuh) or an argument."""
 
     writes_slices: ClassVar[bool] = False
     """Whether the kernels can write to a slice of a tensor's channels: they take `CallOptions.output_planes`."""

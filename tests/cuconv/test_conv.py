@@ -135,7 +135,7 @@ def test_unaligned_weights_are_not_copied_as_vectors(cuda):
     memory = torch.zeros(9 * 4 + 1)
     for weight in (memory[:-1].view(9, 4, 1, 1), memory[1:].view(9, 4, 1, 1)):
         cuconv.conv2d(X, weight, algorithm="tf32x3_gemm")
-    assert [launches[0].macros["VECTOR"] for launches, _, _ in Recorder.enqueued] == [1, 0]
+    assert [launches[0].arguments[-2] for launches, _, _ in Recorder.enqueued] == [1, 0]
 
 
 def test_threads_share_nothing_that_a_call_writes_to(cuda):
@@ -207,12 +207,15 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
     assert addresses[-1] == residual.data_ptr()
     assert launches[-1].arguments.count(RESIDUAL) == 1
     assert (launches[-1].kernel == "add_residual") is not fused
-    assert [launch.macros.get("RESIDUAL", 0) for launch in launches] == ([1] if fused else [0, 0])
+    assert [RESIDUAL in launch.arguments for launch in launches] == ([True] if fused else [False, True])
     with pytest.raises(UnsupportedProblem, match=r"residual has shape \(9, 2, 5, 7\): it must be \(2, 9, 5, 7\)"):
         cuconv.conv2d(X, WEIGHT, residual=residual.view(9, 2, 5, 7))
 
 
 # Slices of channels
+
+
+PLANES = 16  # the place among tf32x3_gemm's arguments of the planes from one image of the output to the next
 
 
 def slice_of(channels, first=3):
@@ -225,9 +228,9 @@ def test_a_kernel_writes_to_a_slice_of_channels(cuda, channels, vector):
     for _ in range(2):
         assert cuconv.conv2d(X, WEIGHT, algorithm="tf32x3_gemm", out=out) is out
     launches, _, addresses = Recorder.enqueued[-1]
-    assert [launch.arguments[-1] for launch in launches] == [channels] and len(Recorder.made) == 1
+    assert [launch.arguments[PLANES] for launch in launches] == [channels] and len(Recorder.made) == 1
     assert addresses[3] == out.data_ptr()
-    assert launches[0].macros["VECTOR"] == vector or out.data_ptr() % 16
+    assert launches[0].arguments[-2] == vector or out.data_ptr() % 16
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}])
@@ -245,7 +248,7 @@ def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, monkeypatch
 
 def test_one_image_of_a_slice_is_contiguous(cuda):
     cuconv.conv2d(X[:1], WEIGHT, algorithm="tf32x3_gemm", out=slice_of(12)[:1])
-    assert Recorder.enqueued[-1][0][0].arguments[-1] == 9
+    assert Recorder.enqueued[-1][0][0].arguments[PLANES] == 9
 
 
 LAYOUTS = {

@@ -87,6 +87,12 @@ def geometry_macros(problem: ConvProblem) -> dict[str, int]:
     return {} if p.is_dense else settings
 
 
+def geometry_arguments(problem: ConvProblem) -> tuple[int, ...]:
+    """The arguments of stride, dilation and groups of a kernel that does not have them as macros, in its order."""
+    p = problem
+    return (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.groups)
+
+
 def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
     """Whether the weights of each filter start at a multiple of 16 bytes, as copies of four weights need.
 

@@ -21,7 +21,7 @@
 //     buffer 0   [ fetch batch 0 ][ compute ][ write ][ fetch batch 2 ...
 //     buffer 1                    [ fetch batch 1 ]   [ compute ][ write ] ...
 //
-// THREADS                threads of a block
+// GENERAL                1 for the kernel of every geometry (general.cuh), which has ROWS alone of the other macros
 // COLUMNS ROWS FILTERS   outputs of a strip; FILTERS divides the filters of a group
 // GROUP_CHANNELS         channels of a group
 // KERNEL_H KERNEL_W      the filter's size
@@ -29,13 +29,14 @@
 // VECTOR                 elements of a row that are loaded at a time: 1, 2 or 4; divides the width of a row
 // LEAD                   elements from a multiple of VECTOR in a row to the window's first element
 // OUT_VECTOR             outputs that are stored at a time: 1, 2 or 4; divides COLUMNS and the width of a row
-// BUFFERS                if STAGED, 1 where a block has one batch, 2 where it goes from batch to batch
-// ALIGNED                if STAGED, 1 where the block's planes can be copied four elements at a time
 // CHANNEL_GROUPS         unused: the number of groups is an argument, so that layers of all widths share a variant
 //
 // Every argument has eight bytes: a pointer or a long long.
 
-#include "common/convolution.cuh"
+#if GENERAL
+#include "depthwise/general.cuh"
+#else
+#include "depthwise/divider.cuh"
 
 // Where the outputs of a strip meet the input on one axis: slots are the input positions that it reads. Outputs share
 // slots, unless their positions are so far apart that the span between the first and the last would not fit a mask.
@@ -106,20 +107,6 @@ __device__ __forceinline__ void store_vector(float* to, const float* values) {
     if constexpr (FLOATS == 2) *reinterpret_cast<float2*>(to) = {values[0], values[1]};
     if constexpr (FLOATS == 4) *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
 }
-
-// Division by a number that stays, as a multiplication, for dividends below 2^31 (Granlund and Montgomery 1994). The
-// host packs a multiplier and a shift.
-struct Divider {
-    unsigned divisor, multiplier, shift;
-
-    __device__ __forceinline__ Divider(int64 divisor, int64 packed)
-        : divisor(divisor), multiplier(packed), shift(packed >> 32) {}
-    __device__ __forceinline__ unsigned operator()(unsigned n, unsigned& remainder) const {
-        const unsigned quotient = (__umulhi(n, multiplier) + n) >> shift;
-        remainder = n - quotient * divisor;
-        return quotient;
-    }
-};
 
 struct Problem {
     int height, width, pad_h, pad_w, out_h, out_w;
@@ -263,16 +250,16 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Copies, by all threads of the block: from global to shared memory, which wait_for_copies() waits for, and back. The
 // floats beyond whole vectors are the end of the last batch.
-__device__ __forceinline__ void fetch_block(float* to, const float* from, int floats) {
-    const int vectors = ALIGNED ? floats / 4 : 0;
-    for (int i = threadIdx.x; i < vectors; i += THREADS) copy_async<4>(to + i * 4, from + i * 4);
-    for (int i = vectors * 4 + threadIdx.x; i < floats; i += THREADS) copy_async<1>(to + i, from + i);
+__device__ __forceinline__ void fetch_block(float* to, const float* from, int floats, bool aligned) {
+    const int vectors = aligned ? floats / 4 : 0;
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x) copy_async<4>(to + i * 4, from + i * 4);
+    for (int i = vectors * 4 + threadIdx.x; i < floats; i += blockDim.x) copy_async<1>(to + i, from + i);
 }
-__device__ __forceinline__ void write_block(float* to, const float* from, int floats) {
-    const int vectors = ALIGNED ? floats / 4 : 0;
-    for (int i = threadIdx.x; i < vectors; i += THREADS)
+__device__ __forceinline__ void write_block(float* to, const float* from, int floats, bool aligned) {
+    const int vectors = aligned ? floats / 4 : 0;
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x)
         reinterpret_cast<float4*>(to)[i] = reinterpret_cast<const float4*>(from)[i];
-    for (int i = vectors * 4 + threadIdx.x; i < floats; i += THREADS) to[i] = from[i];
+    for (int i = vectors * 4 + threadIdx.x; i < floats; i += blockDim.x) to[i] = from[i];
 }
 
 // The batches of groups, counted over all images; the last one may be in part.
@@ -285,26 +272,19 @@ struct Batches {
     }
 };
 
-// Before the first access to global memory: waits for the kernel ahead, then lets the next one start. `place` depends
-// on the index arithmetic, which comes first.
-__device__ __forceinline__ void start(const float* input, unsigned place) {
-#if __CUDA_ARCH__ >= 900
-    wait_for_kernel_ahead((uint64)input | place);
-    launch_dependents();
-#endif
-}
-
 // units:        blocks of FILTERS filters, in all images; those of a group are neighbours, as are groups
 // strips_*:     strips of a plane along a row and down the plane
 // layer_units:  units of an image; group_units: units of a group. After each divisor follows its packed multiplier.
 // block_groups: groups of a batch, if STAGED; batches: of all blocks
+// buffers_of_block: if STAGED, 1 where a block has one batch, 2 where it goes from batch to batch
+// aligned:      if STAGED, 1 where the block's planes can be copied four elements at a time
 // The bound of one block an SM lets the compiler have as many loads under way as registers allow, without spills.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     depthwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
               float* __restrict__ output, int64 height, int64 width, int64 pad_h, int64 pad_w, int64 out_h,
               int64 out_w, int64 relu, int64 units, int64 strips_x, int64 strips_x_packed, int64 strips_y,
               int64 strips_y_packed, int64 layer_units, int64 layer_units_packed, int64 group_units,
-              int64 group_units_packed, int64 block_groups, int64 batches) {
+              int64 group_units_packed, int64 block_groups, int64 batches, int64 buffers_of_block, int64 aligned) {
     const Problem p = {(int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
     const Divider by_strips_x(strips_x, strips_x_packed), by_strips_y(strips_y, strips_y_packed);
     const Divider by_layer_units(layer_units, layer_units_packed), by_group_units(group_units, group_units_packed);
@@ -317,14 +297,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int buffer_floats =
         input_floats + ((int)(block_groups * group_units) * FILTERS * FILTER_FLOATS + 3) / 4 * 4;
     float* const buffers = reinterpret_cast<float*>(shared);
-    float* const outputs = buffers + BUFFERS * buffer_floats;
+    float* const outputs = buffers + buffers_of_block * buffer_floats;
     const Batches all = {(unsigned)block_groups, (unsigned)group_units, (unsigned)units};
     const auto fetch_batch = [&](unsigned batch, float* to) {
         const unsigned first_unit = all.first_unit(batch), batch_units = all.units_of(batch);
         const unsigned groups = by_group_units(batch_units, within), filters = layer_units * FILTERS;
-        fetch_block(to, input + batch * block_groups * (GROUP_CHANNELS * plane), groups * GROUP_CHANNELS * (int)plane);
+        fetch_block(to, input + batch * block_groups * (GROUP_CHANNELS * plane), groups * GROUP_CHANNELS * (int)plane,
+                    aligned);
         by_layer_units(first_unit, within);
-        for (unsigned i = threadIdx.x; i < batch_units * FILTERS * FILTER_FLOATS; i += THREADS) {
+        for (unsigned i = threadIdx.x; i < batch_units * FILTERS * FILTER_FLOATS; i += blockDim.x) {
             const unsigned place = within * FILTERS * FILTER_FLOATS + i, end = filters * FILTER_FLOATS;
             copy_async<1>(to + input_floats + i, weight + (place < end ? place : place - end));  // of the next image
         }
@@ -335,18 +316,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #pragma unroll 1
     for (unsigned batch = blockIdx.x, turn = 0; batch < (unsigned)batches; batch += gridDim.x, ++turn) {
-        const float* const inputs = buffers + turn % BUFFERS * buffer_floats;
+        const float* const inputs = buffers + turn % (unsigned)buffers_of_block * buffer_floats;
         const float* const weights = inputs + input_floats;
         const unsigned first_unit = all.first_unit(batch), batch_units = all.units_of(batch);
-        if (BUFFERS > 1 && batch + gridDim.x < (unsigned)batches) {
-            fetch_batch(batch + gridDim.x, buffers + (turn + 1) % BUFFERS * buffer_floats);
+        if (buffers_of_block > 1 && batch + gridDim.x < (unsigned)batches) {
+            fetch_batch(batch + gridDim.x, buffers + (turn + 1) % 2 * buffer_floats);
             wait_for_copies<1>();
         } else {
             wait_for_copies<0>();
         }
         __syncthreads();  // the batch is there, and the outputs of the one before are written
 #pragma unroll 1
-        for (unsigned i = threadIdx.x; i < batch_units * (unsigned)(strips_x * strips_y); i += THREADS) {
+        for (unsigned i = threadIdx.x; i < batch_units * (unsigned)(strips_x * strips_y); i += blockDim.x) {
             const Strip strip(i, by_strips_x, by_strips_y);
             const float* const channels = inputs + by_group_units(strip.unit, within) * GROUP_CHANNELS * (int)plane;
             Sums sums(strip, channels, weights + strip.unit * (FILTERS * FILTER_FLOATS), p);
@@ -355,10 +336,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             sums.write(strip, outputs + strip.unit * FILTERS * (int)out_plane, shift, relu, p);
         }
         __syncthreads();  // the outputs are complete, and the buffer may be filled again
-        write_block(output + first_unit * (FILTERS * out_plane), outputs, batch_units * FILTERS * (int)out_plane);
+        write_block(output + first_unit * (FILTERS * out_plane), outputs, batch_units * FILTERS * (int)out_plane,
+                    aligned);
     }
 #else
-    const Strip strip(blockIdx.x * THREADS + threadIdx.x, by_strips_x, by_strips_y);
+    const Strip strip(blockIdx.x * blockDim.x + threadIdx.x, by_strips_x, by_strips_y);
     const unsigned group = by_group_units(strip.unit, within);
     by_layer_units(strip.unit, within);
     start(input, within + group);
@@ -368,3 +350,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sums.write(strip, output + strip.unit * (FILTERS * out_plane), bias ? bias + filter : nullptr, relu, p);
 #endif
 }
+#endif  // GENERAL

@@ -7,20 +7,23 @@ may instead stage whole groups in shared memory: one batch of them or, with two 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
-from cuconv.algorithms.common.implicit_gemm import geometry_macros
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.algorithms.depthwise.strips import (
+    STRIPS,
     WARP,
+    Geometry,
     Strip,
+    all_vectors,
     band_of,
     cycles_of_load,
+    geometry_of,
     registers_of,
     vectors_of,
     window_loads_of,
@@ -31,29 +34,17 @@ from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 MAX_CHANNELS = 8  # of a group; beyond them tensor cores are faster
-MAX_FILTER_COLUMNS = 31  # a thread holds a row of weights, and the window of a row, in registers
+MAX_FILTER_COLUMNS = 31  # sums of more products are long chains
 MAX_STEP = 2**24  # rows or columns from one output, or filter position, to the next
 MAX_EXTENT = 2**30  # rows or columns of the padded image
-MAX_REGISTERS = 216  # of a thread, by the estimate of `registers_of`
 
 THREADS = (64, 128, 256)
-COLUMNS, ROWS = (1, 2, 4), (1, 2, 4, 7)  # of a strip that is read from global memory; 7 divides many layers' planes
-STAGED_COLUMNS, STAGED_ROWS = (4, 7), (1, 2, 4, 7)  # of a strip that is read from shared memory
-FILTERS = (1, 2, 4)  # of a strip
+GENERAL_ROWS = (1, 4)  # outputs of a thread where the geometry is not listed
+GENERAL_INSTRUCTIONS = 4  # for a product beside its multiply-add: tests of row and column, address, loop
 BUFFERS = (1, 2)
 MAX_STAGED_BYTES = 48 * 1024  # of a block, so that an SM holds several
+GENERAL_REGISTERS = 64  # of a thread of the general kernel, at most
 SM_THREADS, SM_BLOCKS = 2048, 32  # limits of an SM
-
-SAMPLES = (
-    ConvProblem(1, 32, 112, 112, 32, 3, 3, 1, 1, stride_h=2, stride_w=2, groups=32),
-    ConvProblem(1, 32, 14, 14, 32, 5, 5, 2, 2, groups=32),
-    ConvProblem(1, 32, 28, 28, 64, 7, 7, 3, 3, groups=32),
-    ConvProblem(1, 32, 14, 14, 32, 31, 31, 15, 15, groups=32),
-    ConvProblem(1, 32, 33, 33, 32, 3, 5, 4, 24, dilation_h=4, dilation_w=12, groups=32),
-    ConvProblem(1, 12, 40, 41, 24, 4, 1, 0, 1, stride_h=3, stride_w=2, groups=6),
-    ConvProblem(1, 256, 28, 28, 256, 3, 3, 1, 1, groups=64),
-    ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, groups=8),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +71,7 @@ class DepthwiseConfig:
 
     groups: the groups that a block stages in shared memory at a time; 0 where threads read global memory.
     buffers: 2 where a block goes from batch to batch of such groups, and fetches one while it computes another.
+    general: whether the kernel is the one for every geometry, since this one is not listed in STRIPS.
     overlap: whether the device lets the kernel start while the one ahead in the stream ends.
     """
 
@@ -90,6 +82,7 @@ class DepthwiseConfig:
     shared_bytes: int
     overlap: bool
     buffers: int = 1
+    general: bool = False
     workspace_bytes: int = 0
 
     def batches(self, problem: ConvProblem) -> int:
@@ -100,6 +93,7 @@ class DepthwiseConfig:
         strip = f"strip={self.strip.rows}x{self.strip.columns}x{self.strip.filters}"
         staged = f" groups={self.groups}" if self.groups else ""
         staged += f" buffers={self.buffers}" if self.buffers > 1 else ""
+        staged += " general" if self.general else ""
         return f"{strip} threads={self.threads}{staged} grid={self.blocks} shared={self.shared_bytes}"
 
 
@@ -111,23 +105,17 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample: every strip of a 3x3 filter, and filters, strides, dilations and groups of other kinds."""
-        layer = ConvProblem(1, 32, 56, 56, 32, 3, 3, 1, 1, groups=32)
-        small = ConvProblem(1, 32, 7, 7, 32, 3, 3, 1, 1, groups=32)
-        configs = [(layer, _sample(Strip(*size, 1))) for size in product(ROWS, COLUMNS)]
-        staged = product(STAGED_ROWS, STAGED_COLUMNS, BUFFERS)
-        configs += [(small, _sample(Strip(rows, columns, 1), 4, buffers)) for rows, columns, buffers in staged]
-        for other in SAMPLES:
-            of_layer = list(_strips(other))
-            widest = max(of_layer, key=lambda one: one[0].filters)
-            configs += [(other, _sample(*one)) for one in (of_layer[0], of_layer[len(of_layer) // 2], widest)]
-        found = [_macros(*config, aligned) for config in configs for aligned in (True, False)]
-        return [macros for place, macros in enumerate(found) if macros not in found[:place]]
+        """All kernel variants; they are the same for every architecture."""
+        found = [_general_macros(rows) for rows in GENERAL_ROWS]
+        for geometry, strips in STRIPS.items():
+            for strip, staged in strips:
+                found += [_macros(geometry, strip, staged, *vectors) for vectors in all_vectors(geometry, strip)]
+        return found
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[DepthwiseConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         _check(problem)
-        overlap = device.compute_capability >= (9, 0)
+        overlap, general = device.compute_capability >= (9, 0), geometry_of(problem) is None
         found = []
         for (strip, quantum), threads, buffers in product(_strips(problem), THREADS, BUFFERS):
             if buffers > 1 and not quantum:
@@ -138,7 +126,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
             blocks = ceil(problem.n * problem.groups / groups) if groups else ceil(strips / threads)
             if strips > MAX_INDEX - max(THREADS) or shared_bytes > MAX_STAGED_BYTES:
                 continue
-            config = DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap, buffers)
+            config = DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap, buffers, general)
             if buffers > 1:
                 blocks = device.sm_count * _resident_blocks(config, problem, device)
                 if blocks >= config.blocks:
@@ -155,13 +143,16 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
+        The general kernel's terms are the same, since its loads and instructions are of the same kinds.
         Four times overlap: a thread's latency, in as many waves as an SM needs for its blocks; the instructions that
         the SM issues; its cache; and device memory. Their norm goes from one to the other.
         """
         strip, staged = config.strip, config.groups > 0
         vector, out_vector = vectors_of(problem, strip, aligned=True)
-        windows, weights = window_loads_of(problem, strip, vector), strip.filters * _depth(problem)
-        outputs = strip.rows * strip.columns
+        weights, outputs = strip.filters * _depth(problem), strip.rows * strip.columns
+        # In the general kernel every product loads its operand, and has instructions of its own.
+        windows = outputs * weights if config.general else window_loads_of(problem, strip, vector)
+        instructions = 1 + GENERAL_INSTRUCTIONS * config.general
         batches = config.batches(problem)
         strips_of_batch = ceil(strip.count(problem) / batches)
         rounds = ceil(strips_of_batch / config.threads)
@@ -173,7 +164,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         warps = blocks * ceil(strips_of_batch / WARP)
         stores = outputs * strip.filters / out_vector
         issue_us = (costs.issue * (windows + weights) + costs.store * stores) / 2**10
-        issue_us += costs.multiply * outputs * weights * WARP / 2**16
+        issue_us += costs.multiply * instructions * outputs * weights * WARP / 2**16
         cycles = windows * cycles_of_load(problem, strip, staged)
         fetch_us = (costs.fetch_staged if staged else costs.fetch) * cycles / 2**10
         pieces = not staged and problem.out_w % 8 > 0  # a sector has eight outputs
@@ -193,17 +184,16 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         divisors = (along, down, p.m // strip.filters, p.group_filters // strip.filters)
         sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, int(options.relu), strip.units(p))
         packed = [number for divisor in divisors for number in (divisor, packed_divisor(divisor))]
-        arguments: tuple[Address | int, ...] = (
-            INPUT,
-            WEIGHT,
-            BIAS,
-            OUTPUT,
-            *sizes,
-            *packed,
-            config.groups,
-            config.batches(p),
-        )
-        macros = _macros(p, config, options.aligned)
+        geometry, staged = geometry_of(p), config.groups > 0
+        last: tuple[int, ...]
+        if config.general:
+            macros = _general_macros(strip.rows)
+            last = (p.group_channels, p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
+        else:
+            assert geometry is not None
+            macros = _macros(geometry, strip, staged, *vectors_of(p, strip, options.aligned or staged))
+            last = (config.groups, config.batches(p), config.buffers, int(options.aligned))
+        arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, *last)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, config.overlap),)
 
@@ -215,11 +205,6 @@ def packed_divisor(divisor: int) -> int:
     return multiplier | shift << 32
 
 
-def _sample(strip: Strip, groups: int = 0, buffers: int = 1) -> DepthwiseConfig:
-    """A configuration for its macros alone."""
-    return DepthwiseConfig(strip, groups, THREADS[1], 1, 0, True, buffers)
-
-
 def _depth(problem: ConvProblem) -> int:
     """The products of an output."""
     return problem.group_channels * problem.filter_area
@@ -227,27 +212,15 @@ def _depth(problem: ConvProblem) -> int:
 
 def _strips(problem: ConvProblem) -> Iterator[tuple[Strip, int]]:
     """The strips for a layer, each with 0 or, to stage planes, with the number of groups that are whole vectors."""
-    p, quantum = problem, _quantum(problem)
-    kinds: list[tuple[Sequence[int], Sequence[int], int]] = [(ROWS, COLUMNS, 0)]
-    if quantum <= p.groups and _shared_bytes(p, quantum, 1) <= MAX_STAGED_BYTES:
-        kinds.append((STAGED_ROWS, STAGED_COLUMNS, quantum))
-    for all_rows, all_columns, groups in kinds:
-        for rows, columns, filters in product(_sizes(all_rows, p.out_h), _sizes(all_columns, p.out_w), FILTERS):
-            strip = Strip(rows, columns, filters)
-            if p.group_filters % filters:
-                continue
-            least = rows == all_rows[0] and columns == all_columns[0] and filters == FILTERS[0]
-            if least or registers_of(p, strip, groups > 0) <= MAX_REGISTERS:
-                yield strip, groups
-
-
-def _sizes(sizes: Iterable[int], outputs: int) -> list[int]:
-    """The sizes of a strip up to the first that covers all outputs of an axis."""
-    found: list[int] = []
-    for size in sizes:
-        if not found or found[-1] < outputs:
-            found.append(size)
-    return found
+    p, geometry = problem, geometry_of(problem)
+    if geometry is None:
+        yield from ((Strip(rows, 1, 1), 0) for rows in GENERAL_ROWS)
+        return
+    quantum = _quantum(p)
+    fits = quantum <= p.groups and _shared_bytes(p, quantum, 1) <= MAX_STAGED_BYTES
+    for strip, staged in STRIPS[geometry]:
+        if fits or not staged:
+            yield strip, quantum if staged else 0
 
 
 def _quantum(problem: ConvProblem) -> int:
@@ -281,7 +254,7 @@ def _shared_bytes(problem: ConvProblem, groups: int, buffers: int) -> int:
 
 def _resident_blocks(config: DepthwiseConfig, problem: ConvProblem, device: DeviceSpec) -> int:
     """The blocks that an SM holds at a time."""
-    registers = registers_of(problem, config.strip, config.groups > 0)
+    registers = GENERAL_REGISTERS if config.general else registers_of(problem, config.strip, config.groups > 0)
     by_memory = device.resident_blocks(config.threads, registers, config.shared_bytes)
     return min(by_memory, SM_THREADS // config.threads, SM_BLOCKS)
 
@@ -309,25 +282,29 @@ def _check(problem: ConvProblem) -> None:
     check_sizes(p, "depthwise", sizes)
 
 
-def _macros(problem: ConvProblem, config: DepthwiseConfig, aligned: bool) -> Macros:
-    """The macros of the kernel variant for a layer."""
-    strip, staged = config.strip, config.groups > 0
-    vector, out_vector = vectors_of(problem, strip, aligned or staged)
-    geometry = geometry_macros(problem) | {"CHANNEL_GROUPS": 1}
+def _macros(geometry: Geometry, strip: Strip, staged: bool, vector: int, out_vector: int) -> Macros:
+    """The macros of the kernel variant for a listed geometry."""
     return {
-        "THREADS": config.threads,
+        "GENERAL": 0,
         "ROWS": strip.rows,
         "COLUMNS": strip.columns,
         "FILTERS": strip.filters,
-        "GROUP_CHANNELS": problem.group_channels,
-        "KERNEL_H": problem.kh,
-        "KERNEL_W": problem.kw,
-        "BAND": band_of(problem.kh, problem.kw, strip.filters),
+        "GROUP_CHANNELS": geometry.group_channels,
+        "KERNEL_H": geometry.kernel,
+        "KERNEL_W": geometry.kernel,
+        "BAND": band_of(geometry.kernel, geometry.kernel, strip.filters),
         "VECTOR": vector,
-        "LEAD": -problem.pad_w % vector,
+        "LEAD": -geometry.pad % vector,
         "OUT_VECTOR": out_vector,
         "STAGED": int(staged),
-        "BUFFERS": config.buffers,
-        "ALIGNED": int(aligned and staged),
-        **geometry,
+        "STRIDE_H": geometry.stride,
+        "STRIDE_W": geometry.stride,
+        "DILATION_H": 1,
+        "DILATION_W": 1,
+        "CHANNEL_GROUPS": 1,
     }
+
+
+def _general_macros(rows: int) -> Macros:
+    """The macros of the kernel variant for all other geometries, whose threads compute so many outputs."""
+    return {"GENERAL": 1, "ROWS": rows}

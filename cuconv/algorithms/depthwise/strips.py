@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from cuconv.problem import ConvProblem
 
-MAX_SPAN = 60  # positions of a row whose use the kernel keeps in a mask
 MAX_BAND_WEIGHTS = 64  # that a thread holds at a time
 STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes
 WARP = 32  # lanes
@@ -37,18 +36,74 @@ class Strip:
         return self.units(problem) * down * along
 
 
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A geometry that has kernel variants of its own: a square filter, equal strides, no dilation."""
+
+    kernel: int
+    stride: int
+    group_channels: int
+
+    @property
+    def pad(self) -> int:
+        """The padding of the variants that load vectors; other paddings load single elements."""
+        return self.kernel // 2
+
+
+STRIPS = {
+    Geometry(kernel, stride, channels): [
+        *((Strip(rows, columns, filters), False) for rows, columns, filters in direct),
+        *((Strip(rows, columns, 1), True) for rows, columns in staged),
+    ]
+    for kernel, stride, channels, direct, staged in (
+        (3, 1, 1, ((2, 2, 1), (7, 2, 1), (7, 4, 1)), ((7, 4), (7, 7))),
+        (3, 2, 1, ((2, 1, 1), (4, 1, 1), (7, 1, 1), (7, 2, 1)), ()),
+        (5, 1, 1, ((2, 2, 1), (7, 2, 1), (7, 4, 1)), ((4, 7), (7, 4), (7, 7))),
+        (5, 2, 1, ((2, 1, 1), (4, 2, 1), (7, 1, 1), (7, 2, 1)), ((2, 7),)),
+        (7, 1, 1, ((2, 2, 1), (7, 2, 1), (7, 4, 1)), ((4, 7), (7, 4))),
+        (7, 2, 1, ((2, 1, 1), (4, 2, 1), (7, 1, 1)), ()),
+        (3, 1, 4, ((2, 4, 2), (4, 4, 4)), ()),
+        (3, 1, 8, ((2, 4, 1), (4, 4, 4)), ()),
+        (3, 2, 8, ((4, 4, 4), (4, 2, 4)), ()),
+    )
+}
+"""The strips of each listed geometry, each with whether blocks stage planes for it."""
+
+
+def geometry_of(problem: ConvProblem) -> Geometry | None:
+    """The listed geometry of a layer; None where the general kernel computes it.
+
+    The strips of a group of several channels have up to four filters, and need as many in a group.
+    """
+    p = problem
+    found = Geometry(p.kh, p.stride_h, p.group_channels)
+    if (p.kw, p.stride_w, p.dilation_h, p.dilation_w) != (p.kh, p.stride_h, 1, 1) or found not in STRIPS:
+        return None
+    return found if all(p.group_filters % strip.filters == 0 for strip, _ in STRIPS[found]) else None
+
+
+def all_vectors(geometry: Geometry, strip: Strip) -> list[tuple[int, int]]:
+    """The elements of a row that variants of a strip load, and store, at a time; from most to least."""
+    columns, distance = strip.columns, strip.columns * geometry.stride
+    whole = (gcd(distance, 4) if columns != 7 else 1, gcd(columns, 4))
+    half = [(2, 2)] if whole == (4, 4) and geometry.group_channels == 1 else []
+    return list(dict.fromkeys([whole, *half, (1, 1)]))
+
+
 def vectors_of(problem: ConvProblem, strip: Strip, aligned: bool) -> tuple[int, int]:
     """The elements of a row that a strip loads, and that it stores, at a time.
 
-    aligned: whether the planes that it reads and writes start at a multiple of 16 bytes.
+    These are the first of `all_vectors` that the rows of input and output and the padding allow. aligned: whether the
+    planes that it reads and writes start at a multiple of 16 bytes.
     """
-    p = problem
-    if not aligned:
+    p, geometry = problem, geometry_of(problem)
+    if not aligned or geometry is None:
         return 1, 1
-    span = (strip.columns - 1) * p.stride_w + (p.kw - 1) * p.dilation_w + 1
-    row = p.w if span <= MAX_SPAN else 1
-    loaded = next(size for size in (4, 2, 1) if row % size == strip.columns * p.stride_w % size == 0)
-    return loaded, next(size for size in (4, 2, 1) if p.out_w % size == strip.columns % size == 0)
+    return next(
+        (loaded, stored)
+        for loaded, stored in all_vectors(geometry, strip)
+        if p.w % loaded == p.out_w % stored == (p.pad_w - geometry.pad) % loaded == 0
+    )
 
 
 def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:

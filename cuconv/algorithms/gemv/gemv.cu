@@ -11,7 +11,6 @@
 // WARPS           warps of a block over filters
 // SPLIT_K         warps of a block over the reduction
 // VECTOR          elements of a load: 4 where rows are 16-byte aligned, or 1
-// RESIDUAL        1 where the last argument is a tensor to add before ReLU (common/geometry.cuh)
 //
 // Every argument has eight bytes: a pointer or a long long.
 
@@ -31,9 +30,11 @@ __device__ __forceinline__ float add_lanes(float value) {
     return value;
 }
 
+// residual: a tensor like the output that is added before ReLU, or null
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemv(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
-         float* __restrict__ output, int64 images, int64 depth, int64 filters, int64 relu RESIDUAL_ARGUMENT) {
+         float* __restrict__ output, int64 images, int64 depth, int64 filters, int64 relu,
+         const float* __restrict__ residual) {
     __shared__ float shared[SPLIT_K][WARPS][SUMS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, part = threadIdx.x / 32 / WARPS;
     const int filter_tiles = (filters + FILTERS * WARPS - 1) / (FILTERS * WARPS);
@@ -84,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int p = 0; p < SPLIT_K; ++p) value += shared[p][at / SUMS][s];
         const int64 to = (int64)image * filters + filter;
         if (bias) value += bias[filter];
-        WITH_RESIDUAL(value += residual[to];)
+        if (residual) value += residual[to];
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
         output[to] = value;
     }

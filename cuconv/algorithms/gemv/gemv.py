@@ -16,11 +16,11 @@ from cuconv.algorithms.common.implicit_gemm import depth_of, has_aligned_rows
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
+from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Address, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
-FILTERS, IMAGES = (1, 2, 4), (1, 2, 4, 8)  # of a warp
-WARPS = ((8, 1), (4, 1), (4, 2), (2, 4), (1, 8))  # of a block: over filters, and over the reduction
+TILES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8))  # filters and images of a warp
+WARPS = ((4, 1), (4, 2), (2, 4), (1, 8))  # of a block: over filters, and over the reduction
 MAX_IMAGES = 64  # beyond them tensor cores are faster
 VECTOR = 4  # elements of a load of 16 bytes
 SCHEDULERS = 4  # of an SM: warps that issue an instruction at the same time
@@ -69,17 +69,14 @@ class Gemv(Algorithm[GemvConfig, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample, the same for every architecture: each tile, and for the largest one each other setting."""
-        found = [_macros(filters, images, *WARPS[0], VECTOR) for filters, images in product(FILTERS, IMAGES)]
-        largest = (FILTERS[-1], IMAGES[-1])
-        found += [_macros(*largest, *warps, vector) for warps in WARPS[1:] for vector in (VECTOR, 1)]
-        return [*found, _macros(*largest, *WARPS[-1], VECTOR) | {"RESIDUAL": 1}]
+        """All kernel variants; they are the same for every architecture."""
+        return [_macros(*tile, *warps, vector) for tile, warps, vector in product(TILES, WARPS, (VECTOR, 1))]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[GemvConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         _check(problem, self.name)
         found = []
-        for filters, images, (warps, split_k) in product(FILTERS, IMAGES, WARPS):
+        for (filters, images), (warps, split_k) in product(TILES, WARPS):
             if images > 1 and images >= 2 * problem.n:
                 continue
             blocks = ceil(problem.m / (filters * warps)) * ceil(problem.n / images)
@@ -106,9 +103,10 @@ class Gemv(Algorithm[GemvConfig, Costs]):
     def kernels(self, problem: ConvProblem, config: GemvConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which may start before the kernel ahead ends."""
         vector = VECTOR if has_aligned_rows(problem, options.aligned) else 1
-        macros = _macros(config.filters, config.images, config.warps, config.split_k, vector) | options.macros
+        macros = _macros(config.filters, config.images, config.warps, config.split_k, vector)
         operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT), (problem.n, depth_of(problem), problem.m)
-        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), *options.arguments)
+        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu))
+        arguments = (*arguments, RESIDUAL if options.residual else 0)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, overlap=True),)
 
     def static_shared_bytes(self, macros: Macros) -> int:

@@ -23,10 +23,9 @@
 // TAP_BYTES         bytes of an entry of the tap table: 4, or 8 for filters of more than 63 positions
 // SPLIT_K           blocks of a cluster that share a tile, each with a part of the reduction; 1 below capability 9.0
 // POINTWISE         1 for a 1x1 filter without padding
-// VECTOR            1 where rows of weights are 16-byte aligned
-// STRIDE_H and more stride, dilation and groups where one of them is above 1, and RESIDUAL (common/geometry.cuh)
 //
-// Every argument has eight bytes: a pointer or a long long.
+// Stride, dilation and groups are arguments, so one variant computes layers of every geometry. Every argument has eight
+// bytes: a pointer or a long long.
 
 #include "common/hopper.cuh"
 #include "tf32x3/mma.cuh"
@@ -82,6 +81,7 @@ static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the table");
 struct Problem {
     int channels, height, width, filters, kernel_h, kernel_w, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
+    GeometryArguments geometry;
 };
 
 // cp.async of 4 or 16 bytes. Where `exists` is false the target becomes zeros, and the source is not read.
@@ -92,6 +92,22 @@ __device__ __forceinline__ void copy4(float* target, const float* source, bool e
 __device__ __forceinline__ void copy16(float* target, const float* source, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
                  "r"(exists ? 16 : 0));
+}
+// Copies the FILTERS rows of weights of a stage, WIDTH floats at a time. `row` and `column` are the thread's first place
+// in the stage, and `source` is what belongs there; from row `rows` on, and where `exists` is false, it becomes zeros.
+template <int WIDTH>
+__device__ __forceinline__ void copy_weights(float* stage, const float* source, int row, int column, int depth, int rows,
+                                             bool exists) {
+    constexpr int STEP = THREADS * WIDTH / STAGE_DEPTH;  // rows that the block copies at a time
+    static_assert(FILTERS % STEP == 0 && THREADS * WIDTH % STAGE_DEPTH == 0, "a block covers a stage evenly");
+#pragma unroll
+    for (int i = 0; i < FILTERS; i += STEP) {
+        float* const to = stage + (row + i) * WEIGHT_ROW + column;
+        if (WIDTH == 4)
+            copy16(to, source + (int64)i * depth, exists && row + i < rows);
+        else
+            copy4(to, source + (int64)i * depth, exists && row + i < rows);
+    }
 }
 // cp.async.commit_group closes a group of copies; cp.async.wait_group waits until at most PENDING groups are under way.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
@@ -176,16 +192,20 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 #define CLUSTER_DIMS
 #endif
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
+// channels, filters: those of a group
+// vector: 1 where rows of weights are 16-byte aligned
+// residual: a tensor like the output that is added before ReLU, or null
+// The bound keeps a thread within 128 registers: 512 threads then fit an SM.
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS)
     tf32x3_gemm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                int64 relu, int64 output_planes RESIDUAL_ARGUMENT) {
+                int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
+                int64 groups, int64 vector, const float* __restrict__ residual) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
-    // With groups, the channels and filters of one group.
-    const Problem p = {(int)channels / CHANNEL_GROUPS, (int)height,   (int)width, (int)filters / CHANNEL_GROUPS,
-                       (int)kernel_h, (int)kernel_w, (int)pad_h, (int)pad_w, (int)out_w, (int)(out_h * out_w),
-                       (int)output_planes};
+    const GeometryArguments g = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
+    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h, (int)kernel_w, (int)pad_h,
+                       (int)pad_w, (int)out_w, (int)(out_h * out_w), (int)output_planes, g};
     const int area = p.kernel_h * p.kernel_w;
     const int depth = p.channels * area;
     const int plane = p.height * p.width;
@@ -195,16 +215,12 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     const int rank = blockIdx.x % SPLIT_K;
     int tile = blockIdx.x / SPLIT_K;
     const int filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
-#if CHANNEL_GROUPS > 1
-    const int group_tiles = filter_tiles * ((pixels + PIXELS - 1) / PIXELS);
-    const int64 group = tile / group_tiles;
-    tile -= group * group_tiles;
-    input += group * p.channels * plane;
-    weight += group * p.filters * depth;
-    bias = bias ? bias + group * p.filters : bias;
-    output += group * p.filters * p.out_pixels;
-    WITH_RESIDUAL(residual += group * p.filters * p.out_pixels;)
-#endif
+    int group = 0;
+    if (g.groups > 1) {
+        const int group_tiles = filter_tiles * ((pixels + PIXELS - 1) / PIXELS);
+        group = tile / group_tiles;
+        tile -= group * group_tiles;
+    }
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * PIXELS;
     const int stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
     const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
@@ -215,16 +231,14 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     const int image = exists ? (pixel_0 + column) / p.out_pixels : 0;
     const int pixel = exists ? (pixel_0 + column) % p.out_pixels : 0;
     const int y = pixel / p.out_w, x = pixel % p.out_w;
-    const float* source = input + (int64)image * CHANNEL_GROUPS * p.channels * plane;
-#if POINTWISE && STRIDE_H == 1 && STRIDE_W == 1
-    source += pixel;
-#elif POINTWISE
-    source += (int64)y * STRIDE_H * p.width + x * STRIDE_W;
+    const float* source = input + ((int64)image * g.groups + group) * p.channels * plane;
+#if POINTWISE
+    source += (int64)y * g.stride_h * p.width + x * g.stride_w;
 #else
-    const int top = y * STRIDE_H - p.pad_h, left = x * STRIDE_W - p.pad_w;
+    const int top = y * g.stride_h - p.pad_h, left = x * g.stride_w - p.pad_w;
     source += (int64)top * p.width + left;
-    const auto in_row = [&](int ky) { return exists && (unsigned)(top + ky * DILATION_H) < p.height; };
-    const auto in_column = [&](int kx) { return (unsigned)(left + kx * DILATION_W) < p.width; };
+    const auto in_row = [&](int ky) { return exists && (unsigned)(top + ky * g.dilation_h) < p.height; };
+    const auto in_column = [&](int kx) { return (unsigned)(left + kx * g.dilation_w) < p.width; };
     uint64 inside = 0;
 #if TAP_BYTES == 4
     for (int tap = 0, ky = 0; ky < p.kernel_h; ++ky)
@@ -236,33 +250,26 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     Tap* taps = reinterpret_cast<Tap*>(shared + STAGES * STAGE_FLOATS);
     for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS) {
         const int k = first * STAGE_DEPTH + i, c = k / area, ky = k % area / p.kernel_w, kx = k % area % p.kernel_w;
-        const int distance = c * plane + ky * DILATION_H * p.width + kx * DILATION_W;
+        const int distance = c * plane + ky * g.dilation_h * p.width + kx * g.dilation_w;
         taps[i] = k < depth ? make_tap(distance, ky, kx, p.kernel_w) : no_tap();
     }
     __syncthreads();
 #endif
 
-    constexpr int WIDTH = VECTOR ? 4 : 1;                       // floats of a copy of weights
-    constexpr int WEIGHT_STEP = THREADS * WIDTH / STAGE_DEPTH;  // rows of weights that the block copies at a time
-    static_assert(FILTERS % WEIGHT_STEP == 0 && THREADS * WIDTH % STAGE_DEPTH == 0, "a block covers a stage evenly");
-    const int weight_row = threadIdx.x / (STAGE_DEPTH / WIDTH);
-    const int weight_column = threadIdx.x % (STAGE_DEPTH / WIDTH) * WIDTH;
-    const float* const weight_source = weight + (int64)(filter_0 + weight_row) * depth + weight_column;
+    const int weight_row = vector ? threadIdx.x / (STAGE_DEPTH / 4) : threadIdx.x / STAGE_DEPTH;
+    const int weight_column = vector ? threadIdx.x % (STAGE_DEPTH / 4) * 4 : threadIdx.x % STAGE_DEPTH;
+    const float* const weight_source =
+        weight + ((int64)group * p.filters + filter_0 + weight_row) * depth + weight_column;
 
     const auto copy_stage = [&](int stage) {
         float* const weights = shared + stage % STAGES * STAGE_FLOATS;
         float* const columns = weights + WEIGHT_FLOATS;
         const bool k_exists = stage * STAGE_DEPTH + weight_column < depth;
-#pragma unroll
-        for (int i = 0; i < FILTERS; i += WEIGHT_STEP) {
-            const float* from = weight_source + (int64)i * depth + stage * STAGE_DEPTH;
-            const bool row_exists = k_exists && filter_0 + weight_row + i < p.filters;
-            float* const to = weights + (weight_row + i) * WEIGHT_ROW + weight_column;
-            if (WIDTH == 4)
-                copy16(to, from, row_exists);
-            else
-                copy4(to, from, row_exists);
-        }
+        const float* const from = weight_source + stage * STAGE_DEPTH;
+        if (vector)
+            copy_weights<4>(weights, from, weight_row, weight_column, depth, p.filters - filter_0, k_exists);
+        else
+            copy_weights<1>(weights, from, weight_row, weight_column, depth, p.filters - filter_0, k_exists);
 #pragma unroll
         for (int row = row_0, i = 0; i < STAGE_DEPTH / ROW_STEP; row += ROW_STEP, ++i) {
             float* const to = columns + row * COLUMN_ROW + column;
@@ -325,14 +332,16 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
         const bool written = exists && filter < p.filters;
         if (__any_sync(~0u, written && !is_right(value))) {
             const bool replaced = written && is_replaced(value);
-            const float plain =
-                plain_sum_where(replaced, input, weight, p, p.kernel_h, p.kernel_w, image, filter, y, x);
+            const float* const channels_of_group = input + (int64)group * p.channels * plane;
+            const float plain = plain_sum_where(replaced, channels_of_group, weight, p, p.kernel_h, p.kernel_w, image,
+                                                group * p.filters + filter, y, x);
             if (replaced) value = plain;
         }
         if (!written) continue;
-        const int64 at = ((int64)image * p.output_planes + filter) * p.out_pixels + pixel;
-        if (bias) value += bias[filter];
-        WITH_RESIDUAL(value += residual[at];)
+        const int layer_filter = group * p.filters + filter;
+        const int64 at = ((int64)image * p.output_planes + layer_filter) * p.out_pixels + pixel;
+        if (bias) value += bias[layer_filter];
+        if (residual) value += residual[at];
         if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
         output[at] = value;
     }

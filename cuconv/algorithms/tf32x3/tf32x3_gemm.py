@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import numpy as np
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
-    arguments_of,
-    geometry_macros,
+    geometry_arguments,
     has_aligned_rows,
     is_pointwise,
     stages_of,
@@ -36,18 +36,16 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
 )
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
+from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Address, Launch
 from cuconv.numbers import larger
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, ceil_div
+from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
-CLUSTER_SIZES = (1, 2, 4, 8)  # values of split_k; every GPU with clusters grants eight blocks
 WEIGHT_PADDING = 4  # floats that follow a row of weights in shared memory, against bank conflicts
 COLUMN_PADDING = 8  # the same for a row of columns or of sums
 TAP_BYTES = 4  # an entry of the tap table: 6 bits for the filter position, the others for an offset into an image
 LARGE_TAP_BYTES = 8  # the same for a filter of more than MAX_FILTER_AREA positions, and for a larger image
 MAX_IMAGE, LARGE_MAX_IMAGE = 2**25 - 1, 2**31 - 1  # elements that the offsets of either kind reach
-SPARSE = ConvProblem(1, 64, 9, 9, 64, 3, 3, stride_h=2, stride_w=3, dilation_h=3, dilation_w=2, groups=2)
-REGISTERS = {3: 128, 1: 88}  # bound on a thread's registers in every variant of sm_90a, by products
+REGISTERS = {3: 128, 1: 88}  # of a thread, by products; as many blocks fit an SM as with the compiler's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +114,27 @@ TILES = (
     Tile(64, 128, 2, 4, 1, 32, 3),
 )
 
+SPLIT_KS = {
+    0: (1, 2, 8),
+    1: (1, 8),
+    2: (1, 2),
+    3: (2,),
+    4: (1, 4, 8),
+    5: (2,),
+    6: (2, 8),
+    7: (1, 2, 8),
+    8: (1, 2, 4, 8),
+    9: (1, 2, 8),
+}
+"""The values of split_k for each tile, by its place in TILES, where there are clusters; elsewhere it is 1.
+
+All values for all tiles would be 40 variants of a kind. These 24 lose 0.4% in the geometric mean and 23% at worst, by
+the cost model on an H200, over all sweeps and 4000 random layers. Every GPU with clusters grants eight blocks.
+"""
+
+LARGE_SPLIT_KS = {0: (1,), 1: (1, 8), 8: (1,), 9: (1, 8)}
+"""The same for large entries of the tap table, which few layers need; tile 1 leaves the most room for a table."""
+
 
 class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
     """Implicit GEMM with mma.sync at FP32 accuracy (3xTF32) or in TF32, for compute capability 8.0 and up."""
@@ -129,20 +148,14 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample: each tile once in each precision, and each other macro in each of its settings."""
-        sample = [_macros(tile, split_k=1, pointwise=False, vector=True) for tile in TILES]
-        for pointwise, vector in ((False, False), (True, False), (True, True)):
-            sample.append(_macros(TILES[0], 1, pointwise, vector))
-        sample += [_macros(tile, 1, pointwise=False, vector=True, products=1) for tile in TILES]
-        if int(arch.strip("sm_af")) >= 90:
-            sample += [_macros(TILES[0], split_k, pointwise=False, vector=True) for split_k in CLUSTER_SIZES[1:]]
-            sample.append(_macros(TILES[-1], CLUSTER_SIZES[-1], pointwise=True, vector=True))
-        sample.append(_macros(TILES[0], 1, pointwise=False, vector=True) | {"RESIDUAL": 1})
-        for tile in (TILES[0], TILES[-1]):
-            for pointwise in (False, True):
-                sample.append(_macros(tile, 1, pointwise, vector=True) | geometry_macros(SPARSE))
-            sample.append(_macros(tile, 1, pointwise=False, vector=True) | {"TAP_BYTES": LARGE_TAP_BYTES})
-        return sample
+        """All kernel variants: a layer's geometry, the alignment of its operands and its residual are arguments."""
+        clusters = int(arch.strip("sm_af")) >= 90
+        kinds = ((False, TAP_BYTES), (True, TAP_BYTES), (False, LARGE_TAP_BYTES))
+        return [
+            _macros(tile, split_k, pointwise, tap_bytes, products)
+            for products, (pointwise, tap_bytes) in product(PRODUCTS.values(), kinds)
+            for tile, split_k in _pairs(clusters, tap_bytes)
+        ]
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.
@@ -150,11 +163,11 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
         Raises UnsupportedProblem where none can.
         """
         check_indices(problem, LARGE_MAX_IMAGE)
-        pointwise, products = is_pointwise(problem), PRODUCTS[problem.precision]
-        tile, split_k = _every(device.has_clusters)
+        pointwise, products, tap_bytes = is_pointwise(problem), PRODUCTS[problem.precision], _tap_bytes(problem)
+        tile, split_k = _every(device.has_clusters, tap_bytes)
         stages = stages_of(problem, tile.stage_depth)
         blocks = tiles_of(problem, tile.filters, tile.pixels) * split_k
-        taps_bytes = 0 if pointwise else _tap_bytes(problem) * ceil_div(stages, split_k) * tile.stage_depth
+        taps_bytes = 0 if pointwise else tap_bytes * ceil_div(stages, split_k) * tile.stage_depth
         shared_bytes = larger(tile.pipeline_bytes + taps_bytes, tile.sums_bytes)
         found = ClusterConfig(tile, split_k, pointwise, blocks, shared_bytes, products)
         return found, launchable(found, split_k <= stages, problem, device)
@@ -187,29 +200,39 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel."""
-        vector = has_aligned_rows(problem, options.aligned)
-        macros = _macros(config.tile, config.split_k, config.pointwise, vector, config.products)
-        macros |= {"TAP_BYTES": _tap_bytes(problem), **geometry_macros(problem), **options.macros}
-        arguments = (*arguments_of(problem, options.relu, options.output_planes(problem)), *options.arguments)
+        p = problem
+        macros = _macros(config.tile, config.split_k, config.pointwise, _tap_bytes(p), config.products)
+        sizes = (p.n, p.group_channels, p.h, p.w, p.group_filters, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
+        arguments: tuple[Address | int, ...] = (
+            *(INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(options.relu), options.output_planes(p)),
+            *(*geometry_arguments(p), int(has_aligned_rows(p, options.aligned)), RESIDUAL if options.residual else 0),
+        )
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)
 
 
+def _pairs(has_clusters: bool, tap_bytes: int) -> list[tuple[Tile, int]]:
+    """The pairs of a tile and a split_k for which there are kernel variants with such entries of the tap table."""
+    split_ks = SPLIT_KS if tap_bytes == TAP_BYTES else LARGE_SPLIT_KS
+    if has_clusters:
+        return [(TILES[place], split_k) for place, some in split_ks.items() for split_k in some]
+    return [(TILES[place], 1) for place in split_ks]
+
+
 @cache
-def _every(has_clusters: bool) -> tuple[Tile, Any]:
-    """Every tile with every split_k, as arrays."""
-    pairs = [(*astuple(tile), split_k) for tile in TILES for split_k in (CLUSTER_SIZES if has_clusters else (1,))]
-    *sizes, split_ks = np.array(pairs).T
+def _every(has_clusters: bool, tap_bytes: int) -> tuple[Tile, Any]:
+    """The pairs of tile and split_k as arrays."""
+    *sizes, split_ks = np.array([(*astuple(tile), split_k) for tile, split_k in _pairs(has_clusters, tap_bytes)]).T
     return Tile(*sizes), split_ks
 
 
 def _tap_bytes(problem: ConvProblem) -> int:
-    """The bytes of an entry of the tap table."""
-    small = problem.filter_area <= MAX_FILTER_AREA and reach_of(problem) <= MAX_IMAGE
+    """The bytes of an entry of the tap table; a 1x1 filter without padding, which has no table, counts as small."""
+    small = is_pointwise(problem) or (problem.filter_area <= MAX_FILTER_AREA and reach_of(problem) <= MAX_IMAGE)
     return TAP_BYTES if small else LARGE_TAP_BYTES
 
 
-def _macros(tile: Tile, split_k: int, pointwise: bool, vector: bool, products: int = PRODUCTS[FP32]) -> Macros:
-    """The macros of a kernel variant. vector: whether weights are copied 16 bytes at a time."""
+def _macros(tile: Tile, split_k: int, pointwise: bool, tap_bytes: int, products: int) -> Macros:
+    """The macros of a kernel variant."""
     return {
         "FILTERS": tile.filters,
         "PIXELS": tile.pixels,
@@ -220,9 +243,8 @@ def _macros(tile: Tile, split_k: int, pointwise: bool, vector: bool, products: i
         "STAGES": tile.stages,
         "WEIGHT_PADDING": WEIGHT_PADDING,
         "COLUMN_PADDING": COLUMN_PADDING,
-        "TAP_BYTES": TAP_BYTES,
+        "TAP_BYTES": tap_bytes,
         "SPLIT_K": split_k,
         "POINTWISE": int(pointwise),
-        "VECTOR": int(vector),
         "PRODUCTS": products,
     }

@@ -53,9 +53,10 @@ def test_the_launch_passes_the_kernels_arguments():
     problem = ConvProblem(3, 16, 5, 7, 33, 5, 7)
     config = GEMV.configure(problem, H200)
     (launch,) = GEMV.launches(problem, config, CallOptions(relu=True))
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 3, 16 * 35, 33, 1)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 3, 16 * 35, 33, 1, 0)
     (with_residual,) = GEMV.launches(problem, config, CallOptions(relu=True, residual=True))
-    assert with_residual.arguments == (*launch.arguments, RESIDUAL)
+    assert with_residual.arguments == (*launch.arguments[:-1], RESIDUAL)
+    assert with_residual.macros == launch.macros
 
 
 @pytest.mark.parametrize(("channels", "aligned", "vector"), [(64, True, 4), (66, True, 1), (64, False, 1)])

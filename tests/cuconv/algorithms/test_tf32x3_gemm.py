@@ -6,9 +6,10 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.tf32x3.tf32x3_gemm import TILES
 from cuconv.device import A100, H200, DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
+from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from tests.cuconv.algorithms.problems import (
     PROBLEMS,
     TYPICAL,
@@ -81,17 +82,32 @@ def test_sizes_beyond_the_kernels_integers_are_refused(problem, message):
 
 
 def test_the_launch_passes_the_kernels_arguments():
-    problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
+    problem = ConvProblem(2, 10, 12, 9, 34, 3, 4, 1, 2, "fp32", 1, 2, 3, 1, groups=2)
     launch = launched(GEMM, problem, relu=True)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1, 17)
+    of_group = (2, 5, 12, 9, 17, 3, 4, 1, 2, 8, 5)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *of_group, 1, 34, 1, 2, 3, 1, 2, 1, 0)
     assert launch.threads == GEMM.configure(problem, H200).threads
     assert not launch.overlap
 
 
 def test_vector_copies_need_whole_and_aligned_rows_of_weights():
-    assert launched(GEMM, one_by_one(64)).macros["VECTOR"] == 1
-    assert launched(GEMM, one_by_one(66)).macros["VECTOR"] == 0
-    assert launched(GEMM, one_by_one(64), aligned=False).macros["VECTOR"] == 0
+    assert launched(GEMM, one_by_one(64)).arguments[-2] == 1
+    assert launched(GEMM, one_by_one(66)).arguments[-2] == 0
+    assert launched(GEMM, one_by_one(64), aligned=False).arguments[-2] == 0
+
+
+def test_layers_of_every_geometry_share_a_variant():
+    dense, sparse = (ConvProblem(1, 64, 9, 9, 64, 3, 3, 1, 1, "fp32", step, 1, step, 1, step) for step in (1, 2))
+    for config in GEMM.candidates(sparse, H200):
+        (one,), (other,) = GEMM.launches(dense, config), GEMM.launches(sparse, config, CallOptions(False, True))
+        assert one.macros == other.macros
+
+
+def test_a_residual_is_an_argument_that_may_be_null():
+    config = GEMM.configure(TYPICAL, H200)
+    plain, added = (GEMM.launches(TYPICAL, config, CallOptions(residual=residual))[0] for residual in (False, True))
+    assert plain.macros == added.macros and plain.arguments == (*added.arguments[:-1], 0)
+    assert added.arguments[-1] == RESIDUAL
 
 
 @pytest.mark.parametrize(("pad", "pointwise"), [(0, 1), (1, 0)])
@@ -100,11 +116,11 @@ def test_pointwise_is_1x1_without_padding(pad, pointwise):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
-def test_variants_sample_every_tile_and_setting(arch):
+def test_variants_have_every_tile_and_setting(arch):
     sample = GEMM.variants(arch)
     assert len({tuple(macros.items()) for macros in sample}) == len(sample)
     of_tile = ("FILTERS", "PIXELS", "FILTER_WARPS", "PIXEL_WARPS", "WARP_SPLIT_K", "STAGE_DEPTH")
     for products in (3, 1):
         assert len({tuple(m[name] for name in of_tile) for m in sample if m["PRODUCTS"] == products}) == len(TILES)
-    assert {(m["POINTWISE"], m["VECTOR"]) for m in sample} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert {(m["POINTWISE"], m["TAP_BYTES"]) for m in sample} == {(0, 4), (1, 4), (0, 8)}
     assert {m["SPLIT_K"] for m in sample} == ({1} if arch == "sm_80" else {1, 2, 4, 8})
