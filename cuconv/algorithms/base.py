@@ -50,8 +50,7 @@ class CallOptions:
     @property
     def macros(self) -> Macros:
         """Macros of the main kernel, and of what is compiled with it (common/geometry.cuh)."""
-        macros = {"RESIDUAL": 1} if self.residual else {}
-        return macros | {"PREPARED": 1} if self.packed else macros
+        return {"PREPARED": 1} if self.packed else {}
 
     def output_planes(self, problem: ConvProblem) -> int:
         """The planes from one image of the output to the next."""
@@ -59,8 +58,13 @@ class CallOptions:
 
     @property
     def arguments(self) -> tuple[Address | int, ...]:
-        """The last arguments of the main kernel, which exist only where these macros are set."""
-        return ((RESIDUAL,) if self.residual else ()) + ((PACKED, FLAGS) if self.packed else ())
+        """The last arguments of a main kernel that adds a residual: that, 0 where there is none, and what is packed."""
+        return (RESIDUAL if self.residual else 0, *self.packed_arguments)
+
+    @property
+    def packed_arguments(self) -> tuple[Address, ...]:
+        """The last arguments of a main kernel whose weights are packed: these exist only with the macro PREPARED."""
+        return (PACKED, FLAGS) if self.packed else ()
 
 
 class Configuration(Protocol):
@@ -103,7 +107,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """The precisions that a problem may ask for."""
 
     fuses_residual: ClassVar[bool] = False
-    """Whether the last kernel adds a residual itself, by its macro RESIDUAL (common/geometry.cuh) or an argument."""
+    """Whether the last kernel adds a residual itself, by an argument that is 0 where there is none."""
 
     writes_slices: ClassVar[bool] = False
     """Whether the kernels can write to a slice of a tensor's channels: they take `CallOptions.output_planes`."""

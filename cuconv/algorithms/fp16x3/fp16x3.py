@@ -125,7 +125,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
         sample += [_macros(Tile(f, p, True), 3, 3, slots, False, (2, 3)) for f, p, slots in odd]
         sample += [_macros(tile, 7, 7, 3, True, (2, 3)) for tile in TILES]
         sample.append(_macros(Tile(64, 256), 3, 3, 6, False, (2, 3)))
-        sample += [macros | {"RESIDUAL": 1} for macros in sample] + [macros | {"PREPARED": 1} for macros in sample]
+        sample += [macros | {"PREPARED": 1} for macros in sample]
         return sample + [_with_one_product(macros) for macros in sample]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:

@@ -16,7 +16,7 @@ from cuconv.algorithms.common.implicit_gemm import depth_of, has_aligned_rows
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Address, Launch
+from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 TILES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8))  # filters and images of a warp
@@ -105,8 +105,7 @@ class Gemv(Algorithm[GemvConfig, Costs]):
         vector = VECTOR if has_aligned_rows(problem, options.aligned) else 1
         macros = _macros(config.filters, config.images, config.warps, config.split_k, vector)
         operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT), (problem.n, depth_of(problem), problem.m)
-        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu))
-        arguments = (*arguments, RESIDUAL if options.residual else 0)
+        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), *options.arguments)
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, overlap=True),)
 
     def static_shared_bytes(self, macros: Macros) -> int:

@@ -25,7 +25,7 @@ struct Output {
     const float *input, *weight, *bias;
     float* output;
     bool relu;
-    WITH_RESIDUAL(const float* residual;)
+    const float* residual;  // null for none
 
     // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and ReLU. The
     // lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that they
@@ -40,7 +40,7 @@ struct Output {
                                       within - y * p.out_w);
         if (!marked) return;
         if (bias) value += bias[filter];
-        WITH_RESIDUAL(value += residual[to - output];)
+        if (residual) value += residual[to - output];
         *to = relu && value < 0.0f ? 0.0f : value;  // a NaN stays
     }
 
@@ -60,11 +60,12 @@ struct Output {
         }
     }
 
-#if RESIDUAL
-    // Adds the residual to pieces; the arguments are those of store(). All of it is loaded before the first is added.
+    // Adds the residual to pieces, if there is one; the arguments are those of store(). All of it is loaded before the
+    // first is added.
     template <int WIDTH, int PIXELS, int COUNT, int STEP>
     __device__ __forceinline__ void add_residual(float (&pieces)[COUNT][4], float* const (&to)[2],
                                                  const int (&left)[2], const Problem& p) const {
+        if (!residual) return;
         float more[COUNT][4] = {};
 #pragma unroll
         for (int filter = 0; filter < WIDTH; ++filter) {
@@ -80,7 +81,6 @@ struct Output {
 #pragma unroll
         for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += more[i / 4][i % 4];
     }
-#endif
 
     template <int COUNT>
     __device__ __forceinline__ void apply_relu(float (&pieces)[COUNT][4]) const {
@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     restore(kept, p);
     const bool right = judge(kept);
     out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
-    WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
+    out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
     out.apply_relu(kept);
     out.store<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
     if (!right)
@@ -297,8 +297,7 @@ struct Inbox {
         restore<WIDTH>(sum, p);
         const bool right = judge<WIDTH>(sum);
         out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
-        WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(
-                           sum, to, left_of, p));)
+        out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
         out.apply_relu(sum);
         out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
         if (!right)

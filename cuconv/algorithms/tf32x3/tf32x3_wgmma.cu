@@ -34,9 +34,9 @@
 // PAIRED             1 for pixels in pairs that are neighbours in input and output, 8-byte aligned; only if POINTWISE
 // EVICT_FIRST        1 where L2 evicts a share of the input first (common/eviction.cuh); 0 if not POINTWISE
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
-// RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
-// Every argument has eight bytes: a pointer or a long long.
+// Every argument has eight bytes: a pointer or a long long. `residual` is a tensor like the output that is added before
+// ReLU, or null.
 
 #include "tf32x3/sums.cuh"
 
@@ -75,7 +75,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
                  int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
-                 int64 groups, int64 evict_first RESIDUAL_ARGUMENT) {
+                 int64 groups, int64 evict_first, const float* __restrict__ residual) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL
@@ -105,7 +105,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
         weight += group_id * p.filters * depth;
         bias = bias ? bias + group_id * p.filters : bias;
         output += group_id * p.filters * p.out_pixels;
-        WITH_RESIDUAL(residual += group_id * p.filters * p.out_pixels;)
+        residual = residual ? residual + group_id * p.filters * p.out_pixels : residual;
     }
 #endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
@@ -243,7 +243,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     }
 
     // Add up the partial sums of the tile, and write the output.
-    const Output out = {input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
+    const Output out = {input, weight, bias, output, relu != 0, residual};
     float kept[KEPT<WARPGROUP_SPLIT_K>][4];
     add_warpgroups<WARPGROUP_SPLIT_K, GROUP_THREADS>(kept, sum, shared, group_k);
 #if SPLIT_K == 1

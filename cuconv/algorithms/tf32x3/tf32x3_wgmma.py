@@ -20,6 +20,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
     arguments_of,
     depth_of,
+    geometry_arguments,
     has_aligned_rows,
     is_linear,
     is_pointwise,
@@ -176,10 +177,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         for problem in (sparse, skipping, stem):
             sample += [_macros(problem, tile, split_k, aligned=True) for tile in (small, large) for split_k in (1, 8)]
         pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
-        residual = [
-            _macros(problem, tile, k, aligned=True) for problem, k in ((many, 8), (paired, 1)) for tile in TILES
-        ]
-        return sample + [macros | {"EVICT_FIRST": 1} for macros in pixels] + [m | {"RESIDUAL": 1} for m in residual]
+        return sample + [macros | {"EVICT_FIRST": 1} for macros in pixels]
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.
@@ -232,9 +230,9 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
-        macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
+        macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products)
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
-        arguments = (*operands_and_sizes, *_geometry(problem), _evict_first(problem), *options.arguments)
+        arguments = (*operands_and_sizes, *geometry_arguments(problem), _evict_first(problem), *options.arguments)
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
@@ -370,9 +368,3 @@ def _is_general(problem: ConvProblem) -> bool:
 def _evict_first(problem: ConvProblem) -> int:
     """The eighths of the input that L2 evicts first; 0 for filters other than 1x1, which read it several times."""
     return eviction.evict_first(problem) if is_pointwise(problem) else 0
-
-
-def _geometry(problem: ConvProblem) -> tuple[int, ...]:
-    """The kernel's arguments for stride, dilation and groups."""
-    p = problem
-    return p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.groups

@@ -188,7 +188,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         cut = (config.pitch, strips_of(p, config.pitch), share_units)
         operands, epilogue = (
             (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE),
-            (int(options.relu), options.output_planes(p), *options.arguments),
+            (int(options.relu), options.output_planes(p), *options.packed_arguments),
         )
         arguments: tuple[Address | int, ...] = (*operands, *sizes, *cut, *epilogue)
         blocks, threads = config.blocks, config.threads

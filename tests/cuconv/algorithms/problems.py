@@ -50,9 +50,15 @@ def one_by_one(c: int, m: int = 64, hw: int = 14, pad: int = 0) -> ConvProblem:
 
 
 def launched(
-    algorithm: Algorithm, problem: ConvProblem, device: DeviceSpec = H200, aligned: bool = True, relu: bool = False
+    algorithm: Algorithm,
+    problem: ConvProblem,
+    device: DeviceSpec = H200,
+    aligned: bool = True,
+    relu: bool = False,
+    residual: bool = False,
 ) -> Launch:
     """The launch of an algorithm that has only one, by the configuration that it takes."""
-    (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), CallOptions(aligned, relu))
+    options = CallOptions(aligned, relu, residual)
+    (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), options)
     assert launch.source == algorithm.source and launch.kernel == algorithm.name
     return launch

@@ -15,12 +15,11 @@ def layer(n, c, size, m):
     return ConvProblem(n, c, size, size, m, 1, 1)
 
 
-def policies(name, problem):
-    """The values of EVICT_FIRST that an algorithm compiles its kernels with for a problem."""
+def policy(name, problem):
+    """Whether an algorithm's main kernel is compiled with the policy for a problem, and its argument in eighths."""
     algorithm = ALGORITHMS[name]
-    config = algorithm.configure(problem, H200)
-    launches = algorithm.launches(problem, config)
-    return {launch.macros["EVICT_FIRST"] for launch in launches}
+    main = algorithm.launches(problem, algorithm.configure(problem, H200))[-1]
+    return main.macros["EVICT_FIRST"], main.arguments[-2]  # the residual is the last one
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def policies(name, problem):
 )
 def test_the_policy_follows_from_what_l2_holds(problem, eighths):
     assert evict_first(problem) == eighths
-    assert all(policies(name, problem) == {eighths} for name in WITH_THE_POLICY)
+    assert all(policy(name, problem) == (int(eighths > 0), eighths) for name in WITH_THE_POLICY)
 
 
 def test_the_output_and_the_rest_of_the_input_fill_about_half_of_l2():
@@ -51,9 +50,9 @@ def test_the_output_and_the_rest_of_the_input_fill_about_half_of_l2():
 def test_larger_filters_keep_the_policy_of_the_cache():
     larger_filter = ConvProblem(64, 256, 27, 27, 32, 3, 3, 1, 1)
     assert evict_first(larger_filter) > 0
-    assert policies("tf32x3_wgmma", larger_filter) == {0}
+    assert policy("tf32x3_wgmma", larger_filter) == (0, 0)
 
 
 @pytest.mark.parametrize("name", WITH_THE_POLICY)
 def test_variants_sample_both_policies(name):
-    assert {macros["EVICT_FIRST"] for macros in ALGORITHMS[name].variants("sm_90a")} == {0, 5}
+    assert {macros["EVICT_FIRST"] for macros in ALGORITHMS[name].variants("sm_90a")} == {0, 1}

@@ -11,7 +11,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.tf32x3.tf32x3 import blocks_per_sm
 from cuconv.algorithms.tf32x3.tf32x3_wgmma import CLUSTER_SIZES, FILLING_CLUSTER_SIZES, TILES
 from cuconv.device import A100, H200, DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
+from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from tests.cuconv.algorithms.problems import PROBLEMS, TYPICAL, each_precision, in_precision, launched, one_by_one
 
 WGMMA = ALGORITHMS["tf32x3_wgmma"]
@@ -119,9 +119,10 @@ def test_whole_is_a_1x1_reduction_of_whole_stages(c, k, whole):
 
 
 def test_the_launch_passes_the_kernels_arguments_and_overlaps():
-    problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
-    launch = launched(WGMMA, problem, relu=True)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1, 17)
+    problem = ConvProblem(2, 6, 12, 9, 18, 3, 4, 1, 2, stride_h=2, dilation_w=2, groups=3)
+    launch = launched(WGMMA, problem, relu=True, residual=True)
+    sizes, geometry = (2, 6, 12, 9, 18, 3, 4, 1, 2, 6, 7), (2, 1, 1, 2, 3)
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, 1, 18, *geometry, 0, RESIDUAL)
     assert launch.threads == WGMMA.configure(problem, H200).threads
     assert launch.overlap
 
@@ -143,11 +144,9 @@ def test_variants_sample_every_tile_and_setting():
     for products in (3, 1):
         assert tiles_of(m for m in sample if m["PRODUCTS"] == products) == tiles
     assert {m["SPLIT_K"] for m in sample} == set(CLUSTER_SIZES)
-    for name in ("POINTWISE", "VECTOR", "LINEAR", "WHOLE", "PAIRED"):
+    for name in ("POINTWISE", "VECTOR", "LINEAR", "WHOLE", "PAIRED", "GENERAL"):
         assert {m[name] for m in sample} == {0, 1}
     assert {m["LARGE_FILTER"] for m in sample} == {0, 1, 2}
-    for name in ("STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W", "CHANNEL_GROUPS"):
-        assert max(m.get(name, 1) for m in sample) > 1
     assert tiles_of(m for m in sample if m["SPLIT_K"] in FILLING_CLUSTER_SIZES and not m["VECTOR"]) == tiles
 
 
