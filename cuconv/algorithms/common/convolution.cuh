@@ -38,7 +38,7 @@ struct ConstantGeometry {
     static constexpr int groups = CHANNEL_GROUPS;
 };
 // The same of a kernel that has them as arguments.
-struct Geometry {
+struct ArgumentGeometry {
     int stride_h, stride_w, dilation_h, dilation_w, groups;
 };
 // The geometry of a problem: its member `geometry` where it has one, and otherwise the macros. The second argument is 0:

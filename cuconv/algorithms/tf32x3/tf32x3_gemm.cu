@@ -81,7 +81,7 @@ static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the table");
 struct Problem {
     int channels, height, width, filters, kernel_h, kernel_w, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
-    Geometry geometry;
+    ArgumentGeometry geometry;
 };
 
 // cp.async of 4 or 16 bytes. Where `exists` is false the target becomes zeros, and the source is not read.
@@ -203,7 +203,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS
                 int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
                 int64 groups, int64 vector, const float* __restrict__ residual) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
-    const Geometry g = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
+    const ArgumentGeometry g = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h, (int)kernel_w, (int)pad_h,
                        (int)pad_w, (int)out_w, (int)(out_h * out_w), (int)output_planes, g};
     const int area = p.kernel_h * p.kernel_w;
