@@ -93,11 +93,12 @@ __device__ __forceinline__ void copy16(float* target, const float* source, bool 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
                  "r"(exists ? 16 : 0));
 }
-// Copies the FILTERS rows of weights of a stage, WIDTH floats at a time. `row` and `column` are the thread's first place
-// in the stage, and `source` is what belongs there; from row `rows` on, and where `exists` is false, it becomes zeros.
+// Copies the FILTERS rows of weights of a stage, WIDTH floats at a time. `row` and `column` are the thread's first
+// place in the stage, and `source` is what belongs there. Rows from `rows` on become zeros, as does everything where
+// `exists` is false.
 template <int WIDTH>
-__device__ __forceinline__ void copy_weights(float* stage, const float* source, int row, int column, int depth, int rows,
-                                             bool exists) {
+__device__ __forceinline__ void copy_weights(float* stage, const float* source, int row, int column, int depth,
+                                             int rows, bool exists) {
     constexpr int STEP = THREADS * WIDTH / STAGE_DEPTH;  // rows that the block copies at a time
     static_assert(FILTERS % STEP == 0 && THREADS * WIDTH % STAGE_DEPTH == 0, "a block covers a stage evenly");
 #pragma unroll
@@ -192,8 +193,8 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 #define CLUSTER_DIMS
 #endif
 
-// channels, filters: those of a group
-// vector: 1 where rows of weights are 16-byte aligned
+// channels, filters: those of a group. Pointers stay as they come, in constant memory, which takes no registers.
+// vector:   1 where rows of weights are 16-byte aligned
 // residual: a tensor like the output that is added before ReLU, or null
 // The bound keeps a thread within 128 registers: 512 threads then fit an SM.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS)
