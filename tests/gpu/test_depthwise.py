@@ -1,4 +1,4 @@
-"""Tests of every configuration of depthwise: strips over the edge, staged planes, bands of large filters, groups."""
+"""Tests of every configuration of depthwise: strips over the edge, staged planes, the general kernel, groups."""
 
 from dataclasses import replace
 
@@ -32,8 +32,8 @@ THIRD = ConvProblem(2, 9, 17, 20, 9, 5, 3, 2, 0, stride_h=3, stride_w=3, groups=
 DILATED = ConvProblem(2, 16, 16, 20, 16, 3, 3, 2, 4, dilation_h=2, dilation_w=4, groups=16)
 APART = ConvProblem(1, 6, 70, 90, 6, 3, 3, 30, 40, dilation_h=30, dilation_w=40, groups=6)  # outputs share nothing
 SEVEN = ConvProblem(1, 12, 15, 14, 12, 7, 7, 3, 3, groups=12)
-LARGE = ConvProblem(2, 5, 20, 18, 5, 31, 31, 15, 15, groups=5)  # bands of one row
-NINE = ConvProblem(2, 5, 20, 18, 5, 9, 9, 4, 4, groups=5)  # bands of three rows
+LARGE = ConvProblem(2, 5, 20, 18, 5, 31, 31, 15, 15, groups=5)  # many products
+NINE = ConvProblem(2, 5, 20, 18, 5, 9, 9, 4, 4, groups=5)  # the general kernel
 FLAT = ConvProblem(2, 10, 8, 33, 10, 1, 7, 0, 3, groups=10)
 PADDED = ConvProblem(2, 8, 5, 6, 8, 2, 3, 5, 9, groups=8)  # padding beyond the filter
 MULTIPLIER = ConvProblem(3, 10, 13, 12, 30, 3, 3, 1, 1, groups=10)

@@ -38,11 +38,11 @@ struct ConstantGeometry {
     static constexpr int groups = CHANNEL_GROUPS;
 };
 // The same of a kernel that has them as arguments.
-struct GeometryArguments {
+struct ArgumentGeometry {
     int stride_h, stride_w, dilation_h, dilation_w, groups;
 };
-// The geometry of a problem: its member `geometry` where it has one, and otherwise the macros. The second argument is 0:
-// as an int it prefers the first of the two functions, if that exists for the problem.
+// The geometry of a problem: its member `geometry` where it has one, and otherwise the macros. The second argument is
+// 0: as an int it prefers the first of the two functions, if that exists for the problem.
 template <class Problem>
 __device__ __forceinline__ auto geometry_of(const Problem& p, int) -> decltype(p.geometry) {
     return p.geometry;

@@ -1,5 +1,5 @@
-// Copies the pixels that a 1x1 convolution with a stride reads, every STRIDE_H-th row and every STRIDE_W-th column, into a
-// tensor without gaps, on which the convolution has stride 1.
+// Copies the pixels that a 1x1 convolution with a stride reads, every stride_h-th row and every stride_w-th column, into
+// a tensor without gaps, on which the convolution has stride 1.
 //
 // ELEMENTS  elements that a thread copies, a block's width apart: their loads are under way together
 //
@@ -8,7 +8,8 @@
 #include "common/convolution.cuh"
 
 extern "C" __global__ void subsample(const float* __restrict__ input, float* __restrict__ dense, int64 elements,
-                                     int64 height, int64 width, int64 out_h, int64 out_w) {
+                                     int64 height, int64 width, int64 out_h, int64 out_w,
+                                     int64 stride_h, int64 stride_w) {
     const unsigned first = blockIdx.x * (blockDim.x * ELEMENTS) + threadIdx.x;
     const unsigned columns = out_w, rows = out_h, count = elements;
     int64 sources[ELEMENTS];
@@ -16,7 +17,7 @@ extern "C" __global__ void subsample(const float* __restrict__ input, float* __r
     for (int i = 0; i < ELEMENTS; ++i) {
         const unsigned at = first + i * blockDim.x, row = at / columns, plane = row / rows;
         const unsigned y = row - plane * rows, x = at - row * columns;
-        sources[i] = ((int64)plane * height + y * STRIDE_H) * width + x * STRIDE_W;
+        sources[i] = ((int64)plane * height + y * stride_h) * width + x * stride_w;
     }
 #if __CUDA_ARCH__ >= 900
     wait_for_kernel_ahead();

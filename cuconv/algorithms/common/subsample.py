@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil
 from pathlib import Path
 
-from cuconv.algorithms.common.implicit_gemm import geometry_macros, is_pointwise, is_strided
+from cuconv.algorithms.common.implicit_gemm import is_pointwise, is_strided
 from cuconv.jit import INPUT, WORKSPACE, Launch
 from cuconv.numbers import Number
 from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
@@ -46,8 +46,8 @@ def aligned_bytes(workspace_bytes: Number) -> Number:
 def launch(problem: ConvProblem, offset: int) -> Launch:
     """The launch that makes the copy, `offset` bytes after the start of the workspace."""
     p, elements = problem, copy_bytes(problem) // FLOAT_BYTES
-    macros = {**geometry_macros(p), "ELEMENTS": ELEMENTS}
-    arguments = (INPUT, WORKSPACE + offset, elements, p.h, p.w, p.out_h, p.out_w)
+    macros = {"ELEMENTS": ELEMENTS}
+    arguments = (INPUT, WORKSPACE + offset, elements, p.h, p.w, p.out_h, p.out_w, p.stride_h, p.stride_w)
     blocks = ceil(elements / (THREADS * ELEMENTS))
     return Launch(SOURCE, macros, "subsample", blocks, THREADS, arguments, overlap=True)
 

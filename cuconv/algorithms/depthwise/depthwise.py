@@ -143,14 +143,14 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        The general kernel's terms are the same, since its loads and instructions are of the same kinds.
         Four times overlap: a thread's latency, in as many waves as an SM needs for its blocks; the instructions that
         the SM issues; its cache; and device memory. Their norm goes from one to the other.
         """
         strip, staged = config.strip, config.groups > 0
         vector, out_vector = vectors_of(problem, strip, aligned=True)
         weights, outputs = strip.filters * _depth(problem), strip.rows * strip.columns
-        # In the general kernel every product loads its operand, and has instructions of its own.
+        # In the general kernel every product loads its operand, and has instructions of its own. The constants are
+        # those of the other kernels: what it loads and issues is of the same kinds.
         windows = outputs * weights if config.general else window_loads_of(problem, strip, vector)
         instructions = 1 + GENERAL_INSTRUCTIONS * config.general
         batches = config.batches(problem)

@@ -49,7 +49,7 @@ struct Divider {
 struct Kernel {
     int h, w;
 };
-typedef GeometryArguments Geometry;
+typedef ArgumentGeometry Geometry;
 #else
 struct Kernel {
     static constexpr int h = KERNEL_H, w = KERNEL_W;

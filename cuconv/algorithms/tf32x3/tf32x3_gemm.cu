@@ -81,7 +81,7 @@ static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the table");
 struct Problem {
     int channels, height, width, filters, kernel_h, kernel_w, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
-    GeometryArguments geometry;
+    ArgumentGeometry geometry;
 };
 
 // cp.async of 4 or 16 bytes. Where `exists` is false the target becomes zeros, and the source is not read.
@@ -93,11 +93,12 @@ __device__ __forceinline__ void copy16(float* target, const float* source, bool 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
                  "r"(exists ? 16 : 0));
 }
-// Copies the FILTERS rows of weights of a stage, WIDTH floats at a time. `row` and `column` are the thread's first place
-// in the stage, and `source` is what belongs there; from row `rows` on, and where `exists` is false, it becomes zeros.
+// Copies the FILTERS rows of weights of a stage, WIDTH floats at a time. `row` and `column` are the thread's first
+// place in the stage, and `source` is what belongs there. Rows from `rows` on become zeros, as does everything where
+// `exists` is false.
 template <int WIDTH>
-__device__ __forceinline__ void copy_weights(float* stage, const float* source, int row, int column, int depth, int rows,
-                                             bool exists) {
+__device__ __forceinline__ void copy_weights(float* stage, const float* source, int row, int column, int depth,
+                                             int rows, bool exists) {
     constexpr int STEP = THREADS * WIDTH / STAGE_DEPTH;  // rows that the block copies at a time
     static_assert(FILTERS % STEP == 0 && THREADS * WIDTH % STAGE_DEPTH == 0, "a block covers a stage evenly");
 #pragma unroll
@@ -192,8 +193,8 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 #define CLUSTER_DIMS
 #endif
 
-// channels, filters: those of a group
-// vector: 1 where rows of weights are 16-byte aligned
+// channels, filters: those of a group. Pointers stay as they come, in constant memory, which takes no registers.
+// vector:   1 where rows of weights are 16-byte aligned
 // residual: a tensor like the output that is added before ReLU, or null
 // The bound keeps a thread within 128 registers: 512 threads then fit an SM.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS)
@@ -203,7 +204,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS
                 int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
                 int64 groups, int64 vector, const float* __restrict__ residual) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
-    const GeometryArguments g = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
+    const ArgumentGeometry g = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h, (int)kernel_w, (int)pad_h,
                        (int)pad_w, (int)out_w, (int)(out_h * out_w), (int)output_planes, g};
     const int area = p.kernel_h * p.kernel_w;
