@@ -19,6 +19,7 @@ import numpy as np
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense, require_hopper
 from cuconv.algorithms.common.weight_packing import WeightPacking
+from cuconv.algorithms.pointwise.cost_model import Costs, LayerTimes, layer_times, size_us
 from cuconv.algorithms.pointwise.registers import CHANNELS, CONSUMERS, holds_packed_weights, most_filters
 from cuconv.algorithms.pointwise.tiles import (
     MAX_PIXEL_STAGES,
@@ -27,10 +28,11 @@ from cuconv.algorithms.pointwise.tiles import (
     Fp16x3PointwiseConfig,
     PixelLayout,
     epilogue_bytes,
+    filter_tile_count,
     iterations,
     pixel_stage_bytes,
+    pixel_tile_count,
     static_shared_bytes,
-    tile_count,
     warpgroup_tile_count,
     weight_stage_bytes,
 )
@@ -62,50 +64,91 @@ class _Layer(NamedTuple):
 
     c: int
     m: int
-    products: int
+    precision: str
     layouts: tuple[PixelLayout, ...]
     plane: int  # pixels of an image, where whole images are one of the layouts; else 0
+    vector: bool  # whether planes are a multiple of four pixels
     shared_bytes: int  # the most of a block
+
+    @property
+    def products(self) -> int:
+        """Tensor-core products for one FP32 product."""
+        return PRODUCTS[self.precision]
+
+    @property
+    def smallest(self) -> ConvProblem:
+        """One image of a size with these properties, for what does not depend on the size otherwise."""
+        return ConvProblem(
+            1, self.c, 1, self.plane or (VECTOR if self.vector else 1), self.m, 1, 1, 0, 0, self.precision
+        )
 
 
 class _Rows(NamedTuple):
     """Configurations of a layer as one of arrays, whose grids are not known yet.
 
-    split: whether the last wave's tiles are shared.
+    split, shared: whether the last wave's tiles are split, and whether consumers share tiles.
+    filter_tiles, chunks: of the layer, and of a tile and a consumer.
+    published_bytes: of a block that shares a tile, in the workspace.
     """
 
     configs: Fp16x3PointwiseConfig
     split: Any
+    shared: Any
+    filter_tiles: Any
+    chunks: Any
+    published_bytes: Any
 
 
-def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> tuple[Fp16x3PointwiseConfig, Any]:
-    """One configuration object with array fields, and an array that says which of its configurations can run.
+class Many(NamedTuple):
+    """One configuration object with array fields, which of its configurations can run, and the tiles of each."""
+
+    configs: Fp16x3PointwiseConfig
+    possible: Any
+    tiles: Any
+
+
+def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> Many:
+    """Every configuration for a problem; raises UnsupportedProblem where none can run.
 
     algorithm: its name. Split-K across the consumers is for grids with few tiles. Split-K in the last wave is for waves
     that leave half of the SMs idle, and that are not the only one: all parts of a tile would end together then, and
     wait for each other.
-    Raises UnsupportedProblem where no configuration can run.
     """
-    _check(problem, device, algorithm)
-    layouts = pixel_layouts(problem)
-    plane = problem.out_pixels if PixelLayout.WHOLE_IMAGES in layouts else 0
-    products = PRODUCTS[problem.precision]
-    configs, split = _rows(_Layer(problem.c, problem.m, products, tuple(layouts), plane, device.shared_bytes_per_block))
-    sms, tiles = device.sm_count, tile_count(problem, configs)
-    blocks = np.minimum(sms, tiles)
-    waves, rest = tiles // sms, tiles % sms
-    parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), iterations(problem, configs)), MAX_TAIL_SPLIT_K)
+    layouts = _check(problem, device, algorithm)
+    rows = _rows(_layer(problem, layouts, device))
+    configs, sms = rows.configs, device.sm_count
+    tiles = pixel_tile_count(problem, configs.warpgroup_tiles, configs.layout) * rows.filter_tiles
+    blocks, waves = np.minimum(sms, tiles), tiles // sms
+    rest = tiles - waves * sms
+    parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), rows.chunks), MAX_TAIL_SPLIT_K)
     worthwhile = (rest > 0) & (parts > 1) & (waves >= 1) & (waves <= MAX_WAVES_BEFORE_TAIL)
-    possible = (worthwhile | ~split) & ((configs.warpgroup_split_k == 0) | (tiles <= MAX_SPLIT_TILES * sms))
-    published_bytes = blocks * configs.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * configs.filters + FLAG_BYTES)
-    parts_of_tail: Any = np.where(split, parts, 1)
-    found = replace(
-        configs,
-        tail_split_k=parts_of_tail,
-        blocks=blocks,
-        workspace_bytes=configs.workspace_bytes + split * published_bytes,
-    )
-    return found, possible
+    possible = (worthwhile >= rows.split) & ((tiles <= MAX_SPLIT_TILES * sms) >= rows.shared)
+    workspace_bytes = configs.workspace_bytes + blocks * rows.published_bytes
+    tail_split_k: Any = np.where(rows.split, parts, 1)
+    found = replace(configs, tail_split_k=tail_split_k, blocks=blocks, workspace_bytes=workspace_bytes)
+    return Many(found, possible, tiles)
+
+
+def times_us(problem: ConvProblem, device: DeviceSpec, found: Many, costs: Costs, prepared: bool) -> Any:
+    """The predicted times of configurations that `many` made for the same problem, in microseconds.
+
+    They are those of `cost_model.estimate_us`, of which a layer keeps what does not depend on the image's size.
+    """
+    times = _times(_layer(problem, tuple(pixel_layouts(problem)), device), costs)
+    us = size_us(problem, found.configs, found.tiles, times, costs)
+    return us - times.pack if prepared else us
+
+
+def _layer(problem: ConvProblem, layouts: tuple[PixelLayout, ...], device: DeviceSpec) -> _Layer:
+    pixels = problem.out_pixels
+    plane = pixels if PixelLayout.WHOLE_IMAGES in layouts else 0
+    sizes = (problem.c, problem.m, problem.precision, layouts, plane, pixels % VECTOR == 0)
+    return _Layer(*sizes, device.shared_bytes_per_block)
+
+
+@lru_cache(maxsize=4096)
+def _times(layer: _Layer, costs: Costs) -> LayerTimes:
+    return layer_times(layer.smallest, _rows(layer).configs, costs)
 
 
 @lru_cache(maxsize=4096)
@@ -122,8 +165,16 @@ def _rows(layer: _Layer) -> _Rows:
         found += [(_packing_weights(config), False) for config in pipelines if _can_pack_weights(config)]
         found += [(c, True) for c in pipelines if not c.weights_resident and not c.warpgroup_split_k]
     columns: list[Any] = [np.array(column) for column in zip(*(astuple(config) for config, _ in found), strict=True)]
-    configs = replace(Fp16x3PointwiseConfig(*columns), products=layer.products)
-    return _Rows(configs, np.array([split for _, split in found]))
+    configs, split = replace(Fp16x3PointwiseConfig(*columns), products=layer.products), np.array([s for _, s in found])
+    example = layer.smallest
+    return _Rows(
+        configs,
+        split,
+        shared=configs.warpgroup_split_k > 0,
+        filter_tiles=filter_tile_count(example, configs.filters),
+        chunks=iterations(example, configs),
+        published_bytes=split * configs.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * configs.filters + FLAG_BYTES),
+    )
 
 
 def pixel_layouts(problem: ConvProblem) -> list[PixelLayout]:
@@ -156,14 +207,15 @@ def chunk_channels(channels: int) -> list[int]:
     return [size for size in CHANNELS if padded[size] <= 1.1 * least][-2:]
 
 
-def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> None:
-    """Raise UnsupportedProblem for another architecture or filter, and where the kernel's integers do not suffice."""
+def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> tuple[PixelLayout, ...]:
+    """The pixel layouts; raises UnsupportedProblem for another GPU or filter, and for what 32-bit integers exclude."""
     p = problem
     require_hopper(p, device)
     require_dense(p, algorithm)
     if not is_pointwise(p):
         raise UnsupportedProblem(f"{p.label}: {algorithm} is for filters of 1x1 without padding")
-    warpgroup_tiles = max(warpgroup_tile_count(p, layout) for layout in pixel_layouts(p))
+    layouts = tuple(pixel_layouts(p))
+    warpgroup_tiles = max(warpgroup_tile_count(p, layout) for layout in layouts)
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
@@ -171,6 +223,7 @@ def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> None:
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     check_sizes(p, algorithm, sizes)
+    return layouts
 
 
 def _pipelines(layer: _Layer, shape: _TileShape) -> list[Fp16x3PointwiseConfig]:
