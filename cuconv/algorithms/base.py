@@ -229,6 +229,16 @@ class Algorithm(ABC, Generic[Config, Costs]):
         times = [(predict(problem, device, one, constants), one) for one in self.candidates(problem, device)]
         return sorted(times, key=lambda timed: timed[0])
 
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """A time in microseconds that no configuration's predicted time is below, whether or not there is one.
+
+        "auto" weighs only algorithms whose bound is below the best time so far. This one is the constant `memory`
+        times the operands' bytes: a model that has this constant adds the product, or takes a norm with it.
+        """
+        constants: Any = self.costs(problem.precision)
+        least_us: float = constants.memory * problem.min_bytes / 2**20
+        return least_us
+
     def summation(self, config: Config) -> Hashable | None:
         """What decides in which order and with which rounding the products of an output are added.
 

@@ -23,15 +23,16 @@ Some = TypeVar("Some")
 
 def chosen(many: Some, index: Any) -> Some:
     """One of many configurations, with plain numbers."""
-    taken = {}
     kind: Any = type(many)
+    taken = []
     for name in _field_names(kind):
         value = getattr(many, name)
         if isinstance(value, np.ndarray):
-            taken[name] = value[index].item()
-        else:
-            taken[name] = chosen(value, index) if is_dataclass(value) else value
-    found: Some = kind(**taken)
+            value = value.item(index)
+        elif is_dataclass(value):
+            value = chosen(value, index)
+        taken.append(value)
+    found: Some = kind(*taken)
     return found
 
 

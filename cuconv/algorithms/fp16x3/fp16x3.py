@@ -6,10 +6,12 @@ docs/fp16x3.md explains the algorithm.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.common.bounds import least_shared_us
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -143,14 +145,8 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
         """
         tile = config.tile
         chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
-        weights = tile.filters * CHANNELS * problem.filter_area
         fetch_us = costs.fetch * config.slots * SLOT * CHANNELS / 2**11
-        multiply_us = costs.multiply * weights * tile.positions / 2**18
-        if tile.narrow:
-            # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
-            multiply_us *= max(1, 0.5 + 32 / tile.filters)
-            chains = problem.kh if config.products == PRODUCTS[FP32] else 1
-            multiply_us += costs.narrow * chains
+        multiply_us = _multiply_us(tile, problem.kh, problem.kw, config.products, costs)
         sums = tile.filters * tile.positions / 2**14
         block_chunks = ceil(tiles * chunks / config.blocks)
         sharers = blocks_per_tile(tiles, chunks, config.blocks)
@@ -164,6 +160,14 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
             + exchange_us
             + costs.memory * problem.min_bytes / 2**20
         )
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """Launches, packing, memory, and the least work that a tile, or all of them, take a block."""
+        costs, p = self.costs(problem.precision), problem
+        tile_us, position_us = _least_work(p.c, p.m, p.kh, p.kw, PRODUCTS[p.precision], device, costs)
+        packing_us = 0.0 if prepared else WeightPacking(0, CHANNELS, PRODUCTS[p.precision]).predicted_us(p, costs)
+        work_us = max(tile_us, position_us * _positions(p))
+        return costs.block + packing_us + work_us + costs.memory * p.min_bytes / 2**20
 
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
@@ -224,6 +228,38 @@ def _narrow_tiles(filters: int) -> list[Tile]:
         half = max(POSITIONS_STEP, positions // 2 // POSITIONS_STEP * POSITIONS_STEP)
         tiles |= {Tile(tile_filters, positions, True), Tile(tile_filters, half, True)}
     return sorted(tiles, key=lambda tile: (tile.filters, tile.positions))
+
+
+@lru_cache(maxsize=1024)
+def _least_work(
+    c: int, m: int, kh: int, kw: int, products: int, device: DeviceSpec, costs: Costs
+) -> tuple[float, float]:
+    """The least time of a block for its share of a tile, and of the busiest for each position of all images, in us.
+
+    It leaves out the rows of a tile's halo.
+    """
+    chunks, tile_us, position_us = ceil(c / CHANNELS), [], []
+    for tile in (*TILES, *_narrow_tiles(m)):
+        fetch_us = costs.fetch * ceil((tile.positions + kw - 1) / SLOT) * SLOT * CHANNELS / 2**11
+        multiply_us = _multiply_us(tile, kh, kw, products, costs)
+        sums = tile.filters * tile.positions / 2**14
+        ends_us = (costs.write * sums, costs.publish * sums, costs.accumulate * sums)
+        tile_us.append(least_shared_us(chunks, device.sm_count, costs.chunk, fetch_us, multiply_us, *ends_us))
+        tiles_of_position = ceil(m / tile.filters) / tile.positions / device.sm_count
+        position_us.append(tiles_of_position * chunks * (costs.chunk + hypot(fetch_us, multiply_us)))
+    return min(tile_us), min(position_us)
+
+
+def _multiply_us(tile: Tile, kh: int, kw: int, products: int, costs: Costs) -> float:
+    """The consumers' time for a chunk of a tile.
+
+    Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
+    """
+    multiply_us = costs.multiply * tile.filters * CHANNELS * kh * kw * tile.positions / 2**18
+    if not tile.narrow:
+        return multiply_us
+    chains = kh if products == PRODUCTS[FP32] else 1
+    return multiply_us * max(1, 0.5 + 32 / tile.filters) + costs.narrow * chains
 
 
 def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:

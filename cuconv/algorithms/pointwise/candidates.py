@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, hypot
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,6 +139,18 @@ def times_us(problem: ConvProblem, device: DeviceSpec, found: Many, costs: Costs
     return us - times.pack if prepared else us
 
 
+def least_us(problem: ConvProblem, device: DeviceSpec, costs: Costs, prepared: bool) -> float:
+    """A bound of the predicted times for a 1x1 filter, in microseconds.
+
+    The latency of a tile, or the SMs' work for all tiles, in a norm with the operands in device memory.
+    """
+    p, layer = problem, _layer(problem, tuple(pixel_layouts(problem)), device)
+    start_us, latency_us, pixel_us = _least_work(layer, device.sm_count, costs, prepared)
+    work_us = max(latency_us, start_us + pixel_us * p.n * p.out_pixels)
+    memory_us = costs.memory * p.min_bytes / 2**20
+    return max(start_us + memory_us, hypot(work_us, memory_us))
+
+
 def _layer(problem: ConvProblem, layouts: tuple[PixelLayout, ...], device: DeviceSpec) -> _Layer:
     pixels = problem.out_pixels
     plane = pixels if PixelLayout.WHOLE_IMAGES in layouts else 0
@@ -149,6 +161,17 @@ def _layer(problem: ConvProblem, layouts: tuple[PixelLayout, ...], device: Devic
 @lru_cache(maxsize=4096)
 def _times(layer: _Layer, costs: Costs) -> LayerTimes:
     return layer_times(layer.smallest, _rows(layer).configs, costs)
+
+
+@lru_cache(maxsize=1024)
+def _least_work(layer: _Layer, sms: int, costs: Costs, prepared: bool) -> tuple[float, float, float]:
+    """The least time of the launches, of them and a tile, and of the busiest SM for each pixel, in microseconds."""
+    configs, *_, filter_tiles, chunks, _ = _rows(layer)
+    t = _times(layer, costs)
+    start_us = t.start + t.pack_in_block - prepared * t.pack
+    pixel_us = filter_tiles / configs.pixels * chunks * t.sm_chunk / sms
+    latency_us = start_us + chunks * t.chunk + t.write
+    return float(np.min(start_us)), float(np.min(latency_us)), float(np.min(pixel_us))
 
 
 @lru_cache(maxsize=4096)

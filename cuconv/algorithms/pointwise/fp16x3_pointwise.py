@@ -8,12 +8,12 @@ from typing import Any
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction, subsample
-from cuconv.algorithms.common.implicit_gemm import PRODUCTS
+from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise import cost_model
-from cuconv.algorithms.pointwise.candidates import Many, many, times_us
+from cuconv.algorithms.pointwise.candidates import Many, least_us, many, times_us
 from cuconv.algorithms.pointwise.cost_model import Costs
 from cuconv.algorithms.pointwise.tiles import (
     VECTOR,
@@ -81,6 +81,16 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
             return cost_model.estimate_us(problem, config, costs)
         dense_us = cost_model.estimate_us(subsample.on_dense(problem), config, costs)
         return dense_us + subsample.predicted_us(problem)
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The bound of `candidates.least_us`, and the time of the copy with a stride; 0 where the kernel cannot run."""
+        if not is_pointwise(problem) or problem.groups > 1 or not device.is_hopper:
+            return 0.0
+        costs = self.costs(problem.precision)
+        if not subsample.is_subsampled(problem):
+            return least_us(problem, device, costs, prepared)
+        copied_us = subsample.predicted_us(problem)
+        return copied_us + least_us(subsample.on_dense(problem), device, costs, prepared)
 
     def kernels(self, problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The main kernel, after the kernel that packs the weights unless blocks pack them; both may start early.

@@ -7,10 +7,13 @@ Neural Networks" (2015), but in one dimension and with other points. docs/fp16x3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.common.bounds import least_shared_us
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -177,6 +180,14 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         packing_us = _packing(config.cluster).predicted_us(problem, costs)
         return costs.block + packing_us + hypot(work_us, memory_us)
 
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """Launches, packing, and the norm of memory with the least work that a tile, or all of them, take a block."""
+        costs, p = self.costs(problem.precision), problem
+        tile_us, cell_us = _least_work(p.c, p.m, p.kh, p.kw, device, costs)
+        work_us = max(tile_us, cell_us * p.n * (p.h + p.pad_h) * ceil(p.out_w / OUTPUTS))
+        packing_us = 0.0 if prepared else _packing(1).predicted_us(p, costs)
+        return costs.block + packing_us + hypot(work_us, costs.memory * p.min_bytes / 2**20)
+
     def kernels(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         p, stages = problem, (config.input_stages, config.weight_stages)
@@ -218,6 +229,30 @@ class TransformedWeightPacking(WeightPacking):
     def group_warps(self, problem: ConvProblem) -> int:
         """The warps of a block that share eight channels: one for each row of the filter."""
         return problem.kh
+
+
+@lru_cache(maxsize=1024)
+def _least_work(c: int, m: int, kh: int, kw: int, device: DeviceSpec, costs: Costs) -> tuple[float, float]:
+    """The least time of a block for its share of a tile, and of the busiest for each cell of all images, in us.
+
+    It leaves out the halo of a tile, and takes the most blocks that share one.
+    """
+    if kw not in COLUMNS:
+        return 0.0, 0.0
+    points, chunks, tile_us, cell_us = points_of(kw), ceil(c / CHANNELS), [], []
+    for cluster, shape in product(range(1, MAX_CLUSTER + 1), TILE_SHAPES[kw]):
+        cells = shape.cells
+        converted = rounds_of(cells, shape.producers) * shape.producers / 2
+        fetch_us = costs.fetch * converted * points * CHANNELS / 2**12 / cluster
+        multiply_us = costs.multiply * points * kh * CHANNELS * FILTERS * cells / 2**18
+        send_us = costs.send * cells * points * CHANNELS / 2**12 * (cluster - 1) / STAGES[0][0]
+        sums, chunk_us = points * FILTERS * cells / 2**14, costs.chunk + send_us
+        ends_us = (costs.write * sums, costs.publish * sums, costs.accumulate * sums)
+        tile_us.append(least_shared_us(chunks, MAX_SHARERS, chunk_us, fetch_us, multiply_us, *ends_us))
+        at_a_time = max(1, device.clusters_at_a_time(cluster))
+        tiles_of_cell = ceil(m / (FILTERS * cluster)) / cells / at_a_time
+        cell_us.append(tiles_of_cell * chunks * (chunk_us + hypot(fetch_us, multiply_us)))
+    return min(tile_us), min(cell_us)
 
 
 def _packing(cluster: int) -> TransformedWeightPacking:
