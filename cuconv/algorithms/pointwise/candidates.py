@@ -31,13 +31,12 @@ from cuconv.algorithms.pointwise.tiles import (
     filter_tile_count,
     iterations,
     pixel_stage_bytes,
-    pixel_tile_count,
     static_shared_bytes,
     warpgroup_tile_count,
     weight_stage_bytes,
 )
 from cuconv.device import DeviceSpec
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 
 FILTERS_STEP = 16  # the filters of a tile are a multiple of it
 FILTERS_LIMITS = (160, 128, 64)  # a tile has as many filters as fit below each
@@ -87,24 +86,29 @@ class _Rows(NamedTuple):
     """Configurations of a layer as one of arrays, whose grids are not known yet.
 
     split, shared: whether the last wave's tiles are split, and whether consumers share tiles.
-    filter_tiles, chunks: of the layer, and of a tile and a consumer.
+    warpgroup_tiles, chunks: of a tile, the second those of one consumer. filter_tiles: of the layer.
     published_bytes: of a block that shares a tile, in the workspace.
     """
 
     configs: Fp16x3PointwiseConfig
     split: Any
     shared: Any
+    warpgroup_tiles: Any
     filter_tiles: Any
     chunks: Any
     published_bytes: Any
 
 
 class Many(NamedTuple):
-    """One configuration object with array fields, which of its configurations can run, and the tiles of each."""
+    """One configuration object with array fields, which of its configurations can run, and the tiles of each.
+
+    pixel_tiles, filter_tiles: the tiles with the same filters, and with the same pixels.
+    """
 
     configs: Fp16x3PointwiseConfig
     possible: Any
-    tiles: Any
+    pixel_tiles: Any
+    filter_tiles: Any
 
 
 def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> Many:
@@ -117,16 +121,24 @@ def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> Many:
     layouts = _check(problem, device, algorithm)
     rows = _rows(_layer(problem, layouts, device))
     configs, sms = rows.configs, device.sm_count
-    tiles = pixel_tile_count(problem, configs.warpgroup_tiles, configs.layout) * rows.filter_tiles
+    # Numbers in the place of arrays where all configurations have the same.
+    layout: Any = configs.layout if len(layouts) > 1 else layouts[0]
+    pixel_tiles = ceil_div(warpgroup_tile_count(problem, layout), rows.warpgroup_tiles)
+    tiles = pixel_tiles * rows.filter_tiles
     blocks, waves = np.minimum(sms, tiles), tiles // sms
     rest = tiles - waves * sms
-    parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), rows.chunks), MAX_TAIL_SPLIT_K)
-    worthwhile = (rest > 0) & (parts > 1) & (waves >= 1) & (waves <= MAX_WAVES_BEFORE_TAIL)
-    possible = (worthwhile >= rows.split) & ((tiles <= MAX_SPLIT_TILES * sms) >= rows.shared)
-    workspace_bytes = configs.workspace_bytes + blocks * rows.published_bytes
-    tail_split_k: Any = np.where(rows.split, parts, 1)
+    some_idle = (rest > 0) & (2 * rest <= sms) & (waves >= 1) & (waves <= MAX_WAVES_BEFORE_TAIL)
+    possible = (tiles <= MAX_SPLIT_TILES * sms) >= rows.shared
+    if np.any(some_idle & rows.split):
+        parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), rows.chunks), MAX_TAIL_SPLIT_K)
+        possible &= (some_idle & (parts > 1)) >= rows.split
+        tail_split_k: Any = np.where(rows.split, parts, 1)
+        workspace_bytes = configs.workspace_bytes + blocks * rows.published_bytes
+    else:
+        possible &= ~rows.split
+        tail_split_k, workspace_bytes = 1, configs.workspace_bytes
     found = replace(configs, tail_split_k=tail_split_k, blocks=blocks, workspace_bytes=workspace_bytes)
-    return Many(found, possible, tiles)
+    return Many(found, possible, pixel_tiles, rows.filter_tiles)
 
 
 def times_us(problem: ConvProblem, device: DeviceSpec, found: Many, costs: Costs, prepared: bool) -> Any:
@@ -135,7 +147,7 @@ def times_us(problem: ConvProblem, device: DeviceSpec, found: Many, costs: Costs
     They are those of `cost_model.estimate_us`, of which a layer keeps what does not depend on the image's size.
     """
     times = _times(_layer(problem, tuple(pixel_layouts(problem)), device), costs)
-    us = size_us(problem, found.configs, found.tiles, times, costs)
+    us = size_us(problem, found.configs, found.pixel_tiles, found.filter_tiles, times, costs)
     return us - times.pack if prepared else us
 
 
@@ -166,11 +178,10 @@ def _times(layer: _Layer, costs: Costs) -> LayerTimes:
 @lru_cache(maxsize=1024)
 def _least_work(layer: _Layer, sms: int, costs: Costs, prepared: bool) -> tuple[float, float, float]:
     """The least time of the launches, of them and a tile, and of the busiest SM for each pixel, in microseconds."""
-    configs, *_, filter_tiles, chunks, _ = _rows(layer)
-    t = _times(layer, costs)
+    rows, t = _rows(layer), _times(layer, costs)
     start_us = t.start + t.pack_in_block - prepared * t.pack
-    pixel_us = filter_tiles / configs.pixels * chunks * t.sm_chunk / sms
-    latency_us = start_us + chunks * t.chunk + t.write
+    pixel_us = rows.filter_tiles / rows.configs.pixels * t.chunks * t.sm_chunk / sms
+    latency_us = start_us + t.chunks * t.chunk + t.write
     return float(np.min(start_us)), float(np.min(latency_us)), float(np.min(pixel_us))
 
 
@@ -194,6 +205,7 @@ def _rows(layer: _Layer) -> _Rows:
         configs,
         split,
         shared=configs.warpgroup_split_k > 0,
+        warpgroup_tiles=configs.warpgroup_tiles,
         filter_tiles=filter_tile_count(example, configs.filters),
         chunks=iterations(example, configs),
         published_bytes=split * configs.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * configs.filters + FLAG_BYTES),

@@ -19,9 +19,10 @@ from cuconv.algorithms.pointwise.tiles import (
     WARPGROUP_PIXELS,
     Fp16x3PointwiseConfig,
     PixelLayout,
+    filter_tile_count,
     grain_of,
     iterations,
-    tile_count,
+    pixel_tile_count,
     weight_loads,
 )
 from cuconv.costs import constant
@@ -77,6 +78,7 @@ class LayerTimes(NamedTuple):
     add_parts: Number  # those of each other block
     start: Number  # launches, and the packing of weights ahead
     pack: Number  # of `start`, the kernel that packs the weights; 0 where blocks pack them
+    packs_in_block: bool  # whether any of the configurations does
     pack_in_block: Number  # a block that packs a filter tile's weights itself; 0 elsewhere
     written: Number  # added for 2**20 bytes of output
     shared: Number  # added for 2**20 bytes of output beyond L2
@@ -84,7 +86,9 @@ class LayerTimes(NamedTuple):
 
 def estimate_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The device time of all kernels of a call, in microseconds."""
-    return size_us(problem, config, tile_count(problem, config), layer_times(problem, config, costs), costs)
+    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
+    filter_tiles = filter_tile_count(problem, config.filters)
+    return size_us(problem, config, pixel_tiles, filter_tiles, layer_times(problem, config, costs), costs)
 
 
 def packing_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
@@ -94,21 +98,30 @@ def packing_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs
 
 
 def size_us(
-    problem: ConvProblem, config: Fp16x3PointwiseConfig, all_tiles: Number, times: LayerTimes, costs: Costs
+    problem: ConvProblem,
+    config: Fp16x3PointwiseConfig,
+    pixel_tiles: Number,
+    filter_tiles: Number,
+    times: LayerTimes,
+    costs: Costs,
 ) -> Number:
-    """The device time of all kernels of a call, from the times of the layer. all_tiles: those of all blocks."""
-    c, t, tiles = config, times, ceil_div(all_tiles, config.blocks)
-    chunks = t.chunks * (tiles - 1) + ceil_div(t.chunks, c.tail_split_k)  # of the busiest block
+    """The device time of all kernels of a call, from the times of the layer.
+
+    pixel_tiles, filter_tiles: the tiles with the same filters, and with the same pixels.
+    """
+    c, t, parts = config, times, config.tail_split_k
+    tiles = ceil_div(pixel_tiles * filter_tiles, c.blocks)  # of the busiest block
+    whole = isinstance(parts, int) and parts == 1  # no configuration splits the tiles of its last wave
+    chunks = t.chunks * tiles if whole else t.chunks * (tiles - 1) + ceil_div(t.chunks, parts)
     tiles_us = norm(chunks * t.chunk + tiles * t.write, chunks * t.sm_chunk, chunks * t.copy, tiles * t.sm_write)
-    tiles_us = tiles_us + (c.tail_split_k > 1) * (t.publish + t.add_parts * (c.tail_split_k - 1))
+    if not whole:
+        tiles_us = tiles_us + (parts > 1) * (t.publish + t.add_parts * (parts - 1))
     written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
     memory_us = costs.memory * problem.min_bytes / 2**20 + t.written * written_mib
     if written_mib > CACHED_MIB:
         memory_us = memory_us + t.shared * (written_mib - CACHED_MIB)
-    start_us = t.start
-    if np.any(t.pack_in_block):
-        start_us = start_us + t.pack_in_block * weight_loads(problem, c)
-    return start_us + norm(tiles_us, memory_us)
+    us = t.start + norm(tiles_us, memory_us)
+    return us + t.pack_in_block * weight_loads(c, pixel_tiles, filter_tiles) if t.packs_in_block else us
 
 
 def layer_times(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> LayerTimes:
@@ -130,6 +143,7 @@ def layer_times(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) ->
         add_parts=costs.accumulate_parts * sums,
         start=either(c.packs_weights, costs.block_packs, costs.block + pack_us),
         pack=pack_us,
+        packs_in_block=bool(np.any(c.packs_weights)),
         pack_in_block=(c.packs_weights > 0) * costs.pack_in_block * weights / 2**13,
         written=costs.memory_three * (c.consumers - min(CONSUMERS)),
         # Tiles that share sectors meet in L2 as far as it reaches.
