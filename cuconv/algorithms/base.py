@@ -163,7 +163,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
         Packing must have ended before a call is launched: it reads packed weights without waiting for the kernel ahead.
         """
-        options = self._fulfilled(problem, config, replace(options, packed=True))
+        if self.packing(problem, config) is None:
+            return None
+        options = self._fulfilled(problem, config, options if options.packed else replace(options, packed=True))
         return next((one for one in self.kernels(problem, config, options) if one.kernel == KERNEL), None)
 
     def _fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
@@ -173,6 +175,8 @@ class Algorithm(ABC, Generic[Config, Costs]):
             aligned = aligned and channels * problem.out_pixels % VECTOR_FLOATS == 0
         residual = options.residual and self.fuses_residual and aligned
         packed = options.packed and self.packing(problem, config) is not None
+        if (aligned, residual, packed) == (options.aligned, options.residual, options.packed):
+            return options  # a new object takes microseconds
         return replace(options, aligned=aligned, residual=residual, packed=packed)
 
     @abstractmethod
