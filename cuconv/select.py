@@ -142,12 +142,10 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual:
     weighed: set[str] = set()
     refusals: dict[str, UnsupportedProblem] = {}
     adding_us = add_residual.predicted_us(problem) if residual else 0.0
-    for name in _in_order(problem.precision):
+    for least_us, name in _by_bound(problem, device, prepared):
         algorithm = ALGORITHMS[name]
         added_us = 0.0 if algorithm.fuses_residual else adding_us
-        if algorithm.superseded_by in weighed:
-            continue
-        if best and algorithm.least_us(problem, device, prepared) + added_us > ROUNDING * best_us:
+        if algorithm.superseded_by in weighed or (best and least_us + added_us > ROUNDING * best_us):
             continue
         try:
             config, us = algorithm.weighed(problem, device, prepared)
@@ -170,17 +168,24 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual:
     return best
 
 
-@cache
-def _in_order(precision: str) -> list[str]:
-    """The names of the algorithms that offer a precision: those that supersede others first, superseded ones last.
+def _by_bound(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[tuple[float, str]]:
+    """The algorithms that offer a precision, each after its bound, in the order in which they are to be weighed.
 
-    An algorithm that supersedes another is then weighed always, which tells whether it computes the problem. It is also
-    the fastest for most problems, so that the bounds of others suffice.
+    Those that supersede others come first and have no bound: only their weighing tells whether they compute the
+    problem. They are the fastest for most problems as well, and a low time leaves others out.
     """
-    superseding = {algorithm.superseded_by for algorithm in ALGORITHMS.values()}
-    return sorted(
-        offering(precision), key=lambda name: (ALGORITHMS[name].superseded_by is not None, name not in superseding)
-    )
+    first, others, superseded = _in_order(problem.precision)
+    bounds = sorted((ALGORITHMS[name].least_us(problem, device, prepared), name) for name in others)
+    return [*((0.0, name) for name in first), *bounds, *((0.0, name) for name in superseded)]
+
+
+@cache
+def _in_order(precision: str) -> tuple[list[str], list[str], list[str]]:
+    """The names of the algorithms that offer a precision: those that supersede others, others, and those superseded."""
+    names = offering(precision)
+    superseded = [name for name in names if ALGORITHMS[name].superseded_by is not None]
+    first = [name for name in names if name in {ALGORITHMS[other].superseded_by for other in superseded}]
+    return first, [name for name in names if name not in first and name not in superseded], superseded
 
 
 def _check_workspace(problem: ConvProblem, launch_plan: LaunchPlan) -> None:

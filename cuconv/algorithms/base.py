@@ -234,7 +234,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
         return sorted(times, key=lambda timed: timed[0])
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
-        """A time in microseconds that no configuration's predicted time is below, whether or not there is one.
+        """A time in microseconds that no configuration's predicted time is below; inf only where there is none.
 
         "auto" weighs only algorithms whose bound is below the best time so far. This one is the constant `memory`
         times the operands' bytes: a model that has this constant adds the product, or takes a norm with it.

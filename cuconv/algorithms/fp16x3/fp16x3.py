@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, hypot
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
@@ -164,6 +164,8 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """Launches, packing, memory, and the least work that a tile, or all of them, take a block."""
         costs, p = self.costs(problem.precision), problem
+        if p.filter_area == 1 or not p.is_dense:
+            return inf
         tile_us, position_us = _least_work(p.c, p.m, p.kh, p.kw, PRODUCTS[p.precision], device, costs)
         packing_us = 0.0 if prepared else WeightPacking(0, CHANNELS, PRODUCTS[p.precision]).predicted_us(p, costs)
         work_us = max(tile_us, position_us * _positions(p))

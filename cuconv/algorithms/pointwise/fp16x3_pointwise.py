@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,9 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
         return dense_us + subsample.predicted_us(problem)
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
-        """The bound of `candidates.least_us`, and the time of the copy with a stride; 0 where the kernel cannot run."""
+        """The bound of `candidates.least_us`, and the time of the copy with a stride."""
         if not is_pointwise(problem) or problem.groups > 1 or not device.is_hopper:
-            return 0.0
+            return inf
         costs = self.costs(problem.precision)
         if not subsample.is_subsampled(problem):
             return least_us(problem, device, costs, prepared)

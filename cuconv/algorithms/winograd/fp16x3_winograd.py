@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import ceil, hypot
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
@@ -183,6 +183,8 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """Launches, packing, and the norm of memory with the least work that a tile, or all of them, take a block."""
         costs, p = self.costs(problem.precision), problem
+        if p.kw not in COLUMNS or not p.is_dense:
+            return inf
         tile_us, cell_us = _least_work(p.c, p.m, p.kh, p.kw, device, costs)
         work_us = max(tile_us, cell_us * p.n * (p.h + p.pad_h) * ceil(p.out_w / OUTPUTS))
         packing_us = 0.0 if prepared else _packing(1).predicted_us(p, costs)
@@ -237,8 +239,6 @@ def _least_work(c: int, m: int, kh: int, kw: int, device: DeviceSpec, costs: Cos
 
     It leaves out the halo of a tile, and takes the most blocks that share one.
     """
-    if kw not in COLUMNS:
-        return 0.0, 0.0
     points, chunks, tile_us, cell_us = points_of(kw), ceil(c / CHANNELS), [], []
     for cluster, shape in product(range(1, MAX_CLUSTER + 1), TILE_SHAPES[kw]):
         cells = shape.cells
