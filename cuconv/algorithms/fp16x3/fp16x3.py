@@ -215,6 +215,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     check_sizes(problem, SOURCE.stem, sizes)
 
 
+@lru_cache(maxsize=1024)
 def _narrow_tiles(filters: int) -> list[Tile]:
     """Narrow tiles of equally many filters, where they pad less than multiples of 64 do.
 
@@ -269,24 +270,32 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list
     products = PRODUCTS[problem.precision]
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
     slots = ceil((tile.positions + halo) / SLOT)
-    limit = device.shared_bytes_per_block - _static_bytes(tile, slots)
-    fit = [pair for pair in STAGES[products] if _shared_bytes(tile, problem.kw, slots, pair, products) <= limit]
+    stages = _stages(tile, problem.kw, slots, products, device.shared_bytes_per_block)
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
-    if not fit or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:
+    if stages is None or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:
         return []
-    packing = WeightPacking(tile.filters, CHANNELS, products)
+    shared_bytes = _shared_bytes(tile, problem.kw, slots, stages, products)
+    packed_bytes = WeightPacking(tile.filters, CHANNELS, products).workspace_bytes(problem)
     return [
         Fp16x3Config(
             tile,
             slots,
-            *fit[0],
+            *stages,
             blocks,
-            shared_bytes=_shared_bytes(tile, problem.kw, slots, fit[0], products),
-            workspace_bytes=packing.workspace_bytes(problem) + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
+            shared_bytes,
+            workspace_bytes=packed_bytes + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
             products=products,
         )
         for blocks in _grids(tiles, chunks, device.sm_count)
     ]
+
+
+@lru_cache(maxsize=2**14)
+def _stages(tile: Tile, columns: int, slots: int, products: int, shared_bytes: int) -> tuple[int, int] | None:
+    """The first of STAGES that fits shared memory; None where none does. shared_bytes: the most of a block."""
+    limit = shared_bytes - _static_bytes(tile, slots)
+    fitting = (pair for pair in STAGES[products] if _shared_bytes(tile, columns, slots, pair, products) <= limit)
+    return next(fitting, None)
 
 
 def _static_bytes(tile: Tile, slots: int) -> int:
