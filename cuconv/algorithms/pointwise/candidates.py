@@ -177,12 +177,29 @@ def _times(layer: _Layer, costs: Costs) -> LayerTimes:
 
 @lru_cache(maxsize=1024)
 def _least_work(layer: _Layer, sms: int, costs: Costs, prepared: bool) -> tuple[float, float, float]:
-    """The least time of the launches, of them and a tile, and of the busiest SM for each pixel, in microseconds."""
-    rows, t = _rows(layer), _times(layer, costs)
-    start_us = t.start + t.pack_in_block - prepared * t.pack
-    pixel_us = rows.filter_tiles / rows.configs.pixels * t.chunks * t.sm_chunk / sms
-    latency_us = start_us + t.chunks * t.chunk + t.write
-    return float(np.min(start_us)), float(np.min(latency_us)), float(np.min(pixel_us))
+    """The least time of the launches, of them and a tile, and of the busiest SM for each pixel, in microseconds.
+
+    It counts tiles that do not fit as well, and leaves out what layouts cost: to make the rows takes milliseconds.
+    """
+    start_us, latency_us, pixel_us = [], [], []
+    all_filters = tile_filters(layer.m, (*FILTERS_LIMITS, *PACKING_FILTERS_LIMITS))
+    for filters, channels, consumers, shared in product(all_filters, chunk_channels(layer.c), CONSUMERS, (0, 1)):
+        all_chunks, sharers = ceil(layer.c / channels), consumers if shared else 1
+        chunks, weights = ceil(all_chunks / sharers), filters * channels
+        chunk_us = costs.chunk + costs.decompose * channels / 64 + costs.accumulate * filters / 64
+        sm_chunk_us = costs.not_hidden * chunk_us + costs.multiply * weights * WARPGROUP_PIXELS / 2**18
+        start = costs.block
+        if not prepared:
+            start += WeightPacking(filters, channels, layer.products).predicted_us(layer.smallest, costs)
+        if holds_packed_weights(filters, channels, all_chunks, consumers):
+            start = min(start, costs.block_packs + costs.pack_in_block * weights * all_chunks / 2**13)
+        outputs = filters * (layer.plane or WARPGROUP_PIXELS)
+        write_us = (costs.write / sharers + costs.reduce * shared) * outputs / 2**12
+        tiles_of_pixel = ceil(layer.m / filters) * sharers / (WARPGROUP_PIXELS * consumers)
+        start_us.append(start)
+        latency_us.append(start + chunks * chunk_us + write_us)
+        pixel_us.append(tiles_of_pixel * chunks * sm_chunk_us * consumers / sms)
+    return min(start_us), min(latency_us), min(pixel_us)
 
 
 @lru_cache(maxsize=4096)
