@@ -166,11 +166,8 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
         cut = (config.pitch, strips_of(p, config.pitch), share_units)
-        operands, epilogue = (
-            (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE),
-            (int(options.relu), options.output_planes(p), *options.packed_arguments),
-        )
-        arguments: tuple[Address | int, ...] = (*operands, *sizes, *cut, *epilogue)
+        arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes, *cut)
+        arguments += (int(options.relu), options.output_planes(p), *options.packed_arguments)
         blocks, threads = config.blocks, config.threads
         return (
             _packing(config.cluster).launch(problem, self.source, macros, blocks, options.packed),
