@@ -31,6 +31,11 @@ def add_residual(problem: ConvProblem, aligned: bool, relu: bool, overlap: bool)
     return Launch(SOURCE, {"VECTOR": vector}, "add_residual", blocks, THREADS, arguments, overlap=overlap)
 
 
+def variants() -> list[dict[str, int]]:
+    """All kernel variants."""
+    return [{"VECTOR": vector} for vector in (1, VECTOR)]
+
+
 def predicted_us(problem: ConvProblem) -> float:
     """The predicted time of the launch in microseconds: it reads residual and output, and writes the output."""
     return LAUNCH_US + US_PER_MIB * 3 * FLOAT_BYTES * prod(problem.output_shape) / 2**20

@@ -54,6 +54,11 @@ def launch(problem: ConvProblem, offset: int) -> Launch:
     return Launch(SOURCE, macros, "subsample", blocks, THREADS, arguments, overlap=True)
 
 
+def variants() -> list[dict[str, int]]:
+    """All kernel variants."""
+    return [{"ELEMENTS": ELEMENTS}]
+
+
 def predicted_us(problem: ConvProblem) -> float:
     """The predicted time of the copy in microseconds: it reads whole sectors of every row that it reads from."""
     p = problem

@@ -21,6 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
+from cuconv.algorithms.common.listed import listed
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -116,19 +117,8 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample of variants: the paper's filter sizes with every kind of tile, odd tiles, large filters."""
-        if arch != HOPPER_ARCH:
-            return []
-        tiles = [(Tile(64, 256), 3), (Tile(128, 128), 2)]  # with their slots
-        narrow = [(Tile(32, 512, True), 5), (Tile(48, 256, True), 3), (Tile(96, 128, True), 2)]
-        sample = [_macros(tile, k, k, slots, True, (3, 4)) for k in (3, 5) for tile, slots in tiles]
-        sample += [_macros(tile, k, k, slots, True, (3, 4)) for k in (3, 5) for tile, slots in narrow]
-        odd = ((8, 512, 6), (40, 384, 6), (72, 128, 2), (120, 128, 2))
-        sample += [_macros(Tile(f, p, True), 3, 3, slots, False, (2, 3)) for f, p, slots in odd]
-        sample += [_macros(tile, 7, 7, 3, True, (2, 3)) for tile in TILES]
-        sample.append(_macros(Tile(64, 256), 3, 3, 6, False, (2, 3)))
-        sample += [macros | {"PREPARED": 1} for macros in sample]
-        return sample + [_with_one_product(macros) for macros in sample]
+        """The listed variants, also with prepared weights; none without Hopper's instructions."""
+        return listed(self.source, ("PREPARED",)) if arch == HOPPER_ARCH else []
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -370,11 +360,3 @@ def _macros(
         "PRODUCTS": products,
         "SHARED_BYTES": _shared_bytes(tile, kw, slots, stages, products),
     }
-
-
-def _with_one_product(macros: Macros) -> Macros:
-    """The variant of the same tile and stages for the accuracy of TF32."""
-    tile = Tile(macros["FILTERS"], macros["TILE_POSITIONS"], bool(macros["NARROW"]))
-    stages = macros["IN_STAGES"], macros["WEIGHT_STAGES"]
-    whole_groups = bool(macros["WHOLE_GROUPS"])
-    return _macros(tile, macros["KH"], macros["KW"], macros["SLOTS"], whole_groups, stages, products=1)

@@ -15,6 +15,7 @@ from pathlib import Path
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PARTS, PRODUCTS, arguments_of, depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
+from cuconv.algorithms.common.listed import listed
 from cuconv.algorithms.tf32x3.tf32x3 import check_indices, memory_us
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -86,14 +87,8 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample: each shape of a reduction with and without vectors, and once in TF32."""
-        shapes = [ConvProblem(1, c, 8, 8, 8, 1, 1) for c in (3, 16, 24, 32)]
-        shapes += [
-            ConvProblem(1, c, 8, 8, 8, kh, kw, kh // 2, kw // 2) for c, kh, kw in ((3, 3, 3), (1, 5, 5), (4, 3, 1))
-        ]
-        shapes.append(ConvProblem(1, 8, 6, 6, 8, 1, 1, 1, 1))
-        settings = [(shape, vector, 3) for shape in shapes for vector in (True, False)] + [(s, True, 1) for s in shapes]
-        return [_macros(shape, WARPS[0], vector, products) for shape, vector, products in settings]
+        """The listed variants."""
+        return listed(self.source)
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3ShallowConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""

@@ -28,6 +28,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     stages_of,
 )
 from cuconv.algorithms.common.limits import HOPPER_ARCH, require_hopper
+from cuconv.algorithms.common.listed import listed
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.tf32x3.tf32x3 import (
     MAX_FILTER_AREA,
@@ -40,7 +41,7 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
     tiles_of,
 )
 from cuconv.costs import constant
-from cuconv.device import PORTABLE_CLUSTER_BLOCKS, REGISTERS_PER_SM, DeviceSpec
+from cuconv.device import REGISTERS_PER_SM, DeviceSpec
 from cuconv.jit import Launch
 from cuconv.numbers import Number, larger, norm, smaller
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, ceil_div
@@ -152,32 +153,8 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample: each tile with and without split-K in each precision, and each other macro in each setting."""
-        if arch != HOPPER_ARCH:
-            return []
-        small, large = TILES[0], TILES[-1]
-        one, many = ConvProblem(1, 32, 9, 9, 8, 3, 3, 1, 1), ConvProblem(2, 32, 9, 9, 8, 3, 3)
-        pointwise, uneven = ConvProblem(1, 32, 9, 9, 8, 1, 1), ConvProblem(2, 33, 9, 9, 8, 1, 1)
-        paired, large_filter = ConvProblem(2, 32, 9, 8, 8, 1, 1), ConvProblem(1, 32, 9, 9, 8, 7, 7, 3, 3)
-        sample = [_macros(problem, tile, split_k=1, aligned=True) for tile in TILES for problem in (one, many)]
-        for problem, aligned in ((one, False), (pointwise, True), (uneven, False), (large_filter, True)):
-            sample += [_macros(problem, tile, 1, aligned) for tile in (small, large)]
-        split_ks = (1, PORTABLE_CLUSTER_BLOCKS)
-        sample += [_macros(paired, tile, split_k, aligned=True) for tile in TILES for split_k in split_ks]
-        sample += [_macros(one, tile, PORTABLE_CLUSTER_BLOCKS, aligned=True) for tile in TILES]
-        sample += [_macros(one, tile, FILLING_CLUSTER_SIZES[0], aligned=False) for tile in TILES]
-        sample += [_macros(many, large, split_k, aligned=True) for split_k in CLUSTER_SIZES[1:]]
-        sample.append(_macros(large_filter, large, CLUSTER_SIZES[-1], aligned=False))
-        split_ks = (1, CLUSTER_SIZES[-2])
-        sample += [_macros(many, tile, split_k, aligned=True, products=1) for tile in TILES for split_k in split_ks]
-        for problem, aligned in ((pointwise, False), (paired, True)):
-            sample += [_macros(problem, tile, 1, aligned, products=1) for tile in (small, large)]
-        sparse = ConvProblem(2, 64, 9, 9, 64, 3, 3, 1, 1, stride_h=2, stride_w=3, dilation_h=3, dilation_w=2, groups=2)
-        skipping, stem = replace(pointwise, stride_h=2, stride_w=2), ConvProblem(1, 3, 24, 24, 8, 11, 11, 2, 2)
-        for problem in (sparse, skipping, stem):
-            sample += [_macros(problem, tile, split_k, aligned=True) for tile in (small, large) for split_k in (1, 8)]
-        pixels = [_macros(problem, tile, 1, aligned=True) for problem in (uneven, paired) for tile in (small, large)]
-        return sample + [macros | {"EVICT_FIRST": 1} for macros in pixels]
+        """The listed variants; none without Hopper's instructions."""
+        return listed(self.source) if arch == HOPPER_ARCH else []
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.

@@ -21,6 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
+from cuconv.algorithms.common.listed import listed
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
@@ -101,23 +102,8 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """A sample of variants: every tile shape with 3x3 and 5x5 filters, little and much halo, and odd filters."""
-        if arch != HOPPER_ARCH:
-            return []
-        found = []
-        for cluster in range(1, MAX_CLUSTER + 1):
-            much_halo = 28 if cluster > 1 else 24  # a pitch whose halo is converted in one round
-            for shape in _tile_shapes(cluster, 3):
-                found += [
-                    _macros(3, 3, 7, True, (4, 2), cluster, shape),
-                    _macros(3, 3, much_halo, False, (2, 2), cluster, shape),
-                ]
-        for cluster in (1, 2):
-            found += [_macros(5, 5, 7, True, (2, 2), cluster, shape) for shape in _tile_shapes(cluster, 5)]
-        widest, first = TILE_SHAPES[5][-1], TILE_SHAPES[3][0]
-        found += [_macros(5, 5, 4, False, (2, 2), 3, widest), _macros(3, 5, 7, False, (3, 2), 2, widest)]
-        found += [_macros(2, 5, 7, True, (3, 2), 2, widest), _macros(5, 3, 4, False, (2, 2), 2, first)]
-        return found + [macros | {"PREPARED": 1} for macros in found[::5]]
+        """The listed variants, also with prepared weights; none without Hopper's instructions."""
+        return listed(self.source, ("PREPARED",)) if arch == HOPPER_ARCH else []
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""

@@ -1,0 +1,217 @@
+"""python -m harness.tune.variants: choose the kernel variants that "auto" may take, by the cost models.
+
+Some algorithms have so many variants that no one could compile them all. For each of these a file beside its CUDA
+source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted times
+of the problems most, until what it loses is small: the problems are the layers of the sweeps, and random ones. The
+command prints what each length of the list loses, and writes the files. It needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.algorithms.base import CallOptions
+from cuconv.algorithms.common.listed import FILE_SUFFIX, OPTIONS
+from cuconv.device import H200
+from cuconv.problem import FP32, TF32, ConvProblem, UnsupportedProblem
+from harness import command, progress
+from harness.catalogue import load_sweep
+from harness.report.markdown import markdown
+from harness.results.files import write_whole
+
+SWEEPS = ("paper", "strided", "grouped", "fully_connected", "unseen")
+RANDOM_PROBLEMS = 1200  # of each precision
+MAX_LOSS, MAX_MEAN = 0.25, 0.005  # what the list may lose on a problem, and in the geometric mean of each group
+FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
+SQUARE = 4.0  # how much the square of a loss counts: large losses are more than a share of the mean
+STEP = 25  # variants between two lines of the table
+
+Variant = tuple[str, frozenset[tuple[str, int]]]
+"""An algorithm and the macros of its main kernel, without those of a call's options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call whose predicted time counts. group: a sweep, or random problems, with the precision."""
+
+    group: str
+    problem: ConvProblem
+    options: CallOptions
+
+
+def asked(seed: int) -> Iterator[Asked]:
+    """The calls by which variants are chosen: with constant weights and without, in both precisions, some unaligned."""
+    chance = random.Random(seed)
+    problems = {sweep: [case.problem for case in load_sweep(sweep).cases] for sweep in SWEEPS}
+    problems["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
+    for precision in (FP32, TF32):
+        for group, members in problems.items():
+            for problem in members:
+                for packed in (False, True):
+                    aligned = group != "random" or chance.random() > 0.2
+                    call = replace(problem, precision=precision)
+                    yield Asked(f"{group} {precision}", call, CallOptions(aligned, packed=packed))
+
+
+def random_problem(chance: random.Random) -> ConvProblem:
+    """A layer as networks have it, of any size: mostly 1x1 and 3x3, some with a stride, groups or a dilation."""
+    c = chance.choice((3, 16, 24, 32, 40, 48, 64, 72, 96, 112, 128, 160, 192, 256, 320, 384, 480, 512, 768, 1024, 2048))
+    m = chance.choice((16, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 2048))
+    kh = kw = chance.choice((1, 1, 1, 1, 3, 3, 3, 3, 5, 7))
+    if chance.random() < 0.05:
+        kh, kw = chance.choice(((1, 3), (3, 1), (1, 7), (7, 1), (2, 2), (4, 4), (9, 9), (11, 11)))
+    stride, dilation, groups = chance.choice((1, 1, 1, 1, 2)), 1, 1
+    if kh > 1 and chance.random() < 0.1:
+        dilation = 2
+    if c > 3 and chance.random() < 0.15:
+        groups, m = chance.choice(((c, c), (c, c), (8, m // 8 * 8), (2, m))) if c % 8 == 0 else (1, m)
+    pad_h, pad_w = dilation * (kh // 2), dilation * (kw // 2)
+    n = chance.choice((1, 1, 1, 2, 4, 8, 16, 32, 64))
+    h, w = chance.choice((7, 14, 28, 56, chance.randint(4, 160))), chance.randint(4, 160)
+    return ConvProblem(
+        n, c, h, w if chance.random() < 0.5 else h, m, kh, kw, pad_h, pad_w, stride_h=stride, stride_w=stride,
+        dilation_h=dilation, dilation_w=dilation, groups=groups,
+    )  # fmt: skip
+
+
+def is_listed(algorithm: str) -> bool:
+    """Whether an algorithm's variants are listed in a file."""
+    return ALGORITHMS[algorithm].source.with_suffix(FILE_SUFFIX).exists()
+
+
+def times_of(one: Asked) -> dict[Variant | None, float]:
+    """The least predicted time of each listed algorithm's variants, and, by None, of all other algorithms."""
+    found: dict[Variant | None, float] = {}
+    for precision in dict.fromkeys((one.problem.precision, FP32)):
+        problem = replace(one.problem, precision=precision)
+        for name in offering(precision):
+            with suppress(UnsupportedProblem):
+                if not is_listed(name):
+                    variants = [(ALGORITHMS[name].weighed(problem, H200, one.options.packed)[1], None)]
+                else:
+                    ranked = ALGORITHMS[name].ranked(problem, H200, one.options.packed)
+                    variants = [(us, variant_of(name, problem, config, one.options)) for us, config in ranked]
+                for us, variant in variants:
+                    found[variant] = min(us, found.get(variant, us))
+    return found
+
+
+def variant_of(name: str, problem: ConvProblem, config: object, options: CallOptions) -> Variant:
+    """The variant of a configuration's main kernel."""
+    macros = ALGORITHMS[name].launches(problem, config, options)[-1].macros
+    return name, frozenset((key, value) for key, value in macros.items() if key not in OPTIONS)
+
+
+@dataclass(slots=True)
+class Losses:
+    """What variants lose on calls, as the logarithm of a predicted time over that of the fastest plan of all.
+
+    of: for each variant the numbers of the calls that it computes, and its losses on them. without: for each call the
+    loss without any listed variant. groups: for each call the number of its group's name.
+    """
+
+    of: dict[Variant, tuple[np.ndarray, np.ndarray]]
+    without: np.ndarray
+    groups: np.ndarray
+    names: list[str]
+
+    def means(self, losses: np.ndarray) -> np.ndarray:
+        """The geometric mean of losses on the calls in each group, as a share."""
+        return np.expm1(np.bincount(self.groups, losses) / np.bincount(self.groups))
+
+
+def losses_of(calls: list[Asked]) -> Losses:
+    """What every variant loses on every call."""
+    of: dict[Variant, list[tuple[int, float]]] = defaultdict(list)
+    without = np.full(len(calls), FAR)
+    for i, one in enumerate(progress.counted(calls)):
+        times = times_of(one)
+        for variant, us in times.items():
+            loss = min(FAR, np.log(us / min(times.values())))
+            if variant is None:
+                without[i] = loss
+            else:
+                of[variant].append((i, loss))
+    columns = {variant: np.array(pairs).T for variant, pairs in of.items()}
+    names = list(dict.fromkeys(one.group for one in calls))
+    groups = np.array([names.index(one.group) for one in calls])
+    return Losses({one: (i.astype(int), loss) for one, (i, loss) in columns.items()}, without, groups, names)
+
+
+def chosen(losses: Losses, max_mean: float, max_loss: float) -> list[Variant]:
+    """The variants to list; prints what the list loses as it grows.
+
+    The next one is that which lowers the sum of the losses and of their squares most, where each group counts alike.
+    What a variant gains only falls as the list grows, so gains are computed anew for the best of the old ones alone.
+    """
+    weights, now = 1 / np.bincount(losses.groups)[losses.groups], losses.without.copy()
+
+    def gain(variant: Variant) -> float:
+        calls, loss = losses.of[variant]
+        lower = np.minimum(now[calls], loss)
+        return float(weights[calls] @ (now[calls] - lower + SQUARE * (now[calls] ** 2 - lower**2)))
+
+    heap = [(-gain(variant), number, variant) for number, variant in enumerate(losses.of)]
+    heapify(heap)
+    found: list[Variant] = []
+    lines = []
+    while heap:
+        _, number, variant = heappop(heap)
+        current = gain(variant)
+        if heap and current < -heap[0][0]:
+            heappush(heap, (-current, number, variant))
+            continue
+        means, worst = losses.means(now), float(np.expm1(now.max()))
+        done = current <= 0 or (means.max() <= max_mean and worst <= max_loss)
+        if len(found) % STEP == 0 or done:
+            lines.append([len(found), *(f"{share:.2%}" for share in means), f"{worst:.0%}"])
+        if done:
+            break
+        found.append(variant)
+        calls, loss = losses.of[variant]
+        now[calls] = np.minimum(now[calls], loss)
+    print(markdown(["variants", *losses.names, "worst"], lines, left=()))
+    return found
+
+
+def write(variants: list[Variant]) -> None:
+    """Write the list of each algorithm beside its source."""
+    for name, algorithm in ALGORITHMS.items():
+        rows = [dict(macros) for owner, macros in variants if owner == name]
+        if not rows:
+            continue
+        columns = sorted(rows[0])
+        lines = [
+            ",".join(columns),
+            *(",".join(map(str, row)) for row in sorted([one[c] for c in columns] for one in rows)),
+        ]
+        write_whole(algorithm.source.with_suffix(FILE_SUFFIX), "\n".join(lines) + "\n")
+        print(f"{name}: {len(rows)} variants")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.tune.variants",
+        description='Choose the kernel variants that "auto" may take, by the cost models, and list them beside the sources.',
+    )
+    parser.add_argument("--loss", type=float, default=MAX_MEAN, help="the most that a group of layers may lose in the "
+                        f"geometric mean, as a share (default: {MAX_MEAN:g})")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the random layers (default: 0)")
+    options = parser.parse_args(arguments)
+    return command.exit_code("harness.tune.variants", lambda: write(
+        chosen(losses_of(list(asked(options.seed))), options.loss, MAX_LOSS)))  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
