@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cuconv import driver, jit, select
 from cuconv.algorithms.base import CallOptions
+from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.problem import ConvProblem, UnsupportedProblem, shown
@@ -94,7 +95,8 @@ def _kernels(
     """The kernel variants of the calls' plans, each once: source, architecture and macros."""
     found = {}
     for problem, residual, output_channels in calls:
-        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
+        aligned = output_channels is None or output_channels * problem.out_pixels % VECTOR_FLOATS == 0
+        chosen = select.plan(problem, spec, algorithm, prepared, residual, aligned)
         written = output_channels if select.writes_slices(chosen, residual) else None
         # With packed weights the main kernel and what packs them are of one module.
         options = CallOptions(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from cuconv import background, leaving, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.arrays import CupyArrays, TorchArrays
 from cuconv.call import Call, Layer, Packing, Pending
 from cuconv.device import device_spec
@@ -140,7 +141,8 @@ def _made(
     problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
     spec, residual = device_spec(device), "residual" in operands
     made = _Made(library, operands, problem, device, aligned, relu, constant)
-    best = made.kernels(select.plan(problem, spec, algorithm, constant, residual))
+    in_vectors = aligned and ("out" not in operands or library.strides(operands["out"])[0] % VECTOR_FLOATS == 0)
+    best = made.kernels(select.plan(problem, spec, algorithm, constant, residual, in_vectors))
     missing = made.missing(best)
     if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
         return made.call(best)

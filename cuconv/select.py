@@ -10,6 +10,7 @@ from heapq import merge
 from math import inf, log
 from typing import Any
 
+from cuconv import kernel_set
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions, Configuration
 from cuconv.algorithms.common import add_residual
@@ -62,16 +63,26 @@ def check_options(algorithm: Any, precision: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def plan(
-    problem: ConvProblem, device: DeviceSpec, algorithm: str = "auto", prepared: bool = False, residual: bool = False
+    problem: ConvProblem,
+    device: DeviceSpec,
+    algorithm: str = "auto",
+    prepared: bool = False,
+    residual: bool = False,
+    aligned: bool = True,
 ) -> LaunchPlan:
     """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
+    It is the fastest whose kernels are of the closed set (`cuconv.kernel_set`); an algorithm that is named may take
+    others where the set has none.
+
     prepared: for weights that are packed already, so that packing takes no time. residual: for a call that adds one,
-    which takes one more kernel where the algorithm does not add it itself. Raises ValueError for an unknown name and
-    UnsupportedProblem where the algorithm cannot compute the problem.
+    which takes one more kernel where the algorithm does not add it itself. aligned: for operands that all start at a
+    multiple of 16 bytes. Raises ValueError for an unknown name and UnsupportedProblem where the algorithm cannot compute
+    the problem.
     """
+    options = CallOptions(aligned, residual=residual, packed=prepared)
     if algorithm in ("auto", READY):
-        return _fastest(problem, device, prepared, residual)
+        return _fastest(problem, device, options)
     if algorithm == BATCH_INVARIANT:
         return _batch_invariant(problem, device, prepared)
     if algorithm not in ALGORITHMS:
@@ -83,7 +94,10 @@ def plan(
             f"algorithm={algorithm!r} does not compute in precision={problem.precision!r}: "
             f"must be one of {', '.join(['auto', *possible])}"
         )
-    config = ALGORITHMS[algorithm].configure(problem, device, prepared)
+    try:
+        config, _ = _weighed(algorithm, problem, device, options)
+    except NotInSet:
+        config = ALGORITHMS[algorithm].configure(problem, device, prepared)
     return LaunchPlan(algorithm, config, problem.precision, prepared)
 
 
@@ -136,19 +150,42 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
     return predict(problem, device, launch_plan.config)
 
 
-def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual: bool) -> LaunchPlan:
+class NotInSet(UnsupportedProblem):
+    """The closed set has no kernel variant of an algorithm that computes a problem."""
+
+
+def _weighed(name: str, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> tuple[Any, float]:
+    """An algorithm's configuration of least predicted time among those whose kernels are of the closed set, and the time.
+
+    Raises NotInSet where there is none.
+    """
+    algorithm = ALGORITHMS[name]
+
+    def is_in_set(config: Any) -> bool:
+        return kernel_set.holds(device.arch, algorithm.launches(problem, config, options))
+
+    config, us = algorithm.weighed(problem, device, options.packed)
+    if is_in_set(config):
+        return config, us
+    for us, config in algorithm.ranked(problem, device, options.packed):
+        if is_in_set(config):
+            return config, us
+    raise NotInSet(f"{problem.label}: {name} has no kernel of the closed set for it")
+
+
+def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
     best, best_us = None, inf
     weighed: set[str] = set()
     refusals: dict[str, UnsupportedProblem] = {}
-    adding_us = add_residual.predicted_us(problem) if residual else 0.0
+    prepared, adding_us = options.packed, add_residual.predicted_us(problem) if options.residual else 0.0
     for least_us, name in _by_bound(problem, device, prepared):
         algorithm = ALGORITHMS[name]
         added_us = 0.0 if algorithm.fuses_residual else adding_us
         if algorithm.superseded_by in weighed or (best and least_us + added_us > ROUNDING * best_us):
             continue
         try:
-            config, us = algorithm.weighed(problem, device, prepared)
+            config, us = _weighed(name, problem, device, options)
             one = LaunchPlan(name, config, problem.precision, prepared)
             _check_workspace(problem, one)
         except UnsupportedProblem as error:
@@ -158,7 +195,7 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual:
         if us + added_us < best_us:
             best, best_us = one, us + added_us
     if problem.precision != FP32:
-        one = plan(replace(problem, precision=FP32), device, prepared=prepared, residual=residual)
+        one = plan(replace(problem, precision=FP32), device, "auto", prepared, options.residual, options.aligned)
         added_us = 0.0 if ALGORITHMS[one.algorithm].fuses_residual else adding_us
         if predicted_us(problem, device, one) + added_us < best_us:
             best = one
@@ -241,16 +278,16 @@ def _by_arithmetic(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> 
 
 def _invariant_plans(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[LaunchPlan]:
     """A plan for each configuration whose sums do not depend on the batch, in each precision that is allowed."""
-    found = []
+    options, found = CallOptions(packed=prepared), []
     for precision in dict.fromkeys((problem.precision, FP32)):
-        for name in offering(precision):
+        planned = replace(problem, precision=precision)
+        for algorithm in map(ALGORITHMS.__getitem__, offering(precision)):
             try:
-                configs = ALGORITHMS[name].candidates(replace(problem, precision=precision), device)
+                configs = algorithm.candidates(planned, device)
             except UnsupportedProblem:
                 continue
-            found += [
-                LaunchPlan(name, config, precision, prepared)
-                for config in configs
-                if ALGORITHMS[name].summation(config) is not None
-            ]
+            for config in configs:
+                invariant = algorithm.summation(config) is not None
+                if invariant and kernel_set.holds(device.arch, algorithm.launches(planned, config, options)):
+                    found.append(LaunchPlan(algorithm.name, config, precision, prepared))
     return found

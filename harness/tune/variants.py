@@ -1,8 +1,8 @@
 """python -m harness.tune.variants: choose the kernel variants that "auto" may take, by the cost models.
 
 Some algorithms have so many variants that no one could compile them all. For each of these a file beside its CUDA
-source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted times
-of the problems most, until what it loses is small: the problems are the layers of the sweeps, and random ones. The
+source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted
+times of the layers most, until what it loses is small: the layers are those of the sweeps, and random ones. The
 command prints what each length of the list loses, and writes the files. It needs no GPU.
 """
 
@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import product
 
 import numpy as np
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.common.listed import FILE_SUFFIX, OPTIONS
+from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED
 from cuconv.device import H200
 from cuconv.problem import FP32, TF32, ConvProblem, UnsupportedProblem
 from harness import command, progress
@@ -31,18 +32,19 @@ from harness.results.files import write_whole
 
 SWEEPS = ("paper", "strided", "grouped", "fully_connected", "unseen")
 RANDOM_PROBLEMS = 1200  # of each precision
-MAX_LOSS, MAX_MEAN = 0.25, 0.005  # what the list may lose on a problem, and in the geometric mean of each group
+MAX_MEAN = 0.007  # what a list may lose in the geometric mean of a sweep's layers, as a share
+SPREAD = 3.0  # how many times as much it may lose on the other groups, whose layers have little in common
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
 SQUARE = 4.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
 
 Variant = tuple[str, frozenset[tuple[str, int]]]
-"""An algorithm and the macros of its main kernel, without those of a call's options."""
+"""An algorithm and the macros of its main kernel, without that of prepared weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call whose predicted time counts. group: a sweep, or random problems, with the precision."""
+    """A call whose predicted time counts. group: a sweep, or random layers, or layers with a residual."""
 
     group: str
     problem: ConvProblem
@@ -50,17 +52,18 @@ class Asked:
 
 
 def asked(seed: int) -> Iterator[Asked]:
-    """The calls by which variants are chosen: with constant weights and without, in both precisions, some unaligned."""
+    """The calls by which variants are chosen, with prepared weights and without, in both precisions, some unaligned."""
     chance = random.Random(seed)
     problems = {sweep: [case.problem for case in load_sweep(sweep).cases] for sweep in SWEEPS}
     problems["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
+    residual = (one for one in problems["paper"] + problems["random"] if one.is_dense and one.kh in (1, 3))
+    problems["residual"] = [one for one in residual if chance.random() < 0.25]
     for precision in (FP32, TF32):
         for group, members in problems.items():
-            for problem in members:
-                for packed in (False, True):
-                    aligned = group != "random" or chance.random() > 0.2
-                    call = replace(problem, precision=precision)
-                    yield Asked(f"{group} {precision}", call, CallOptions(aligned, packed=packed))
+            for problem, packed in product(members, (False, True)):
+                aligned = group != "random" or chance.random() > 0.2
+                options = CallOptions(aligned, residual=group == "residual", packed=packed)
+                yield Asked(f"{group} {precision}", replace(problem, precision=precision), options)
 
 
 def random_problem(chance: random.Random) -> ConvProblem:
@@ -96,12 +99,8 @@ def times_of(one: Asked) -> dict[Variant | None, float]:
         problem = replace(one.problem, precision=precision)
         for name in offering(precision):
             with suppress(UnsupportedProblem):
-                if not is_listed(name):
-                    variants = [(ALGORITHMS[name].weighed(problem, H200, one.options.packed)[1], None)]
-                else:
-                    ranked = ALGORITHMS[name].ranked(problem, H200, one.options.packed)
-                    variants = [(us, variant_of(name, problem, config, one.options)) for us, config in ranked]
-                for us, variant in variants:
+                for us, config in ALGORITHMS[name].ranked(problem, H200, one.options.packed):
+                    variant = variant_of(name, problem, config, one.options) if is_listed(name) else None
                     found[variant] = min(us, found.get(variant, us))
     return found
 
@@ -109,7 +108,7 @@ def times_of(one: Asked) -> dict[Variant | None, float]:
 def variant_of(name: str, problem: ConvProblem, config: object, options: CallOptions) -> Variant:
     """The variant of a configuration's main kernel."""
     macros = ALGORITHMS[name].launches(problem, config, options)[-1].macros
-    return name, frozenset((key, value) for key, value in macros.items() if key not in OPTIONS)
+    return name, frozenset((key, value) for key, value in macros.items() if key != PREPARED)
 
 
 @dataclass(slots=True)
@@ -148,12 +147,13 @@ def losses_of(calls: list[Asked]) -> Losses:
     return Losses({one: (i.astype(int), loss) for one, (i, loss) in columns.items()}, without, groups, names)
 
 
-def chosen(losses: Losses, max_mean: float, max_loss: float) -> list[Variant]:
+def chosen(losses: Losses, max_mean: float) -> list[Variant]:
     """The variants to list; prints what the list loses as it grows.
 
     The next one is that which lowers the sum of the losses and of their squares most, where each group counts alike.
     What a variant gains only falls as the list grows, so gains are computed anew for the best of the old ones alone.
     """
+    limits = np.array([max_mean if name.split()[0] in SWEEPS else SPREAD * max_mean for name in losses.names])
     weights, now = 1 / np.bincount(losses.groups)[losses.groups], losses.without.copy()
 
     def gain(variant: Variant) -> float:
@@ -172,7 +172,7 @@ def chosen(losses: Losses, max_mean: float, max_loss: float) -> list[Variant]:
             heappush(heap, (-current, number, variant))
             continue
         means, worst = losses.means(now), float(np.expm1(now.max()))
-        done = current <= 0 or (means.max() <= max_mean and worst <= max_loss)
+        done = current <= 0 or bool((means <= limits).all())
         if len(found) % STEP == 0 or done:
             lines.append([len(found), *(f"{share:.2%}" for share in means), f"{worst:.0%}"])
         if done:
@@ -190,11 +190,9 @@ def write(variants: list[Variant]) -> None:
         rows = [dict(macros) for owner, macros in variants if owner == name]
         if not rows:
             continue
-        columns = sorted(rows[0])
-        lines = [
-            ",".join(columns),
-            *(",".join(map(str, row)) for row in sorted([one[c] for c in columns] for one in rows)),
-        ]
+            columns = sorted(rows[0])
+        cells = sorted([row[column] for column in columns] for row in rows)
+        lines = [",".join(columns), *(",".join(map(str, row)) for row in cells)]
         write_whole(algorithm.source.with_suffix(FILE_SUFFIX), "\n".join(lines) + "\n")
         print(f"{name}: {len(rows)} variants")
 
@@ -203,14 +201,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.tune.variants",
-        description='Choose the kernel variants that "auto" may take, by the cost models, and list them beside the sources.',
+        description='Choose the kernel variants that "auto" may take, by the cost models; list them beside the sources.',
     )
-    parser.add_argument("--loss", type=float, default=MAX_MEAN, help="the most that a group of layers may lose in the "
-                        f"geometric mean, as a share (default: {MAX_MEAN:g})")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the random layers (default: 0)")
+    add = parser.add_argument
+    add("--loss", type=float, default=MAX_MEAN, metavar="SHARE",
+        help=f"what a list may lose in the geometric mean of a sweep (default: {MAX_MEAN:g})")  # fmt: skip
+    add("--seed", type=int, default=0, help="of the random layers (default: 0)")
     options = parser.parse_args(arguments)
-    return command.exit_code("harness.tune.variants", lambda: write(
-        chosen(losses_of(list(asked(options.seed))), options.loss, MAX_LOSS)))  # fmt: skip
+
+    def work() -> None:
+        write(chosen(losses_of(list(asked(options.seed))), options.loss))
+
+    return command.exit_code("harness.tune.variants", work)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,18 @@ variants of many layers by the cost models; `python -m harness.tune.variants` wr
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
-from itertools import product
 from pathlib import Path
 
 FILE_SUFFIX = ".csv"
-
-# Macros that follow from the options of a call, and their values; a variant is listed once for all of them.
-OPTIONS = {"RESIDUAL": (0, 1), "PREPARED": (0, 1)}
+PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once for both
 
 
-def listed(source: Path, options: Iterable[str] = ()) -> list[dict[str, int]]:
-    """The variants that the file of a CUDA source lists, each with every setting of the given options.
-
-    options: keys of OPTIONS. PREPARED is a macro only where it is 1.
-    """
+def listed(source: Path) -> list[dict[str, int]]:
+    """The variants that the file of a CUDA source lists."""
     with source.with_suffix(FILE_SUFFIX).open(newline="") as file:
-        rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    names = list(options)
-    settings = [dict(zip(names, values, strict=True)) for values in product(*(OPTIONS[name] for name in names))]
-    return [row | {name: value for name, value in one.items() if value or name != "PREPARED"}
-            for row in rows for one in settings]  # fmt: skip
+        return [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def with_prepared(variants: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Variants, and the same for prepared weights."""
+    return [*variants, *(macros | {PREPARED: 1} for macros in variants)]

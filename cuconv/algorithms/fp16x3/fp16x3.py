@@ -21,7 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.listed import listed
+from cuconv.algorithms.common.listed import listed, with_prepared
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -118,7 +118,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
 
     def variants(self, arch: str) -> list[Macros]:
         """The listed variants, also with prepared weights; none without Hopper's instructions."""
-        return listed(self.source, ("PREPARED",)) if arch == HOPPER_ARCH else []
+        return with_prepared(listed(self.source)) if arch == HOPPER_ARCH else []
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""

@@ -11,7 +11,7 @@ from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction, subsample
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
-from cuconv.algorithms.common.listed import listed
+from cuconv.algorithms.common.listed import PREPARED, listed, with_prepared
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise import cost_model
@@ -46,11 +46,14 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
-        """The listed variants, also with a residual and with prepared weights; none without Hopper's instructions."""
+        """The listed variants, also with prepared weights; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        found = listed(self.source, ("RESIDUAL", "PREPARED"))
-        return [macros for macros in found if not (macros["PACKS_WEIGHTS"] and "PREPARED" in macros)]
+        return [
+            macros
+            for macros in with_prepared(listed(self.source))
+            if not (macros["PACKS_WEIGHTS"] and PREPARED in macros)
+        ]
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Fp16x3PointwiseConfig, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.

@@ -19,7 +19,6 @@ from cuconv.algorithms.common.implicit_gemm import (
     PARTS,
     PRODUCTS,
     arguments_of,
-    depth_of,
     geometry_arguments,
     has_aligned_rows,
     is_linear,
@@ -211,7 +210,8 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
         arguments = (*operands_and_sizes, *geometry_arguments(problem), _evict_first(problem), *options.arguments)
         grid = (config.blocks, config.threads)
-        return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
+        launch = Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
+        return (replace(launch, cluster=config.split_k),)
 
 
 def shared_filters(filters: Number, split_k: Number) -> Number:
@@ -313,13 +313,12 @@ def _epilogue_us(config: Config, costs: Costs) -> Number:
 
 def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, products: int = PRODUCTS[FP32]) -> Macros:
     """The macros of the kernel variant for a layer. aligned: whether all operands start at a multiple of 16 bytes."""
-    pointwise, general = is_pointwise(problem), _is_general(problem)
+    pointwise, general, paired = is_pointwise(problem), _is_general(problem), _has_pixel_pairs(problem, aligned)
     return {
         "FILTERS": tile.filters,
         "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
         "WARPGROUP_SPLIT_K": tile.warpgroup_split_k,
-        "SPLIT_K": split_k,
-        "INBOX_BYTES": inbox_bytes(tile, split_k),
+        "CLUSTERED": int(split_k > 1),
         "TAP_BYTES": TAP_BYTES,
         "VECTOR": int(has_aligned_rows(problem, aligned)),
         "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products),
@@ -330,9 +329,8 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "STAGE_DEPTH": STAGE_DEPTH,
         "POINTWISE": int(pointwise),
         "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
-        "LINEAR": int(is_linear(problem)),
-        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
-        "PAIRED": int(_has_pixel_pairs(problem, aligned)),
+        "LINEAR": int(is_linear(problem) and not paired),
+        "PAIRED": int(paired),
         "EVICT_FIRST": int(_evict_first(problem) > 0),
     }
 

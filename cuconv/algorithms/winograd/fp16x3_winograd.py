@@ -21,7 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.listed import listed
+from cuconv.algorithms.common.listed import listed, with_prepared
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
@@ -103,7 +103,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
 
     def variants(self, arch: str) -> list[Macros]:
         """The listed variants, also with prepared weights; none without Hopper's instructions."""
-        return listed(self.source, ("PREPARED",)) if arch == HOPPER_ARCH else []
+        return with_prepared(listed(self.source)) if arch == HOPPER_ARCH else []
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
