@@ -25,8 +25,8 @@ INCLUDES = Path(__file__).parent / "algorithms"  # #include "common/hopper.cuh" 
 SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel that needs more dynamic shared memory must ask the driver for it
 # Values of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+REQUIRED_CLUSTER_WIDTH = 11
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
-CLUSTER_DIMENSION = 4
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
@@ -122,7 +122,7 @@ class Launch:
 
     Every argument has eight bytes. overlap: launch with programmatic stream serialization. The kernel may then start
     before the one ahead in the stream ends, and must execute griddepcontrol.wait (compute capability 9.0) before it
-    touches global memory. cluster: the blocks of a cluster, where the kernel leaves their number to the launch.
+    touches global memory.
     """
 
     source: Path
@@ -133,7 +133,6 @@ class Launch:
     arguments: tuple[Address | int, ...]
     shared_bytes: int = 0
     overlap: bool = False
-    cluster: int = 1
 
 
 class LaunchSequence:
@@ -166,9 +165,9 @@ class LaunchSequence:
         free = len(_OPERANDS)
         for launch in launches:
             kernel = _load(launch.source, arch, tuple(launch.macros.items()), launch.kernel, device)
-            kernel.allow(launch.shared_bytes, launch.cluster)
+            kernel.allow_shared(launch.shared_bytes)
             config = _LaunchConfig(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
-            config.attrs, config.numAttrs = _attributes_of(launch.overlap, launch.cluster)
+            config.attrs, config.numAttrs = ctypes.addressof(_OVERLAP), int(launch.overlap)
             self._configs.append(config)
             self._ready.append((ctypes.byref(config), kernel.handle, self._lay_out(launch.arguments, free)))
             free += len(launch.arguments)
@@ -230,14 +229,14 @@ class Kernel:
 
     def __init__(self, module: int, name: str):
         self.handle = ctypes.c_void_p(driver.kernel_of(module, name))
-
-    def allow(self, shared_bytes: int, cluster: int) -> None:
-        """Raise the kernel's limits to this much dynamic shared memory and so many blocks of a cluster; never lower them.
-
-        Two kernels may share a CUfunction, so the current limit of memory is read from the driver.
-        """
-        if cluster > PORTABLE_CLUSTER_BLOCKS:
+        if driver.kernel_attribute(self.handle, REQUIRED_CLUSTER_WIDTH) > PORTABLE_CLUSTER_BLOCKS:
             driver.set_kernel_attribute(self.handle, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Raise the kernel's limit of dynamic shared memory to this many bytes; never lower it.
+
+        Two kernels may share a CUfunction, so the current limit is read from the driver.
+        """
         if shared_bytes <= SHARED_BYTES_BY_DEFAULT:
             return
         with _shared_limits:
@@ -286,18 +285,7 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
 
-@cache
-def _attributes(overlap: bool, cluster: int) -> ctypes.Array:
-    """The attributes of launches, which share them: they are only read."""
-    found = [_LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))] if overlap else []
-    found += [_LaunchAttribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1))] if cluster > 1 else []
-    return (_LaunchAttribute * len(found))(*found)
-
-
-def _attributes_of(overlap: bool, cluster: int) -> tuple[int, int]:
-    """The address and the number of a launch's attributes."""
-    attributes = _attributes(overlap, cluster)
-    return ctypes.addressof(attributes), len(attributes)
+_OVERLAP = _LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))  # shared by all launches: it is only read
 
 
 def _include_folders(source: Path) -> tuple[Path, Path]:

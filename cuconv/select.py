@@ -77,8 +77,8 @@ def plan(
 
     prepared: for weights that are packed already, so that packing takes no time. residual: for a call that adds one,
     which takes one more kernel where the algorithm does not add it itself. aligned: for operands that all start at a
-    multiple of 16 bytes. Raises ValueError for an unknown name and UnsupportedProblem where the algorithm cannot compute
-    the problem.
+    multiple of 16 bytes. Raises ValueError for an unknown name and UnsupportedProblem where the algorithm cannot
+    compute the problem.
     """
     options = CallOptions(aligned, residual=residual, packed=prepared)
     if algorithm in ("auto", READY):
@@ -155,7 +155,7 @@ class NotInSet(UnsupportedProblem):
 
 
 def _weighed(name: str, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> tuple[Any, float]:
-    """An algorithm's configuration of least predicted time among those whose kernels are of the closed set, and the time.
+    """The configuration of least predicted time whose kernels are of the closed set, and that time in microseconds.
 
     Raises NotInSet where there is none.
     """

@@ -50,7 +50,7 @@ class CallOptions:
     @property
     def macros(self) -> Macros:
         """Macros of the main kernel, and of what is compiled with it (common/geometry.cuh)."""
-        return {"PREPARED": 1} if self.packed else {}
+        return {"RESIDUAL": int(self.residual)} | ({"PREPARED": 1} if self.packed else {})
 
     def output_planes(self, problem: ConvProblem) -> int:
         """The planes from one image of the output to the next."""
@@ -58,13 +58,13 @@ class CallOptions:
 
     @property
     def arguments(self) -> tuple[Address | int, ...]:
-        """The last arguments of a main kernel that adds a residual: that, 0 where there is none, and what is packed."""
-        return (RESIDUAL if self.residual else 0, *self.packed_arguments)
+        """The last arguments of the main kernel, which exist only where these macros are 1."""
+        return ((RESIDUAL,) if self.residual else ()) + ((PACKED, FLAGS) if self.packed else ())
 
     @property
-    def packed_arguments(self) -> tuple[Address, ...]:
-        """The last arguments of a main kernel whose weights are packed: these exist only with the macro PREPARED."""
-        return (PACKED, FLAGS) if self.packed else ()
+    def residual_argument(self) -> Address | int:
+        """The last argument of a main kernel without these macros; 0 where there is no residual."""
+        return RESIDUAL if self.residual else 0
 
 
 class Configuration(Protocol):
@@ -107,7 +107,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """The precisions that a problem may ask for."""
 
     fuses_residual: ClassVar[bool] = False
-    """Whether the last kernel adds a residual itself, by an argument that is 0 where there is none."""
+    """Whether the last kernel adds a residual itself, by its macro RESIDUAL (common/geometry.cuh) or an argument."""
 
     writes_slices: ClassVar[bool] = False
     """Whether the kernels can write to a slice of a tensor's channels: they take `CallOptions.output_planes`."""
@@ -134,6 +134,13 @@ class Algorithm(ABC, Generic[Config, Costs]):
         These are all variants where they are few, and otherwise a sample that covers every code path. The list is
         empty where the architecture lacks the instructions.
         """
+
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> list[tuple[float, Macros]]:
+        """The variants that the main kernel of a call may be, each after how many times as long it takes as the first.
+
+        `kernels` takes the first that is of the closed set. `harness.tune.variants` chooses the set by them.
+        """
+        return [(1.0, dict(self.launches(problem, config, options)[-1].macros))]
 
     @abstractmethod
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:

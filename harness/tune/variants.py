@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import product
+from math import inf
 
 import numpy as np
 
@@ -32,8 +33,10 @@ from harness.results.files import write_whole
 
 SWEEPS = ("paper", "strided", "grouped", "fully_connected", "unseen")
 RANDOM_PROBLEMS = 1200  # of each precision
-MAX_MEAN = 0.007  # what a list may lose in the geometric mean of a sweep's layers, as a share
-SPREAD = 3.0  # how many times as much it may lose on the other groups, whose layers have little in common
+# What a list may lose in the geometric mean of a group's layers, as a share, and how much the group weighs: by the
+# precision, and by whether it is a sweep. Random layers and those with a residual have little in common.
+LIMITS = {(FP32, True): 0.009, (FP32, False): 0.06, (TF32, True): 0.03, (TF32, False): 0.09}
+WEIGHTS = {(FP32, True): 4.0, (FP32, False): 1.0, (TF32, True): 1.0, (TF32, False): 0.5}
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
 SQUARE = 4.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
@@ -100,15 +103,19 @@ def times_of(one: Asked) -> dict[Variant | None, float]:
         for name in offering(precision):
             with suppress(UnsupportedProblem):
                 for us, config in ALGORITHMS[name].ranked(problem, H200, one.options.packed):
-                    variant = variant_of(name, problem, config, one.options) if is_listed(name) else None
-                    found[variant] = min(us, found.get(variant, us))
+                    for variant, slowdown in variants_of(name, problem, config, one.options):
+                        found[variant] = min(slowdown * us, found.get(variant, inf))
     return found
 
 
-def variant_of(name: str, problem: ConvProblem, config: object, options: CallOptions) -> Variant:
-    """The variant of a configuration's main kernel."""
-    macros = ALGORITHMS[name].launches(problem, config, options)[-1].macros
-    return name, frozenset((key, value) for key, value in macros.items() if key != PREPARED)
+def variants_of(
+    name: str, problem: ConvProblem, config: object, options: CallOptions
+) -> list[tuple[Variant | None, float]]:
+    """The variants that a configuration's main kernel may be, and how many times as long as the first they take."""
+    if not is_listed(name):
+        return [(None, 1.0)]
+    forms = ALGORITHMS[name].forms(problem, config, options)
+    return [((name, frozenset(item for item in macros.items() if item[0] != PREPARED)), slow) for slow, macros in forms]
 
 
 @dataclass(slots=True)
@@ -147,14 +154,20 @@ def losses_of(calls: list[Asked]) -> Losses:
     return Losses({one: (i.astype(int), loss) for one, (i, loss) in columns.items()}, without, groups, names)
 
 
-def chosen(losses: Losses, max_mean: float) -> list[Variant]:
+def _kind(group: str) -> tuple[str, bool]:
+    name, precision = group.split()
+    return precision, name in SWEEPS
+
+
+def chosen(losses: Losses) -> list[Variant]:
     """The variants to list; prints what the list loses as it grows.
 
-    The next one is that which lowers the sum of the losses and of their squares most, where each group counts alike.
+    The next one is that which lowers the sum of the losses and of their squares most, where each group has its weight.
     What a variant gains only falls as the list grows, so gains are computed anew for the best of the old ones alone.
     """
-    limits = np.array([max_mean if name.split()[0] in SWEEPS else SPREAD * max_mean for name in losses.names])
-    weights, now = 1 / np.bincount(losses.groups)[losses.groups], losses.without.copy()
+    limits = np.array([LIMITS[_kind(name)] for name in losses.names])
+    of_group = np.array([WEIGHTS[_kind(name)] for name in losses.names]) / np.bincount(losses.groups)
+    weights, now = of_group[losses.groups], losses.without.copy()
 
     def gain(variant: Variant) -> float:
         calls, loss = losses.of[variant]
@@ -190,9 +203,9 @@ def write(variants: list[Variant]) -> None:
         rows = [dict(macros) for owner, macros in variants if owner == name]
         if not rows:
             continue
-            columns = sorted(rows[0])
-        cells = sorted([row[column] for column in columns] for row in rows)
-        lines = [",".join(columns), *(",".join(map(str, row)) for row in cells)]
+        columns = sorted(set().union(*rows))
+        cells = sorted([str(row.get(column, "")) for column in columns] for row in rows)
+        lines = [",".join(columns), *map(",".join, cells)]
         write_whole(algorithm.source.with_suffix(FILE_SUFFIX), "\n".join(lines) + "\n")
         print(f"{name}: {len(rows)} variants")
 
@@ -201,16 +214,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.tune.variants",
-        description='Choose the kernel variants that "auto" may take, by the cost models; list them beside the sources.',
+        description='Choose the kernel variants that "auto" may take, by the cost models, and list them.',
     )
-    add = parser.add_argument
-    add("--loss", type=float, default=MAX_MEAN, metavar="SHARE",
-        help=f"what a list may lose in the geometric mean of a sweep (default: {MAX_MEAN:g})")  # fmt: skip
-    add("--seed", type=int, default=0, help="of the random layers (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random layers (default: 0)")
     options = parser.parse_args(arguments)
 
     def work() -> None:
-        write(chosen(losses_of(list(asked(options.seed))), options.loss))
+        write(chosen(losses_of(list(asked(options.seed)))))
 
     return command.exit_code("harness.tune.variants", work)
 

@@ -1,7 +1,6 @@
 """Arguments that a LaunchSequence hands to the driver; a fake driver reads them from memory as the real one does."""
 
 import ctypes
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ class Driver:
 
     def __init__(self, monkeypatch):
         self.launched, self.attributes_set, self.status = [], [], 0
-        self.launch_attributes = []
         self.arguments_of = {1: 4, 2: 5}
         self.attributes = {}  # by (kernel, attribute)
         monkeypatch.setattr(cuda_driver, "library", lambda: self)
@@ -58,8 +56,8 @@ class Driver:
         stream = config.hStream or 0
         self.launched.append((kernel.value, grid, block, config.sharedMemBytes, stream, config.numAttrs, values))
         assert extra is None
-        attributes = (jit._LaunchAttribute * config.numAttrs).from_address(config.attrs)
-        self.launch_attributes.append([(one.id, *one.value[:3]) for one in attributes])
+        attribute = jit._LaunchAttribute.from_address(config.attrs)
+        assert (attribute.id, attribute.value[0]) == (6, 1)
         return self.status
 
     def cuGetErrorString(self, status, text):
@@ -111,23 +109,15 @@ def test_the_limit_of_shared_memory_is_never_lowered(driver):
     """Two kernels loaded from one cubin share the driver's function, and with it the limit."""
     kernels = [jit.Kernel(MODULE, "second") for _ in range(2)]
     for kernel, shared_bytes in zip((*kernels, *kernels), (100_000, 60_000, 49_152, 200_000), strict=True):
-        kernel.allow(shared_bytes, cluster=1)
+        kernel.allow_shared(shared_bytes)
     assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in (100_000, 200_000)]
 
 
-@pytest.mark.parametrize(
-    ("cluster", "asked"), [(1, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])]
-)
-def test_only_clusters_beyond_the_portable_size_are_asked_for(driver, cluster, asked):
-    jit.Kernel(MODULE, "second").allow(0, cluster)
+@pytest.mark.parametrize(("width", "asked"), [(0, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])])
+def test_only_clusters_beyond_the_portable_size_are_asked_for(driver, width, asked):
+    driver.attributes[2, jit.REQUIRED_CLUSTER_WIDTH] = width
+    jit.Kernel(MODULE, "second")
     assert driver.attributes_set == asked
-
-
-def test_overlap_and_cluster_are_attributes_of_the_launch(driver):
-    launches = [replace(SECOND, shared_bytes=0, overlap=overlap, cluster=cluster) for overlap in (False, True)
-                for cluster in (1, 3)]  # fmt: skip
-    LaunchSequence(launches, "sm_90a", 0).enqueue(STREAM, *ADDRESSES)
-    assert driver.launch_attributes == [[], [(4, 3, 1, 1)], [(6, 1, 0, 0)], [(6, 1, 0, 0), (4, 3, 1, 1)]]
 
 
 def test_a_refusal_of_the_driver_is_raised_with_its_text(driver):

@@ -19,15 +19,17 @@ struct Output {
     const float *input, *weight, *bias;
     float* to;
     bool relu;
-    const float* residual;  // a tensor like the output, or null
+    WITH_RESIDUAL(const float* residual;)
 
     __device__ __forceinline__ int64 index(const Pixel& at, int filter) const {
         return ((int64)at.image * p.output_planes + filter) * p.out_pixels + at.pixel;
     }
-    // The residual at a place of the output; 0 where there is no such place or no residual.
+#if RESIDUAL
+    // The residual at a place of the output; 0 where there is no such place.
     __device__ __forceinline__ float residual_at(const float* place, bool exists) const {
-        return exists && residual ? __ldg(residual + (place - to)) : 0.0f;
+        return exists ? __ldg(residual + (place - to)) : 0.0f;
     }
+#endif
     // The least value of an output: 0 with ReLU, else -Inf.
     __device__ __forceinline__ float least() const { return relu ? 0.0f : __int_as_float(0xff800000); }
     // The number of filters from `filter` on that have an output at a pixel; not above 0 where there is none.
@@ -48,7 +50,7 @@ __device__ __noinline__ void write_plain(const Output out, unsigned wanted, cons
         float value = plain_sum_where(mine, out.input, out.weight, out.p, KH, KW, at.image, filter, y, x);
         if (!mine) continue;
         if (out.bias) value += out.bias[filter];
-        if (out.residual) value += out.residual[out.index(at, filter)];
+        WITH_RESIDUAL(value += out.residual[out.index(at, filter)];)
         out.to[out.index(at, filter)] = out.relu && value < 0.0f ? 0.0f : value;
     }
 }

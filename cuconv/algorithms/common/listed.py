@@ -16,7 +16,7 @@ PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once
 def listed(source: Path) -> list[dict[str, int]]:
     """The variants that the file of a CUDA source lists."""
     with source.with_suffix(FILE_SUFFIX).open(newline="") as file:
-        return [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+        return [{name: int(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 def with_prepared(variants: list[dict[str, int]]) -> list[dict[str, int]]:

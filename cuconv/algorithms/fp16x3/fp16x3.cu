@@ -39,6 +39,7 @@
 // WEIGHT_STAGES   weight rows in shared memory
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // SHARED_BYTES    dynamic shared memory that the host asks for
+// RESIDUAL        1 where there is a tensor to add before ReLU (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -54,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 relu, int64 output_planes,
-           const float* __restrict__ residual PREPARED_ARGUMENTS) {
+           int64 out_w, int64 relu, int64 output_planes RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         wait_for_weights();
-        const Output out = {g.p, input, weight, bias, output, relu != 0, residual};
+        const Output out = {g.p, input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
                              staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
                              (unsigned)(images >> 32)};

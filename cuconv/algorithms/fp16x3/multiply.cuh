@@ -44,13 +44,15 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, cons
         const Pixel at = pixel_of(pass);
         const int filters = out.filters_from(first, at);
         float* to = out.to + out.index(at, first);
+#if RESIDUAL
         float more[16];
 #pragma unroll
         for (int i = 0; i < 16; ++i) more[i] = out.residual_at(to + (int64)i * g.p.out_pixels, i < filters);
+#endif
 #pragma unroll
         for (int i = 0; i < 16; ++i, to += g.p.out_pixels) {
             const float value = staging[i * STAGING_ROW + lane];
-            const float biased = value + __shfl_sync(~0u, lane_bias, i) + more[i];
+            const float biased = value + __shfl_sync(~0u, lane_bias, i) WITH_RESIDUAL(+more[i]);
             if (i < filters) *to = biased < least ? least : biased;  // a NaN stays
             if (!isfinite(value)) not_finite[pass] |= 1u << i;
         }

@@ -125,19 +125,21 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
             staging[(i / 4 * 8 - pass + lane % 4 * 2 + i % 2) * STAGING_ROW + warp * 16 + i % 4 / 2 * 8 + lane / 4] =
                 sums[i];
         warpgroup_barrier(warpgroup);
+#if RESIDUAL
         float more[EPILOGUE_FILTERS / 4][2];
 #pragma unroll
         for (int i = 0; i < EPILOGUE_FILTERS / 4; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 more[i][half] = out.residual_at(to[half] + i * next, pass + 4 * i < min(BF, filters[half]));
+#endif
 #pragma unroll
         for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4) {
             const float bias = __shfl_sync(~0u, lane_bias, filter / 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float value = staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane];
-                const float biased = value + bias + more[(filter - pass) / 4][half];
+                const float biased = value + bias WITH_RESIDUAL(+more[(filter - pass) / 4][half]);
                 if (filter < filters[half]) *to[half] = biased < least ? least : biased;  // a NaN stays
                 to[half] += next;
                 if (!isfinite(value)) not_finite[half] |= 1u << filter / 4;

@@ -134,7 +134,6 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
             shifted=c.layout.grain,
             plane=plane,
             evict_first=int(evict_first > 0),
-            residual=int(options.residual),
             products=c.products,
         )
         macros |= options.macros

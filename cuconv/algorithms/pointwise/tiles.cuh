@@ -6,13 +6,6 @@
 //   chunk            CHANNELS channels of the reduction
 #pragma once
 
-// What stands in the parentheses where there is a residual, and nothing elsewhere: it would take registers.
-#if RESIDUAL
-#define WITH_RESIDUAL(...) __VA_ARGS__
-#else
-#define WITH_RESIDUAL(...)
-#endif
-
 #define KH 1
 #define KW 1
 #define FLOAT_FILTER_SCALES

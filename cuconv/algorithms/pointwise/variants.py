@@ -32,7 +32,6 @@ def macros_of(
     shifted: int = 0,
     plane: int = 0,
     evict_first: int = 0,
-    residual: int = 0,
     products: int = PRODUCTS[FP32],
 ) -> Macros:
     """The macros of a kernel variant, which the head of fp16x3_pointwise.cu explains."""
@@ -55,7 +54,6 @@ def macros_of(
         "SHIFTED": shifted,
         "PLANE": plane,
         "EVICT_FIRST": evict_first,
-        "RESIDUAL": residual,
         "PRODUCTS": products,
         "PITCH": pitch(plane),
         "PRODUCER_THREADS": PRODUCER_THREADS[consumers],

@@ -2,7 +2,7 @@
 // fragments of wgmma's tile A, decomposing and multiplying them.
 //
 // It uses the kernel's macros FILTERS, STAGE_DEPTH, PRODUCTS, GENERAL, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
-// LINEAR, PAIRED and EVICT_FIRST.
+// LINEAR, WHOLE, PAIRED and EVICT_FIRST.
 #pragma once
 
 #include "common/eviction.cuh"
@@ -85,7 +85,7 @@ struct Pixel {
         place = exists ? (int64)image * p.output_planes * p.out_pixels + pixel : -1;
         const Geometry g = p.geometry;
         source = input + (int64)image * g.groups * p.channels * p.height * p.width;
-#if POINTWISE && !GENERAL
+#if POINTWISE && !GENERAL && STRIDE_H == 1 && STRIDE_W == 1
         source += pixel;
         inside = exists;
 #elif POINTWISE
@@ -120,35 +120,19 @@ struct Pixel {
     }
 };
 
-// The entries of the tap table for every STEP-th k. Of a filter whose size is an argument, dividing each k would take
-// longer than all else.
-template <int STEP>
-struct TapMaker {
-    unsigned k, c, position;
-    const unsigned area, step_c, step_position;
-    const Divider by_width;
-
-    __device__ __forceinline__ TapMaker(unsigned k, const Problem& p)
-        : k(k), area(p.kernel.h * p.kernel.w), step_c(STEP / area), step_position(STEP % area), by_width(p.kernel.w) {
-        c = k / area, position = k % area;
-    }
-
-    __device__ __forceinline__ Tap next(int depth, const Problem& p) {
-        const unsigned ky = by_width(position), kx = position - ky * p.kernel.w;
-        const int distance = (c * p.height + ky * p.geometry.dilation_h) * p.width + kx * p.geometry.dilation_w;
-        const bool exists = k < depth;
+// The entry of the tap table for k.
+__device__ __forceinline__ Tap make_tap(unsigned k, int depth, const Problem& p) {
+    const unsigned area = p.kernel.h * p.kernel.w, c = k / area, position = k - c * area;
+    const unsigned ky = position / p.kernel.w, kx = position - ky * p.kernel.w;
+    const int distance = (c * p.height + ky * p.geometry.dilation_h) * p.width + kx * p.geometry.dilation_w;
 #if LARGE_FILTER == 2
-        const Tap tap = {distance, exists ? ky + (kx + 32) * 256 : 31u};  // row 31 is never in a mask
+    return {distance, k < depth ? ky + (kx + 32) * 256 : 31u};  // row 31 is never in a mask
 #elif LARGE_FILTER
-        const Tap tap = {distance, exists ? position : 63u};
+    return {distance, k < depth ? position : 63u};
 #else
-        const Tap tap = {distance, exists ? 1u << position : 0u};
+    return {distance, k < depth ? 1u << position : 0u};
 #endif
-        k += STEP, c += step_c, position += step_position;
-        if (position >= area) position -= area, ++c;
-        return tap;
-    }
-};
+}
 
 // Loads a float where `exists`, with a cache policy and without a branch; `value` stays what it is elsewhere.
 __device__ __forceinline__ void load_where(bool exists, float& value, const float* from, uint64 policy) {
@@ -181,10 +165,10 @@ __device__ __forceinline__ void load_columns(float (&values)[STEPS][4], const Pi
         const float *a_source = a.source + distance, *b_source = b.source + distance;
         asm("" : "+l"(a_source));
         if (LINEAR) b_source = a_source + OTHER_PIXEL;  // an offset in the instruction instead of a register
-        if (k >= left) to[half * 2] = to[half * 2 + 1] = 0.0f;
-        if (PAIRED) load_pair_where(a.exists && k < left, to[half * 2], to[half * 2 + 1], a_source, policy);
-        else load_where(a.exists && k < left, to[half * 2], a_source, policy);
-        if (!PAIRED) load_where(b.exists && k < left, to[half * 2 + 1], b_source, policy);
+        if (!WHOLE && k >= left) to[half * 2] = to[half * 2 + 1] = 0.0f;
+        if (PAIRED) load_pair_where(a.exists && (WHOLE || k < left), to[half * 2], to[half * 2 + 1], a_source, policy);
+        else load_where(a.exists && (WHOLE || k < left), to[half * 2], a_source, policy);
+        if (!PAIRED) load_where(b.exists && (WHOLE || k < left), to[half * 2 + 1], b_source, policy);
 #else
         const Tap tap = taps[k];
         const float* const a_source = a.source + tap.distance;

@@ -5,12 +5,19 @@
 // added as a whole. Of every eight filters, thread t of a warp has 2 * (t % 4) and the next one, of the pixels in rows
 // t / 4 and t / 4 + 8 of the warp's part of tile A (PTX ISA, "Register fragments for wgmma").
 //
-// It uses the kernel's macros FILTERS and CLUSTERED, and those of columns.cuh.
+// It uses the kernel's macros FILTERS and SPLIT_K, and those of columns.cuh.
 #pragma once
 
 #include "tf32x3/columns.cuh"
 
 constexpr int PIECES = FILTERS / 8;  // of a thread
+// Filters that each block of a cluster writes, in whole pieces; the last block may have fewer.
+constexpr int SHARE = (FILTERS / 2 + SPLIT_K - 1) / SPLIT_K * 2;
+
+// The filters that block `rank` of the cluster writes.
+__device__ __forceinline__ int share_of(int rank) {
+    return SHARE * SPLIT_K == FILTERS ? SHARE : max(0, min(SHARE, FILTERS - rank * SHARE));
+}
 
 // The operands and sizes with which a block writes its tile of the output. `pixel` is always the offset of the pixel's
 // output of filter 0, -1 where there is no pixel.
@@ -18,7 +25,7 @@ struct Output {
     const float *input, *weight, *bias;
     float* output;
     bool relu;
-    const float* residual;  // null for none
+    WITH_RESIDUAL(const float* residual;)
 
     // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and ReLU. The
     // lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that they
@@ -33,7 +40,7 @@ struct Output {
                                       within - y * p.out_w);
         if (!marked) return;
         if (bias) value += bias[filter];
-        if (residual) value += residual[to - output];
+        WITH_RESIDUAL(value += residual[to - output];)
         *to = relu && value < 0.0f ? 0.0f : value;  // a NaN stays
     }
 
@@ -53,27 +60,27 @@ struct Output {
         }
     }
 
-    // Adds the residual to pieces, if there is one; the arguments are those of store(). All of it is loaded before the
-    // first is added.
-    template <int COUNT, int STEP>
+#if RESIDUAL
+    // Adds the residual to pieces; the arguments are those of store(). All of it is loaded before the first is added.
+    template <int WIDTH, int PIXELS, int COUNT, int STEP>
     __device__ __forceinline__ void add_residual(float (&pieces)[COUNT][4], float* const (&to)[2],
                                                  const int (&left)[2], const Problem& p) const {
-        if (!residual) return;
         float more[COUNT][4] = {};
 #pragma unroll
-        for (int filter = 0; filter < 2; ++filter) {
+        for (int filter = 0; filter < WIDTH; ++filter) {
             const int64 row = p.out_pixels;
             const float *a = residual + (to[0] - output) + filter * row, *b = residual + (to[1] - output) + filter * row;
 #pragma unroll
             for (int piece = 0; piece < COUNT; ++piece, a += STEP * row, b += STEP * row) {
-                const int at = piece * STEP + filter;
+                const int at = piece * STEP + filter, other = PIXELS == 2 ? filter + 2 : filter;
                 if (at < left[0]) more[piece][filter] = __ldg(a);
-                if (at < left[1]) more[piece][filter + 2] = __ldg(b);
+                if (PIXELS == 2 && at < left[1]) more[piece][other] = __ldg(b);
             }
         }
 #pragma unroll
         for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += more[i / 4][i % 4];
     }
+#endif
 
     template <int COUNT>
     __device__ __forceinline__ void apply_relu(float (&pieces)[COUNT][4]) const {
@@ -83,22 +90,23 @@ struct Output {
                 if (pieces[i / 4][i % 4] < 0.0f) pieces[i / 4][i % 4] = 0.0f;
     }
 
-    // Stores COUNT pieces, STEP filters apart. `to` are the addresses of the first piece's pixels, of which `left` filters
-    // exist. The addresses are incremented: left to itself the compiler would compute each by a multiplication.
-    template <int COUNT, int STEP>
+    // Stores COUNT pieces, STEP filters apart, each of WIDTH filters and PIXELS pixels. `to` are the addresses of the
+    // first piece's pixels, of which `left` filters exist. The addresses are incremented: left to itself the compiler
+    // would compute each by a multiplication.
+    template <int WIDTH, int PIXELS, int COUNT, int STEP>
     __device__ __forceinline__ static void store(const float (&pieces)[COUNT][4], float* const (&to)[2],
                                                  const int (&left)[2], const Problem& p) {
         const int64 row = p.out_pixels;
 #pragma unroll
-        for (int filter = 0; filter < 2; ++filter) {
+        for (int filter = 0; filter < WIDTH; ++filter) {
             float *a = to[0] + filter * row, *b = to[1] + filter * row;
 #pragma unroll
             for (int piece = 0; piece < COUNT; ++piece) {
                 const int at = piece * STEP + filter;
-                const float value = pieces[piece][filter], other = pieces[piece][filter + 2];
-                if (PAIRED) store_pair_where(at < left[0], a, value, other);
+                const float value = pieces[piece][filter], other = pieces[piece][PIXELS == 2 ? filter + 2 : filter];
+                if (PAIRED && PIXELS == 2) store_pair_where(at < left[0], a, value, other);
                 else store_where(at < left[0], a, value);
-                if (!PAIRED) store_where(at < left[1], LINEAR ? a + OTHER_PIXEL : b, other);
+                if (!PAIRED && PIXELS == 2) store_where(at < left[1], LINEAR ? a + OTHER_PIXEL : b, other);
                 a += STEP * row;
                 b += STEP * row;
                 asm("" : "+l"(a), "+l"(b));
@@ -169,27 +177,30 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[KEPT<GROUPS>][4], c
     }
 }
 
-// Gives sums what the chains of a stage have lost (truncation.cuh). The chain of a short reduction has fewer steps than
-// a stage.
-template <int COUNT>
+// Gives sums what the chains of a stage have lost (truncation.cuh), the first WIDTH of each piece. The chain of a short
+// reduction has fewer steps than a stage.
+template <int WIDTH = 4, int COUNT>
 __device__ __forceinline__ void restore(float (&pieces)[COUNT][4], const Problem& p) {
     const int steps = min(STEPS, (p.channels * p.kernel.h * p.kernel.w + 7) / 8);
     if (PRODUCTS == 3)
 #pragma unroll
-        for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] = restored(pieces[i / 4][i % 4], steps);
+        for (int i = 0; i < COUNT * WIDTH; ++i)
+            pieces[i / WIDTH][i % WIDTH] = restored(pieces[i / WIDTH][i % WIDTH], steps);
 }
 
-// Whether all sums of a warp are right (parts.cuh). Where they are not, marks those that are replaced.
-template <int COUNT>
+// Whether all sums of a warp are right (parts.cuh), the first WIDTH of each piece. Where they are not, marks those that
+// are replaced.
+template <int WIDTH = 4, int COUNT>
 __device__ __forceinline__ bool judge(float (&pieces)[COUNT][4]) {
     Judge judge;
 #pragma unroll
-    for (int i = 0; i < COUNT * 4; ++i) judge.add(pieces[i / 4][i % 4], i % 2);
+    for (int i = 0; i < COUNT * WIDTH; ++i) judge.add(pieces[i / WIDTH][i % WIDTH], i % 2);
     int right = __all_sync(~0u, judge.all_right());
     asm volatile("" : "+r"(right));  // evaluated here, before bias and ReLU change the pieces
     if (!right)
 #pragma unroll
-        for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] = mark_wrong(pieces[i / 4][i % 4]);
+        for (int i = 0; i < COUNT * WIDTH; ++i)
+            pieces[i / WIDTH][i % WIDTH] = mark_wrong(pieces[i / WIDTH][i % WIDTH]);
     return right;
 }
 
@@ -204,9 +215,9 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     restore(kept, p);
     const bool right = judge(kept);
     out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
-    out.add_residual<KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
+    WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
     out.apply_relu(kept);
-    out.store<KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
+    out.store<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
     if (!right)
 #pragma unroll 1
         for (int piece = group; piece < PIECES; piece += GROUPS)
@@ -215,49 +226,26 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
                 out.replace_marked(p, i / 2 ? pixel_b : pixel_a, filter_0 + piece_filter(piece) + i % 2);
 }
 
-#if CLUSTERED
-// A block's place in the cluster whose blocks share a tile, and which of its filters each of them writes.
-struct Cluster {
-    unsigned blocks, rank, tile;
-    unsigned share;  // filters that a block writes, in whole pieces; the last block may have fewer
-    float pairs;     // the inverse of half of it
+#if SPLIT_K > 1
+#define CLUSTER_DIMS __cluster_dims__(SPLIT_K, 1, 1)
 
-    __device__ __forceinline__ Cluster() {
-        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        asm("mov.u32 %0, %%clusterid.x;" : "=r"(tile));
-        share = (FILTERS / 2 + blocks - 1) / blocks * 2;
-        pairs = 2.0f / share;
-    }
-    // The filters that a block writes.
-    __device__ __forceinline__ int share_of(int rank) const {
-        return max(0, min((int)share, FILTERS - rank * (int)share));
-    }
-    // The block that writes a pair of filters. Far from whole numbers, so the rounding of the inverse does not matter.
-    __device__ __forceinline__ unsigned writer_of(unsigned pair) const { return (pair + 0.5f) * pairs; }
-};
-
-// The shared memory in which a block of a cluster receives every block's sums of its share of the filters. The sums
-// follow it: of each block [share / 2][PIXELS / 2][piece].
+// The shared memory in which a block of a cluster receives every block's sums of its share of the filters.
 //
 // Blocks send sums; they do not fetch them. A sender needs to know only that the receiver's inbox is open, and a
 // receiver waits on its own mbarrier, on which the stores count their bytes. A cluster barrier that made stores visible
 // would wait for all memory operations of a block instead (docs/tf32x3_wgmma.md).
 template <int PIXELS>
 struct Inbox {
-    int64 pixels[PIXELS];  // offsets of the pixels' outputs, as Output takes them
+    float sums[SPLIT_K][SHARE * PIXELS];  // of each block [SHARE / 2][PIXELS / 2][piece]
+    int64 pixels[PIXELS];                 // offsets of the pixels' outputs, as Output takes them
     uint64 arrived, padding;
 
-    __device__ __forceinline__ float4* sums() { return reinterpret_cast<float4*>(this + 1); }
-    // The pieces that a block sends to another.
-    __device__ __forceinline__ static unsigned pieces_of(unsigned filters) { return filters / 2 * (PIXELS / 2); }
-
     // Opens the inbox. All threads call it. A block may send after cluster_wait(), and read after a block barrier.
-    __device__ __forceinline__ void open(const Cluster& c) {
+    __device__ __forceinline__ void open(int rank) {
         if (threadIdx.x == 0) {
             barrier_init(&arrived, 1);
             fence_barrier_init();
-            barrier_expect(&arrived, c.blocks * pieces_of(c.share_of(c.rank)) * sizeof(float4));
+            barrier_expect(&arrived, SPLIT_K * share_of(rank) * PIXELS * sizeof(float));
         }
         __syncwarp();
         cluster_arrive_relaxed();
@@ -266,14 +254,15 @@ struct Inbox {
     // Sends the pieces that a warpgroup keeps to the blocks that write them. st.async stores from registers and counts
     // its bytes on the receiver's mbarrier, so a block may end before its stores arrive.
     template <int GROUPS>
-    __device__ __forceinline__ void send(const float (&kept)[KEPT<GROUPS>][4], const Cluster& c, int group) {
+    __device__ __forceinline__ void send(const float (&kept)[KEPT<GROUPS>][4], int rank, int group) {
+        constexpr unsigned PAIRS = SHARE / 2;  // of filters, of a block
         const unsigned row = threadIdx.x % (2 * PIXELS) / 4, first = group * 4 + threadIdx.x % 4;
-        const float4* const mine = sums() + c.rank * pieces_of(c.share) + row;
+        const float* const mine = sums[rank] + row * 4;
 #pragma unroll
         for (int i = 0; i < KEPT<GROUPS>; ++i)
             if (is_kept<GROUPS>(i, group)) {
-                const unsigned pair = first + i * GROUPS * 4, to = c.writer_of(pair);
-                const float4* const place = mine + (pair - to * (c.share / 2)) * (PIXELS / 2);
+                const unsigned pair = first + i * GROUPS * 4, to = pair / PAIRS;
+                const float* const place = mine + (pair - to * PAIRS) * (2 * PIXELS);
                 asm volatile(
                     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];"
                     ::"r"(address_in(shared_address(place), to)),
@@ -283,45 +272,61 @@ struct Inbox {
             }
     }
 
-    // Adds up what has arrived, in the order of the blocks, and writes it: in each step a piece of every thread.
+    // Adds up what has arrived, in the order of the blocks, and writes it. In each iteration a thread takes WIDTH sums
+    // side by side, of the same pixels: those of one filter and pixel, of two filters, or a piece.
     template <int THREADS>
-    __device__ __forceinline__ void write(const Output& out, const Problem& p, int filter_0, const Cluster& c) {
-        constexpr unsigned STEP_FILTERS = THREADS / (PIXELS / 2) * 2;
-        constexpr unsigned MOST = ((FILTERS / 2 + 1) / 2 * (PIXELS / 2) + THREADS - 1) / THREADS;  // of two blocks
-        static_assert(THREADS % (PIXELS / 2) == 0, "a step is whole pairs of filters");
-        const unsigned size = pieces_of(c.share_of(c.rank)), steps = (size + THREADS - 1) / THREADS;
-        const unsigned at = threadIdx.x, row = at % (PIXELS / 2);
-        const int first = filter_0 + c.rank * c.share, filter = first + at / (PIXELS / 2) * 2;
-        const int left = min(p.filters, first + c.share_of(c.rank)) - filter;
-        const int64 pixel_a = pixels[first_pixel(row)], pixel_b = pixels[first_pixel(row) + OTHER_PIXEL];
+    __device__ __forceinline__ void write(const Output& out, const Problem& p, int filter_0, int rank) {
+        constexpr unsigned MOST = SHARE * PIXELS, WIDTH = MOST / THREADS >= 4 ? 4 : MOST / THREADS >= 2 ? 2 : 1;
+        constexpr unsigned STEP = THREADS * WIDTH, ITERATIONS = (MOST + STEP - 1) / STEP, STEP_FILTERS = STEP / PIXELS;
+        static_assert(STEP % (2 * PIXELS) == 0, "an iteration is whole pairs of filters");
+        const unsigned size = share_of(rank) * PIXELS, at = threadIdx.x * WIDTH;
+        const auto filter_of = [&](unsigned i) { return filter_0 + rank * SHARE + i / (2 * PIXELS) * 2 + i % 2; };
+        const auto pixel_of = [&](unsigned i) {
+            return pixels[first_pixel(i / 4 % (PIXELS / 2)) + i % 4 / 2 * OTHER_PIXEL];
+        };
+        const int filter = filter_of(at), left = min(p.filters, filter_0 + rank * SHARE + share_of(rank)) - filter;
+        const int64 pixel_a = pixel_of(at), pixel_b = WIDTH == 4 ? pixel_of(at + 2) : -1;
         const int left_of[] = {pixel_a < 0 ? 0 : left, pixel_b < 0 ? 0 : left};
-        float* const to_row = out.output + (int64)filter * p.out_pixels;
-        float* to[] = {to_row + pixel_a, to_row + pixel_b};
+        float* const row = out.output + (int64)filter * p.out_pixels;
+        float* to[] = {row + pixel_a, row + pixel_b};
         asm volatile("" : "+l"(to[0]), "+l"(to[1]));  // computed before the wait
-        float sum[MOST][4] = {};
+        float sum[ITERATIONS][4] = {};
         barrier_wait_cluster(&arrived, 0);
-        const float4* from = sums();
-#pragma unroll 4
-        for (unsigned block = 0; block < c.blocks; ++block, from += pieces_of(c.share))
 #pragma unroll
-            for (unsigned i = 0; i < MOST; ++i)
-                if (i < steps) {  // alike in all threads: no branch keeps the loads of a step apart
-                    const float4 more = from[min(at + i * THREADS, size - 1)];
-                    sum[i][0] += more.x, sum[i][1] += more.y, sum[i][2] += more.z, sum[i][3] += more.w;
-                }
-        restore(sum, p);
-        const bool right = judge(sum);
-        out.add_bias<MOST, STEP_FILTERS>(sum, filter, left);
-        out.add_residual<MOST, STEP_FILTERS>(sum, to, left_of, p);
+        for (unsigned i = 0; i < ITERATIONS; ++i) add_blocks<WIDTH>(sum[i], at + i * STEP, size);
+        restore<WIDTH>(sum, p);
+        const bool right = judge<WIDTH>(sum);
+        out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
+        WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(
+                           sum, to, left_of, p));)
         out.apply_relu(sum);
-        out.store<MOST, STEP_FILTERS>(sum, to, left_of, p);
+        out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
         if (!right)
 #pragma unroll 1
-            for (unsigned i = 0; i < steps * 4; ++i) {
-                const bool exists = at + i / 4 * THREADS < size;
-                out.replace_marked(p, exists ? (i % 4 / 2 ? pixel_b : pixel_a) : -1,
-                                   filter + i / 4 * STEP_FILTERS + i % 2);
+            for (unsigned i = 0; i < ITERATIONS * WIDTH; ++i) {
+                const unsigned mine = at + i / WIDTH * STEP + i % WIDTH;
+                out.replace_marked(p, mine < size ? pixel_of(mine) : -1, filter_of(mine));
             }
     }
+
+    // Adds WIDTH sums of all blocks, where they are among the first `size`.
+    template <unsigned WIDTH>
+    __device__ __forceinline__ void add_blocks(float (&sum)[4], unsigned at, unsigned size) const {
+        struct alignas(4 * WIDTH) Sums {
+            float of[WIDTH];
+        };
+        const bool exist = at < size;
+        const unsigned from = exist ? at : 0;  // no branch, so that the loads of all iterations are issued together
+#pragma unroll
+        for (int block = 0; block < SPLIT_K; ++block) {
+            const Sums more = *reinterpret_cast<const Sums*>(sums[block] + from);
+#pragma unroll
+            for (unsigned i = 0; i < WIDTH; ++i) sum[i] += more.of[i];
+        }
+#pragma unroll
+        for (unsigned i = 0; i < WIDTH; ++i) sum[i] = exist ? sum[i] : 0.0f;
+    }
 };
+#else
+#define CLUSTER_DIMS
 #endif

@@ -20,22 +20,24 @@
 // FILTERS            filters of a block's tile: 16, 32, 48, 64, 96 or 128
 // PIXEL_WARPGROUPS   warpgroups over pixels, 64 each
 // WARPGROUP_SPLIT_K  warpgroups over the reduction; stages go round among them
-// CLUSTERED          1 where the blocks of a cluster share a tile, each with a part of the reduction
+// SPLIT_K            blocks of a cluster that share a tile, each with a part of the reduction
 // STAGE_DEPTH        depth of a stage
+// INBOX_BYTES        shared memory for the sums from other blocks of the cluster
 // TAP_BYTES          bytes of an entry of the tap table
 // POINTWISE          1 for a 1x1 filter without padding
 // VECTOR             1 where rows of weights are 16-byte aligned
 // GENERAL            1 where the arguments have the filter's size, stride, dilation and groups
-// KERNEL_H KERNEL_W  the filter's size elsewhere, where stride, dilation and groups are 1
+// KERNEL_H KERNEL_W  the filter's size elsewhere, where dilation and groups are 1
+// STRIDE_H STRIDE_W  the stride there
 // LARGE_FILTER       1 for more than 32 filter positions, 2 for more than 63; then up to 31 rows and 31 columns
-// LINEAR             1 for one image whose output is as wide as the input: pixels are neighbours as their sources are;
-//                    only if not PAIRED
+// LINEAR             1 for one image whose output is as wide as the input: pixels are neighbours as their sources are
+// WHOLE              1 for a reduction of whole stages; only if POINTWISE
 // PAIRED             1 for pixels in pairs that are neighbours in input and output, 8-byte aligned; only if POINTWISE
 // EVICT_FIRST        1 where L2 evicts a share of the input first (common/eviction.cuh); 0 if not POINTWISE
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
+// RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
-// Every argument has eight bytes: a pointer or a long long. `residual` is a tensor like the output that is added before
-// ReLU, or null.
+// Every argument has eight bytes: a pointer or a long long.
 
 #include "tf32x3/sums.cuh"
 
@@ -52,6 +54,9 @@ static_assert(FILTERS % ROW_STEP == 0, "every thread has rows of weights");
 static_assert(WARPGROUP_SPLIT_K == 1 || TILE_PIXELS <= 2 * PARTS * STAGE_DEPTH,
               "the sums of the warpgroups take the place of the stages");
 static_assert(sizeof(Tap) == TAP_BYTES, "the host makes room for the tap table");
+#if SPLIT_K > 1
+static_assert(sizeof(Inbox<TILE_PIXELS>) == INBOX_BYTES, "the host makes room for the inbox");
+#endif
 
 // Loads 16 bytes where `exists`, without a branch; `value` stays what it is elsewhere.
 __device__ __forceinline__ void load_where(bool exists, float4& value, const float* from) {
@@ -66,12 +71,12 @@ __device__ __forceinline__ void store_shared(unsigned to, float4 value) {
                  : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
                  int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
-                 int64 groups, int64 evict_first, const float* __restrict__ residual) {
+                 int64 groups, int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL
@@ -89,14 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     const int pixels = (int)images * p.out_pixels;
 
     // The block's tile, and its stages of the reduction: [first, last).
-#if CLUSTERED
-    const Cluster cluster;
-    const unsigned rank = cluster.rank, split_k = cluster.blocks;
-    unsigned tile = cluster.tile;
-#else
-    constexpr unsigned rank = 0, split_k = 1;
-    unsigned tile = blockIdx.x;
-#endif
+    const unsigned rank = blockIdx.x % SPLIT_K;
+    unsigned tile = blockIdx.x / SPLIT_K;
     const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
 #if GENERAL
     if (groups > 1) {
@@ -107,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
         weight += group_id * p.filters * depth;
         bias = bias ? bias + group_id * p.filters : bias;
         output += group_id * p.filters * p.out_pixels;
-        residual = residual ? residual + group_id * p.filters * p.out_pixels : residual;
+        WITH_RESIDUAL(residual += group_id * p.filters * p.out_pixels;)
     }
 #endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
     const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
-    const int first = stages * rank / split_k, last = stages * (rank + 1) / split_k;
+    const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
 
     // The shuffle tells the compiler that a warp's threads agree on their group, so that the addresses for the tensor
     // cores stay in uniform registers.
@@ -123,16 +122,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
 
     // Open the inbox, and build the tap table.
     char* const behind_stages = reinterpret_cast<char*>(shared) + PIPELINE_BYTES;
-    Tap* taps = reinterpret_cast<Tap*>(behind_stages);
-#if CLUSTERED
+    Tap* taps = reinterpret_cast<Tap*>(behind_stages + INBOX_BYTES);
+#if SPLIT_K > 1
     auto& inbox = *reinterpret_cast<Inbox<TILE_PIXELS>*>(behind_stages);
-    taps = reinterpret_cast<Tap*>(inbox.sums() + split_k * inbox.pieces_of(cluster.share));
-    inbox.open(cluster);
+    inbox.open(rank);
     if (threadIdx.x < TILE_PIXELS) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
 #endif
 #if !POINTWISE
-    TapMaker<THREADS> maker(first * STAGE_DEPTH + threadIdx.x, p);
-    for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS) taps[i] = maker.next(depth, p);
+    for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS)
+        taps[i] = make_tap(first * STAGE_DEPTH + i, depth, p);
     __syncthreads();
 #endif
 
@@ -154,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     const int rows = p.filters - filter_0 - chunk_row;  // from this thread's first on
     float4 weights[THREAD_ROWS];
     const auto load_weights = [&](bool exist) {
-        const int existing_rows = exist && chunk * 4 < left ? rows : 0;
+        const int existing_rows = exist && (WHOLE || chunk * 4 < left) ? rows : 0;
         const float* from = POINTWISE ? row : row + (depth - left);  // incremented only where registers allow
 #pragma unroll
         for (int i = 0; i < THREAD_ROWS; ++i) {
@@ -220,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     // Wait for the cluster's inboxes, and for the kernel ahead before the first access to global memory. The next
     // launch is called only now: while these blocks wait, its blocks would fill the SMs that the kernel ahead leaves
     // first, and occupancy would be uneven.
-#if CLUSTERED
+#if SPLIT_K > 1
     cluster_wait();
 #endif
     wait_for_kernel_ahead((uint64)row | (uint64)pixel_a.source | (LINEAR || PAIRED ? 0 : (uint64)pixel_b.source));
@@ -246,13 +244,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     }
 
     // Add up the partial sums of the tile, and write the output.
-    const Output out = {input, weight, bias, output, relu != 0, residual};
+    const Output out = {input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
     float kept[KEPT<WARPGROUP_SPLIT_K>][4];
     add_warpgroups<WARPGROUP_SPLIT_K, GROUP_THREADS>(kept, sum, shared, group_k);
-#if CLUSTERED
-    inbox.send<WARPGROUP_SPLIT_K>(kept, cluster, group_k);
-    inbox.write<THREADS>(out, p, filter_0, cluster);
-#else
+#if SPLIT_K == 1
     write_accumulators<WARPGROUP_SPLIT_K>(kept, out, p, pixel_a.place, pixel_b.place, filter_0, group_k);
+#else
+    inbox.send<WARPGROUP_SPLIT_K>(kept, rank, group_k);
+    inbox.write<THREADS>(out, p, filter_0, rank);
 #endif
 }

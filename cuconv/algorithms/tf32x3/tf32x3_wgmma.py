@@ -7,7 +7,7 @@ A block computes a tile of filters x pixels. Its warpgroups may share the reduct
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     PARTS,
     PRODUCTS,
     arguments_of,
+    depth_of,
     geometry_arguments,
     has_aligned_rows,
     is_linear,
@@ -52,7 +53,8 @@ TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filte
 MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 
-FILTER_SIZES = ((1, 1), (3, 3))  # that kernels have as constants
+# Strides by the size of a filter, of layers that kernels are specialised for; both are alike in both directions.
+STRIDES = {1: (1, 2), 2: (2,), 3: (1, 2), 4: (4,), 5: (1,), 7: (1, 2), 11: (4,)}
 
 CLUSTER_SIZES = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # values of split_k
 FILLING_CLUSTER_SIZES = (3, 5, 6, 14)  # fill the SMs better than a power of two, of use only where blocks are few
@@ -155,6 +157,10 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         """The listed variants; none without Hopper's instructions."""
         return listed(self.source) if arch == HOPPER_ARCH else []
 
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> list[tuple[float, Macros]]:
+        """The variant that is specialised for a layer the most, and those that are less, with what they lose."""
+        return _forms(_macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros)
+
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.
 
@@ -206,12 +212,12 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
-        macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products)
+        macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
+        macros = _listed_form(self.source, tuple(macros.items()))
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
         arguments = (*operands_and_sizes, *geometry_arguments(problem), _evict_first(problem), *options.arguments)
         grid = (config.blocks, config.threads)
-        launch = Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
-        return (replace(launch, cluster=config.split_k),)
+        return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 
 def shared_filters(filters: Number, split_k: Number) -> Number:
@@ -318,7 +324,8 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "FILTERS": tile.filters,
         "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
         "WARPGROUP_SPLIT_K": tile.warpgroup_split_k,
-        "CLUSTERED": int(split_k > 1),
+        "SPLIT_K": split_k,
+        "INBOX_BYTES": inbox_bytes(tile, split_k),
         "TAP_BYTES": TAP_BYTES,
         "VECTOR": int(has_aligned_rows(problem, aligned)),
         "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products),
@@ -326,18 +333,55 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "GENERAL": int(general),
         "KERNEL_H": 0 if general else problem.kh,
         "KERNEL_W": 0 if general else problem.kw,
+        "STRIDE_H": 1 if general else problem.stride_h,
+        "STRIDE_W": 1 if general else problem.stride_w,
         "STAGE_DEPTH": STAGE_DEPTH,
         "POINTWISE": int(pointwise),
         "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
-        "LINEAR": int(is_linear(problem) and not paired),
+        "LINEAR": int(is_linear(problem)),
+        "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
         "PAIRED": int(paired),
         "EVICT_FIRST": int(_evict_first(problem) > 0),
     }
 
 
+def _forms(special: Macros) -> list[tuple[float, Macros]]:
+    """The variants that compute what a specialised one does, each after how many times as long it takes.
+
+    The factors were measured on an H200, by 290 layers of the sweeps.
+    """
+    pointwise = special["POINTWISE"]
+    found = [(1.0, special)]
+    for name, slowdown in (
+        ("WHOLE", 1.007),
+        ("LINEAR", 1.011 if pointwise else 1.038),
+        ("EVICT_FIRST", 1.05),
+    ):
+        if special[name]:
+            found += [(factor * slowdown, macros | {name: 0}) for factor, macros in found]
+    if not special["GENERAL"]:
+        general = {"GENERAL": 1, "KERNEL_H": 0, "KERNEL_W": 0, "STRIDE_H": 1, "STRIDE_W": 1}
+        found += [(factor * (1.008 if pointwise else 1.08), macros | general) for factor, macros in found]
+    return sorted(found, key=lambda form: form[0])
+
+
+@lru_cache(maxsize=4096)
+def _listed_form(source: Path, special: tuple[tuple[str, int], ...]) -> Macros:
+    """The fastest form of a variant that is listed; the variant itself where none is."""
+    listed_forms = (macros for _, macros in _forms(dict(special)) if frozenset(macros.items()) in _listed_keys(source))
+    return next(listed_forms, dict(special))
+
+
+@cache
+def _listed_keys(source: Path) -> frozenset[frozenset[tuple[str, int]]]:
+    return frozenset(frozenset(macros.items()) for macros in listed(source))
+
+
 def _is_general(problem: ConvProblem) -> bool:
     """Whether the kernel takes the filter's size, stride, dilation and groups as arguments, and not as constants."""
-    return not (problem.is_dense and (problem.kh, problem.kw) in FILTER_SIZES)
+    p = problem
+    plain = p.kh == p.kw and p.stride_h == p.stride_w and p.dilation_h == p.dilation_w == p.groups == 1
+    return not (plain and p.stride_h in STRIDES.get(p.kh, ()))
 
 
 def _evict_first(problem: ConvProblem) -> int:

@@ -51,8 +51,3 @@ def test_larger_filters_keep_the_policy_of_the_cache():
     larger_filter = ConvProblem(64, 256, 27, 27, 32, 3, 3, 1, 1)
     assert evict_first(larger_filter) > 0
     assert policy("tf32x3_wgmma", larger_filter) == (0, 0)
-
-
-@pytest.mark.parametrize("name", WITH_THE_POLICY)
-def test_variants_sample_both_policies(name):
-    assert {macros["EVICT_FIRST"] for macros in ALGORITHMS[name].variants("sm_90a")} == {0, 1}

@@ -158,15 +158,6 @@ def test_hopper_only():
         FP16X3.configure(one_by_one(64), A100)
 
 
-def test_variants_sample_both_kinds_of_tiles():
-    sample = FP16X3.variants("sm_90a")
-    for narrow, filters in ((0, {64, 128}), (1, {8, 32, 48, 96, 120})):
-        assert {m["FILTERS"] for m in sample if m["NARROW"] == narrow} >= filters
-        assert {m["WHOLE_GROUPS"] for m in sample if m["NARROW"] == narrow} == {0, 1}
-        assert {m["KH"] for m in sample if m["NARROW"] == narrow} >= {3, 5}
-    assert max(m["KW"] for m in sample) == 7
-
-
 def test_weight_packing_is_launched_first_and_both_launches_overlap():
     problem = ConvProblem(2, 5, 12, 9, 17, 3, 4, 1, 2)
     config = FP16X3.configure(problem, H200)

@@ -93,11 +93,3 @@ def test_the_launch_passes_the_kernels_arguments():
 @pytest.mark.parametrize(("device", "overlap"), [(H200, True), (A100, False)], ids=["sm_90a", "sm_80"])
 def test_launches_overlap_where_the_device_allows_it(device, overlap):
     assert launched(SHALLOW, STEM, device).overlap == overlap
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_variants_sample_every_pixel_layout_and_precision(arch):
-    sample = SHALLOW.variants(arch)
-    assert len({tuple(macros.items()) for macros in sample}) == len(sample)
-    assert {(m["ADJACENT"], m["VECTOR"]) for m in sample} == {(0, 0), (1, 0), (1, 1)}
-    assert {m["PRODUCTS"] for m in sample} == {3, 1}
