@@ -95,8 +95,9 @@ def _kernels(
     """The kernel variants of the calls' plans, each once: source, architecture and macros."""
     found = {}
     for problem, residual, output_channels in calls:
-        aligned = output_channels is None or output_channels * problem.out_pixels % VECTOR_FLOATS == 0
-        chosen = select.plan(problem, spec, algorithm, prepared, residual, aligned)
+        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
+        if output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS:
+            chosen = select.plan(problem, spec, algorithm, prepared, residual, aligned=False)
         written = output_channels if select.writes_slices(chosen, residual) else None
         # With packed weights the main kernel and what packs them are of one module.
         options = CallOptions(

@@ -146,7 +146,7 @@ def _made(
     missing = made.missing(best)
     if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
         return made.call(best)
-    others = (made.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual))
+    others = (made.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual, in_vectors))
     found = next((kernels for kernels in others if not made.missing(kernels)), None)
     if found is None and algorithm == "auto":
         _warn_of_waiting()

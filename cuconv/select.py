@@ -102,20 +102,22 @@ def plan(
 
 
 def alternatives(
-    problem: ConvProblem, device: DeviceSpec, prepared: bool = False, residual: bool = False
+    problem: ConvProblem, device: DeviceSpec, prepared: bool = False, residual: bool = False, aligned: bool = True
 ) -> Iterator[LaunchPlan]:
     """The plans that "auto" chooses from, by predicted time, up to MAX_SLOWDOWN times that of the first.
 
     The arguments are those of `plan`.
     """
     adding_us = add_residual.predicted_us(problem) if residual else 0.0
+    options = CallOptions(aligned, residual=residual, packed=prepared)
 
     def timed(name: str, planned: ConvProblem) -> Iterator[tuple[float, LaunchPlan]]:
         added_us = 0.0 if ALGORITHMS[name].fuses_residual else adding_us
         with suppress(UnsupportedProblem):
             for us, config in ALGORITHMS[name].ranked(planned, device, prepared):
-                if config.workspace_bytes <= MAX_WORKSPACE_BYTES:
-                    yield us + added_us, LaunchPlan(name, config, planned.precision, prepared)
+                one = LaunchPlan(name, config, planned.precision, prepared)
+                if one.workspace_bytes <= MAX_WORKSPACE_BYTES and is_in_set(one, planned, device, options):
+                    yield us + added_us, one
 
     precisions = [problem] if problem.precision == FP32 else [problem, replace(problem, precision=FP32)]
     # Superseded algorithms too: their kernels may be there.
@@ -131,6 +133,11 @@ def alternatives(
 def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOptions) -> tuple[Launch, ...]:
     """The kernels of a plan, in the order of their launches."""
     return ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, options)
+
+
+def is_in_set(launch_plan: LaunchPlan, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> bool:
+    """Whether all kernels of a plan are of the closed set."""
+    return kernel_set.holds(device.arch, launches_of(launch_plan, problem, options))
 
 
 def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:

@@ -140,7 +140,8 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
         `kernels` takes the first that is of the closed set. `harness.tune.variants` chooses the set by them.
         """
-        return [(1.0, dict(self.launches(problem, config, options)[-1].macros))]
+        launches = self.launches(problem, config, options)
+        return [(1.0, dict(next(one.macros for one in launches if one.kernel == self.name)))]
 
     @abstractmethod
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:

@@ -38,7 +38,7 @@ RANDOM_PROBLEMS = 1200  # of each precision
 LIMITS = {(FP32, True): 0.009, (FP32, False): 0.06, (TF32, True): 0.03, (TF32, False): 0.09}
 WEIGHTS = {(FP32, True): 4.0, (FP32, False): 1.0, (TF32, True): 1.0, (TF32, False): 0.5}
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
-SQUARE = 4.0  # how much the square of a loss counts: large losses are more than a share of the mean
+SQUARE = 12.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
 
 Variant = tuple[str, frozenset[tuple[str, int]]]

@@ -23,7 +23,7 @@ def test_what_calls_launch_is_in_the_cache(cache, residual):
     number = precompile(LAYERS, H200, residual=residual, progress=lambda *counts: said.append(counts))
     assert said == [(done, number) for done in range(1, number + 1)] and number >= 2
     for problem in LAYERS:
-        chosen = plan(problem, H200)
+        chosen = plan(problem, H200, residual=residual)
         algorithm = ALGORITHMS[chosen.algorithm]
         launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True))
         if residual:

@@ -4,6 +4,7 @@ import pytest
 
 from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.eviction import EIGHTHS, evict_first
 from cuconv.device import H200, L2_BYTES
 
@@ -16,10 +17,11 @@ def layer(n, c, size, m):
 
 
 def policy(name, problem):
-    """Whether an algorithm's main kernel is compiled with the policy for a problem, and its argument in eighths."""
+    """Whether an algorithm's main kernel may be compiled with the policy for a problem, and its argument in eighths."""
     algorithm = ALGORITHMS[name]
-    main = algorithm.launches(problem, algorithm.configure(problem, H200))[-1]
-    return main.macros["EVICT_FIRST"], main.arguments[-2]  # the residual is the last one
+    config = algorithm.configure(problem, H200)
+    _, macros = algorithm.forms(problem, config, CallOptions())[0]
+    return macros["EVICT_FIRST"], algorithm.launches(problem, config)[-1].arguments[-1]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_weight_packing_is_launched_first_and_both_launches_overlap():
     assert packing.threads == 32 * 5 * 2  # five warps for eight channels
     assert packing.arguments == (WEIGHT, WORKSPACE, 17, 5, config.blocks)
     assert (main.kernel, main.blocks, main.threads) == ("fp16x3", config.blocks, 512)
-    assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1, 17, 0)
+    assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 2, 5, 12, 9, 17, 3, 4, 1, 2, 12, 10, 1, 17)
     assert packing.overlap and main.overlap
     assert packing.macros == main.macros
     assert main.macros["WHOLE_GROUPS"] == 0 and main.macros["SHARED_BYTES"] == main.shared_bytes

@@ -259,7 +259,7 @@ def test_weights_are_packed_first_and_both_launches_overlap():
     assert (packing.kernel, packing.arguments) == ("pack_weights", (WEIGHT, WORKSPACE, 37, 70, 0))
     assert (main.kernel, main.blocks) == ("fp16x3_pointwise", config.blocks)
     assert main.threads == 128 * (config.consumers + 1), "consumers and a warpgroup of producers"
-    assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 3, 70, 13, 7, 37, 1, 37, 0, 0)
+    assert main.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, 3, 70, 13, 7, 37, 1, 37, 0)
     assert packing.overlap and main.overlap and packing.macros == main.macros and main.macros["PACKS_WEIGHTS"] == 0
 
 
