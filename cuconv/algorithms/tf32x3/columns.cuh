@@ -1,8 +1,8 @@
 // Columns and products of tf32x3_wgmma: finding a pixel's elements of the input, loading them into registers as
 // fragments of wgmma's tile A, decomposing and multiplying them.
 //
-// It uses the kernel's macros FILTERS, STAGE_DEPTH, PRODUCTS, GENERAL, KERNEL_H, KERNEL_W, POINTWISE, LARGE_FILTER,
-// LINEAR, WHOLE, PAIRED and EVICT_FIRST.
+// It uses the kernel's macros FILTERS, STAGE_DEPTH, PRODUCTS, GENERAL, KERNEL_H, KERNEL_W, GROUPED, POINTWISE,
+// LARGE_FILTER, LINEAR, WHOLE, PAIRED and EVICT_FIRST.
 #pragma once
 
 #include "common/eviction.cuh"
@@ -54,7 +54,14 @@ typedef ArgumentGeometry Geometry;
 struct Kernel {
     static constexpr int h = KERNEL_H, w = KERNEL_W;
 };
+#if GROUPED
+struct Geometry {
+    static constexpr int stride_h = STRIDE_H, stride_w = STRIDE_W, dilation_h = 1, dilation_w = 1;
+    int groups;
+};
+#else
 typedef ConstantGeometry Geometry;
+#endif
 #endif
 
 struct Problem {

@@ -27,8 +27,9 @@
 // POINTWISE          1 for a 1x1 filter without padding
 // VECTOR             1 where rows of weights are 16-byte aligned
 // GENERAL            1 where the arguments have the filter's size, stride, dilation and groups
-// KERNEL_H KERNEL_W  the filter's size elsewhere, where dilation and groups are 1
+// KERNEL_H KERNEL_W  the filter's size elsewhere, where dilation is 1
 // STRIDE_H STRIDE_W  the stride there
+// GROUPED            1 where there are several groups there, whose number is an argument
 // LARGE_FILTER       1 for more than 32 filter positions, 2 for more than 63; then up to 31 rows and 31 columns
 // LINEAR             1 for one image whose output is as wide as the input: pixels are neighbours as their sources are
 // WHOLE              1 for a reduction of whole stages; only if POINTWISE
@@ -82,11 +83,16 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
 #if GENERAL
     const Kernel kernel = {(int)kernel_h, (int)kernel_w};
     const Geometry geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
-    // With groups, the channels and filters of one group.
-    if (groups > 1) channels = (unsigned)channels / (unsigned)groups, filters = (unsigned)filters / (unsigned)groups;
+#elif GROUPED
+    constexpr Kernel kernel;
+    const Geometry geometry = {(int)groups};
 #else
     constexpr Kernel kernel;
     constexpr Geometry geometry;
+#endif
+#if GENERAL || GROUPED
+    // The channels and filters of one group.
+    if (groups > 1) channels = (unsigned)channels / (unsigned)groups, filters = (unsigned)filters / (unsigned)groups;
 #endif
     const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w, output_planes, kernel, geometry);
     const int depth = p.channels * p.kernel.h * p.kernel.w;
@@ -97,7 +103,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     const unsigned rank = blockIdx.x % SPLIT_K;
     unsigned tile = blockIdx.x / SPLIT_K;
     const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
-#if GENERAL
+#if GENERAL || GROUPED
     if (groups > 1) {
         const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
         const int64 group_id = tile / group_tiles;

@@ -335,6 +335,7 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "KERNEL_W": 0 if general else problem.kw,
         "STRIDE_H": 1 if general else problem.stride_h,
         "STRIDE_W": 1 if general else problem.stride_w,
+        "GROUPED": int(problem.groups > 1 and not general),
         "STAGE_DEPTH": STAGE_DEPTH,
         "POINTWISE": int(pointwise),
         "LARGE_FILTER": sum(problem.filter_area > most for most in (MASK_BITS, MAX_FILTER_AREA)),
@@ -352,16 +353,12 @@ def _forms(special: Macros) -> list[tuple[float, Macros]]:
     """
     pointwise = special["POINTWISE"]
     found = [(1.0, special)]
-    for name, slowdown in (
-        ("WHOLE", 1.007),
-        ("LINEAR", 1.011 if pointwise else 1.038),
-        ("EVICT_FIRST", 1.05),
-    ):
+    for name, slowdown in (("WHOLE", 1.003), ("LINEAR", 1.005 if pointwise else 1.035)):
         if special[name]:
             found += [(factor * slowdown, macros | {name: 0}) for factor, macros in found]
     if not special["GENERAL"]:
-        general = {"GENERAL": 1, "KERNEL_H": 0, "KERNEL_W": 0, "STRIDE_H": 1, "STRIDE_W": 1}
-        found += [(factor * (1.008 if pointwise else 1.08), macros | general) for factor, macros in found]
+        general = {"GENERAL": 1, "KERNEL_H": 0, "KERNEL_W": 0, "STRIDE_H": 1, "STRIDE_W": 1, "GROUPED": 0}
+        found += [(factor * (1.04 if pointwise else 1.08), macros | general) for factor, macros in found]
     return sorted(found, key=lambda form: form[0])
 
 
@@ -378,9 +375,9 @@ def _listed_keys(source: Path) -> frozenset[frozenset[tuple[str, int]]]:
 
 
 def _is_general(problem: ConvProblem) -> bool:
-    """Whether the kernel takes the filter's size, stride, dilation and groups as arguments, and not as constants."""
+    """Whether the kernel takes the filter's size, stride and dilation as arguments, and not as constants."""
     p = problem
-    plain = p.kh == p.kw and p.stride_h == p.stride_w and p.dilation_h == p.dilation_w == p.groups == 1
+    plain = p.kh == p.kw and p.stride_h == p.stride_w and p.dilation_h == p.dilation_w == 1
     return not (plain and p.stride_h in STRIDES.get(p.kh, ()))
 
 
