@@ -3,7 +3,9 @@ VENV   := .venv
 PYTHON ?= $(VENV)/bin/python
 GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn,test-gpu"))
 
-.PHONY: help bench test test-kernels test-wheel test-gpu release-check sanitize lint plots profile clean setup
+ARCH   ?= sm_90a
+
+.PHONY: help bench test test-kernels wheel test-wheel test-gpu release-check sanitize lint plots profile clean setup
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
@@ -16,6 +18,11 @@ test: setup      ## the tests that need no GPU
 
 test-kernels: setup ## compile every kernel variant for every architecture, on all cores
 	@$(PYTHON) -m pytest tests/kernels
+
+wheel: setup     ## build the wheel with Hopper's compiled kernels, on all cores; ARCH=sm_80: a wheel of others alone
+	@mkdir -p build
+	@$(PYTHON) -m cuconv.precompile --arch $(ARCH) --into build/$(ARCH).zip
+	@$(PYTHON) -m release.wheel build/$(ARCH).zip
 
 test-wheel: setup ## build the wheel and use it in an empty environment
 	@$(PYTHON) -m pytest tests/packaging

@@ -55,19 +55,13 @@ def read(name: str) -> Cubin | None:
         with path.open("rb") as file:
             if _distrust(os.stat(path.parent)) or _distrust(os.fstat(file.fileno())):
                 return None
-            cubin = _unpack(file.read())
+            cubin = unpack(file.read())
     except OSError:
         return None
     if cubin is not None:
         with suppress(OSError):  # as for a file of root's
             os.utime(path)
     return cubin
-
-
-def is_there(name: str) -> bool:
-    """Whether the cache has a file or a kernel of this name, which `read` may still refuse."""
-    path = folder() / f"{name}.cubin"
-    return path in _in_memory or path.exists()
 
 
 def write(name: str, cubin: Cubin) -> None:
@@ -77,7 +71,7 @@ def write(name: str, cubin: Cubin) -> None:
         path.parent.mkdir(0o755, parents=True, exist_ok=True)
         reason = _distrust(os.stat(path.parent))
         if not reason:
-            _write_whole(path, _pack(cubin))
+            _write_whole(path, pack(cubin))
             _tidy(path.parent)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -103,13 +97,14 @@ def _distrust(status: os.stat_result) -> str:
     return "other users can write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
-def _pack(cubin: Cubin) -> bytes:
+def pack(cubin: Cubin) -> bytes:
+    """The content of the file of a cubin."""
     log = cubin.log.encode()
     content = cubin.code + log + MARK + len(log).to_bytes(LENGTH_BYTES, "little")
     return content + hashlib.sha256(content).digest()
 
 
-def _unpack(content: bytes) -> Cubin | None:
+def unpack(content: bytes) -> Cubin | None:
     """The cubin of a file's content; None where that is damaged or of another format."""
     end = len(content) - TRAILER_BYTES
     checked, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]

@@ -1,7 +1,8 @@
-"""From CUDA source to launches: NVRTC compiles, `cuconv.cubins` keeps, the driver loads and launches.
+"""From CUDA source to launches: cubins ship, or NVRTC compiles them; the driver loads and launches.
 
-The name of a cubin in the compile cache covers the source, the headers that it includes, the macros, the architecture
-and the compiler's version. An edited header therefore recompiles what includes it, and nothing else.
+The name of a kernel variant covers the source, the headers that it includes, the macros and the architecture. An edited
+header therefore recompiles what includes it, and nothing else. `cuconv.shipped` has cubins by this name;
+`cuconv.cubins`, the compile cache, by this name and the compiler's version.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from cuconv import cubins, driver
+from cuconv import cubins, driver, shipped
 from cuconv.cubins import Cubin
 from cuconv.device import PORTABLE_CLUSTER_BLOCKS
 
@@ -31,7 +32,7 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class CompileError(RuntimeError):
-    """NVRTC is missing, or refused a kernel; the message has its log."""
+    """A kernel must be compiled, and NVRTC is missing or refused it; the message then has NVRTC's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +46,46 @@ class Resources:
 
 
 def is_at_hand(source: Path, arch: str, macros: Mapping[str, int], device: int) -> bool:
-    """Whether a kernel variant need not be compiled: it is loaded on the GPU, or the compile cache has a file of it."""
-    settings = tuple(macros.items())
-    return (source, arch, settings, device) in _loaded or cubins.is_there(_name_of_variant(source, arch, settings))
-
-
-def is_cached(source: Path, arch: str, macros: Mapping[str, int]) -> bool:
-    """Whether the compile cache has the cubin of a .cu file."""
-    return cubins.read(_cubin_name(source, arch, _options(source, arch, macros))) is not None
+    """Whether a kernel variant need not be compiled: it is loaded on the GPU, ships, or is in the compile cache."""
+    return (source, arch, tuple(macros.items()), device) in _loaded or find(source, arch, macros) is not None
 
 
 def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin:
-    """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file unless the cache has it."""
-    options = _options(source, arch, macros)
-    name = _cubin_name(source, arch, options)
-    compiled = cubins.read(name)
+    """The cubin of a .cu file for an architecture such as "sm_90a"; compiles the file where `find` has none."""
+    name = variant_name(source, arch, macros)
+    compiled = _find(arch, name)
     if compiled is None:
-        compiled = _compile(source, options)
-        cubins.write(name, compiled)
+        compiled = _compile(source, arch, macros)
+        cubins.write(_name_in_cache(name), compiled)
     return compiled
 
 
+def find(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin | None:
+    """The cubin of a kernel variant that ships, or that is in the compile cache; None where it must be compiled."""
+    return _find(arch, variant_name(source, arch, macros))
+
+
+def _find(arch: str, name: str) -> Cubin | None:
+    found = shipped.read(arch, name)
+    if found is None and _compiler_version() is not None:
+        found = cubins.read(_name_in_cache(name))
+    return found
+
+
+def variant_name(source: Path, arch: str, macros: Mapping[str, int]) -> str:
+    """The name of a kernel variant, which no other variant has, and no other content of its source and headers."""
+    is_of_package = source.is_relative_to(INCLUDES)  # which does not change while it runs
+    content = (_package_content if is_of_package else _content)(source)
+    return f"{source.stem}-{arch}-{_digest(content, arch, tuple(sorted(macros.items())))}"
+
+
 @lru_cache(maxsize=2**14)
-def _name_of_variant(source: Path, arch: str, macros: tuple[tuple[str, int], ...]) -> str:
-    return _cubin_name(source, arch, _options(source, arch, dict(macros)))
+def _digest(content: bytes, arch: str, macros: tuple[tuple[str, int], ...]) -> str:
+    return hashlib.sha256(repr(_options(arch, dict(macros))).encode() + content).hexdigest()[:20]
 
 
-def _cubin_name(source: Path, arch: str, options: list[str]) -> str:
-    return f"{source.stem}-{arch}-{_key(source, options)}"
+def _name_in_cache(name: str) -> str:
+    return f"{name}-nvrtc{_compiler_version()}"
 
 
 def included_files(source: Path) -> list[Path]:
@@ -293,24 +306,10 @@ def _include_folders(source: Path) -> tuple[Path, Path]:
     return source.parent, INCLUDES
 
 
-def _options(source: Path, arch: str, macros: Mapping[str, int]) -> list[str]:
+def _options(arch: str, macros: Mapping[str, int]) -> list[str]:
+    """The compiler's options but for the paths: the same package in another folder compiles to the same kernels."""
     defines = [f"-D{name}={value}" for name, value in sorted(macros.items())]
-    return [
-        f"--gpu-architecture={arch}",
-        "--std=c++17",
-        "--ptxas-options=-v",
-        *(f"--include-path={folder}" for folder in _include_folders(source)),
-        *defines,
-    ]
-
-
-def _key(source: Path, options: list[str]) -> str:
-    # Paths stay out of the key: the same package in another folder compiles to the same kernels.
-    without_paths = [option for option in options if not option.startswith("--include-path")]
-    digest = hashlib.sha256(repr((without_paths, _compiler_version())).encode())
-    is_of_package = source.is_relative_to(INCLUDES)  # which does not change while it runs
-    digest.update((_package_content if is_of_package else _content)(source))
-    return digest.hexdigest()[:20]
+    return [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *defines]
 
 
 def _content(source: Path) -> bytes:
@@ -325,22 +324,27 @@ _package_content = cache(_content)
 
 
 @cache
-def _compiler_version() -> tuple[int, int]:
-    from cuda.bindings import nvrtc
-
+def _compiler_version() -> str | None:
+    """NVRTC's version, such as "13.0"; None where NVRTC or cuda-bindings is not installed."""
     try:
+        from cuda.bindings import nvrtc
+
         _, major, minor = nvrtc.nvrtcVersion()
-    except RuntimeError as error:
+    except (ImportError, RuntimeError):
+        return None
+    return f"{major}.{minor}"
+
+
+def _compile(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin:
+    if _compiler_version() is None:
         raise CompileError(
-            "cuConv compiles its kernels with NVRTC, which is not found: "
-            "run 'pip install nvidia-cuda-nvrtc-cu12' for CUDA 12 or 'pip install nvidia-cuda-nvrtc' for CUDA 13"
-        ) from error
-    return (major, minor)
-
-
-def _compile(source: Path, options: list[str]) -> Cubin:
+            f"cuConv has no compiled {source.stem} for {arch}, and NVRTC, which compiles it, is not found: "
+            "run 'pip install cuda-bindings nvidia-cuda-nvrtc' for CUDA 13 or "
+            "'pip install \"cuda-bindings<13\" nvidia-cuda-nvrtc-cu12' for CUDA 12"
+        )
     from cuda.bindings import nvrtc
 
+    options = [*_options(arch, macros), *(f"--include-path={folder}" for folder in _include_folders(source))]
     status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"NVRTC cannot start: {status.name}")

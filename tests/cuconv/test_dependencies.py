@@ -71,8 +71,9 @@ def test_users_of_torch_do_not_wait_for_cupy():
         ),
         (
             COMPILE_WITHOUT_NVRTC,
-            "cuconv.jit.CompileError: cuConv compiles its kernels with NVRTC, which is not found: "
-            "run 'pip install nvidia-cuda-nvrtc-cu12' for CUDA 12 or 'pip install nvidia-cuda-nvrtc' for CUDA 13",
+            "cuconv.jit.CompileError: cuConv has no compiled two_stage for sm_90a, and NVRTC, which compiles it, is "
+            "not found: run 'pip install cuda-bindings nvidia-cuda-nvrtc' for CUDA 13 or "
+            "'pip install \"cuda-bindings<13\" nvidia-cuda-nvrtc-cu12' for CUDA 12",
         ),
     ],
     ids=["driver", "torch", "nvrtc"],

@@ -28,7 +28,7 @@ def test_what_calls_launch_is_in_the_cache(cache, residual):
         launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True))
         if residual:
             launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True, residual=True))
-        assert all(jit.is_cached(launch.source, H200.arch, launch.macros) for launch in launches)
+        assert all(jit.find(launch.source, H200.arch, launch.macros) for launch in launches)
     assert precompile(LAYERS, H200, residual=residual) == 0
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cuconv import jit, shipped
+from cuconv.algorithms.common import add_residual
+
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = (".py", ".toml", ".cu", ".cuh")
+SHIPPED = (".py", ".toml", ".csv", ".cu", ".cuh")
 
 USE = """
 import importlib.util
@@ -22,6 +25,22 @@ plan = cuconv.plan(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), H200)
 algorithm = ALGORITHMS[plan.algorithm]
 for launch in algorithm.launches(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), plan.config):
     print(jit.cubin(launch.source, H200.arch, launch.macros).code[:4])
+"""
+
+USE_WHAT_SHIPS = """
+import importlib.util
+import cuconv
+from cuconv import jit
+from cuconv.algorithms.common import add_residual
+
+assert not any(importlib.util.find_spec(name) for name in ("cuda", "nvidia"))
+for arch in ("sm_90a", "sm_80"):
+    for macros in add_residual.variants():
+        assert jit.cubin(add_residual.SOURCE, arch, macros).code.startswith(b"\\x7fELF")
+try:
+    jit.cubin(add_residual.SOURCE, "sm_100", macros)
+except jit.CompileError as error:
+    print(error)
 """
 
 
@@ -48,11 +67,34 @@ def test_the_wheel_has_the_library_and_nothing_else(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_plans_and_compiles_in_an_empty_environment(wheel, tmp_path):
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[cuda13]"], check=True)
-    environment = {"CUCONV_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
-    used = subprocess.run([python, "-c", USE], cwd=tmp_path, env=environment, capture_output=True, text=True)
+def empty_environment(folder, *requirements):
+    """The interpreter of a new environment that has these requirements and what they need."""
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", *requirements], check=True)
+    return python
+
+
+def use(python, code, folder):
+    """What code prints in an environment, with an empty compile cache."""
+    environment = {"CUCONV_CACHE_DIR": str(folder / "cache"), "PATH": "/usr/bin:/bin"}
+    used = subprocess.run([python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert used.returncode == 0, used.stderr
-    assert "ELF" in used.stdout
+    return used.stdout
+
+
+def test_the_wheel_plans_and_compiles_in_an_empty_environment(wheel, tmp_path):
+    python = empty_environment(tmp_path, f"{wheel}[cuda13]")
+    assert "ELF" in use(python, USE, tmp_path)
+
+
+def test_what_ships_needs_no_compiler(tmp_path):
+    """Wheels of two variants for each of two architectures: cuConv's own, and the one that another is an extra of."""
+    for arch in ("sm_90a", "sm_80"):
+        kernels = [(add_residual.SOURCE, arch, macros) for macros in add_residual.variants()]
+        shipped.write(tmp_path / f"{arch}.zip", [(jit.variant_name(*kernel), jit.cubin(*kernel)) for kernel in kernels])
+        command = [sys.executable, "-m", "release.wheel", tmp_path / f"{arch}.zip", "--outdir", tmp_path / "dist"]
+        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    (wheel,) = (tmp_path / "dist").glob("cuconv-*.whl")
+    python = empty_environment(tmp_path, f"--find-links={tmp_path / 'dist'}", f"{wheel}[sm-80]")
+    assert use(python, USE_WHAT_SHIPS, tmp_path).startswith("cuConv has no compiled add_residual for sm_100")

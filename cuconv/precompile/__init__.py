@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +16,9 @@ from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.problem import ConvProblem, UnsupportedProblem, shown
 
+Kernel = tuple[Path, str, Mapping[str, int]]
+"""A kernel variant: its source, architecture and macros."""
+
 
 def precompile(
     problems: Iterable[ConvProblem],
@@ -26,10 +29,11 @@ def precompile(
     algorithm: str = "auto",
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
-    """Compile the kernels that conv2d launches for problems; returns how many the cache on disk did not have.
+    """Compile the kernels that conv2d launches for problems; returns how many had to be compiled.
 
-    Operands are taken to start at multiples of 16 bytes, as those of torch and CuPy do; ReLU and bias need no kernels
-    of their own. The kernels are compiled on all processor cores, and no GPU is needed.
+    The others ship, or are in the compile cache. Operands are taken to start at multiples of 16 bytes, as those of
+    torch and CuPy do; ReLU and bias need no kernels of their own. The kernels are compiled on all processor cores, and
+    no GPU is needed.
 
     device     a DeviceSpec, a GPU's ordinal, or None for the current GPU
     residual   whether the calls have a residual
@@ -79,19 +83,29 @@ def precompile_calls(
     if device is None:
         device = driver.current_gpu()
     spec = device_spec(device) if isinstance(device, int) else device
-    missing = [kernel for kernel in _kernels(calls, spec, prepared, algorithm) if not jit.is_cached(*kernel)]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    return compile_missing(_kernels(calls, spec, prepared, algorithm), progress)
+
+
+def compile_missing(kernels: Iterable[Kernel], progress: Callable[[int, int], object] | None = None) -> int:
+    """Compile the kernel variants that are not at hand, on all processor cores; returns how many those are.
+
+    progress: as of `precompile`. An error, or Ctrl-C, leaves out what has not begun to compile.
+    """
+    missing = [kernel for kernel in kernels if jit.find(*kernel) is None]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # NVRTC runs outside of Python's lock
         jobs = [threads.submit(jit.cubin, *kernel) for kernel in missing]
-        for done, job in enumerate(as_completed(jobs), start=1):
-            job.result()
-            if progress is not None:
-                progress(done, len(missing))
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                job.result()
+                if progress is not None:
+                    progress(done, len(missing))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
     return len(missing)
 
 
-def _kernels(
-    calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str
-) -> list[tuple[Path, str, dict[str, int]]]:
+def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> list[Kernel]:
     """The kernel variants of the calls' plans, each once: source, architecture and macros."""
     found = {}
     for problem, residual, output_channels in calls:
