@@ -14,7 +14,7 @@ bench: setup     ## measure the paper's sweep on the GPU, or a small one on the 
 	@$(PYTHON) -m harness.report.figures
 
 test: setup      ## the tests that need no GPU
-	@$(PYTHON) -m pytest tests --ignore=tests/gpu --ignore=tests/kernels --ignore=tests/packaging
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests -n auto --dist worksteal --ignore=tests/gpu --ignore=tests/kernels --ignore=tests/packaging
 
 test-kernels: setup ## compile every kernel variant for every architecture, on all cores
 	@$(PYTHON) -m pytest tests/kernels

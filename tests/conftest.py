@@ -1,18 +1,40 @@
-"""A made-up GPU, for tests of the commands that measure one and write results; worker processes that start fast."""
+"""Settings of all tests: slow tests first, work that tests share, and a made-up GPU.
 
+The process of pytest-xdist that starts the others reads this file too. It needs no torch, whose import takes seconds,
+so that torch and what imports it are imported where they are used.
+"""
+
+import functools
 import multiprocessing
 from pathlib import Path
 
 import pytest
-import torch
 
-from harness.measure import worker
-from harness.results import environment
+# Files with tests of seconds, which start new processes. They go first, so that no worker is left with one at the end.
+SLOW = ("test_shared_work.py", "test_run.py", "test_background.py", "test_precision.py", "test_without_torch.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Start with the slow tests. The conftest.py of tests/gpu has an order of its own, which comes after this one."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def normalised_once():
+    """Normalise each text of a source file once: every report of a measurement has a hash of some 200 files."""
+    from harness.results import code
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code, "normalised", functools.cache(code.normalised))
+        yield
 
 
 @pytest.fixture(autouse=True)
 def fast_start(monkeypatch):
     """Fork workers from a server that has imported torch, which takes seconds; it never used a GPU."""
+    from harness.measure import worker
+
     monkeypatch.setattr(worker, "START", "forkserver")
     multiprocessing.set_forkserver_preload(["harness.measure.worker"])
 
@@ -20,6 +42,10 @@ def fast_start(monkeypatch):
 @pytest.fixture
 def made_up_gpu(monkeypatch, tmp_path) -> Path:
     """Let torch seem to see a GPU; returns the folder results/DEVICE of it, which is under tmp_path."""
+    import torch
+
+    from harness.results import environment
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(environment, "ROOT", tmp_path)

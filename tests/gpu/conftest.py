@@ -40,7 +40,12 @@ def no_gradients():
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
-    """Write results/DEVICE/verified.json after a run on a GPU of all tests in this folder, if all of them passed."""
+    """Write results/DEVICE/verified.json after a run on a GPU of all tests in this folder, if all of them passed.
+
+    Only the process that has seen every test may do that: a worker of pytest-xdist has seen its share of them.
+    """
+    if hasattr(config, "workerinput"):
+        return
     stats = terminalreporter.stats
     partial = config.option.keyword or config.option.markexpr or stats.get("deselected")
     skipped = [report for report in stats.get("skipped", []) if OPTIONAL not in str(report.longrepr)]

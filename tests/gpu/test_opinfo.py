@@ -14,8 +14,12 @@ pytest.importorskip("expecttest", reason="torch.testing._internal needs expectte
 
 @cache
 def conv2d_info():
-    """What torch's own tests know of conv2d; importing it takes seconds."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    """What torch's own tests know of conv2d; importing it takes seconds.
+
+    The import forbids the process to set torch.backends' flags, which tests of other files set. The block undoes that.
+    """
+    with torch.backends.__allow_nonbracketed_mutation():
+        from torch.testing._internal.common_methods_invocations import op_db
 
     return next(op for op in op_db if op.name == "nn.functional.conv2d")
 

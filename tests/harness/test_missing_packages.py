@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.helpers import SWEEP, write
-
 
 def ends(folder, *arguments, without):
     """The exit code and standard error of a command for which some packages seem not to be installed."""
@@ -43,12 +41,6 @@ def test_what_is_missing_and_the_remedy_are_one_sentence(tmp_path, command, miss
 def test_a_bare_interpreter_has_nothing():
     done = subprocess.run([sys.executable, "-ES", "-m", "harness.run"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "torch" in done.stderr
-
-
-def test_tables_need_no_torch_and_no_matplotlib(tmp_path):
-    write(tmp_path / "results", SWEEP)
-    arguments = ["harness.report.tables", "--results", tmp_path / "results"]
-    assert ends(tmp_path, *arguments, without=["torch", "matplotlib", "nvtx", "tqdm"]) == (0, "")
 
 
 def test_the_list_of_layers_needs_no_package_for_drawing(tmp_path):

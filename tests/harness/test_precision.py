@@ -21,12 +21,15 @@ def test_fp32_forbids_tf32_in_every_library_and_tf32_does_not():
     assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0" and precision.of_process() == "fp32"
 
 
-@pytest.mark.parametrize("inherited", [None, "0", "1"])
-def test_a_process_computes_in_fp32_unless_told_otherwise(inherited):
-    """Whatever the user's environment says."""
+@pytest.mark.parametrize(
+    ("module", "inherited"),
+    [("harness.precision", None), ("harness.precision", "0"), ("harness.precision", "1"), ("harness.contenders", "1")],
+)
+def test_a_process_computes_in_fp32_unless_told_otherwise(module, inherited):
+    """Whatever the user's environment says. harness.contenders imports harness.precision, and torch, which is slow."""
     environment = {name: value for name, value in os.environ.items() if name != precision.OVERRIDE}
     environment |= {} if inherited is None else {precision.OVERRIDE: inherited}
-    code = "import os, harness.contenders; print(os.environ['NVIDIA_TF32_OVERRIDE'])"
+    code = f"import os, {module}; print(os.environ['NVIDIA_TF32_OVERRIDE'])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
 

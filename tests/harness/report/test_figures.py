@@ -14,18 +14,22 @@ from harness.report.figures.speedup import speedup_figure
 from tests.harness.report.helpers import svg_texts
 from tests.helpers import GPU, SWEEP, THREE_TIMES, measured, row, write
 
+FACTS = {"gpu": "NVIDIA Test", "cudnn": 91900, "commands": [{"command": "x", "date": "2025-11-20T10:00:00"}]}
 
-def draw(root, rows, device=GPU, sweep="paper"):
-    """Draw the figures of some rows by the command line, and return their folder."""
-    write(root / "results", rows, device, sweep)
+
+def draw(root, rows, device=GPU, sweep="paper", facts=None):
+    """Draw the figures of some rows, measured on a machine of these facts, and return their folder."""
+    folder = write(root / "results", rows, device, sweep).parent
+    if facts:
+        (folder / "environment.json").write_text(json.dumps({"environments": {"e": facts}}))
     assert main(["--results", str(root / "results"), "--out", str(root / "plots")]) == 0
     return root / "plots" / device / sweep
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """The folder of the figures of SWEEP."""
-    return draw(tmp_path_factory.mktemp("sweep"), SWEEP)
+    """The folder of the figures of SWEEP, measured on the machine of FACTS."""
+    return draw(tmp_path_factory.mktemp("sweep"), SWEEP, facts=FACTS)
 
 
 def cases_of(tmp_path, rows=SWEEP, k=1):
@@ -45,13 +49,6 @@ def test_a_figure_for_each_subject_and_filter_size_the_map_and_the_overview(draw
             assert image.width == 9 * style.DPI, f"{path.name} is not nine inches wide"
 
 
-def test_a_redraw_is_byte_identical(drawn, tmp_path, capsys):
-    again = draw(tmp_path, SWEEP)
-    assert capsys.readouterr().out == f"{again}: 20 files\n"
-    for path in drawn.iterdir():
-        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
-
-
 def test_no_text_is_smaller_than_seven_points(tmp_path):
     for stem, figure in figures(measured(tmp_path, SWEEP)):
         texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
@@ -60,18 +57,14 @@ def test_no_text_is_smaller_than_seven_points(tmp_path):
         assert figure.get_size_inches()[0] == 9, "nine inches are 900 pixels"
 
 
-def test_the_chart_says_what_is_compared_on_which_machine(tmp_path):
-    facts = {"gpu": "NVIDIA Test", "cudnn": 91900, "commands": [{"command": "x", "date": "2025-11-20T10:00:00"}]}
-    folder = write(tmp_path / "results", SWEEP).parent
-    (folder / "environment.json").write_text(json.dumps({"environments": {"e": facts}}))
-    out = draw(tmp_path, SWEEP)
+def test_the_chart_says_what_is_compared_on_which_machine(drawn):
     for stem in ("speedup_auto_1x1", "rivals"):
-        assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in svg_texts(out / f"{stem}.svg")
-    assert any(text.endswith("NVIDIA Test, cuDNN 9.19.0, 2025-11-20") for text in svg_texts(out / "overview.svg"))
-    texts = svg_texts(out / "speedup_auto_1x1.svg")
+        assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in svg_texts(drawn / f"{stem}.svg")
+    assert any(text.endswith("NVIDIA Test, cuDNN 9.19.0, 2025-11-20") for text in svg_texts(drawn / "overview.svg"))
+    texts = svg_texts(drawn / "speedup_auto_1x1.svg")
     assert "Speedup of cuConv auto over the best cuDNN, 1x1 filters" in texts
     assert {"batch 1", "1.44x, 2/3 won", "batch 8", "1.00x, 0/2 won"} <= set(texts)
-    assert "batch 128" not in texts and "batch 128" in svg_texts(out / "speedup_auto_1x1_full.svg")
+    assert "batch 128" not in texts and "batch 128" in svg_texts(drawn / "speedup_auto_1x1_full.svg")
 
 
 def test_layers_are_named_once(drawn):
@@ -147,17 +140,18 @@ def test_the_map_shows_the_fastest_rival_and_the_speedup_over_it(tmp_path):
     ]  # fmt: skip
 
 
-def test_ours_in_tf32_has_figures_of_its_own(drawn, tmp_path):
+def test_ours_in_tf32_has_figures_of_its_own_and_a_redraw_is_byte_identical(drawn, tmp_path, capsys):
     tf32 = [row("auto", 2.0, precision="tf32"), row("auto", 5.0, precision="tf32", batch=128)]
     tf32.append(row("gemm", 5.0, provider="cudnn", precision="tf32", batch=128))
-    out = draw(tmp_path, [*SWEEP, *tf32])
+    out = draw(tmp_path, [*SWEEP, *tf32], facts=FACTS)
+    assert capsys.readouterr().out == f"{out}: 22 files\n"
     added = {path.name for path in out.iterdir()} - {path.name for path in drawn.iterdir()}
     assert added == {"speedup_tf32_1x1.png", "speedup_tf32_1x1.svg"}
     texts = svg_texts(out / "speedup_tf32_1x1.svg")
     assert "Speedup: cuConv auto in TF32 against the best cuDNN with TF32 allowed, 1x1 filters" in texts
     assert {"batch 1", "0.50x, 0/1 won", "batch 128", "1.00x, 0/1 won"} <= set(texts)
     for path in drawn.iterdir():
-        assert path.read_bytes() == (out / path.name).read_bytes(), "figures in FP32 do not change"
+        assert path.read_bytes() == (out / path.name).read_bytes(), f"{path.name}: figures in FP32 do not change"
 
 
 @pytest.mark.parametrize("rows", [

@@ -22,7 +22,7 @@ from harness.report.networks import (
 from harness.results.networks import KernelsOfKind, NetworksFolder
 from tests.harness.report.helpers import cells, svg_texts
 from tests.harness.toy_networks import time
-from tests.helpers import GPU, SWEEP, write
+from tests.helpers import GPU, SWEEP, row, write
 
 # ResNet-50 at batch 1: channels_last is torch's best with 20 us; 20 / 8 = 2.5, with TF32 allowed 10 / 8 = 1.25.
 # At batch 8 cuConv failed; at batch 32 it loses, 30 / 40 = 0.75, and nothing is known of TF32.
@@ -135,7 +135,7 @@ def test_a_page_gets_the_figure_the_table_and_where_it_was_measured(device, tmp_
 
 
 def test_the_figure_is_drawn_beside_those_of_the_sweeps(device, tmp_path, capsys):
-    write(device.parent, SWEEP)
+    write(device.parent, [row("auto", 10.0), row("gemm", 30.0, provider="cudnn")])
     command = ["--results", str(device.parent), "--out", str(tmp_path / "plots")]
     folder = tmp_path / "plots" / GPU / "networks"
     assert main([*command, "--sweep", "paper"]) == 0 and not folder.exists()

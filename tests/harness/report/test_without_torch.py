@@ -1,43 +1,44 @@
 """Reports read CSV files alone: figures, pages and tables are made where torch cannot be imported."""
 
+import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.helpers import SWEEP, write
 
+# Runs commands in one interpreter, which imports pandas once; each is the packages it does without, and its arguments.
 ALONE = """
-import runpy, sys
+import json, runpy, sys
 MEASURING = ("harness.measure", "harness.contenders", "harness.latency.measure", "harness.latency.run")
-sys.modules["torch"] = None  # an import of torch fails
-module, sys.argv = sys.argv[1], sys.argv[1:]
-try:
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-except SystemExit as end:
-    measuring = [name for name in sys.modules if name.startswith(MEASURING)]
-    sys.exit(end.code or ", ".join(measuring) or None)
+for without, *command in json.loads(sys.argv[1]):
+    sys.modules.update(dict.fromkeys(without))  # an import of them fails
+    sys.argv = command
+    try:
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code or any(name.startswith(MEASURING) for name in sys.modules):
+            sys.exit(f"{command[0]}: {end.code}, {[name for name in sys.modules if name.startswith(MEASURING)]}")
+    for name in without:
+        del sys.modules[name]
 """
 
 
-@pytest.mark.parametrize(("module", "arguments"), [
-    ("harness.report.figures", ["--out", "{}/plots"]),
-    ("harness.report.page", ["--out", "{}/plots"]),
-    ("harness.report.pages", ["{}/page.md"]),
-    ("harness.report.tables", []),
-])  # fmt: skip
-def test_a_report_needs_no_torch_and_nothing_that_measures(tmp_path, module, arguments):
-    write(tmp_path / "results", SWEEP)
-    tables = ("headline", "latency_sizes")
-    (tmp_path / "page.md").write_text("".join(f"<!-- table:{name} -->\n<!-- table:end -->\n" for name in tables))
-    options = [argument.format(tmp_path) for argument in arguments]
-    command = [sys.executable, "-c", ALONE, module, "--results", str(tmp_path / "results"), *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_repeatability_needs_no_torch_and_nothing_that_measures(tmp_path):
+def test_reports_need_no_torch_and_nothing_that_measures_and_tables_no_matplotlib(tmp_path):
+    results = ["--results", str(write(tmp_path / "results", SWEEP).parents[2])]
     folders = [str(write(tmp_path / host, SWEEP).parent) for host in ("one", "two")]
-    command = [sys.executable, "-c", ALONE, "harness.report.repeatability", *folders]
+    page, plots = tmp_path / "page.md", str(tmp_path / "plots")
+    tables = ("headline", "latency_sizes")
+    page.write_text("".join(f"<!-- table:{name} -->\n<!-- table:end -->\n" for name in tables))
+    commands = [
+        [["torch", "matplotlib", "nvtx", "tqdm"], "harness.report.tables", *results],
+        [["torch"], "harness.report.repeatability", *folders],
+        [["torch"], "harness.report.pages", str(page), *results],
+        [["torch"], "harness.report.page", "--out", plots, *results],
+        [["torch"], "harness.report.figures", "--out", plots, *results],
+    ]
+    command = [sys.executable, "-c", ALONE, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("tables", "repeatability"):
+        assert done.stdout, name
+    assert page.read_text().count("\n") > 4 and any((tmp_path / "plots").rglob("*.png"))
