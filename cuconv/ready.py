@@ -228,6 +228,12 @@ def workspace_beside(launches: tuple[Launch, ...], workspace_bytes: int, packed_
     return workspace_bytes if fixed else workspace_bytes - packed_bytes
 
 
+def forget() -> None:
+    """Drop all plans and this thread's ready calls: the next call of each signature is then a first one."""
+    select.plan.cache_clear()
+    _thread.ready_calls.clear()
+
+
 def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | Pending) -> None:
     """Keep a ready call; beyond MAX_READY_CALLS the oldest is dropped."""
     if len(ready_calls) >= MAX_READY_CALLS and key not in ready_calls:

@@ -27,6 +27,8 @@ MAX_SLOWDOWN = 4.0  # of a plan that is taken while the kernels of a faster one 
 
 MAX_WORKSPACE_BYTES = 2**30  # of a plan of "auto"
 
+ROUNDING = 1 + 1e-9  # more than a bound and a predicted time are rounded
+
 TYPICAL_BATCHES = (1, 8, 32, 256)  # over whose predicted times the way to add an image's products is chosen
 
 Arithmetic = tuple[str, str, Hashable]
@@ -136,35 +138,54 @@ def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPl
 
 def _fastest(problem: ConvProblem, device: DeviceSpec, prepared: bool, residual: bool) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
-    times: dict[LaunchPlan, float] = {}
+    best, best_us = None, inf
+    weighed: set[str] = set()
     refusals: dict[str, UnsupportedProblem] = {}
-    for name in _in_order(problem.precision):
-        if any(other.algorithm == ALGORITHMS[name].superseded_by for other in times):
+    adding_us = add_residual.predicted_us(problem) if residual else 0.0
+    for least_us, name in _by_bound(problem, device, prepared):
+        algorithm = ALGORITHMS[name]
+        added_us = 0.0 if algorithm.fuses_residual else adding_us
+        if algorithm.superseded_by in weighed or (best and least_us + added_us > ROUNDING * best_us):
             continue
         try:
-            config, us = ALGORITHMS[name].weighed(problem, device, prepared)
+            config, us = algorithm.weighed(problem, device, prepared)
             one = LaunchPlan(name, config, problem.precision, prepared)
             _check_workspace(problem, one)
-            times[one] = us
         except UnsupportedProblem as error:
             refusals[name] = error
+            continue
+        weighed.add(name)
+        if us + added_us < best_us:
+            best, best_us = one, us + added_us
     if problem.precision != FP32:
         one = plan(replace(problem, precision=FP32), device, prepared=prepared, residual=residual)
-        times[one] = predicted_us(problem, device, one)
-    if not times:
+        added_us = 0.0 if ALGORITHMS[one.algorithm].fuses_residual else adding_us
+        if predicted_us(problem, device, one) + added_us < best_us:
+            best = one
+    if best is None:
         # Of the algorithm that computes the most, since its reason is the most general.
         raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
-    if residual:
-        adding_us = add_residual.predicted_us(problem)
-        for one in times:
-            times[one] += 0.0 if ALGORITHMS[one.algorithm].fuses_residual else adding_us
-    return min(times, key=times.__getitem__)
+    return best
+
+
+def _by_bound(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[tuple[float, str]]:
+    """The algorithms that offer a precision, each after its bound, in the order in which they are to be weighed.
+
+    Those that supersede others come first and have no bound: only their weighing tells whether they compute the
+    problem. They are the fastest for most problems as well, and a low time leaves others out.
+    """
+    first, others, superseded = _in_order(problem.precision)
+    bounds = sorted((ALGORITHMS[name].least_us(problem, device, prepared), name) for name in others)
+    return [*((0.0, name) for name in first), *bounds, *((0.0, name) for name in superseded)]
 
 
 @cache
-def _in_order(precision: str) -> list[str]:
-    """The names of the algorithms that offer a precision, superseded ones last."""
-    return sorted(offering(precision), key=lambda name: ALGORITHMS[name].superseded_by is not None)
+def _in_order(precision: str) -> tuple[list[str], list[str], list[str]]:
+    """The names of the algorithms that offer a precision: those that supersede others, others, and those superseded."""
+    names = offering(precision)
+    superseded = [name for name in names if ALGORITHMS[name].superseded_by is not None]
+    first = [name for name in names if name in {ALGORITHMS[other].superseded_by for other in superseded}]
+    return first, [name for name in names if name not in first and name not in superseded], superseded
 
 
 def _check_workspace(problem: ConvProblem, launch_plan: LaunchPlan) -> None:

@@ -163,7 +163,9 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
         Packing must have ended before a call is launched: it reads packed weights without waiting for the kernel ahead.
         """
-        options = self._fulfilled(problem, config, replace(options, packed=True))
+        if self.packing(problem, config) is None:
+            return None
+        options = self._fulfilled(problem, config, options if options.packed else replace(options, packed=True))
         return next((one for one in self.kernels(problem, config, options) if one.kernel == KERNEL), None)
 
     def _fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
@@ -173,6 +175,8 @@ class Algorithm(ABC, Generic[Config, Costs]):
             aligned = aligned and channels * problem.out_pixels % VECTOR_FLOATS == 0
         residual = options.residual and self.fuses_residual and aligned
         packed = options.packed and self.packing(problem, config) is not None
+        if (aligned, residual, packed) == (options.aligned, options.residual, options.packed):
+            return options  # a new object takes microseconds
         return replace(options, aligned=aligned, residual=residual, packed=packed)
 
     @abstractmethod
@@ -228,6 +232,16 @@ class Algorithm(ABC, Generic[Config, Costs]):
         predict = self.prepared_us if prepared else self.estimate_us
         times = [(predict(problem, device, one, constants), one) for one in self.candidates(problem, device)]
         return sorted(times, key=lambda timed: timed[0])
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """A time in microseconds that no configuration's predicted time is below; inf only where there is none.
+
+        "auto" weighs only algorithms whose bound is below the best time so far. This one is the constant `memory`
+        times the operands' bytes: a model that has this constant adds the product, or takes a norm with it.
+        """
+        constants: Any = self.costs(problem.precision)
+        least_us: float = constants.memory * problem.min_bytes / 2**20
+        return least_us
 
     def summation(self, config: Config) -> Hashable | None:
         """What decides in which order and with which rounding the products of an output are added.

@@ -2,8 +2,8 @@
 
 Device times, which the sweep measures, leave it out. Host time is that of Python and the driver, from the call to its
 return, in a process that made the same call before. Rounds interleave all calls of all layers, so that a busy processor
-slows all of them alike. Prints a table and writes results/DEVICE/host/host.csv, and environment.json beside it. Needs a
-GPU.
+slows all of them alike. Two rows more are those of first calls, as `harness.measure.first_call` has them. Prints a
+table and writes results/DEVICE/host/host.csv, and environment.json beside it. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cuconv.problem import ConvProblem
 from harness import command, contenders, progress
 from harness.catalogue import problem_labelled
 from harness.contenders import Operands
+from harness.measure import first_call
 from harness.report.markdown import markdown
 from harness.results import environment
 from harness.results.csv_file import csv_text
@@ -39,7 +40,10 @@ CALLS_IN_QUEUE = 50  # before the host waits for the GPU, because a full queue w
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """The median host microseconds of `calls` calls. output is "new" where a call allocates it, or "given"."""
+    """The median host microseconds of `calls` calls. output is "new" where a call allocates it, or "given".
+
+    layer: HW-N-K-M-C, or the name of a `FirstCall`.
+    """
 
     layer: str
     provider: str
@@ -90,14 +94,19 @@ def measure(layers: Iterable[str], device: str, synchronize: Callable[[], None])
     return [HostTime(*key, calls=len(found), median_us=median(found)) for key, found in times.items()]
 
 
+def measure_first(device: str, synchronize: Callable[[], None]) -> list[HostTime]:
+    """The host times of first calls for new sizes; synchronize waits for the GPU."""
+    times = {first.name: first_call.times_us(first, synchronize) for first in first_call.first_calls(device)}
+    return [HostTime(name, "cuconv", "auto", "new", len(found), median(found)) for name, found in times.items()]
+
+
 def render(rows: Sequence[HostTime]) -> str:
-    """Markdown: a line for each layer, a column for each kind of call."""
+    """Markdown: a line for each layer or first call, a column for each kind of call."""
     kinds = list(dict.fromkeys((row.provider, row.algorithm, row.output) for row in rows))
     header = ["host us, HW-N-K-M-C", *(f"{provider} {name}, output {output}" for provider, name, output in kinds)]
+    times = {(row.layer, row.provider, row.algorithm, row.output): f"{row.median_us:.2f}" for row in rows}
     layers = dict.fromkeys(row.layer for row in rows)
-    return markdown(
-        header, [[layer, *(f"{row.median_us:.2f}" for row in rows if row.layer == layer)] for layer in layers]
-    )
+    return markdown(header, [[layer, *(times.get((layer, *kind), "") for kind in kinds)] for layer in layers])
 
 
 def write_csv(path: Path, rows: Sequence[HostTime]) -> None:
@@ -108,16 +117,15 @@ def write_csv(path: Path, rows: Sequence[HostTime]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.measure.host_time", description="Host time of a warm call."
-    )
+    parser = argparse.ArgumentParser(prog="python -m harness.measure.host_time", description="Host time of a call.")
     parser.parse_args(arguments)
     return command.exit_code("harness.measure.host_time", lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> None:
     contenders.load("cuconv")
-    rows = measure(LAYERS, "cuda", torch.cuda.synchronize)
+    first = measure_first("cuda", torch.cuda.synchronize)  # it needs torchvision, and says so at once
+    rows = measure(LAYERS, "cuda", torch.cuda.synchronize) + first
     print(render(rows))
     folder = environment.results_folder("host")
     write_csv(folder / "host.csv", rows)

@@ -23,15 +23,16 @@ Some = TypeVar("Some")
 
 def chosen(many: Some, index: Any) -> Some:
     """One of many configurations, with plain numbers."""
-    taken = {}
     kind: Any = type(many)
+    taken = []
     for name in _field_names(kind):
         value = getattr(many, name)
         if isinstance(value, np.ndarray):
-            taken[name] = value[index].item()
-        else:
-            taken[name] = chosen(value, index) if is_dataclass(value) else value
-    found: Some = kind(**taken)
+            value = value.item(index)
+        elif is_dataclass(value):
+            value = chosen(value, index)
+        taken.append(value)
+    found: Some = kind(*taken)
     return found
 
 
@@ -55,10 +56,23 @@ class ManyConfigurations(Algorithm[Config, Costs]):
         many, possible = self.many(problem, device)
         return [chosen(many, index) for index in np.flatnonzero(possible)]
 
-    def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
-        """The candidates in the order of their predicted times in microseconds, each after its time."""
+    def timed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> tuple[Config, Any, Any]:
+        """The two results of `many`, and an array of predicted times in microseconds."""
         many, possible = self.many(problem, device)
         predict = self.prepared_us if prepared else self.estimate_us
-        times: Any = predict(problem, device, many, self.costs(problem.precision))
+        return many, possible, predict(problem, device, many, self.costs(problem.precision))
+
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
+        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is no candidate.
+
+        prepared: for weights that are packed.
+        """
+        many, possible, times = self.timed(problem, device, prepared)
+        index = np.where(possible, times, np.inf).argmin()
+        return chosen(many, index), times[index].item()
+
+    def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
+        """The candidates in the order of their predicted times in microseconds, each after its time."""
+        many, possible, times = self.timed(problem, device, prepared)
         order = np.argsort(np.where(possible, times, np.inf), kind="stable")[: np.count_nonzero(possible)]
         return ((times[index].item(), chosen(many, index)) for index in order)

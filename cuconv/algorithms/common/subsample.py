@@ -6,6 +6,7 @@ beside the convolution: the copy is a quarter of the input at stride 2, and the 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def is_subsampled(problem: ConvProblem) -> bool:
     return is_pointwise(problem) and is_strided(problem) and problem.groups == 1
 
 
+@lru_cache(maxsize=1024)
 def on_dense(problem: ConvProblem) -> ConvProblem:
     """The equal convolution of stride 1 on the copy."""
     p = problem

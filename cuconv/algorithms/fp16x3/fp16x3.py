@@ -6,10 +6,12 @@ docs/fp16x3.md explains the algorithm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, hypot
+from functools import lru_cache
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.common.bounds import least_shared_us
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -143,14 +145,8 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
         """
         tile = config.tile
         chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
-        weights = tile.filters * CHANNELS * problem.filter_area
         fetch_us = costs.fetch * config.slots * SLOT * CHANNELS / 2**11
-        multiply_us = costs.multiply * weights * tile.positions / 2**18
-        if tile.narrow:
-            # Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
-            multiply_us *= max(1, 0.5 + 32 / tile.filters)
-            chains = problem.kh if config.products == PRODUCTS[FP32] else 1
-            multiply_us += costs.narrow * chains
+        multiply_us = _multiply_us(tile, problem.kh, problem.kw, config.products, costs)
         sums = tile.filters * tile.positions / 2**14
         block_chunks = ceil(tiles * chunks / config.blocks)
         sharers = blocks_per_tile(tiles, chunks, config.blocks)
@@ -164,6 +160,16 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
             + exchange_us
             + costs.memory * problem.min_bytes / 2**20
         )
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """Launches, packing, memory, and the least work that a tile, or all of them, take a block."""
+        costs, p = self.costs(problem.precision), problem
+        if p.filter_area == 1 or not p.is_dense:
+            return inf
+        tile_us, position_us = _least_work(p.c, p.m, p.kh, p.kw, PRODUCTS[p.precision], device, costs)
+        packing_us = 0.0 if prepared else WeightPacking(0, CHANNELS, PRODUCTS[p.precision]).predicted_us(p, costs)
+        work_us = max(tile_us, position_us * _positions(p))
+        return costs.block + packing_us + work_us + costs.memory * p.min_bytes / 2**20
 
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
@@ -209,6 +215,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     check_sizes(problem, SOURCE.stem, sizes)
 
 
+@lru_cache(maxsize=1024)
 def _narrow_tiles(filters: int) -> list[Tile]:
     """Narrow tiles of equally many filters, where they pad less than multiples of 64 do.
 
@@ -226,29 +233,69 @@ def _narrow_tiles(filters: int) -> list[Tile]:
     return sorted(tiles, key=lambda tile: (tile.filters, tile.positions))
 
 
+@lru_cache(maxsize=1024)
+def _least_work(
+    c: int, m: int, kh: int, kw: int, products: int, device: DeviceSpec, costs: Costs
+) -> tuple[float, float]:
+    """The least time of a block for its share of a tile, and of the busiest for each position of all images, in us.
+
+    It leaves out the rows of a tile's halo.
+    """
+    chunks, tile_us, position_us = ceil(c / CHANNELS), [], []
+    for tile in (*TILES, *_narrow_tiles(m)):
+        fetch_us = costs.fetch * ceil((tile.positions + kw - 1) / SLOT) * SLOT * CHANNELS / 2**11
+        multiply_us = _multiply_us(tile, kh, kw, products, costs)
+        sums = tile.filters * tile.positions / 2**14
+        ends_us = (costs.write * sums, costs.publish * sums, costs.accumulate * sums)
+        tile_us.append(least_shared_us(chunks, device.sm_count, costs.chunk, fetch_us, multiply_us, *ends_us))
+        tiles_of_position = ceil(m / tile.filters) / tile.positions / device.sm_count
+        position_us.append(tiles_of_position * chunks * (costs.chunk + hypot(fetch_us, multiply_us)))
+    return min(tile_us), min(position_us)
+
+
+def _multiply_us(tile: Tile, kh: int, kw: int, products: int, costs: Costs) -> float:
+    """The consumers' time for a chunk of a tile.
+
+    Below 64 filters the tensor cores wait for shared memory: 64 positions take it as long as 64 filters.
+    """
+    multiply_us = costs.multiply * tile.filters * CHANNELS * kh * kw * tile.positions / 2**18
+    if not tile.narrow:
+        return multiply_us
+    chains = kh if products == PRODUCTS[FP32] else 1
+    return multiply_us * max(1, 0.5 + 32 / tile.filters) + costs.narrow * chains
+
+
 def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:
     """The configurations of a tile: none where it does not fit shared memory."""
     products = PRODUCTS[problem.precision]
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
     slots = ceil((tile.positions + halo) / SLOT)
-    limit = device.shared_bytes_per_block - _static_bytes(tile, slots)
-    fit = [pair for pair in STAGES[products] if _shared_bytes(tile, problem.kw, slots, pair, products) <= limit]
+    stages = _stages(tile, problem.kw, slots, products, device.shared_bytes_per_block)
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
-    if not fit or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:
+    if stages is None or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:
         return []
-    packing = WeightPacking(tile.filters, CHANNELS, products)
+    shared_bytes = _shared_bytes(tile, problem.kw, slots, stages, products)
+    packed_bytes = WeightPacking(tile.filters, CHANNELS, products).workspace_bytes(problem)
     return [
         Fp16x3Config(
             tile,
             slots,
-            *fit[0],
+            *stages,
             blocks,
-            shared_bytes=_shared_bytes(tile, problem.kw, slots, fit[0], products),
-            workspace_bytes=packing.workspace_bytes(problem) + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
+            shared_bytes,
+            workspace_bytes=packed_bytes + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
             products=products,
         )
         for blocks in _grids(tiles, chunks, device.sm_count)
     ]
+
+
+@lru_cache(maxsize=2**14)
+def _stages(tile: Tile, columns: int, slots: int, products: int, shared_bytes: int) -> tuple[int, int] | None:
+    """The first of STAGES that fits shared memory; None where none does. shared_bytes: the most of a block."""
+    limit = shared_bytes - _static_bytes(tile, slots)
+    fitting = (pair for pair in STAGES[products] if _shared_bytes(tile, columns, slots, pair, products) <= limit)
+    return next(fitting, None)
 
 
 def _static_bytes(tile: Tile, slots: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, hypot
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
@@ -102,6 +102,11 @@ class Gemv(Algorithm[GemvConfig, Costs]):
         memory_us = costs.memory * problem.min_bytes / 2**20
         cache_us = costs.cache * FLOAT_BYTES * depth * rows * c.blocks / 2**20
         return costs.start + hypot(latency_us, blocks * warps * warp_us, memory_us, cache_us)
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The time of the operands in device memory, in microseconds; inf for filters smaller than the input."""
+        p = problem
+        return super().least_us(p, device, prepared) if (p.kh, p.kw) == (p.h, p.w) else inf
 
     def kernels(self, problem: ConvProblem, config: GemvConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which may start before the kernel ahead ends."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, hypot
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense, require_hopper
 from cuconv.algorithms.common.weight_packing import WeightPacking
+from cuconv.algorithms.pointwise.cost_model import Costs, LayerTimes, layer_times, size_us
 from cuconv.algorithms.pointwise.registers import CHANNELS, CONSUMERS, holds_packed_weights, most_filters
 from cuconv.algorithms.pointwise.tiles import (
     MAX_PIXEL_STAGES,
@@ -27,15 +28,15 @@ from cuconv.algorithms.pointwise.tiles import (
     Fp16x3PointwiseConfig,
     PixelLayout,
     epilogue_bytes,
+    filter_tile_count,
     iterations,
     pixel_stage_bytes,
     static_shared_bytes,
-    tile_count,
     warpgroup_tile_count,
     weight_stage_bytes,
 )
 from cuconv.device import DeviceSpec
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 
 FILTERS_STEP = 16  # the filters of a tile are a multiple of it
 FILTERS_LIMITS = (160, 128, 64)  # a tile has as many filters as fit below each
@@ -62,50 +63,143 @@ class _Layer(NamedTuple):
 
     c: int
     m: int
-    products: int
+    precision: str
     layouts: tuple[PixelLayout, ...]
     plane: int  # pixels of an image, where whole images are one of the layouts; else 0
+    vector: bool  # whether planes are a multiple of four pixels
     shared_bytes: int  # the most of a block
+
+    @property
+    def products(self) -> int:
+        """Tensor-core products for one FP32 product."""
+        return PRODUCTS[self.precision]
+
+    @property
+    def smallest(self) -> ConvProblem:
+        """One image of a size with these properties, for what does not depend on the size otherwise."""
+        return ConvProblem(
+            1, self.c, 1, self.plane or (VECTOR if self.vector else 1), self.m, 1, 1, 0, 0, self.precision
+        )
 
 
 class _Rows(NamedTuple):
     """Configurations of a layer as one of arrays, whose grids are not known yet.
 
-    split: whether the last wave's tiles are shared.
+    split, shared: whether the last wave's tiles are split, and whether consumers share tiles.
+    warpgroup_tiles, chunks: of a tile, the second those of one consumer. filter_tiles: of the layer.
+    published_bytes: of a block that shares a tile, in the workspace.
     """
 
     configs: Fp16x3PointwiseConfig
     split: Any
+    shared: Any
+    warpgroup_tiles: Any
+    filter_tiles: Any
+    chunks: Any
+    published_bytes: Any
 
 
-def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> tuple[Fp16x3PointwiseConfig, Any]:
-    """One configuration object with array fields, and an array that says which of its configurations can run.
+class Many(NamedTuple):
+    """One configuration object with array fields, which of its configurations can run, and the tiles of each.
+
+    pixel_tiles, filter_tiles: the tiles with the same filters, and with the same pixels.
+    """
+
+    configs: Fp16x3PointwiseConfig
+    possible: Any
+    pixel_tiles: Any
+    filter_tiles: Any
+
+
+def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> Many:
+    """Every configuration for a problem; raises UnsupportedProblem where none can run.
 
     algorithm: its name. Split-K across the consumers is for grids with few tiles. Split-K in the last wave is for waves
     that leave half of the SMs idle, and that are not the only one: all parts of a tile would end together then, and
     wait for each other.
-    Raises UnsupportedProblem where no configuration can run.
     """
-    _check(problem, device, algorithm)
-    layouts = pixel_layouts(problem)
-    plane = problem.out_pixels if PixelLayout.WHOLE_IMAGES in layouts else 0
-    products = PRODUCTS[problem.precision]
-    configs, split = _rows(_Layer(problem.c, problem.m, products, tuple(layouts), plane, device.shared_bytes_per_block))
-    sms, tiles = device.sm_count, tile_count(problem, configs)
-    blocks = np.minimum(sms, tiles)
-    waves, rest = tiles // sms, tiles % sms
-    parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), iterations(problem, configs)), MAX_TAIL_SPLIT_K)
-    worthwhile = (rest > 0) & (parts > 1) & (waves >= 1) & (waves <= MAX_WAVES_BEFORE_TAIL)
-    possible = (worthwhile | ~split) & ((configs.warpgroup_split_k == 0) | (tiles <= MAX_SPLIT_TILES * sms))
-    published_bytes = blocks * configs.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * configs.filters + FLAG_BYTES)
-    parts_of_tail: Any = np.where(split, parts, 1)
-    found = replace(
-        configs,
-        tail_split_k=parts_of_tail,
-        blocks=blocks,
-        workspace_bytes=configs.workspace_bytes + split * published_bytes,
-    )
-    return found, possible
+    layouts = _check(problem, device, algorithm)
+    rows = _rows(_layer(problem, layouts, device))
+    configs, sms = rows.configs, device.sm_count
+    # Numbers in the place of arrays where all configurations have the same.
+    layout: Any = configs.layout if len(layouts) > 1 else layouts[0]
+    pixel_tiles = ceil_div(warpgroup_tile_count(problem, layout), rows.warpgroup_tiles)
+    tiles = pixel_tiles * rows.filter_tiles
+    blocks, waves = np.minimum(sms, tiles), tiles // sms
+    rest = tiles - waves * sms
+    some_idle = (rest > 0) & (2 * rest <= sms) & (waves >= 1) & (waves <= MAX_WAVES_BEFORE_TAIL)
+    possible = (tiles <= MAX_SPLIT_TILES * sms) >= rows.shared
+    if np.any(some_idle & rows.split):
+        parts = np.minimum(np.minimum(sms // np.maximum(rest, 1), rows.chunks), MAX_TAIL_SPLIT_K)
+        possible &= (some_idle & (parts > 1)) >= rows.split
+        tail_split_k: Any = np.where(rows.split, parts, 1)
+        workspace_bytes = configs.workspace_bytes + blocks * rows.published_bytes
+    else:
+        possible &= ~rows.split
+        tail_split_k, workspace_bytes = 1, configs.workspace_bytes
+    found = replace(configs, tail_split_k=tail_split_k, blocks=blocks, workspace_bytes=workspace_bytes)
+    return Many(found, possible, pixel_tiles, rows.filter_tiles)
+
+
+def times_us(problem: ConvProblem, device: DeviceSpec, found: Many, costs: Costs, prepared: bool) -> Any:
+    """The predicted times of configurations that `many` made for the same problem, in microseconds.
+
+    They are those of `cost_model.estimate_us`, of which a layer keeps what does not depend on the image's size.
+    """
+    times = _times(_layer(problem, tuple(pixel_layouts(problem)), device), costs)
+    us = size_us(problem, found.configs, found.pixel_tiles, found.filter_tiles, times, costs)
+    return us - times.pack if prepared else us
+
+
+def least_us(problem: ConvProblem, device: DeviceSpec, costs: Costs, prepared: bool) -> float:
+    """A bound of the predicted times for a 1x1 filter, in microseconds.
+
+    The latency of a tile, or the SMs' work for all tiles, in a norm with the operands in device memory.
+    """
+    p, layer = problem, _layer(problem, tuple(pixel_layouts(problem)), device)
+    start_us, latency_us, pixel_us = _least_work(layer, device.sm_count, costs, prepared)
+    work_us = max(latency_us, start_us + pixel_us * p.n * p.out_pixels)
+    memory_us = costs.memory * p.min_bytes / 2**20
+    return max(start_us + memory_us, hypot(work_us, memory_us))
+
+
+def _layer(problem: ConvProblem, layouts: tuple[PixelLayout, ...], device: DeviceSpec) -> _Layer:
+    pixels = problem.out_pixels
+    plane = pixels if PixelLayout.WHOLE_IMAGES in layouts else 0
+    sizes = (problem.c, problem.m, problem.precision, layouts, plane, pixels % VECTOR == 0)
+    return _Layer(*sizes, device.shared_bytes_per_block)
+
+
+@lru_cache(maxsize=4096)
+def _times(layer: _Layer, costs: Costs) -> LayerTimes:
+    return layer_times(layer.smallest, _rows(layer).configs, costs)
+
+
+@lru_cache(maxsize=1024)
+def _least_work(layer: _Layer, sms: int, costs: Costs, prepared: bool) -> tuple[float, float, float]:
+    """The least time of the launches, of them and a tile, and of the busiest SM for each pixel, in microseconds.
+
+    It counts tiles that do not fit as well, and leaves out what layouts cost: to make the rows takes milliseconds.
+    """
+    start_us, latency_us, pixel_us = [], [], []
+    all_filters = tile_filters(layer.m, (*FILTERS_LIMITS, *PACKING_FILTERS_LIMITS))
+    for filters, channels, consumers, shared in product(all_filters, chunk_channels(layer.c), CONSUMERS, (0, 1)):
+        all_chunks, sharers = ceil(layer.c / channels), consumers if shared else 1
+        chunks, weights = ceil(all_chunks / sharers), filters * channels
+        chunk_us = costs.chunk + costs.decompose * channels / 64 + costs.accumulate * filters / 64
+        sm_chunk_us = costs.not_hidden * chunk_us + costs.multiply * weights * WARPGROUP_PIXELS / 2**18
+        start = costs.block
+        if not prepared:
+            start += WeightPacking(filters, channels, layer.products).predicted_us(layer.smallest, costs)
+        if holds_packed_weights(filters, channels, all_chunks, consumers):
+            start = min(start, costs.block_packs + costs.pack_in_block * weights * all_chunks / 2**13)
+        outputs = filters * (layer.plane or WARPGROUP_PIXELS)
+        write_us = (costs.write / sharers + costs.reduce * shared) * outputs / 2**12
+        tiles_of_pixel = ceil(layer.m / filters) * sharers / (WARPGROUP_PIXELS * consumers)
+        start_us.append(start)
+        latency_us.append(start + chunks * chunk_us + write_us)
+        pixel_us.append(tiles_of_pixel * chunks * sm_chunk_us * consumers / sms)
+    return min(start_us), min(latency_us), min(pixel_us)
 
 
 @lru_cache(maxsize=4096)
@@ -122,8 +216,17 @@ def _rows(layer: _Layer) -> _Rows:
         found += [(_packing_weights(config), False) for config in pipelines if _can_pack_weights(config)]
         found += [(c, True) for c in pipelines if not c.weights_resident and not c.warpgroup_split_k]
     columns: list[Any] = [np.array(column) for column in zip(*(astuple(config) for config, _ in found), strict=True)]
-    configs = replace(Fp16x3PointwiseConfig(*columns), products=layer.products)
-    return _Rows(configs, np.array([split for _, split in found]))
+    configs, split = replace(Fp16x3PointwiseConfig(*columns), products=layer.products), np.array([s for _, s in found])
+    example = layer.smallest
+    return _Rows(
+        configs,
+        split,
+        shared=configs.warpgroup_split_k > 0,
+        warpgroup_tiles=configs.warpgroup_tiles,
+        filter_tiles=filter_tile_count(example, configs.filters),
+        chunks=iterations(example, configs),
+        published_bytes=split * configs.consumers * (FLOAT_BYTES * WARPGROUP_PIXELS * configs.filters + FLAG_BYTES),
+    )
 
 
 def pixel_layouts(problem: ConvProblem) -> list[PixelLayout]:
@@ -156,14 +259,15 @@ def chunk_channels(channels: int) -> list[int]:
     return [size for size in CHANNELS if padded[size] <= 1.1 * least][-2:]
 
 
-def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> None:
-    """Raise UnsupportedProblem for another architecture or filter, and where the kernel's integers do not suffice."""
+def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> tuple[PixelLayout, ...]:
+    """The pixel layouts; raises UnsupportedProblem for another GPU or filter, and for what 32-bit integers exclude."""
     p = problem
     require_hopper(p, device)
     require_dense(p, algorithm)
     if not is_pointwise(p):
         raise UnsupportedProblem(f"{p.label}: {algorithm} is for filters of 1x1 without padding")
-    warpgroup_tiles = max(warpgroup_tile_count(p, layout) for layout in pixel_layouts(p))
+    layouts = tuple(pixel_layouts(p))
+    warpgroup_tiles = max(warpgroup_tile_count(p, layout) for layout in layouts)
     sizes = [
         ("pixels in the batch", p.n * p.out_pixels, MAX_INDEX - 2**10),  # with room for a tile
         ("bytes in a plane", FLOAT_BYTES * p.out_pixels, MAX_INDEX),
@@ -171,6 +275,7 @@ def _check(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> None:
         ("weights", p.m * p.c, MAX_INDEX),
     ]
     check_sizes(p, algorithm, sizes)
+    return layouts
 
 
 def _pipelines(layer: _Layer, shape: _TileShape) -> list[Fp16x3PointwiseConfig]:

@@ -7,6 +7,9 @@ the copies, and at the end of a tile that of the output. They overlap, so the mo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.pointwise.registers import CONSUMERS
@@ -16,9 +19,10 @@ from cuconv.algorithms.pointwise.tiles import (
     WARPGROUP_PIXELS,
     Fp16x3PointwiseConfig,
     PixelLayout,
+    filter_tile_count,
     grain_of,
     iterations,
-    tile_count,
+    pixel_tile_count,
     weight_loads,
 )
 from cuconv.costs import constant
@@ -58,21 +62,33 @@ class Costs(WeightPackingCosts):
     memory_three: float = constant("2**20 bytes of output, in addition, where a block has three consumers")
 
 
+class LayerTimes(NamedTuple):
+    """The terms of the model that do not depend on the image's size, in microseconds unless it says otherwise.
+
+    Each is a number for one configuration, or an array for many.
+    """
+
+    chunks: Number  # of a tile that one consumer multiplies; a count
+    chunk: Number  # a consumer's latency for a chunk
+    sm_chunk: Number  # the SM's time for a chunk of every consumer
+    copy: Number  # the copies of a chunk's pixels and weights
+    write: Number  # a consumer's latency at the end of a tile
+    sm_write: Number  # the SM's time for a tile's outputs
+    publish: Number  # a tile's partial sums, where blocks share it
+    add_parts: Number  # those of each other block
+    start: Number  # launches, and the packing of weights ahead
+    pack: Number  # of `start`, the kernel that packs the weights; 0 where blocks pack them
+    packs_in_block: bool  # whether any of the configurations does
+    pack_in_block: Number  # a block that packs a filter tile's weights itself; 0 elsewhere
+    written: Number  # added for 2**20 bytes of output
+    shared: Number  # added for 2**20 bytes of output beyond L2
+
+
 def estimate_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
     """The device time of all kernels of a call, in microseconds."""
-    c = config
-    chunks, tiles = iterations(problem, c), ceil_div(tile_count(problem, c), c.blocks)
-    chunks = chunks * (tiles - 1) + ceil_div(chunks, c.tail_split_k)  # of the busiest block
-    chunk_us = _chunk_us(c, costs)
-    tiles_us = norm(
-        chunks * chunk_us + tiles * _write_us(problem, c, costs),
-        chunks * _sm_chunk_us(problem, c, costs, chunk_us),
-        chunks * _copy_us(c, costs),
-        tiles * _sm_write_us(problem, c, costs),
-    )
-    parts_us = costs.publish + costs.accumulate_parts * (c.tail_split_k - 1)
-    tiles_us = tiles_us + (c.tail_split_k > 1) * parts_us * c.filters * WARPGROUP_PIXELS / 2**12
-    return _start_us(problem, c, costs) + norm(tiles_us, _memory_us(problem, c, costs))
+    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
+    filter_tiles = filter_tile_count(problem, config.filters)
+    return size_us(problem, config, pixel_tiles, filter_tiles, layer_times(problem, config, costs), costs)
 
 
 def packing_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs) -> Number:
@@ -81,63 +97,87 @@ def packing_us(problem: ConvProblem, config: Fp16x3PointwiseConfig, costs: Costs
     return ahead_us * (config.packs_weights == 0)
 
 
-def _chunk_us(c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
-    """A consumer's latency for a chunk."""
-    per_64_channels = costs.decompose + costs.decompose_shifted * (grain_of(c.layout) > 0)
-    us = costs.chunk + per_64_channels * c.channels / 64
+def size_us(
+    problem: ConvProblem,
+    config: Fp16x3PointwiseConfig,
+    pixel_tiles: Number,
+    filter_tiles: Number,
+    times: LayerTimes,
+    costs: Costs,
+) -> Number:
+    """The device time of all kernels of a call, from the times of the layer.
+
+    pixel_tiles, filter_tiles: the tiles with the same filters, and with the same pixels.
+    """
+    c, t, parts = config, times, config.tail_split_k
+    tiles = ceil_div(pixel_tiles * filter_tiles, c.blocks)  # of the busiest block
+    whole = isinstance(parts, int) and parts == 1  # no configuration splits the tiles of its last wave
+    chunks = t.chunks * tiles if whole else t.chunks * (tiles - 1) + ceil_div(t.chunks, parts)
+    tiles_us = norm(chunks * t.chunk + tiles * t.write, chunks * t.sm_chunk, chunks * t.copy, tiles * t.sm_write)
+    if not whole:
+        tiles_us = tiles_us + (parts > 1) * (t.publish + t.add_parts * (parts - 1))
+    written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+    memory_us = costs.memory * problem.min_bytes / 2**20 + t.written * written_mib
+    if written_mib > CACHED_MIB:
+        memory_us = memory_us + t.shared * (written_mib - CACHED_MIB)
+    us = t.start + norm(tiles_us, memory_us)
+    return us + t.pack_in_block * weight_loads(c, pixel_tiles, filter_tiles) if t.packs_in_block else us
+
+
+def layer_times(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> LayerTimes:
+    """The terms of the model that are the same for every number of images and every size of the same pixel layouts."""
+    single = (problem.out_pixels % VECTOR > 0) & (c.layout == PixelLayout.PLAIN)  # pixels are moved one by one
+    shifted, streamed = grain_of(c.layout) > 0, c.weights_resident == 0
+    sums = c.filters * WARPGROUP_PIXELS / 2**12
+    chunk_us = _chunk_us(c, shifted, streamed, costs)
+    sm_chunk_us = costs.not_hidden * chunk_us + costs.multiply * c.filters * c.channels * WARPGROUP_PIXELS / 2**18
+    pack_us, weights = packing_us(problem, c, costs), c.filters * c.channels * c.weight_stages
+    return LayerTimes(
+        chunks=iterations(problem, c),
+        chunk=chunk_us,
+        sm_chunk=(sm_chunk_us + costs.copy_single * single * c.channels / 64) * c.consumers,
+        copy=_copy_us(c, shifted, streamed, costs),
+        write=(costs.write / c.sharers + costs.reduce * c.warpgroup_split_k) * _outputs(problem, c) / 2**12,
+        sm_write=_sm_write_us(problem, c, single, shifted, costs),
+        publish=costs.publish * sums,
+        add_parts=costs.accumulate_parts * sums,
+        start=either(c.packs_weights, costs.block_packs, costs.block + pack_us),
+        pack=pack_us,
+        packs_in_block=bool(np.any(c.packs_weights)),
+        pack_in_block=(c.packs_weights > 0) * costs.pack_in_block * weights / 2**13,
+        written=costs.memory_three * (c.consumers - min(CONSUMERS)),
+        # Tiles that share sectors meet in L2 as far as it reaches.
+        shared=(single | (c.layout == PixelLayout.SHIFTED_4)) * costs.memory_shared,
+    )
+
+
+def _chunk_us(c: Fp16x3PointwiseConfig, shifted: Number, streamed: Number, costs: Costs) -> Number:
+    """A consumer's latency for a chunk. streamed: whether weights are loaded again for each tile."""
+    us = costs.chunk + (costs.decompose + costs.decompose_shifted * shifted) * c.channels / 64
     us = us + costs.accumulate * c.filters / 64
-    return us + (c.weights_resident == 0) * costs.weights_latency * c.sharers / (c.pixel_stages - 1)
+    return us + streamed * costs.weights_latency * c.sharers / (c.pixel_stages - 1)
 
 
-def _sm_chunk_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs, chunk_us: Number) -> Number:
-    """The SM's time for a chunk of every consumer."""
-    us = costs.not_hidden * chunk_us + costs.multiply * c.filters * c.channels * WARPGROUP_PIXELS / 2**18
-    return (us + costs.copy_single * _is_single(problem, c) * c.channels / 64) * c.consumers
-
-
-def _copy_us(c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
+def _copy_us(c: Fp16x3PointwiseConfig, shifted: Number, streamed: Number, costs: Costs) -> Number:
     """The time of a chunk's copies of pixels and weights."""
     us = costs.pixels_latency / (c.pixel_stages - 1)
-    per_64_pixels = costs.copy + costs.copy_shifted * (grain_of(c.layout) > 0)
+    per_64_pixels = costs.copy + costs.copy_shifted * shifted
     threads = either(c.consumers == 2, PRODUCER_THREADS[2], PRODUCER_THREADS[3])
     by_threads = c.layout != PixelLayout.WHOLE_IMAGES  # a bulk copy takes no thread's time
     us = us + by_threads * per_64_pixels * WARPGROUP_PIXELS * c.channels / threads / 64
-    return us + (c.weights_resident == 0) * costs.copy_weights * c.sharers * c.filters * c.channels / 2**13
+    return us + streamed * costs.copy_weights * c.sharers * c.filters * c.channels / 2**13
 
 
-def _write_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
-    """A consumer's latency at the end of a tile."""
-    return (costs.write / c.sharers + costs.reduce * c.warpgroup_split_k) * _outputs(problem, c) / 2**12
-
-
-def _sm_write_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
+def _sm_write_us(
+    problem: ConvProblem, c: Fp16x3PointwiseConfig, single: Number, shifted: Number, costs: Costs
+) -> Number:
     """The SM's time for a tile's outputs.
 
     A single element takes as long as four, and the more consumers there are, the more they delay each other.
     """
-    slowdown = 1 + _is_single(problem, c) * (VECTOR * c.consumers / 2 - 1)
-    us = costs.write_sm * slowdown + costs.write_shifted * (grain_of(c.layout) > 0)
+    slowdown = 1 + single * (VECTOR * c.consumers / 2 - 1)
+    us = costs.write_sm * slowdown + costs.write_shifted * shifted
     return us * _outputs(problem, c) * c.consumers / c.sharers / 2**14
-
-
-def _start_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
-    """The time of launches and of weight packing, in a kernel ahead or in the blocks."""
-    weights = c.filters * c.channels * c.weight_stages
-    in_block_us = costs.block_packs + costs.pack_in_block * weight_loads(problem, c) * weights / 2**13
-    return either(c.packs_weights, in_block_us, costs.block + packing_us(problem, c, costs))
-
-
-def _memory_us(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) -> Number:
-    """The time of the operands in device memory."""
-    written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
-    us = costs.memory * problem.min_bytes / 2**20 + costs.memory_three * (c.consumers - min(CONSUMERS)) * written_mib
-    sharing = _is_single(problem, c) | (c.layout == PixelLayout.SHIFTED_4)  # tiles share sectors, which meet in L2
-    return us + sharing * costs.memory_shared * max(0, written_mib - CACHED_MIB)  # as far as it reaches
-
-
-def _is_single(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> Number:
-    """Whether pixels are copied and written one by one."""
-    return (problem.out_pixels % VECTOR > 0) & (c.layout == PixelLayout.PLAIN)
 
 
 def _outputs(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> Number:

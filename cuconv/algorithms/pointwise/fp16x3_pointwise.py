@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction, subsample
-from cuconv.algorithms.common.implicit_gemm import PRODUCTS
+from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise import cost_model
-from cuconv.algorithms.pointwise.candidates import many
+from cuconv.algorithms.pointwise.candidates import Many, least_us, many, times_us
 from cuconv.algorithms.pointwise.cost_model import Costs
 from cuconv.algorithms.pointwise.tiles import (
     VECTOR,
@@ -53,12 +54,25 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
         With a stride they are those of the convolution on a copy of the pixels that it reads, at the end of the
         workspace. Raises UnsupportedProblem where no configuration can run.
         """
+        found = self._many(problem, device)
+        return found.configs, found.possible
+
+    def timed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> tuple[Fp16x3PointwiseConfig, Any, Any]:
+        """The two results of `many`, and the predicted times, of which a layer of all sizes has most in common."""
+        found, costs = self._many(problem, device), self.costs(problem.precision)
+        if not subsample.is_subsampled(problem):
+            return found.configs, found.possible, times_us(problem, device, found, costs, prepared)
+        dense_us = times_us(subsample.on_dense(problem), device, found, costs, prepared)
+        return found.configs, found.possible, dense_us + subsample.predicted_us(problem)
+
+    def _many(self, problem: ConvProblem, device: DeviceSpec) -> Many:
         if not subsample.is_subsampled(problem):
             return many(problem, device, self.name)
         copy = subsample.copy_bytes(problem)
         check_sizes(problem, self.name, [("elements of a copy", copy // FLOAT_BYTES, MAX_COPY)])
-        found, possible = many(subsample.on_dense(problem), device, self.name)
-        return replace(found, workspace_bytes=subsample.aligned_bytes(found.workspace_bytes) + copy), possible
+        found = many(subsample.on_dense(problem), device, self.name)
+        workspace_bytes = subsample.aligned_bytes(found.configs.workspace_bytes) + copy
+        return found._replace(configs=replace(found.configs, workspace_bytes=workspace_bytes))
 
     def estimate_us(
         self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3PointwiseConfig, costs: Costs
@@ -68,6 +82,16 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
             return cost_model.estimate_us(problem, config, costs)
         dense_us = cost_model.estimate_us(subsample.on_dense(problem), config, costs)
         return dense_us + subsample.predicted_us(problem)
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The bound of `candidates.least_us`, and the time of the copy with a stride."""
+        if not is_pointwise(problem) or problem.groups > 1 or not device.is_hopper:
+            return inf
+        costs = self.costs(problem.precision)
+        if not subsample.is_subsampled(problem):
+            return least_us(problem, device, costs, prepared)
+        copied_us = subsample.predicted_us(problem)
+        return copied_us + least_us(subsample.on_dense(problem), device, costs, prepared)
 
     def kernels(self, problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The main kernel, after the kernel that packs the weights unless blocks pack them; both may start early.

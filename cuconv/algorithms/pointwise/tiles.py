@@ -165,7 +165,7 @@ def iterations(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
 def warpgroup_tile_count(problem: ConvProblem, layout: Number) -> Number:
     """The warpgroup tiles that cover the pixels of all images."""
     if isinstance(layout, np.ndarray):
-        return np.take([warpgroup_tile_count(problem, one) for one in PixelLayout], layout)
+        return np.array([warpgroup_tile_count(problem, one) for one in PixelLayout])[layout]
     if layout is PixelLayout.PLAIN:
         return ceil_div(problem.n * problem.out_pixels, WARPGROUP_PIXELS)
     if layout is PixelLayout.WHOLE_IMAGES:
@@ -184,12 +184,6 @@ def filter_tile_count(problem: ConvProblem, filters: Number) -> Number:
     return ceil_div(problem.m, filters)
 
 
-def tile_count(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
-    """The output tiles of all blocks."""
-    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
-    return pixel_tiles * filter_tile_count(problem, config.filters)
-
-
 def has_grid_stride(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
     """Whether a block takes every `blocks`-th tile, so that all blocks work on neighbouring pixels at a time.
 
@@ -199,12 +193,14 @@ def has_grid_stride(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Numb
     return (config.weights_resident == 0) | (config.blocks % filter_tile_count(problem, config.filters) == 0)
 
 
-def weight_loads(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
-    """How often the busiest block loads the weights of a filter tile, where weights are resident."""
-    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
-    tiles = pixel_tiles * filter_tile_count(problem, config.filters)
+def weight_loads(config: Fp16x3PointwiseConfig, pixel_tiles: Number, filter_tiles: Number) -> Number:
+    """How often the busiest block loads the weights of a filter tile, where weights are resident.
+
+    pixel_tiles, filter_tiles: the tiles with the same filters, and with the same pixels.
+    """
+    tiles = pixel_tiles * filter_tiles
     of_block = ceil_div(tiles, config.blocks)
     more, fewer = larger(pixel_tiles, of_block), smaller(pixel_tiles, of_block)
     begins_with_filters = (tiles % config.blocks == 0) & (more % fewer == 0) | (tiles == pixel_tiles)
     loads = ceil_div(of_block, pixel_tiles) + either(begins_with_filters, 0, 1)
-    return either(has_grid_stride(problem, config), 1, loads)
+    return either(config.blocks % filter_tiles == 0, 1, loads)  # `has_grid_stride`

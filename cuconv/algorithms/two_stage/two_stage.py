@@ -115,6 +115,13 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
             us += passes * costs.planes_start + costs.planes * 2 * outputs_bytes * problem.filter_area / 1e6
         return us
 
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The time of a first stage, of the arithmetic with the most reuse and of the output, in microseconds."""
+        costs = self.costs(problem.precision)
+        outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
+        flop_us = min(costs.reused, costs.flop) * problem.flop / 1e6 / device.sm_count
+        return costs.start + flop_us + costs.write * outputs_bytes / 1e6
+
     def summation(self, config: TwoStageConfig) -> tuple[int, ...]:
         """Nothing: a dot product is one chain along the channels, and the planes are added in order."""
         return ()

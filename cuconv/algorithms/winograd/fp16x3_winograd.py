@@ -7,7 +7,8 @@ Neural Networks" (2015), but in one dimension and with other points. docs/fp16x3
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, hypot
+from functools import cache
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
@@ -20,25 +21,29 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
+from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
+from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
 from cuconv.algorithms.winograd.tiles import (
     CHANNELS,
     FILTERS,
+    MAX_CLUSTER,
+    MAX_SHARERS,
     OUTPUTS,
+    TILE_SHAPES,
     TileShape,
     cells_of,
     edges_of,
+    even_pitches,
+    pipeline_of,
     points_of,
     raw_floats_of,
-    rounds_of,
     shared_bytes_of,
     stage_cells_of,
     static_bytes_of,
     strips_of,
     tiles_of,
 )
-from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
 from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
@@ -51,33 +56,7 @@ MAX_ROWS = 5  # of a filter
 COLUMNS = (3, 5)  # of a filter
 MIN_PRODUCTS = 288  # of an output
 MAX_INPUT_BYTES = 2**32
-# Stages of input chunks, and of points of weights for each consumer warpgroup. The first pair that fits is taken.
-STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
-MAX_CLUSTER = 3  # blocks
-MAX_SHARERS = 8  # clusters of a tile; more cost more to add up than they save
-MIN_PITCH, MAX_STRIPS, PITCHES = 4, 8, 2
-
-TILE_SHAPES = {  # by the columns of a filter
-    3: (TileShape(80, 256), TileShape(80, 128), TileShape(88, 128), TileShape(96, 128)),
-    5: (TileShape(64, 256), TileShape(72, 128), TileShape(80, 128)),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Costs(WeightPackingCosts):
-    """The constants of the cost model."""
-
-    block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
-    chunk: float = constant("a block's time for a chunk of channels, whatever its size")
-    fetch: float = constant("the producers' time to load, transform and decompose 2**12 transformed elements")
-    multiply: float = constant("the consumers' time for 2**18 multiply-adds of transformed FP32")
-    register_pressure: float = constant("the same, in addition, for tiles whose sums leave few registers")
-    send: float = constant("the latency of 2**12 elements to each other block of a cluster, shared by input stages")
-    write: float = constant("a block's time to transform 2**14 sums back and write the outputs")
-    publish: float = constant("a block's time to publish 2**14 partial sums")
-    accumulate: float = constant("a block's time to add 2**14 partial sums of another block")
-    memory: float = constant("2**20 bytes of operands through device memory")
-    edge: float = constant("the same for 2**20 edges between strips in rows of input and output")
+PITCHES = 2  # to offer for a tile shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +134,28 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
 
         Producers and consumers work at the same time, so their times are combined as a norm and not as a sum.
         """
-        clusters, cells, others = config.blocks // config.cluster, config.cells, config.cluster - 1
-        chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, config.cluster, cells, config.pitch)
-        stage_cells = stage_cells_of(problem.kh, config.pitch, cells)
-        points = points_of(problem.kw)
-        products = points * problem.kh * CHANNELS * FILTERS * cells / 2**18
-        converted = rounds_of(stage_cells, config.producers) * config.producers / 2  # cells, with those of idle warps
-        fetch_us = costs.fetch * converted * points * CHANNELS / 2**12 / config.cluster
-        few_registers = config.tile_shape == TILE_SHAPES[problem.kw][-1]
-        multiply_us = (costs.multiply + (costs.register_pressure if few_registers else 0)) * products
-        send_us = costs.send * stage_cells * points * CHANNELS / 2**12 * others / config.input_stages
+        pipeline = (problem.kh, problem.kw, config.cluster, config.tile_shape, config.pitch, config.input_stages)
+        clusters, times = config.blocks // config.cluster, times_of(*pipeline, costs)
+        chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, config.cluster, config.cells, config.pitch)
         block_chunks = ceil(tiles * chunks / clusters)
         # Larger shares come first. Where these are whole tiles, the smaller ones share tiles but end earlier anyway.
         sharers = blocks_per_tile(tiles, chunks, clusters) if block_chunks % chunks else 1
-        sums = points * FILTERS * cells / 2**14
-        exchange_us = ((costs.publish if sharers > 1 else 0) + costs.accumulate * (sharers - 1)) * sums
-        write_us = costs.write * ceil(tiles / clusters) * sums
-        chunks_us = block_chunks * (costs.chunk + send_us)
-        work_us = chunks_us + hypot(block_chunks * fetch_us, block_chunks * multiply_us + write_us) + exchange_us
+        exchange_us = (times.publish + times.accumulate * (sharers - 1)) if sharers > 1 else 0.0
+        write_us = times.write * ceil(tiles / clusters)
+        overlapped_us = hypot(block_chunks * times.fetch, block_chunks * times.multiply + write_us)
+        work_us = block_chunks * times.chunk + overlapped_us + exchange_us
         memory_us = (costs.memory * problem.min_bytes + costs.edge * edges_of(problem, config.pitch)) / 2**20
-        packing_us = _packing(config.cluster).predicted_us(problem, costs)
-        return costs.block + packing_us + hypot(work_us, memory_us)
+        return costs.block + _packing(config.cluster).predicted_us(problem, costs) + hypot(work_us, memory_us)
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """Launches, packing, and the norm of memory with the least work that a tile, or all of them, take a block."""
+        costs, p = self.costs(problem.precision), problem
+        if p.kw not in COLUMNS or not p.is_dense:
+            return inf
+        tile_us, cell_us = least_work(p.c, p.m, p.kh, p.kw, device, costs)
+        work_us = max(tile_us, cell_us * p.n * (p.h + p.pad_h) * ceil(p.out_w / OUTPUTS))
+        packing_us = 0.0 if prepared else _packing(1).predicted_us(p, costs)
+        return costs.block + packing_us + hypot(work_us, costs.memory * p.min_bytes / 2**20)
 
     def kernels(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
@@ -220,6 +200,7 @@ class TransformedWeightPacking(WeightPacking):
         return problem.kh
 
 
+@cache
 def _packing(cluster: int) -> TransformedWeightPacking:
     """Weight packing for clusters of so many blocks, whose filters have common channel scales."""
     return TransformedWeightPacking(FILTERS * cluster, CHANNELS, PRODUCTS[FP32])
@@ -271,37 +252,25 @@ def _pitches(problem: ConvProblem, device: DeviceSpec, shape: TileShape) -> list
     """The pitches to offer, in cells: those with the fewest rounds of conversion that pad rows by an eighth at most."""
     row = ceil(problem.out_w / OUTPUTS)
     found: dict[int, int] = {}
-    for strips in range(1, MAX_STRIPS + 1):
-        pitch = ceil(row / strips)
-        if pitch < min(row, MIN_PITCH) or (strips > 1 and 8 * (pitch * ceil(row / pitch) - row) > row):
-            continue
-        if _stages(problem, device, shape, pitch) is None:
-            continue
-        rounds = rounds_of(stage_cells_of(problem.kh, pitch, shape.cells), shape.producers)
-        found[rounds] = min(found.get(rounds, pitch), pitch, key=lambda pitch: edges_of(problem, pitch))
+    for pitch in even_pitches(row):
+        pipeline = pipeline_of(problem.kh, problem.kw, shape, pitch, device.shared_bytes_per_block)
+        if pipeline is not None:
+            best = found.get(pipeline.rounds)
+            if best is None or edges_of(problem, pitch) < edges_of(problem, best):
+                found[pipeline.rounds] = pitch
     return [found[rounds] for rounds in sorted(found)[:PITCHES]]
-
-
-def _stages(problem: ConvProblem, device: DeviceSpec, shape: TileShape, pitch: int) -> tuple[int, int] | None:
-    """The first of STAGES that fits shared memory; None where none does."""
-    stage_cells = stage_cells_of(problem.kh, pitch, shape.cells)
-    raw_floats = raw_floats_of(points_of(problem.kw), stage_cells, pitch)
-    limit = device.shared_bytes_per_block - static_bytes_of(shape, stage_cells, raw_floats)
-    fit = (pair for pair in STAGES if shared_bytes_of(problem.kh, problem.kw, stage_cells, raw_floats, pair) <= limit)
-    return next(fit, None)
 
 
 def _candidates_of(
     problem: ConvProblem, device: DeviceSpec, cluster: int, shape: TileShape, pitch: int
 ) -> list[WinogradConfig]:
     """The configurations of a cluster, a tile shape and a pitch."""
-    stages = _stages(problem, device, shape, pitch)
+    pipeline = pipeline_of(problem.kh, problem.kw, shape, pitch, device.shared_bytes_per_block)
     chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, cluster, shape.cells, pitch)
-    stage_cells = stage_cells_of(problem.kh, pitch, shape.cells)
-    spills = cluster == 1 and rounds_of(stage_cells, shape.producers) > 1  # a few registers of the producers
-    if stages is None or spills or tiles * chunks > MAX_INDEX:
+    if pipeline is None or tiles * chunks > MAX_INDEX:
         return []
-    raw_floats = raw_floats_of(points_of(problem.kw), stage_cells, pitch)
+    if cluster == 1 and pipeline.rounds > 1:  # a few registers of the producers would spill
+        return []
     packed_bytes = _packing(cluster).workspace_bytes(problem)
     sums = points_of(problem.kw) * FILTERS * shape.cells + CONSUMERS  # with a number for each consumer thread
     block_bytes = sums * FLOAT_BYTES + FLAG_BYTES
@@ -310,9 +279,9 @@ def _candidates_of(
             cluster,
             *shape,
             pitch,
-            *stages,
+            *pipeline.stages,
             blocks=clusters * cluster,
-            shared_bytes=shared_bytes_of(problem.kh, problem.kw, stage_cells, raw_floats, stages),
+            shared_bytes=pipeline.shared_bytes,
             workspace_bytes=packed_bytes + clusters * cluster * block_bytes,
         )
         for clusters in _grids(tiles, chunks, device.clusters_at_a_time(cluster))

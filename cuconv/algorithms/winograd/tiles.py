@@ -6,6 +6,7 @@ in the order of a strip's rows, and a stage holds the transformed input of a til
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -35,6 +36,18 @@ class TileShape(NamedTuple):
 
     cells: int
     producers: int
+
+
+TILE_SHAPES = {  # by the columns of a filter
+    3: (TileShape(80, 256), TileShape(80, 128), TileShape(88, 128), TileShape(96, 128)),
+    5: (TileShape(64, 256), TileShape(72, 128), TileShape(80, 128)),
+}
+
+# Stages of input chunks, and of points of weights for each consumer warpgroup. The first pair that fits is taken.
+STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
+MAX_CLUSTER = 3  # blocks
+MAX_SHARERS = 8  # clusters of a tile; more cost more to add up than they save
+MIN_PITCH, MAX_STRIPS = 4, 8  # cells of a row of a strip, and strips of an image
 
 
 def points_of(columns: int) -> int:
@@ -98,3 +111,35 @@ def cells_of(problem: ConvProblem, pitch: int) -> int:
 def tiles_of(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
     """The tiles of all outputs, each with the filters of a whole cluster."""
     return ceil(cells_of(problem, pitch) / cells) * ceil(problem.m / (FILTERS * cluster))
+
+
+@lru_cache(maxsize=1024)
+def even_pitches(row: int) -> tuple[int, ...]:
+    """The pitches that cut a row of so many cells into up to MAX_STRIPS strips and pad it by an eighth at most."""
+    found = [row]
+    for strips in range(2, MAX_STRIPS + 1):
+        pitch = ceil(row / strips)
+        if pitch >= min(row, MIN_PITCH) and 8 * (pitch * ceil(row / pitch) - row) <= row:
+            found.append(pitch)
+    return tuple(dict.fromkeys(found))
+
+
+class Pipeline(NamedTuple):
+    """The stages of a tile with its halo: counts, rounds of conversion, and shared memory of a block in bytes."""
+
+    stages: tuple[int, int]
+    rounds: int
+    shared_bytes: int
+
+
+@lru_cache(maxsize=2**14)
+def pipeline_of(kh: int, kw: int, shape: TileShape, pitch: int, shared_bytes: int) -> Pipeline | None:
+    """The first of STAGES that fits shared memory; None where none does. shared_bytes: the most of a block."""
+    stage_cells = stage_cells_of(kh, pitch, shape.cells)
+    raw_floats = raw_floats_of(points_of(kw), stage_cells, pitch)
+    limit = shared_bytes - static_bytes_of(shape, stage_cells, raw_floats)
+    for stages in STAGES:
+        size = shared_bytes_of(kh, kw, stage_cells, raw_floats, stages)
+        if size <= limit:
+            return Pipeline(stages, rounds_of(stage_cells, shape.producers), size)
+    return None

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 
 import pytest
 
@@ -11,7 +11,13 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.pointwise.candidates import chunk_channels, tile_filters
 from cuconv.algorithms.pointwise.registers import CONSUMERS, most_filters, packed_weights
-from cuconv.algorithms.pointwise.tiles import PixelLayout, tile_count, warpgroup_tile_count, weight_loads
+from cuconv.algorithms.pointwise.tiles import (
+    PixelLayout,
+    filter_tile_count,
+    pixel_tile_count,
+    warpgroup_tile_count,
+    weight_loads,
+)
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
@@ -35,6 +41,12 @@ def main_macros(problem, config, aligned=True):
     return POINTWISE.launches(problem, config, CallOptions(aligned=aligned))[-1].macros
 
 
+def tile_counts(problem, config):
+    """The tiles with the same filters, and those with the same pixels."""
+    pixel_tiles = pixel_tile_count(problem, config.warpgroup_tiles, config.layout)
+    return pixel_tiles, filter_tile_count(problem, config.filters)
+
+
 def test_candidates_differ_and_fit_the_device():
     assert len(FIT) > 3
     for problem in FIT:
@@ -45,7 +57,7 @@ def test_candidates_differ_and_fit_the_device():
             assert config.shared_bytes + static_bytes <= H200.shared_bytes_per_block
             assert config.pixel_stages >= (2 if config.weights_resident or config.warpgroup_split_k else 3)
             assert config.weight_stages >= (1 if config.weights_resident else 2)
-            assert 1 <= config.blocks <= min(H200.sm_count, tile_count(problem, config))
+            assert 1 <= config.blocks <= min(H200.sm_count, prod(tile_counts(problem, config)))
             single_chunk = config.weights_resident and config.weight_stages == 1
             most = most_filters(config.consumers, config.channels, config.products, single_chunk, config.layout)
             assert config.filters <= most
@@ -83,12 +95,13 @@ def test_weight_loads_of_the_busiest_block():
     few = ConvProblem(8, 256, 14, 14, 256, 1, 1)
     configs = (c for c in POINTWISE.candidates(few, H200) if c.packs_weights)
     config = next(c for c in configs if (c.filters, c.pixels) == (64, 128))
-    assert weight_loads(few, config) == 1, "a tile for each block"
+    assert weight_loads(config, *tile_counts(few, config)) == 1, "a tile for each block"
     many = ConvProblem(16, 48, 55, 55, 800, 1, 1)
     config = next(c for c in POINTWISE.candidates(many, H200) if c.packs_weights and c.filters == 160)
-    assert weight_loads(many, config) == 2, "132 blocks share five filter tiles"
-    assert weight_loads(many, replace(config, blocks=1)) == 5
-    assert weight_loads(many, replace(config, blocks=130)) == 1, "a grid stride of 26 times five filter tiles"
+    assert weight_loads(config, *tile_counts(many, config)) == 2, "132 blocks share five filter tiles"
+    assert weight_loads(replace(config, blocks=1), *tile_counts(many, config)) == 5
+    in_step = replace(config, blocks=130)
+    assert weight_loads(in_step, *tile_counts(many, config)) == 1, "a grid stride of 26 times five filter tiles"
 
 
 def test_consumers_share_tiles_where_these_are_few():
@@ -210,7 +223,7 @@ def test_a_consumer_has_a_whole_image():
     for config in of_whole_images(SMALL_PLANES):
         seen.add((config.consumers, config.warpgroup_split_k))
         pixel_tiles = ceil(70 / (1 if config.warpgroup_split_k else config.consumers))
-        assert tile_count(SMALL_PLANES, config) == pixel_tiles * ceil(200 / config.filters)
+        assert prod(tile_counts(SMALL_PLANES, config)) == pixel_tiles * ceil(200 / config.filters)
         floats = 49 * config.consumers * (config.pixel_stages * config.channels + config.epilogue_filters)
         weights = config.weight_stages * (config.filters * config.channels + config.filters + config.channels)
         assert config.shared_bytes == 4 * (floats + weights)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.catalogue import problem_labelled
+from harness.measure import first_call
 from harness.measure import host_time as host
 from harness.measure.host_time import HostTime, render, times_us, write_csv
 from tests.helpers import commands
@@ -87,6 +88,20 @@ def test_table_has_a_line_for_each_layer():
     ]
 
 
+def test_first_calls_have_a_line_with_one_time():
+    first = HostTime(first_call.LAYER, "cuconv", "auto", "new", 400, 150.0)
+    assert render([*ROWS, first]).splitlines()[-1].split() == ["|", "a", "new", "shape", "|", "150.00", "|", "|"]
+
+
+def test_each_call_that_is_timed_is_the_first_of_its_size(monkeypatch):
+    events = []
+    monkeypatch.setattr(first_call.ready, "forget", lambda: events.append("forget"))
+    first = first_call.FirstCall("name", range(2), lambda size: lambda: events.append(size))
+    times = first_call.times_us(first, lambda: events.append("wait"))
+    assert len(times) == 2 * first_call.ROUNDS and min(times) > 0
+    assert events[:8] == [0, 1, "forget", "wait", 0, "forget", "wait", 1]
+
+
 def test_csv_keeps_full_precision(tmp_path):
     path = tmp_path / "device" / "host" / "host.csv"
     write_csv(path, ROWS)
@@ -106,6 +121,7 @@ def test_csv_keeps_full_precision(tmp_path):
 def test_times_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
     monkeypatch.setattr(host.contenders, "load", lambda provider: None)
     monkeypatch.setattr(host, "measure", lambda *arguments: ROWS)
+    monkeypatch.setattr(host, "measure_first", lambda *arguments: [])
     assert host.main([]) == 0
     assert {path.name for path in (made_up_gpu / "host").iterdir()} == {"host.csv", "environment.json"}
     assert commands(made_up_gpu / "host") == ["python -m harness.measure.host_time"]

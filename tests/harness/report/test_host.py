@@ -30,6 +30,14 @@ def test_host_times_beside_torch_and_on_how_many_layers_ours_cost_more(tmp_path)
     assert table.endswith("On 1 of 2 layers a call of cuConv costs the host more than torch's.")
 
 
+def test_first_calls_have_sentences_and_no_line(tmp_path):
+    layer = "7-1-1-8-16,cuconv,auto,new,2000,8.04\n7-1-1-8-16,torch,default,new,2000,16.25\n"
+    host_csv(tmp_path, HEADER + layer + "a new shape,cuconv,auto,new,400,1234.6\n")
+    table = host_table(measured(tmp_path, [row("auto", 10.0)]))
+    assert list(cells(table))[2:] == ["7-1-1-8-16"]
+    assert table.endswith("The first call for a new shape, with its kernels at hand, costs the host 1,235 us.")
+
+
 def test_without_host_times_a_sentence_says_what_to_run(tmp_path):
     assert "python -m harness.measure.host_time" in host_table(measured(tmp_path, [row("auto", 10.0)]))
 
