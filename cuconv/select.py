@@ -285,7 +285,7 @@ def _by_arithmetic(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> 
 
 def _invariant_plans(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[LaunchPlan]:
     """A plan for each configuration whose sums do not depend on the batch, in each precision that is allowed."""
-    options, found = CallOptions(packed=prepared), []
+    found = []
     for precision in dict.fromkeys((problem.precision, FP32)):
         planned = replace(problem, precision=precision)
         for algorithm in map(ALGORITHMS.__getitem__, offering(precision)):
@@ -293,8 +293,6 @@ def _invariant_plans(problem: ConvProblem, device: DeviceSpec, prepared: bool) -
                 configs = algorithm.candidates(planned, device)
             except UnsupportedProblem:
                 continue
-            for config in configs:
-                invariant = algorithm.summation(config) is not None
-                if invariant and kernel_set.holds(device.arch, algorithm.launches(planned, config, options)):
-                    found.append(LaunchPlan(algorithm.name, config, precision, prepared))
+            invariant = (config for config in configs if algorithm.summation(config) is not None)
+            found += [LaunchPlan(algorithm.name, config, precision, prepared) for config in invariant]
     return found

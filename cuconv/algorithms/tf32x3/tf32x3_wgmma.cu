@@ -103,17 +103,15 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     const unsigned rank = blockIdx.x % SPLIT_K;
     unsigned tile = blockIdx.x / SPLIT_K;
     const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
+    // The group's part of input and weight. What is used after the main loop is moved there: it would take registers.
 #if GENERAL || GROUPED
-    if (groups > 1) {
-        const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
-        const int64 group_id = tile / group_tiles;
-        tile -= group_id * group_tiles;
-        input += group_id * p.channels * plane;
-        weight += group_id * p.filters * depth;
-        bias = bias ? bias + group_id * p.filters : bias;
-        output += group_id * p.filters * p.out_pixels;
-        WITH_RESIDUAL(residual += group_id * p.filters * p.out_pixels;)
-    }
+    const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
+    const int group = groups > 1 ? tile / group_tiles : 0;
+    tile -= group * group_tiles;
+    const float* const group_input = input + (int64)group * p.channels * plane;
+    const float* const group_weight = weight + (int64)group * p.filters * depth;
+#else
+    const float *const group_input = input, *const group_weight = weight;
 #endif
     const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
     const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
@@ -124,7 +122,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     const int group_k = WARPGROUP_SPLIT_K == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
     const int group_thread = threadIdx.x % GROUP_THREADS;
     const int fragment_pixel = pixel_0 + first_pixel(group_thread / 4);
-    Pixel pixel_a(fragment_pixel, pixels, input, p), pixel_b(fragment_pixel + OTHER_PIXEL, pixels, input, p);
+    Pixel pixel_a(fragment_pixel, pixels, group_input, p), pixel_b(fragment_pixel + OTHER_PIXEL, pixels, group_input, p);
 
     // Open the inbox, and build the tap table.
     char* const behind_stages = reinterpret_cast<char*>(shared) + PIPELINE_BYTES;
@@ -132,7 +130,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
 #if SPLIT_K > 1
     auto& inbox = *reinterpret_cast<Inbox<TILE_PIXELS>*>(behind_stages);
     inbox.open(rank);
-    if (threadIdx.x < TILE_PIXELS) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, input, p).place;
+    if (threadIdx.x < TILE_PIXELS) inbox.pixels[threadIdx.x] = Pixel(pixel_0 + threadIdx.x, pixels, group_input, p).place;
 #endif
 #if !POINTWISE
     for (int i = threadIdx.x; i < (last - first) * STAGE_DEPTH; i += THREADS)
@@ -154,7 +152,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
 
     // Weights: a thread carries 16 bytes of each of its rows from global to shared memory.
     const int chunk = group_thread % ROW_THREADS, chunk_row = group_thread / ROW_THREADS;
-    const float* row = weight + ((int64)(filter_0 + chunk_row) * depth + (POINTWISE ? depth - left : 0) + chunk * 4);
+    const float* row = group_weight + ((int64)(filter_0 + chunk_row) * depth + (POINTWISE ? depth - left : 0) + chunk * 4);
     const int rows = p.filters - filter_0 - chunk_row;  // from this thread's first on
     float4 weights[THREAD_ROWS];
     const auto load_weights = [&](bool exist) {
@@ -250,6 +248,12 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     }
 
     // Add up the partial sums of the tile, and write the output.
+#if GENERAL || GROUPED
+    const int64 first_filter = (int64)group * p.filters, first_output = first_filter * p.out_pixels;
+    input += (int64)group * p.channels * plane, weight += first_filter * depth, output += first_output;
+    bias = bias ? bias + first_filter : bias;
+    WITH_RESIDUAL(residual += first_output;)
+#endif
     const Output out = {input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
     float kept[KEPT<WARPGROUP_SPLIT_K>][4];
     add_warpgroups<WARPGROUP_SPLIT_K, GROUP_THREADS>(kept, sum, shared, group_k);

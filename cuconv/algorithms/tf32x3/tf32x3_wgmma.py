@@ -51,6 +51,7 @@ STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
 PIECE_FILTERS = 2  # of a piece of the accumulators, which only one block of a cluster writes
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filter position
 MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
+GENERAL_REGISTERS = 16  # more of a thread whose kernel has the geometry as arguments
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 
 # Strides by the size of a filter, of layers that kernels are specialised for; both are alike in both directions.
@@ -113,9 +114,10 @@ class Tile:
             return 64 + self.filters + 16 * ((self.filters == 16) & (split_k == 1))
         return smaller(104 + self.filters - 8 * (self.filters == 32), REGISTERS_PER_SM // self.threads)
 
-    def min_blocks_per_sm(self, split_k: int, products: int) -> int:
-        """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler."""
-        return max(1, REGISTERS_PER_SM // (self.threads * self.registers(split_k, products)))
+    def min_blocks_per_sm(self, split_k: int, products: int, general: bool = False) -> int:
+        """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler; of a general variant fewer."""
+        registers = self.registers(split_k, products) + GENERAL_REGISTERS * general
+        return max(1, REGISTERS_PER_SM // (self.threads * registers))
 
     def __str__(self) -> str:
         warpgroups = f"{self.pixel_warpgroups}x{self.warpgroup_split_k}"
@@ -328,7 +330,7 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "INBOX_BYTES": inbox_bytes(tile, split_k),
         "TAP_BYTES": TAP_BYTES,
         "VECTOR": int(has_aligned_rows(problem, aligned)),
-        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products),
+        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products, general),
         "PRODUCTS": products,
         "GENERAL": int(general),
         "KERNEL_H": 0 if general else problem.kh,
@@ -357,7 +359,10 @@ def _forms(special: Macros) -> list[tuple[float, Macros]]:
         if special[name]:
             found += [(factor * slowdown, macros | {name: 0}) for factor, macros in found]
     if not special["GENERAL"]:
+        tile = Tile(special["FILTERS"], special["PIXEL_WARPGROUPS"], special["WARPGROUP_SPLIT_K"])
+        blocks = tile.min_blocks_per_sm(special["SPLIT_K"], special["PRODUCTS"], general=True)
         general = {"GENERAL": 1, "KERNEL_H": 0, "KERNEL_W": 0, "STRIDE_H": 1, "STRIDE_W": 1, "GROUPED": 0}
+        general["MIN_BLOCKS_PER_SM"] = blocks
         found += [(factor * (1.04 if pointwise else 1.08), macros | general) for factor, macros in found]
     return sorted(found, key=lambda form: form[0])
 

@@ -189,7 +189,7 @@ def test_launches_overlap_where_the_device_allows_it(device, overlap):
 
 def test_variants_are_few_and_cover_every_code_path():
     variants = DEPTHWISE.variants("sm_90a")
-    assert len({tuple(macros.items()) for macros in variants}) == len(variants) <= 75
+    assert len({tuple(macros.items()) for macros in variants}) == len(variants) <= 110
     specialised = [macros for macros in variants if not macros["GENERAL"]]
     assert {m["STAGED"] for m in specialised} == {0, 1}
     assert {m["VECTOR"] for m in specialised} == {m["OUT_VECTOR"] for m in specialised} == {1, 2, 4}
