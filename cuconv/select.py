@@ -168,14 +168,14 @@ def _weighed(name: str, problem: ConvProblem, device: DeviceSpec, options: CallO
     """
     algorithm = ALGORITHMS[name]
 
-    def is_in_set(config: Any) -> bool:
+    def is_possible(config: Any) -> bool:
         return kernel_set.holds(device.arch, algorithm.launches(problem, config, options))
 
-    config, us = algorithm.weighed(problem, device, options.packed)
-    if is_in_set(config):
+    config, us = algorithm.weighed(problem, device, options.packed)  # mostly the one; ranking all takes longer
+    if is_possible(config):
         return config, us
     for us, config in algorithm.ranked(problem, device, options.packed):
-        if is_in_set(config):
+        if is_possible(config):
             return config, us
     raise NotInSet(f"{problem.label}: {name} has no kernel of the closed set for it")
 

@@ -51,7 +51,7 @@ STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
 PIECE_FILTERS = 2  # of a piece of the accumulators, which only one block of a cluster writes
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filter position
 MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
-GENERAL_REGISTERS = 16  # more of a thread whose kernel has the geometry as arguments
+GENERAL_REGISTERS = 16  # more of a thread whose kernel has geometry or groups as arguments
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 
 # Strides by the size of a filter, of layers that kernels are specialised for; both are alike in both directions.
@@ -330,7 +330,7 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "INBOX_BYTES": inbox_bytes(tile, split_k),
         "TAP_BYTES": TAP_BYTES,
         "VECTOR": int(has_aligned_rows(problem, aligned)),
-        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products, general),
+        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products, general or problem.groups > 1),
         "PRODUCTS": products,
         "GENERAL": int(general),
         "KERNEL_H": 0 if general else problem.kh,
