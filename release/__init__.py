@@ -1,1 +1,1 @@
-"""What makes a release out of a checkout; none of it is part of the library or the benchmark."""
+"""Programs that make a release out of a checkout; none is part of the library or the benchmark."""

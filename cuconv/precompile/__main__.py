@@ -52,7 +52,7 @@ def _precompile(arch: str, into: Path | None) -> None:
 
 
 def _progress(arch: str) -> Callable[[int, int], None]:
-    """What writes to stderr how many kernels are compiled, and the time left if the others take as long."""
+    """A callback that writes to stderr how many kernels are compiled, and the time left at the same rate."""
     started, terminal = time.monotonic(), sys.stderr.isatty()
     due = started
 

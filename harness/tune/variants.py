@@ -120,7 +120,7 @@ def variants_of(
 
 @dataclass(slots=True)
 class Losses:
-    """What variants lose on calls, as the logarithm of a predicted time over that of the fastest plan of all.
+    """Losses of variants on calls: logarithms of a predicted time over that of the fastest plan of all.
 
     of: for each variant the numbers of the calls that it computes, and its losses on them. without: for each call the
     loss without any listed variant. groups: for each call the number of its group's name.
@@ -137,7 +137,7 @@ class Losses:
 
 
 def losses_of(calls: list[Asked]) -> Losses:
-    """What every variant loses on every call."""
+    """The loss of every variant on every call that it computes."""
     of: dict[Variant, list[tuple[int, float]]] = defaultdict(list)
     without = np.full(len(calls), FAR)
     for i, one in enumerate(progress.counted(calls)):

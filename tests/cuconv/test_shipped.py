@@ -110,7 +110,7 @@ def test_without_nvrtc_what_ships_works_and_the_rest_says_what_to_install(folder
 
 
 def command(*arguments):
-    """What `python -m cuconv.precompile` does in a process of its own, with a closed set of two variants."""
+    """Run `python -m cuconv.precompile` in a process of its own, with a closed set of two variants."""
     code = (
         "import runpy; from cuconv import kernel_set; from cuconv.algorithms.common import add_residual as a;"
         "kernel_set.variants = lambda arch: tuple((a.SOURCE, macros) for macros in a.variants());"

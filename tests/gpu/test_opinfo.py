@@ -14,7 +14,7 @@ pytest.importorskip("expecttest", reason="torch.testing._internal needs expectte
 
 @cache
 def conv2d_info():
-    """What torch's own tests know of conv2d; importing it takes seconds.
+    """The entry of torch's own tests for conv2d; importing it takes seconds.
 
     The import forbids the process to set torch.backends' flags, which tests of other files set. The block undoes that.
     """

@@ -76,7 +76,7 @@ def empty_environment(folder, *requirements):
 
 
 def use(python, code, folder):
-    """What code prints in an environment, with an empty compile cache."""
+    """Run code in an environment with an empty compile cache; returns what it prints."""
     environment = {"CUCONV_CACHE_DIR": str(folder / "cache"), "PATH": "/usr/bin:/bin"}
     used = subprocess.run([python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert used.returncode == 0, used.stderr

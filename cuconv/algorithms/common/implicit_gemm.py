@@ -74,21 +74,8 @@ def is_linear(problem: ConvProblem) -> bool:
     return problem.n == 1 and in_step and problem.out_pixels * problem.out_w < 2**32
 
 
-def geometry_macros(problem: ConvProblem) -> dict[str, int]:
-    """The macros of stride, dilation and groups, which common/geometry.cuh explains; none of them where all are 1."""
-    p = problem
-    settings = {
-        "STRIDE_H": p.stride_h,
-        "STRIDE_W": p.stride_w,
-        "DILATION_H": p.dilation_h,
-        "DILATION_W": p.dilation_w,
-        "CHANNEL_GROUPS": p.groups,
-    }
-    return {} if p.is_dense else settings
-
-
 def geometry_arguments(problem: ConvProblem) -> tuple[int, ...]:
-    """The arguments of stride, dilation and groups of a kernel that does not have them as macros, in its order."""
+    """The arguments of stride, dilation and groups of a kernel that has no macros for them, in its order."""
     p = problem
     return (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.groups)
 
