@@ -72,8 +72,8 @@ def plan(
 ) -> LaunchPlan:
     """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
-    It is the fastest whose kernels are of the closed set (`cuconv.kernel_set`); an algorithm that is named may take
-    others where the set has none.
+    Both are the fastest whose kernels are of the closed set (`cuconv.kernel_set`); a named algorithm takes others where
+    the set has none for the problem.
 
     prepared: for weights that are packed already, so that packing takes no time. residual: for a call that adds one,
     which takes one more kernel where the algorithm does not add it itself. aligned: for operands that all start at a

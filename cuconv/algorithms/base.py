@@ -129,16 +129,17 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
     @abstractmethod
     def variants(self, arch: str) -> list[Macros]:
-        """The kernel variants that tests compile for an architecture such as "sm_90a".
+        """The algorithm's part of the closed set for an architecture such as "sm_90a" (`cuconv.kernel_set`).
 
-        These are all variants where they are few, and otherwise a sample that covers every code path. The list is
-        empty where the architecture lacks the instructions.
+        "auto" launches no others; they ship, and tests compile them. These are all variants where they are few, and
+        otherwise those that a file lists. There is none where the architecture lacks the instructions.
         """
 
     def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> list[tuple[float, Macros]]:
         """The variants that the main kernel of a call may be, each after how many times as long it takes as the first.
 
-        `kernels` takes the first that is of the closed set. `harness.tune.variants` chooses the set by them.
+        An algorithm with several forms launches the first that is listed, and the very first where none is.
+        `harness.tune.variants` chooses the lists by them. options: those that `kernels` takes.
         """
         launches = self.launches(problem, config, options)
         return [(1.0, dict(next(one.macros for one in launches if one.kernel == self.name)))]

@@ -120,7 +120,7 @@ def variants_of(
 
 @dataclass(slots=True)
 class Losses:
-    """Losses of variants on calls: logarithms of a predicted time over that of the fastest plan of all.
+    """Losses of variants on calls: each the logarithm of a predicted time over that of the fastest plan of all.
 
     of: for each variant the numbers of the calls that it computes, and its losses on them. without: for each call the
     loss without any listed variant. groups: for each call the number of its group's name.
