@@ -35,3 +35,8 @@ def norm(*times: Number) -> Number:
 def either(condition: Number, a: Number, b: Number) -> Number:
     """The first number of each pair where a condition holds, else the second."""
     return np.where(condition, a, b) if isinstance(condition, np.ndarray) else (a if condition else b)
+
+
+def as_number(truth: Number) -> Number:
+    """1 where a condition holds, else 0."""
+    return truth * 1

@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from cuconv import background, leaving, select
@@ -141,7 +142,7 @@ def _made(
     problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
     spec, residual = device_spec(device), "residual" in operands
     made = _Made(library, operands, problem, device, aligned, relu, constant)
-    in_vectors = aligned and ("out" not in operands or library.strides(operands["out"])[0] % VECTOR_FLOATS == 0)
+    in_vectors = aligned and made.images_aligned
     best = made.kernels(select.plan(problem, spec, algorithm, constant, residual, in_vectors))
     missing = made.missing(best)
     if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
@@ -185,6 +186,14 @@ class _Made:
     aligned: bool
     relu: bool
     constant: bool  # whether weight and bias are those of a layer
+
+    @property
+    def images_aligned(self) -> bool:
+        """Whether every image of a slice is aligned if the first is; an output of its own is not judged by that."""
+        if "out" not in self.operands:
+            return True
+        stride = self.library.strides(self.operands["out"])[0]
+        return stride == prod(self.problem.output_shape[1:]) or stride % VECTOR_FLOATS == 0
 
     def kernels(self, plan: select.LaunchPlan) -> _Kernels:
         """The launches of a plan for these operands."""

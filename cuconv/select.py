@@ -12,8 +12,7 @@ from typing import Any
 
 from cuconv import kernel_set
 from cuconv.algorithms import ALGORITHMS, offering
-from cuconv.algorithms.base import CallOptions, Configuration
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.base import CallOptions, Configuration, NotInSet
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.problem import FP32, ConvProblem, UnsupportedProblem, shown
@@ -95,7 +94,7 @@ def plan(
             f"must be one of {', '.join(['auto', *possible])}"
         )
     try:
-        config, _ = _weighed(algorithm, problem, device, options)
+        _, config = ALGORITHMS[algorithm].weighed(problem, device, options)
     except NotInSet:
         config = ALGORITHMS[algorithm].configure(problem, device, prepared)
     return LaunchPlan(algorithm, config, problem.precision, prepared)
@@ -108,15 +107,14 @@ def alternatives(
 
     The arguments are those of `plan`.
     """
-    adding_us = add_residual.predicted_us(problem) if residual else 0.0
     options = CallOptions(aligned, residual=residual, packed=prepared)
 
     def timed(name: str, planned: ConvProblem) -> Iterator[tuple[float, LaunchPlan]]:
-        added_us = 0.0 if ALGORITHMS[name].fuses_residual else adding_us
+        added_us = ALGORITHMS[name].adding_us(planned, options)
         with suppress(UnsupportedProblem):
-            for us, config in ALGORITHMS[name].ranked(planned, device, prepared):
+            for us, config in ALGORITHMS[name].ranked(planned, device, options):
                 one = LaunchPlan(name, config, planned.precision, prepared)
-                if one.workspace_bytes <= MAX_WORKSPACE_BYTES and is_in_set(one, planned, device, options):
+                if one.workspace_bytes <= MAX_WORKSPACE_BYTES:
                     yield us + added_us, one
 
     precisions = [problem] if problem.precision == FP32 else [problem, replace(problem, precision=FP32)]
@@ -145,39 +143,21 @@ def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:
     return ALGORITHMS[launch_plan.algorithm].writes_slices and not residual
 
 
-def predicted_us(problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan) -> float:
-    """The predicted device time of a plan, in microseconds.
+def predicted_us(
+    problem: ConvProblem, device: DeviceSpec, launch_plan: LaunchPlan, residual: bool = False, aligned: bool = True
+) -> float:
+    """The predicted device time of a plan in microseconds, without a kernel that adds a residual.
 
-    The constants were fitted on an H200; an algorithm scales them by the number of the device's SMs.
+    residual, aligned: as those of `plan`. The constants were fitted on an H200; an algorithm scales them by the number
+    of the device's SMs.
     """
     if problem.precision != launch_plan.precision:
         problem = replace(problem, precision=launch_plan.precision)
-    algorithm = ALGORITHMS[launch_plan.algorithm]
+    algorithm, config = ALGORITHMS[launch_plan.algorithm], launch_plan.config
     predict = algorithm.prepared_us if launch_plan.prepared else algorithm.predicted_us
-    return predict(problem, device, launch_plan.config)
-
-
-class NotInSet(UnsupportedProblem):
-    """The closed set has no kernel variant of an algorithm that computes a problem."""
-
-
-def _weighed(name: str, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> tuple[Any, float]:
-    """The configuration of least predicted time whose kernels are of the closed set, and that time in microseconds.
-
-    Raises NotInSet where there is none.
-    """
-    algorithm = ALGORITHMS[name]
-
-    def is_possible(config: Any) -> bool:
-        return kernel_set.holds(device.arch, algorithm.launches(problem, config, options))
-
-    config, us = algorithm.weighed(problem, device, options.packed)  # mostly the one; ranking all takes longer
-    if is_possible(config):
-        return config, us
-    for us, config in algorithm.ranked(problem, device, options.packed):
-        if is_possible(config):
-            return config, us
-    raise NotInSet(f"{problem.label}: {name} has no kernel of the closed set for it")
+    options = CallOptions(aligned, residual=residual, packed=launch_plan.prepared)
+    slowdown = algorithm.slowdown(problem, device, config, options)
+    return predict(problem, device, config) * (slowdown if slowdown < inf else 1.0)
 
 
 def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> LaunchPlan:
@@ -185,15 +165,14 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
     best, best_us = None, inf
     weighed: set[str] = set()
     refusals: dict[str, UnsupportedProblem] = {}
-    prepared, adding_us = options.packed, add_residual.predicted_us(problem) if options.residual else 0.0
-    for least_us, name in _by_bound(problem, device, prepared):
+    for least_us, name in _by_bound(problem, device, options.packed):
         algorithm = ALGORITHMS[name]
-        added_us = 0.0 if algorithm.fuses_residual else adding_us
+        added_us = algorithm.adding_us(problem, options)
         if algorithm.superseded_by in weighed or (best and least_us + added_us > ROUNDING * best_us):
             continue
         try:
-            config, us = _weighed(name, problem, device, options)
-            one = LaunchPlan(name, config, problem.precision, prepared)
+            us, config = algorithm.weighed(problem, device, options)
+            one = LaunchPlan(name, config, problem.precision, options.packed)
             _check_workspace(problem, one)
         except UnsupportedProblem as error:
             refusals[name] = error
@@ -202,9 +181,9 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
         if us + added_us < best_us:
             best, best_us = one, us + added_us
     if problem.precision != FP32:
-        one = plan(replace(problem, precision=FP32), device, "auto", prepared, options.residual, options.aligned)
-        added_us = 0.0 if ALGORITHMS[one.algorithm].fuses_residual else adding_us
-        if predicted_us(problem, device, one) + added_us < best_us:
+        one = plan(replace(problem, precision=FP32), device, "auto", options.packed, options.residual, options.aligned)
+        added_us = ALGORITHMS[one.algorithm].adding_us(problem, options)
+        if predicted_us(problem, device, one, options.residual, options.aligned) + added_us < best_us:
             best = one
     if best is None:
         # Of the algorithm that computes the most, since its reason is the most general.

@@ -12,20 +12,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cuconv import costs
-from cuconv.algorithms.common.add_residual import add_residual
+from cuconv.algorithms.common import add_residual
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
 from cuconv.device import DeviceSpec
 from cuconv.jit import FLAGS, PACKED, RESIDUAL, Address, Launch
 from cuconv.numbers import Number
-from cuconv.problem import FP32, ConvProblem
+from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
 Macros = dict[str, int]
 """The preprocessor settings (-D) that one kernel variant is compiled with."""
+
+
+class NotInSet(UnsupportedProblem):
+    """The closed set has no kernel variant of an algorithm that computes a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +140,12 @@ class Algorithm(ABC, Generic[Config, Costs]):
         otherwise those that a file lists. There is none where the architecture lacks the instructions.
         """
 
-    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> list[tuple[float, Macros]]:
-        """The variants that the main kernel of a call may be, each after how many times as long it takes as the first.
+    def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
+        """How many times the predicted time a call takes with the closed set's kernels; inf where it has none for it.
 
-        An algorithm with several forms launches the first that is listed, and the very first where none is.
-        `harness.tune.variants` chooses the lists by them. options: those that `kernels` takes.
+        It is 1 for an algorithm all of whose variants are of the set; others are `common.listed.ListedVariants`.
         """
-        launches = self.launches(problem, config, options)
-        return [(1.0, dict(next(one.macros for one in launches if one.kernel == self.name)))]
+        return 1.0
 
     @abstractmethod
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
@@ -165,11 +168,19 @@ class Algorithm(ABC, Generic[Config, Costs]):
         Where the algorithm does not add a residual itself, one more kernel does. Raises UnsupportedProblem for a
         residual of more elements than that kernel's grid counts.
         """
-        if options.residual and not (self.fuses_residual and options.aligned):
-            adding = add_residual(problem, options.aligned, options.relu, options.overlap)
+        if self._takes_one_more(options):
+            adding = add_residual.add_residual(problem, options.aligned, options.relu, options.overlap)
             return (*self.launches(problem, config, replace(options, residual=False, relu=False)), adding)
-        found = self.kernels(problem, config, self._fulfilled(problem, config, options))
+        found = self.kernels(problem, config, self.fulfilled(problem, config, options))
         return tuple(one for one in found if one.kernel != KERNEL) if options.packed else found
+
+    def adding_us(self, problem: ConvProblem, options: CallOptions) -> float:
+        """The predicted time of the kernel that adds a residual, in microseconds; 0 where no kernel does that alone."""
+        return add_residual.predicted_us(problem) if self._takes_one_more(options) else 0.0
+
+    def _takes_one_more(self, options: CallOptions) -> bool:
+        """Whether a kernel of its own adds a residual."""
+        return options.residual and not (self.fuses_residual and options.aligned)
 
     def packing_launch(self, problem: ConvProblem, config: Config, options: CallOptions) -> Launch | None:
         """The launch that packs constant weights for calls with such options; None where no kernel packs weights.
@@ -178,19 +189,24 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """
         if self.packing(problem, config) is None:
             return None
-        options = self._fulfilled(problem, config, options if options.packed else replace(options, packed=True))
+        options = self.fulfilled(problem, config, options if options.packed else replace(options, packed=True))
         return next((one for one in self.kernels(problem, config, options) if one.kernel == KERNEL), None)
 
-    def _fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
-        """The options as `kernels` takes them: aligned in every image of a slice, and packed only what can be."""
+    def fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
+        """The options as `kernels` takes them: as `_possible`, and packed only what can be."""
+        options = self._possible(problem, options)
+        unpacked = options.packed and self.packing(problem, config) is None
+        return replace(options, packed=False) if unpacked else options
+
+    def _possible(self, problem: ConvProblem, options: CallOptions) -> CallOptions:
+        """The options, aligned only if in every image of a slice, and with a residual only if the algorithm adds it."""
         aligned, channels = options.aligned, options.output_channels
         if channels is not None:
             aligned = aligned and channels * problem.out_pixels % VECTOR_FLOATS == 0
         residual = options.residual and self.fuses_residual and aligned
-        packed = options.packed and self.packing(problem, config) is not None
-        if (aligned, residual, packed) == (options.aligned, options.residual, options.packed):
+        if (aligned, residual) == (options.aligned, options.residual):
             return options  # a new object takes microseconds
-        return replace(options, aligned=aligned, residual=residual, packed=packed)
+        return replace(options, aligned=aligned, residual=residual)
 
     @abstractmethod
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
@@ -227,24 +243,38 @@ class Algorithm(ABC, Generic[Config, Costs]):
         return packing.predicted_us(problem, costs) if packing else 0.0  # type: ignore[arg-type]
 
     def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
-        """The configuration that `weighed` chooses."""
-        return self.weighed(problem, device, prepared)[0]
+        """The candidate of least predicted time, whether the closed set has its kernels or not.
 
-    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
-        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is no candidate.
-
-        `cuconv.select` calls it for an algorithm that a user names, and for every algorithm where "auto" chooses.
-        prepared: for weights that are packed.
+        prepared: for weights that are packed. Raises UnsupportedProblem where there is no candidate.
         """
-        us, config = next(iter(self.ranked(problem, device, prepared)))
-        return config, us
+        return next(iter(self.ranked(problem, device, CallOptions(packed=prepared), closed=False)))[1]
 
-    def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
-        """The candidates in the order of their predicted times in microseconds, each after its time."""
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> tuple[float, Config]:
+        """The first of `ranked`, by which "auto" compares algorithms.
+
+        Raises NotInSet where the closed set has no kernels for any candidate, UnsupportedProblem where there is none.
+        """
+        for timed in self.ranked(problem, device, options):
+            return timed
+        raise self.not_in_set(problem)
+
+    def ranked(
+        self, problem: ConvProblem, device: DeviceSpec, options: CallOptions, closed: bool = True
+    ) -> Iterable[tuple[float, Config]]:
+        """The candidates in the order of their predicted times in microseconds, each after its time.
+
+        closed: those alone whose kernels are of the closed set, with the times of these kernels.
+        """
         constants = self.costs(problem.precision)
-        predict = self.prepared_us if prepared else self.estimate_us
+        predict = self.prepared_us if options.packed else self.estimate_us
         times = [(predict(problem, device, one, constants), one) for one in self.candidates(problem, device)]
-        return sorted(times, key=lambda timed: timed[0])
+        if closed:
+            times = [(us * self.slowdown(problem, device, one, options), one) for us, one in times]
+        return sorted(((us, one) for us, one in times if us < inf), key=lambda timed: timed[0])
+
+    def not_in_set(self, problem: ConvProblem) -> NotInSet:
+        """The error for a problem that the closed set has no kernels of this algorithm for."""
+        return NotInSet(f"{problem.label}: {self.name} has no kernel of the closed set for it")
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """A time in microseconds that no configuration's predicted time is below; inf only where there is none.

@@ -2,30 +2,36 @@
 
 Some algorithms have so many variants that no one could compile them all. For each of these a file beside its CUDA
 source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted
-times of the layers most, until what it loses is small: the layers are those of the sweeps, and random ones. The
-command prints what each length of the list loses, and writes the files. It needs no GPU.
+times of the layers most, until what it loses is small: the layers are those of the sweeps, and random ones. Variants
+that spill registers are left out. The command prints what each length of the list loses, and writes the files. It needs
+no GPU, but compiles the variants that it lists.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
+from typing import Any
 
 import numpy as np
 
+from cuconv import jit
 from cuconv.algorithms import ALGORITHMS, offering
-from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.common.listed import FILE_SUFFIX, ListedVariants, variant_key
 from cuconv.device import H200
 from cuconv.problem import FP32, TF32, ConvProblem, UnsupportedProblem
+from cuconv.select import MAX_WORKSPACE_BYTES
 from harness import command, progress
 from harness.catalogue import load_sweep
 from harness.report.markdown import markdown
@@ -90,32 +96,31 @@ def random_problem(chance: random.Random) -> ConvProblem:
     )  # fmt: skip
 
 
-def is_listed(algorithm: str) -> bool:
-    """Whether an algorithm's variants are listed in a file."""
-    return ALGORITHMS[algorithm].source.with_suffix(FILE_SUFFIX).exists()
-
-
 def times_of(one: Asked) -> dict[Variant | None, float]:
     """The least predicted time of each listed algorithm's variants, and, by None, of all other algorithms."""
     found: dict[Variant | None, float] = {}
     for precision in dict.fromkeys((one.problem.precision, FP32)):
         problem = replace(one.problem, precision=precision)
         for name in offering(precision):
+            algorithm = ALGORITHMS[name]
+            added_us = algorithm.adding_us(problem, one.options)
             with suppress(UnsupportedProblem):
-                for us, config in ALGORITHMS[name].ranked(problem, H200, one.options.packed):
-                    for variant, slowdown in variants_of(name, problem, config, one.options):
-                        found[variant] = min(slowdown * us, found.get(variant, inf))
+                for us, config in algorithm.ranked(problem, H200, one.options, closed=False):
+                    if config.workspace_bytes > MAX_WORKSPACE_BYTES:
+                        continue
+                    for variant, slowdown in variants_of(algorithm, problem, config, one.options):
+                        found[variant] = min(slowdown * us + added_us, found.get(variant, inf))
     return found
 
 
 def variants_of(
-    name: str, problem: ConvProblem, config: object, options: CallOptions
+    algorithm: Algorithm[Any, Any], problem: ConvProblem, config: Any, options: CallOptions
 ) -> list[tuple[Variant | None, float]]:
     """The variants that a configuration's main kernel may be, and how many times as long as the first they take."""
-    if not is_listed(name):
+    if not isinstance(algorithm, ListedVariants):
         return [(None, 1.0)]
-    forms = ALGORITHMS[name].forms(problem, config, options)
-    return [((name, frozenset(item for item in macros.items() if item[0] != PREPARED)), slow) for slow, macros in forms]
+    forms = algorithm.forms(problem, config, algorithm.fulfilled(problem, config, options))
+    return [((algorithm.name, variant_key(macros)), slowdown) for slowdown, macros in forms]
 
 
 @dataclass(slots=True)
@@ -197,17 +202,38 @@ def chosen(losses: Losses) -> list[Variant]:
     return found
 
 
+def spilling(variants: list[Variant]) -> list[Variant]:
+    """Those whose threads need more registers than they have, by the compiler's report; compiles on all cores."""
+
+    def spills(variant: Variant) -> bool:
+        name, macros = variant
+        return any(kernel.spill_bytes for kernel in jit.resources(ALGORITHMS[name].source, H200.arch, dict(macros)))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside of Python's lock
+        spilled = list(progress.counted(pool.map(spills, variants), "compiling", len(variants)))
+    return [variant for variant, is_spilled in zip(variants, spilled, strict=True) if is_spilled]
+
+
+def text_of(variants: list[Macros]) -> str:
+    """The file that lists variants, in an order that does not depend on theirs."""
+    columns = sorted(set().union(*variants))
+    cells = sorted([str(macros.get(column, "")) for column in columns] for macros in variants)
+    return "\n".join([",".join(columns), *map(",".join, cells)]) + "\n"
+
+
 def write(variants: list[Variant]) -> None:
-    """Write the list of each algorithm beside its source."""
-    for name, algorithm in ALGORITHMS.items():
-        rows = [dict(macros) for owner, macros in variants if owner == name]
-        if not rows:
-            continue
-        columns = sorted(set().union(*rows))
-        cells = sorted([str(row.get(column, "")) for column in columns] for row in rows)
-        lines = [",".join(columns), *map(",".join, cells)]
-        write_whole(algorithm.source.with_suffix(FILE_SUFFIX), "\n".join(lines) + "\n")
-        print(f"{name}: {len(rows)} variants")
+    """Write the list of each algorithm beside its source; raises RuntimeError where an algorithm would have none."""
+    rows = {
+        algorithm.name: [dict(macros) for owner, macros in variants if owner == algorithm.name]
+        for algorithm in ALGORITHMS.values()
+        if isinstance(algorithm, ListedVariants)
+    }
+    without = [name for name, of_algorithm in rows.items() if not of_algorithm]
+    if without:
+        raise RuntimeError(f"no variant was chosen of {', '.join(without)}: is it of no use any more?")
+    for name, of_algorithm in rows.items():
+        write_whole(ALGORITHMS[name].source.with_suffix(FILE_SUFFIX), text_of(of_algorithm))
+        print(f"{name}: {len(of_algorithm)} variants")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -220,7 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def work() -> None:
-        write(chosen(losses_of(list(asked(options.seed)))))
+        losses = losses_of(list(asked(options.seed)))
+        while worse := spilling(found := chosen(losses)):
+            print(f"{len(worse)} of these variants spill registers: chosen again, without them")
+            for variant in worse:
+                del losses.of[variant]
+        write(found)
 
     return command.exit_code("harness.tune.variants", work)
 

@@ -2,11 +2,13 @@
 
 import tomllib
 from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 
 from cuconv import costs, select
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.algorithms.base import CallOptions
 from cuconv.costs import CostsError, constant
 from cuconv.device import H200
 from tests.cuconv.algorithms.problems import typical_problem
@@ -37,7 +39,8 @@ def test_a_plan_is_timed_with_the_constants_of_its_own_precision(name):
     for planned in (in_fp32, in_tf32):
         plan = select.plan(planned, H200, name)
         expected = algorithm.estimate_us(planned, H200, plan.config, algorithm.costs(planned.precision))
-        assert select.predicted_us(in_tf32, H200, plan) == expected
+        slowdown = algorithm.slowdown(planned, H200, plan.config, CallOptions())
+        assert select.predicted_us(in_tf32, H200, plan) == expected * (slowdown if slowdown < inf else 1)
 
 
 @pytest.fixture

@@ -215,8 +215,13 @@ def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
 
 
 def kernels(call) -> list[str]:
-    """Names of what a call launches, in order."""
-    return [name for name, _ in kernel_times._record(call, 1)]
+    """Names of what a call launches, in order; the profiler may lose what comes first, which is a fill here."""
+
+    def filled_before() -> None:
+        torch.zeros(1, device="cuda")
+        call()
+
+    return [name for name, _ in kernel_times._record(filled_before, 1) if "FillFunctor" not in name]
 
 
 def default_kernels_of_a_fresh_thread(problem: ConvProblem) -> list[str]:

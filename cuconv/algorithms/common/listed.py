@@ -7,18 +7,102 @@ variants of many layers by the cost models; `python -m harness.tune.variants` wr
 from __future__ import annotations
 
 import csv
+import random
+from abc import abstractmethod
+from functools import cache
+from math import inf
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cuconv.algorithms.base import Algorithm, CallOptions, Config, Costs, Macros
+from cuconv.device import DeviceSpec
+from cuconv.numbers import Number
+from cuconv.problem import ConvProblem
 
 FILE_SUFFIX = ".csv"
 PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once for both
 
+Forms = list[tuple[float, Macros]]
+"""Variants that compute the same, each after how many times as long it takes as the first."""
 
-def listed(source: Path) -> list[dict[str, int]]:
+
+class ListedVariants(Algorithm[Config, Costs]):
+    """An algorithm whose part of the closed set a file lists."""
+
+    @abstractmethod
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
+        """The variants that the main kernel of a call may be.
+
+        The call launches the first that is listed, and the very first where none is; `harness.tune.variants` chooses
+        the list by them. options: those that `kernels` takes.
+        """
+
+    def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
+        """How many times as long the first form that is listed takes as the very first; inf where none is listed."""
+        forms = self.forms(problem, config, self.fulfilled(problem, config, options))
+        return next((factor for factor, macros in forms if variant_key(macros) in _keys(self.source)), inf)
+
+
+def listed(source: Path) -> list[Macros]:
     """The variants that the file of a CUDA source lists."""
     with source.with_suffix(FILE_SUFFIX).open(newline="") as file:
         return [{name: int(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
-def with_prepared(variants: list[dict[str, int]]) -> list[dict[str, int]]:
+def with_prepared(variants: list[Macros]) -> list[Macros]:
     """Variants, and the same for prepared weights."""
     return [*variants, *(macros | {PREPARED: 1} for macros in variants)]
+
+
+def first_listed(source: Path, forms: Forms) -> Macros:
+    """The first form that the file of a CUDA source lists; the very first where it lists none."""
+    return next((macros for _, macros in forms if variant_key(macros) in _keys(source)), forms[0][1])
+
+
+def slowdowns(source: Path, forms: Forms) -> Any:
+    """The array of many configurations' slowdowns, from forms whose macros are arrays, or one number for all.
+
+    Configurations are looked up by sums that two variants have in common with a probability of 2**-64.
+    """
+    listed_sums, found = _sums(source), np.array(inf)
+    for factor, macros in reversed(forms):
+        sums = _sum(macros)
+        places = np.searchsorted(listed_sums, sums)
+        is_listed = listed_sums[np.minimum(places, len(listed_sums) - 1)] == sums
+        found = np.where(is_listed, factor, found)
+    return found
+
+
+def variant_key(macros: Macros) -> frozenset[tuple[str, int]]:
+    """What a variant has in common with its form for prepared weights."""
+    return frozenset(item for item in macros.items() if item[0] != PREPARED)
+
+
+@cache
+def _keys(source: Path) -> frozenset[frozenset[tuple[str, int]]]:
+    return frozenset(map(variant_key, listed(source)))
+
+
+@cache
+def _sums(source: Path) -> Any:
+    return np.sort(np.array([_sum(macros) for macros in listed(source)], np.uint64))
+
+
+def _sum(macros: dict[str, Number]) -> Any:
+    """The sum of all values, each times an odd number of its macro's, modulo 2**64."""
+    total = 0
+    of_arrays: Any = np.uint64(0)
+    for name, value in macros.items():
+        if isinstance(value, np.ndarray):
+            of_arrays = of_arrays + (value + 1).astype(np.uint64) * np.uint64(_odd(name))
+        elif name != PREPARED:
+            total += (int(value) + 1) * _odd(name)
+    return of_arrays + np.uint64(total % 2**64)
+
+
+@cache
+def _odd(name: str) -> int:
+    """A number of a macro's own, the same in every process."""
+    return random.Random(name).getrandbits(64) | 1

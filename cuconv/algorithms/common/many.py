@@ -10,11 +10,12 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import cache
+from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
 
-from cuconv.algorithms.base import Algorithm, Config, Costs
+from cuconv.algorithms.base import Algorithm, CallOptions, Config, Costs
 from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem
 
@@ -62,17 +63,35 @@ class ManyConfigurations(Algorithm[Config, Costs]):
         predict = self.prepared_us if prepared else self.estimate_us
         return many, possible, predict(problem, device, many, self.costs(problem.precision))
 
-    def weighed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> tuple[Config, float]:
-        """The candidate of least predicted time, and that time; raises UnsupportedProblem where there is no candidate.
+    def slowdowns(self, problem: ConvProblem, device: DeviceSpec, many: Config, options: CallOptions) -> Any:
+        """What `slowdown` is for each configuration that `many` made, or one number for all."""
+        return 1.0
 
-        prepared: for weights that are packed.
+    def weighed(self, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> tuple[float, Config]:
+        """The first of `ranked`; raises NotInSet or UnsupportedProblem where there is none."""
+        many, times = self._times(problem, device, options, closed=True)
+        index = times.argmin()
+        us = times.item(index)
+        if us == inf:
+            raise self.not_in_set(problem)
+        return us, chosen(many, index)
+
+    def ranked(
+        self, problem: ConvProblem, device: DeviceSpec, options: CallOptions, closed: bool = True
+    ) -> Iterable[tuple[float, Config]]:
+        """The candidates in the order of their predicted times in microseconds, each after its time.
+
+        closed: those alone whose kernels are of the closed set, with the times of these kernels.
         """
-        many, possible, times = self.timed(problem, device, prepared)
-        index = np.where(possible, times, np.inf).argmin()
-        return chosen(many, index), times[index].item()
+        many, times = self._times(problem, device, options, closed)
+        order = np.argsort(times, kind="stable")[: np.count_nonzero(times < inf)]
+        return ((times.item(index), chosen(many, index)) for index in order)
 
-    def ranked(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Iterable[tuple[float, Config]]:
-        """The candidates in the order of their predicted times in microseconds, each after its time."""
-        many, possible, times = self.timed(problem, device, prepared)
-        order = np.argsort(np.where(possible, times, np.inf), kind="stable")[: np.count_nonzero(possible)]
-        return ((times[index].item(), chosen(many, index)) for index in order)
+    def _times(
+        self, problem: ConvProblem, device: DeviceSpec, options: CallOptions, closed: bool
+    ) -> tuple[Config, Any]:
+        """The configurations and their times, which are inf where one cannot run or, if closed, has no kernels."""
+        many, possible, times = self.timed(problem, device, options.packed)
+        if closed:
+            times = times * self.slowdowns(problem, device, many, options)
+        return many, np.where(possible, times, inf)

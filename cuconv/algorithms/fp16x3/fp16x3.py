@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import ceil, hypot, inf
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.bounds import least_shared_us
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import (
@@ -21,7 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.listed import listed, with_prepared
+from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -106,7 +106,7 @@ class Fp16x3Config:
         return f"tile={tile} stages={stages} {grid_text(self)}"
 
 
-class Fp16x3(Algorithm[Fp16x3Config, Costs]):
+class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
     """Implicit GEMM on Hopper's FP16 tensor cores with the accuracy of FP32 or of TF32."""
 
     source = SOURCE
@@ -119,6 +119,13 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
     def variants(self, arch: str) -> list[Macros]:
         """The listed variants, also with prepared weights; none without Hopper's instructions."""
         return with_prepared(listed(self.source)) if arch == HOPPER_ARCH else []
+
+    def forms(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> Forms:
+        """The one variant that the main kernel may be."""
+        stages, whole_groups = (config.input_stages, config.weight_stages), problem.c % 8 == 0
+        filter_slots = (problem.kh, problem.kw, config.slots)
+        macros = _macros(config.tile, *filter_slots, whole_groups, stages, config.products)
+        return [(1.0, macros | options.macros)]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -163,10 +170,7 @@ class Fp16x3(Algorithm[Fp16x3Config, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
-        blocks, stages = config.blocks, (config.input_stages, config.weight_stages)
-        whole_groups = problem.c % 8 == 0
-        macros = _macros(config.tile, problem.kh, problem.kw, config.slots, whole_groups, stages, config.products)
-        macros |= options.macros
+        blocks, ((_, macros), *_) = config.blocks, self.forms(problem, config, options)
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
         arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:], *options.arguments)
         return (

@@ -11,7 +11,7 @@ from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction, subsample
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, is_pointwise
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
-from cuconv.algorithms.common.listed import PREPARED, listed, with_prepared
+from cuconv.algorithms.common.listed import PREPARED, Forms, ListedVariants, listed, slowdowns, with_prepared
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.pointwise import cost_model
@@ -20,6 +20,7 @@ from cuconv.algorithms.pointwise.cost_model import Costs
 from cuconv.algorithms.pointwise.tiles import (
     VECTOR,
     Fp16x3PointwiseConfig,
+    grain_of,
     has_grid_stride,
     plane_of,
     static_shared_bytes,
@@ -27,13 +28,13 @@ from cuconv.algorithms.pointwise.tiles import (
 from cuconv.algorithms.pointwise.variants import macros_of
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
-from cuconv.numbers import Number
+from cuconv.numbers import Number, as_number
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 MAX_COPY = MAX_INDEX - 2**12  # elements, with room for a block
 
 
-class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
+class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs], ListedVariants[Fp16x3PointwiseConfig, Costs]):
     """Multiplies pixels as they lie in memory, decomposed into FP16 parts, by packed weights."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -54,6 +55,16 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
             for macros in with_prepared(listed(self.source))
             if not (macros["PACKS_WEIGHTS"] and PREPARED in macros)
         ]
+
+    def forms(self, problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions) -> Forms:
+        """The one variant that the main kernel may be."""
+        return [(1.0, _macros(subsample.on_dense(problem), config, options) | options.macros)]
+
+    def slowdowns(
+        self, problem: ConvProblem, device: DeviceSpec, many: Fp16x3PointwiseConfig, options: CallOptions
+    ) -> Any:
+        """What `slowdown` is for each configuration that `many` made."""
+        return slowdowns(self.source, self.forms(problem, many, self._possible(problem, options)))
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Fp16x3PointwiseConfig, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.
@@ -116,34 +127,14 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
         self, problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions
     ) -> tuple[Launch, ...]:
         """The launches of a convolution of stride 1; the input is the first argument of the last."""
-        c, p, plane = config, problem, plane_of(problem, config.layout)
-        evict_first = eviction.evict_first(p)
-        macros = macros_of(
-            c.filters,
-            c.channels,
-            c.consumers,
-            warpgroup_split_k=int(c.warpgroup_split_k),
-            pixel_stages=c.pixel_stages,
-            weight_stages=c.weight_stages,
-            weights_resident=int(c.weights_resident),
-            grid_stride=int(has_grid_stride(p, c)),
-            tail_split_k=c.tail_split_k,
-            packs_weights=(VECTOR if options.aligned and p.c % VECTOR == 0 else 1) if c.packs_weights else 0,
-            epilogue_filters=c.epilogue_filters,
-            vector=int(options.aligned and (p.out_pixels % VECTOR == 0 or plane > 0)),
-            shifted=c.layout.grain,
-            plane=plane,
-            evict_first=int(evict_first > 0),
-            products=c.products,
-        )
-        macros |= options.macros
+        c, p, ((_, macros), *_) = config, problem, self.forms(problem, config, options)
         operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE), (p.n, p.c, p.h, p.w, p.m)
         arguments: tuple[Address | int, ...] = (
             *operands,
             *sizes,
             int(options.relu),
             options.output_planes(p),
-            evict_first,
+            eviction.evict_first(p),
             *options.arguments,
         )
         main = Launch(self.source, macros, self.name, c.blocks, c.threads, arguments, c.shared_bytes, overlap=True)
@@ -171,3 +162,27 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs]):
     def static_shared_bytes(self, macros: Macros) -> int:
         """The static shared memory that configurations of a variant leave room for, in bytes."""
         return static_shared_bytes(macros["CONSUMERS"], macros["WEIGHT_STAGES"])
+
+
+def _macros(problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions) -> dict[str, Number]:
+    """The macros of the kernel variant for a convolution of stride 1; arrays for many configurations."""
+    c, p, plane = config, problem, plane_of(problem, config.layout)
+    has_vectors = options.aligned & ((p.out_pixels % VECTOR == 0) | (plane > 0))
+    return macros_of(
+        c.filters,
+        c.channels,
+        c.consumers,
+        warpgroup_split_k=as_number(c.warpgroup_split_k),
+        pixel_stages=c.pixel_stages,
+        weight_stages=c.weight_stages,
+        weights_resident=as_number(c.weights_resident),
+        grid_stride=as_number(has_grid_stride(p, c)),
+        tail_split_k=c.tail_split_k,
+        packs_weights=as_number(c.packs_weights) * (VECTOR if options.aligned and p.c % VECTOR == 0 else 1),
+        epilogue_filters=c.epilogue_filters,
+        vector=as_number(has_vectors),
+        shifted=grain_of(c.layout),
+        plane=plane,
+        evict_first=int(eviction.evict_first(p) > 0),
+        products=c.products,
+    )

@@ -122,30 +122,30 @@ class Fp16x3PointwiseConfig:
         return f"tile={tile}{layout} stages={stages} staged={self.epilogue_filters} {grid_text(self)}"
 
 
-def pitch(plane: int) -> int:
+def pitch(plane: Number) -> Number:
     """Floats in shared memory from a channel's pixels to the next channel's; outputs have the same pitch.
 
     plane: pixels of an image in the layout of whole images, which lie as in global memory; 0 in the other layouts.
     """
-    return plane or PADDED_PITCH
+    return either(plane > 0, plane, PADDED_PITCH)
 
 
-def plane_of(problem: ConvProblem, layout: PixelLayout) -> int:
+def plane_of(problem: ConvProblem, layout: Number) -> Number:
     """The macro PLANE: pixels of an image in the layout of whole images, else 0."""
-    return problem.out_pixels if layout is PixelLayout.WHOLE_IMAGES else 0
+    return either(layout == PixelLayout.WHOLE_IMAGES, problem.out_pixels, 0)
 
 
-def pixel_stage_bytes(channels: int, consumers: int, plane: int) -> int:
+def pixel_stage_bytes(channels: Number, consumers: Number, plane: Number) -> Number:
     """The shared memory that one pixel stage of every consumer takes, in bytes."""
     return consumers * channels * pitch(plane) * FLOAT_BYTES
 
 
-def weight_stage_bytes(filters: int, channels: int, products: int) -> int:
+def weight_stage_bytes(filters: Number, channels: Number, products: int) -> Number:
     """The shared memory that a chunk's packed weights take, with the scales of its filters and channels, in bytes."""
     return filters * channels * operand_bytes(products) + (filters + channels) * FLOAT_BYTES
 
 
-def epilogue_bytes(epilogue_filters: int, consumers: int, plane: int) -> int:
+def epilogue_bytes(epilogue_filters: Number, consumers: Number, plane: Number) -> Number:
     """The shared memory that outputs pass through on their way out, in bytes."""
     return consumers * epilogue_filters * pitch(plane) * FLOAT_BYTES
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cuconv.algorithms.base import Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.pointwise.tiles import (
     PRODUCER_THREADS,
@@ -11,30 +10,31 @@ from cuconv.algorithms.pointwise.tiles import (
     pixel_stage_bytes,
     weight_stage_bytes,
 )
+from cuconv.numbers import Number, either
 from cuconv.problem import FP32
 
 
 def macros_of(
-    filters: int,
-    channels: int,
-    consumers: int,
+    filters: Number,
+    channels: Number,
+    consumers: Number,
     /,
     *,
-    warpgroup_split_k: int = 0,
-    pixel_stages: int = 2,
-    weight_stages: int = 2,
-    weights_resident: int = 0,
-    grid_stride: int = 1,
-    tail_split_k: int = 1,
-    packs_weights: int = 0,
-    epilogue_filters: int = 64,
-    vector: int = 1,
-    shifted: int = 0,
-    plane: int = 0,
-    evict_first: int = 0,
+    warpgroup_split_k: Number = 0,
+    pixel_stages: Number = 2,
+    weight_stages: Number = 2,
+    weights_resident: Number = 0,
+    grid_stride: Number = 1,
+    tail_split_k: Number = 1,
+    packs_weights: Number = 0,
+    epilogue_filters: Number = 64,
+    vector: Number = 1,
+    shifted: Number = 0,
+    plane: Number = 0,
+    evict_first: Number = 0,
     products: int = PRODUCTS[FP32],
-) -> Macros:
-    """The macros of a kernel variant, which the head of fp16x3_pointwise.cu explains."""
+) -> dict[str, Number]:
+    """The macros of a kernel variant, or arrays of many, which the head of fp16x3_pointwise.cu explains."""
     shared_bytes = pixel_stages * pixel_stage_bytes(channels, consumers, plane)
     shared_bytes += weight_stages * weight_stage_bytes(filters, channels, products)
     shared_bytes += epilogue_bytes(epilogue_filters, consumers, plane)
@@ -56,6 +56,6 @@ def macros_of(
         "EVICT_FIRST": evict_first,
         "PRODUCTS": products,
         "PITCH": pitch(plane),
-        "PRODUCER_THREADS": PRODUCER_THREADS[consumers],
+        "PRODUCER_THREADS": either(consumers == 2, PRODUCER_THREADS[2], PRODUCER_THREADS[3]),
         "SHARED_BYTES": shared_bytes,
     }

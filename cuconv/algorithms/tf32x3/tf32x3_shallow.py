@@ -12,10 +12,10 @@ from itertools import product
 from math import ceil, hypot
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PARTS, PRODUCTS, arguments_of, depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
-from cuconv.algorithms.common.listed import listed
+from cuconv.algorithms.common.listed import Forms, ListedVariants, listed
 from cuconv.algorithms.tf32x3.tf32x3 import check_indices, memory_us
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
@@ -77,7 +77,7 @@ class Tf32x3ShallowConfig:
         return f"{block} {grid_text(self)}"
 
 
-class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
+class Tf32x3Shallow(ListedVariants[Tf32x3ShallowConfig, Costs]):
     """Short reductions with mma.sync at FP32 accuracy (3xTF32) or in TF32: few channels, and a small filter."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -89,6 +89,11 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
     def variants(self, arch: str) -> list[Macros]:
         """The listed variants."""
         return listed(self.source)
+
+    def forms(self, problem: ConvProblem, config: Tf32x3ShallowConfig, options: CallOptions) -> Forms:
+        """The one variant that the main kernel may be."""
+        macros = _macros(problem, config.warps, has_vectors(problem, options.aligned), config.products)
+        return [(1.0, macros | options.macros)]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Tf32x3ShallowConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -144,7 +149,7 @@ class Tf32x3Shallow(Algorithm[Tf32x3ShallowConfig, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Tf32x3ShallowConfig, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
-        macros = _macros(problem, config.warps, has_vectors(problem, options.aligned), config.products) | options.macros
+        ((_, macros), *_) = self.forms(problem, config, options)
         arguments = (
             *arguments_of(problem, options.relu, options.output_planes(problem)),
             _filter_blocks(problem, config),

@@ -28,7 +28,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     stages_of,
 )
 from cuconv.algorithms.common.limits import HOPPER_ARCH, require_hopper
-from cuconv.algorithms.common.listed import listed
+from cuconv.algorithms.common.listed import Forms, ListedVariants, first_listed, listed, slowdowns
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.tf32x3.tf32x3 import (
     MAX_FILTER_AREA,
@@ -44,7 +44,7 @@ from cuconv.costs import constant
 from cuconv.device import REGISTERS_PER_SM, DeviceSpec
 from cuconv.jit import Launch
 from cuconv.numbers import Number, larger, norm, smaller
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, ceil_div
+from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
@@ -114,10 +114,10 @@ class Tile:
             return 64 + self.filters + 16 * ((self.filters == 16) & (split_k == 1))
         return smaller(104 + self.filters - 8 * (self.filters == 32), REGISTERS_PER_SM // self.threads)
 
-    def min_blocks_per_sm(self, split_k: int, products: int, general: bool = False) -> int:
+    def min_blocks_per_sm(self, split_k: Number, products: int, general: bool = False) -> Number:
         """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler; of a general variant fewer."""
         registers = self.registers(split_k, products) + GENERAL_REGISTERS * general
-        return max(1, REGISTERS_PER_SM // (self.threads * registers))
+        return larger(1, REGISTERS_PER_SM // (self.threads * registers))
 
     def __str__(self) -> str:
         warpgroups = f"{self.pixel_warpgroups}x{self.warpgroup_split_k}"
@@ -145,7 +145,7 @@ TILES = (
 )
 
 
-class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
+class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Costs]):
     """Implicit GEMM with wgmma at FP32 accuracy (3xTF32) or in TF32, for Hopper."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -159,9 +159,14 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
         """The listed variants; none without Hopper's instructions."""
         return listed(self.source) if arch == HOPPER_ARCH else []
 
-    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> list[tuple[float, Macros]]:
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
         """The variant that is specialised for a layer the most, and those that are less, with what they lose."""
-        return _forms(_macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros)
+        return _forms(_layer_macros(problem, options, config.products), config.tile, config.split_k)
+
+    def slowdowns(self, problem: ConvProblem, device: DeviceSpec, many: Config, options: CallOptions) -> Any:
+        """What `slowdown` is for each configuration that `many` made; layers of a kind have them in common."""
+        layer = _layer_macros(problem, self._possible(problem, options), many.products)
+        return _slowdowns(self.source, device.max_cluster_blocks, tuple(layer.items()))
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
         """One configuration object with array fields, and an array that says which of its configurations can run.
@@ -214,8 +219,8 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
-        macros = _macros(problem, config.tile, config.split_k, options.aligned, config.products) | options.macros
-        macros = _listed_form(self.source, tuple(macros.items()))
+        layer = _layer_macros(problem, options, config.products)
+        macros = _listed_form(self.source, config.tile, config.split_k, tuple(layer.items()))
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
         arguments = (*operands_and_sizes, *geometry_arguments(problem), _evict_first(problem), *options.arguments)
         grid = (config.blocks, config.threads)
@@ -319,18 +324,11 @@ def _epilogue_us(config: Config, costs: Costs) -> Number:
     return write_us + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) * outputs / 2**12
 
 
-def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, products: int = PRODUCTS[FP32]) -> Macros:
-    """The macros of the kernel variant for a layer. aligned: whether all operands start at a multiple of 16 bytes."""
-    pointwise, general, paired = is_pointwise(problem), _is_general(problem), _has_pixel_pairs(problem, aligned)
+def _layer_macros(problem: ConvProblem, options: CallOptions, products: int) -> Macros:
+    """The macros of the kernel variant that is specialised for a layer, without those of its tile."""
+    pointwise, general, paired = is_pointwise(problem), _is_general(problem), _has_pixel_pairs(problem, options.aligned)
     return {
-        "FILTERS": tile.filters,
-        "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
-        "WARPGROUP_SPLIT_K": tile.warpgroup_split_k,
-        "SPLIT_K": split_k,
-        "INBOX_BYTES": inbox_bytes(tile, split_k),
-        "TAP_BYTES": TAP_BYTES,
-        "VECTOR": int(has_aligned_rows(problem, aligned)),
-        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, products, general or problem.groups > 1),
+        "VECTOR": int(has_aligned_rows(problem, options.aligned)),
         "PRODUCTS": products,
         "GENERAL": int(general),
         "KERNEL_H": 0 if general else problem.kh,
@@ -345,38 +343,54 @@ def _macros(problem: ConvProblem, tile: Tile, split_k: int, aligned: bool, produ
         "WHOLE": int(pointwise and depth_of(problem) % STAGE_DEPTH == 0),
         "PAIRED": int(paired),
         "EVICT_FIRST": int(_evict_first(problem) > 0),
+        "RESIDUAL": int(options.residual),
     }
 
 
-def _forms(special: Macros) -> list[tuple[float, Macros]]:
-    """The variants that compute what a specialised one does, each after how many times as long it takes.
+def _tile_macros(tile: Tile, split_k: Number, layer: Macros) -> dict[str, Number]:
+    """The macros of a variant's tile, from those of its layer; arrays for arrays of tiles."""
+    general = bool(layer["GENERAL"] or layer["GROUPED"])
+    return {
+        "FILTERS": tile.filters,
+        "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
+        "WARPGROUP_SPLIT_K": tile.warpgroup_split_k,
+        "SPLIT_K": split_k,
+        "INBOX_BYTES": inbox_bytes(tile, split_k),
+        "TAP_BYTES": TAP_BYTES,
+        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, layer["PRODUCTS"], general),
+    }
 
-    The factors were measured on an H200, on 290 layers of the sweeps.
+
+def _forms(layer: Macros, tile: Tile, split_k: Number) -> Forms:
+    """The variants that compute a layer, each after how many times as long it takes as the first.
+
+    layer: macros of the most special one; the others have arguments in the place of some of them. The factors were
+    measured on an H200, on 290 layers of the sweeps.
     """
-    pointwise = special["POINTWISE"]
-    found = [(1.0, special)]
+    pointwise = layer["POINTWISE"]
+    found = [(1.0, layer)]
     for name, slowdown in (("WHOLE", 1.003), ("LINEAR", 1.005 if pointwise else 1.035)):
-        if special[name]:
+        if layer[name]:
             found += [(factor * slowdown, macros | {name: 0}) for factor, macros in found]
-    if not special["GENERAL"]:
-        tile = Tile(special["FILTERS"], special["PIXEL_WARPGROUPS"], special["WARPGROUP_SPLIT_K"])
-        blocks = tile.min_blocks_per_sm(special["SPLIT_K"], special["PRODUCTS"], general=True)
+    if not layer["GENERAL"]:
         general = {"GENERAL": 1, "KERNEL_H": 0, "KERNEL_W": 0, "STRIDE_H": 1, "STRIDE_W": 1, "GROUPED": 0}
-        general["MIN_BLOCKS_PER_SM"] = blocks
         found += [(factor * (1.04 if pointwise else 1.08), macros | general) for factor, macros in found]
-    return sorted(found, key=lambda form: form[0])
+    found.sort(key=lambda form: form[0])
+    return [(factor, macros | _tile_macros(tile, split_k, macros)) for factor, macros in found]
 
 
 @lru_cache(maxsize=4096)
-def _listed_form(source: Path, special: tuple[tuple[str, int], ...]) -> Macros:
-    """The fastest form of a variant that is listed; the variant itself where none is."""
-    listed_forms = (macros for _, macros in _forms(dict(special)) if frozenset(macros.items()) in _listed_keys(source))
-    return next(listed_forms, dict(special))
+def _listed_form(source: Path, tile: Tile, split_k: int, layer: tuple[tuple[str, int], ...]) -> Macros:
+    """The form that a call launches. layer: the macros of `_layer_macros`."""
+    return first_listed(source, _forms(dict(layer), tile, split_k))
 
 
-@cache
-def _listed_keys(source: Path) -> frozenset[frozenset[tuple[str, int]]]:
-    return frozenset(frozenset(macros.items()) for macros in listed(source))
+@lru_cache(maxsize=1024)
+def _slowdowns(source: Path, max_cluster_blocks: int, layer: tuple[tuple[str, int], ...]) -> Any:
+    """The slowdown of every tile with every split_k. layer: the macros of `_layer_macros`."""
+    macros = dict(layer)
+    tile, split_k, _ = _every(max_cluster_blocks, macros["PRODUCTS"])
+    return slowdowns(source, _forms(macros, tile, split_k))
 
 
 def _is_general(problem: ConvProblem) -> bool:

@@ -11,7 +11,7 @@ from functools import cache
 from math import ceil, hypot, inf
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -21,7 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.listed import listed, with_prepared
+from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
@@ -90,7 +90,7 @@ class WinogradConfig:
         return f"tile={tile} producers={self.producers} stages={stages} grid={self.blocks} shared={self.shared_bytes}"
 
 
-class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
+class Fp16x3Winograd(ListedVariants[WinogradConfig, Costs]):
     """Winograd's convolution along rows on Hopper's FP16 tensor cores with the accuracy of FP32."""
 
     source = SOURCE
@@ -104,6 +104,12 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
     def variants(self, arch: str) -> list[Macros]:
         """The listed variants, also with prepared weights; none without Hopper's instructions."""
         return with_prepared(listed(self.source)) if arch == HOPPER_ARCH else []
+
+    def forms(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> Forms:
+        """The one variant that the main kernel may be."""
+        p, stages = problem, (config.input_stages, config.weight_stages)
+        macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, config.tile_shape)
+        return [(1.0, macros | options.macros)]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -145,9 +151,7 @@ class Fp16x3Winograd(Algorithm[WinogradConfig, Costs]):
 
     def kernels(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
-        p, stages = problem, (config.input_stages, config.weight_stages)
-        macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, config.tile_shape)
-        macros |= options.macros
+        p, ((_, macros), *_) = problem, self.forms(problem, config, options)
         tiles = tiles_of(p, config.cluster, config.cells, config.pitch)
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)

@@ -54,7 +54,7 @@ def test_every_launch_is_of_a_variant(name, device):
         if problem is None or problem.precision not in algorithm.precisions:
             continue
         try:
-            fastest = list(islice(algorithm.ranked(problem, device, False), FASTEST))
+            fastest = list(islice(algorithm.ranked(problem, device, CallOptions()), FASTEST))
         except UnsupportedProblem:
             continue
         tried += 1

@@ -1,13 +1,17 @@
 """Configurations as arrays: each element is the configuration by itself, with the same predicted time."""
 
 from dataclasses import replace
+from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem
+from cuconv import ConvProblem, UnsupportedProblem, kernel_set
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.many import ManyConfigurations, chosen
+from cuconv.device import H200
 from tests.cuconv.algorithms.problems import DEVICES, ODD, PROBLEMS, in_precision
 
 MANY = [name for name, algorithm in ALGORITHMS.items() if isinstance(algorithm, ManyConfigurations)]
@@ -32,6 +36,26 @@ def test_times_of_arrays_are_those_of_each_configuration(name, prepared, device)
             one = chosen(many, index)
             assert predict(problem, device, one) == pytest.approx(times[index], rel=1e-12), (problem.label, str(one))
             compared += 1
-        config, us = algorithm.weighed(problem, device, prepared)
-        assert us == min(times[possible]) and config == next(iter(algorithm.ranked(problem, device, prepared)))[1]
+        config = algorithm.configure(problem, device, prepared)
+        assert predict(problem, device, config) == pytest.approx(min(times[possible]), rel=1e-12)
     assert compared or not device.is_hopper
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_slowdowns_of_arrays_are_those_of_each_configuration(name):
+    algorithm, found = ALGORITHMS[name], []
+    problems = [*SOME[::4], *in_precision("tf32", SOME[::9])]
+    for problem, (aligned, residual, packed) in product(problems, product((False, True), repeat=3)):
+        options = CallOptions(aligned, residual=residual, packed=packed)
+        try:
+            many, possible = algorithm.many(problem, H200)
+        except UnsupportedProblem:
+            continue
+        slowdowns = np.broadcast_to(algorithm.slowdowns(problem, H200, many, options), possible.shape)
+        for index in np.flatnonzero(possible)[::7]:
+            one = chosen(many, index)
+            slowdown = algorithm.slowdown(problem, H200, one, options)
+            assert slowdown == slowdowns[index], (problem, options, str(one))
+            assert (slowdown < inf) == kernel_set.holds(H200.arch, algorithm.launches(problem, one, options))
+            found.append(slowdown < inf)
+    assert any(found) and (all(found) == (name == "tf32x3_gemm"))
