@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, hypot
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
@@ -172,6 +172,11 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
         memory_us = (costs.memory + costs.memory_staged * staged) * problem.min_bytes / 2**20
         memory_us += costs.memory_pieces * pieces * written_mib
         return costs.start + hypot(latency_us, warps * issue_us, warps * fetch_us, memory_us)
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The time of the operands in device memory, in microseconds; inf without groups, and for large ones."""
+        small = problem.groups > 1 and problem.group_channels <= MAX_CHANNELS
+        return super().least_us(problem, device, prepared) if small else inf
 
     def summation(self, config: DepthwiseConfig) -> tuple[int, ...]:
         """Nothing: each sum is one chain in the order of channels and filter positions."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, hypot
+from math import ceil, hypot, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
@@ -142,6 +142,11 @@ class Tf32x3Shallow(ListedVariants[Tf32x3ShallowConfig, Costs]):
         scattered_us = costs.memory_scalar * scalar + costs.memory_blocks * (config.resident - 1)
         moved_us = scattered_us * written_mib + memory_us(problem, costs.memory)
         return costs.start + weights_us + hypot(iterations * hypot(latency_us, sm_warps * work_us), moved_us)
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The time of the operands in device memory, in microseconds; inf for longer reductions and not dense ones."""
+        shallow = depth_of(problem) <= MAX_DEPTH and problem.is_dense
+        return super().least_us(problem, device, prepared) if shallow else inf
 
     def summation(self, config: Tf32x3ShallowConfig) -> tuple[int, ...]:
         """Nothing: a warp adds the whole reduction, in order."""

@@ -11,7 +11,7 @@ from cuconv import ConvProblem, UnsupportedProblem, algorithms, reference
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.weight_packing import WeightPacking
-from cuconv.algorithms.tf32x3 import tf32x3_wgmma
+from cuconv.algorithms.tf32x3 import wgmma_model
 from cuconv.device import A100, H200
 from cuconv.kernel_set import holds
 from cuconv.select import launches_of, plan, predicted_us
@@ -149,7 +149,7 @@ def test_kernels_are_compiled_for_the_products_of_the_precision(name, precision,
 
 
 def test_one_product_stores_no_small_parts_in_shared_memory():
-    assert all(tile.pipeline_bytes(1) * 2 == tile.pipeline_bytes(3) for tile in tf32x3_wgmma.TILES)
+    assert all(tile.pipeline_bytes(1) * 2 == tile.pipeline_bytes(3) for tile in wgmma_model.TILES)
 
 
 def test_one_product_packs_no_low_parts():

@@ -10,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.tf32x3.tf32x3 import blocks_per_sm
-from cuconv.algorithms.tf32x3.tf32x3_wgmma import CLUSTER_SIZES, TILES
+from cuconv.algorithms.tf32x3.wgmma_model import CLUSTER_SIZES, TILES
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from tests.cuconv.algorithms.problems import PROBLEMS, TYPICAL, each_precision, in_precision, launched, one_by_one
