@@ -28,7 +28,7 @@ import numpy as np
 from cuconv import jit
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
-from cuconv.algorithms.common.listed import FILE_SUFFIX, ListedVariants, variant_key
+from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED, ListedVariants, variant_key
 from cuconv.device import H200
 from cuconv.problem import FP32, TF32, ConvProblem, UnsupportedProblem
 from cuconv.select import MAX_WORKSPACE_BYTES
@@ -207,7 +207,13 @@ def spilling(variants: list[Variant]) -> list[Variant]:
 
     def spills(variant: Variant) -> bool:
         name, macros = variant
-        return any(kernel.spill_bytes for kernel in jit.resources(ALGORITHMS[name].source, H200.arch, dict(macros)))
+        forms = [dict(macros), *([dict(macros) | {PREPARED: 1}] if name in preparing else [])]
+        kernels = (one for form in forms for one in jit.resources(ALGORITHMS[name].source, H200.arch, form))
+        return any(kernel.spill_bytes for kernel in kernels)
+
+    preparing = {
+        name for name, one in ALGORITHMS.items() if any(PREPARED in macros for macros in one.variants(H200.arch))
+    }
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside of Python's lock
         spilled = list(progress.counted(pool.map(spills, variants), "compiling", len(variants)))

@@ -70,8 +70,7 @@ def slowdowns(source: Path, forms: Forms) -> Any:
     for factor, macros in reversed(forms):
         sums = _sum(macros)
         places = np.searchsorted(listed_sums, sums)
-        is_listed = listed_sums[np.minimum(places, len(listed_sums) - 1)] == sums
-        found = np.where(is_listed, factor, found)
+        found = np.where(listed_sums[places] == sums, factor, found)
     return found
 
 
@@ -87,7 +86,8 @@ def _keys(source: Path) -> frozenset[frozenset[tuple[str, int]]]:
 
 @cache
 def _sums(source: Path) -> Any:
-    return np.sort(np.array([_sum(macros) for macros in listed(source)], np.uint64))
+    largest = 2**64 - 1  # so that every number has a place before the end
+    return np.sort(np.array([*map(_sum, listed(source)), largest], np.uint64))
 
 
 def _sum(macros: dict[str, Number]) -> Any:

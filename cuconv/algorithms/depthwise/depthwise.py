@@ -7,31 +7,37 @@ may instead stage whole groups in shared memory: one batch of them or, with two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from itertools import product
-from math import ceil, hypot, inf
+from math import inf
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+import numpy as np
+
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.depthwise.strips import (
     STRIPS,
     WARP,
     Geometry,
+    Kind,
     Strip,
+    Work,
     all_vectors,
     band_of,
-    cycles_of_load,
     geometry_of,
-    registers_of,
+    kind_of,
     vectors_of,
-    window_loads_of,
+    work_of,
 )
 from cuconv.costs import constant
 from cuconv.device import DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.numbers import Number, either, larger, norm, smaller
+from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 
 MAX_CHANNELS = 8  # of a group; beyond them tensor cores are faster
 MAX_FILTER_COLUMNS = 31  # sums of more products are long chains
@@ -40,10 +46,8 @@ MAX_EXTENT = 2**30  # rows or columns of the padded image
 
 THREADS = (64, 128, 256)
 GENERAL_ROWS = (1, 4)  # outputs of a thread where the geometry is not listed
-GENERAL_INSTRUCTIONS = 4  # for a product beside its multiply-add: tests of row and column, address, loop
 BUFFERS = (1, 2)
 MAX_STAGED_BYTES = 48 * 1024  # of a block, so that an SM holds several
-GENERAL_REGISTERS = 64  # of a thread of the general kernel, at most
 SM_THREADS, SM_BLOCKS = 2048, 32  # limits of an SM
 
 
@@ -85,9 +89,10 @@ class DepthwiseConfig:
     general: bool = False
     workspace_bytes: int = 0
 
-    def batches(self, problem: ConvProblem) -> int:
+    def batches(self, problem: ConvProblem) -> Number:
         """The batches of groups that all blocks stage; the number of blocks where they stage none."""
-        return ceil(problem.n * problem.groups / self.groups) if self.groups else self.blocks
+        batches = ceil_div(problem.n * problem.groups, larger(self.groups, 1))
+        return either(self.groups > 0, batches, self.blocks)
 
     def __str__(self) -> str:
         strip = f"strip={self.strip.rows}x{self.strip.columns}x{self.strip.filters}"
@@ -97,7 +102,7 @@ class DepthwiseConfig:
         return f"{strip} threads={self.threads}{staged} grid={self.blocks} shared={self.shared_bytes}"
 
 
-class Depthwise(Algorithm[DepthwiseConfig, Costs]):
+class Depthwise(ManyConfigurations[DepthwiseConfig, Costs]):
     """Plain FP32 sums of grouped layers with few channels a group, such as depthwise layers."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -112,66 +117,41 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
                 found += [_macros(geometry, strip, staged, *vectors) for vectors in all_vectors(geometry, strip)]
         return found
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[DepthwiseConfig]:
-        """Every configuration that can run; raises UnsupportedProblem where there is none."""
+    def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[DepthwiseConfig, Any]:
+        """One configuration object with array fields, and an array that says which of its configurations can run.
+
+        Raises UnsupportedProblem where none can.
+        """
         _check(problem)
-        overlap, general = device.compute_capability >= (9, 0), geometry_of(problem) is None
-        found = []
-        for (strip, quantum), threads, buffers in product(_strips(problem), THREADS, BUFFERS):
-            if buffers > 1 and not quantum:
-                continue
-            strips = strip.count(problem)
-            groups = _block_groups(problem, strip, quantum, threads)
-            shared_bytes = _shared_bytes(problem, groups, buffers)
-            blocks = ceil(problem.n * problem.groups / groups) if groups else ceil(strips / threads)
-            if strips > MAX_INDEX - max(THREADS) or shared_bytes > MAX_STAGED_BYTES:
-                continue
-            config = DepthwiseConfig(strip, groups, threads, blocks, shared_bytes, overlap, buffers, general)
-            if buffers > 1:
-                blocks = device.sm_count * _resident_blocks(config, problem, device)
-                if blocks >= config.blocks:
-                    continue
-                config = replace(config, blocks=blocks)
-            found.append(config)
-        if not found:
+        p, rows, quantum = problem, _rows(kind_of(problem)), _quantum(problem)
+        strip, staged, threads = rows.strip, rows.staged, rows.threads
+        strips = strip.count(p)
+        groups = staged * _block_groups(p, strip, quantum, threads)
+        shared_bytes = staged * _shared_bytes(p, groups, rows.buffers)
+        blocks = np.where(staged, ceil_div(p.n * p.groups, np.maximum(groups, 1)), ceil_div(strips, threads))
+        resident = device.sm_count * _resident_blocks(threads, rows.work.registers, shared_bytes, device)
+        possible = (strips <= MAX_INDEX - max(THREADS)) & (shared_bytes <= MAX_STAGED_BYTES)
+        possible &= (quantum <= p.groups) >= staged
+        possible &= (resident < blocks) >= (rows.buffers > 1)
+        if not possible.any():
             raise UnsupportedProblem(
-                f"{problem.label}: {problem.n * problem.m * problem.out_pixels} outputs are too many for 32-bit "
-                "numbers of strips, depthwise computes a smaller batch"
+                f"{p.label}: {p.n * p.m * p.out_pixels} outputs are too many for 32-bit numbers of strips, depthwise "
+                "computes a smaller batch"
             )
-        return list(dict.fromkeys(found))
+        grid, overlap = np.where(rows.buffers > 1, resident, blocks), device.compute_capability >= (9, 0)
+        sizes = (strip, groups, threads, grid, shared_bytes, overlap, rows.buffers, geometry_of(p) is None)
+        return DepthwiseConfig(*sizes), possible
+
+    def timed(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> tuple[DepthwiseConfig, Any, Any]:
+        """The two results of `many`, and the predicted times, of which layers of a kind have the threads' work."""
+        many, possible = self.many(problem, device)
+        work, costs = _rows(kind_of(problem)).work, self.costs(problem.precision)
+        return many, possible, _size_us(problem, device, many, work, costs)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, costs: Costs) -> float:
-        """The device time in microseconds, by the cost model with the given constants.
-
-        Four times overlap: a thread's latency, in as many waves as an SM needs for its blocks; the instructions that
-        the SM issues; its cache; and device memory. Their norm goes from one to the other.
-        """
-        strip, staged = config.strip, config.groups > 0
-        vector, out_vector = vectors_of(problem, strip, aligned=True)
-        weights, outputs = strip.filters * _depth(problem), strip.rows * strip.columns
-        # In the general kernel every product loads its operand, and has instructions of its own. The constants are
-        # those of the other kernels: what it loads and issues is of the same kinds.
-        windows = outputs * weights if config.general else window_loads_of(problem, strip, vector)
-        instructions = 1 + GENERAL_INSTRUCTIONS * config.general
-        batches = config.batches(problem)
-        strips_of_batch = ceil(strip.count(problem) / batches)
-        rounds = ceil(strips_of_batch / config.threads)
-        blocks = ceil(batches / device.sm_count)  # of an SM, or batches
-        waves = max(1.0, blocks / _resident_blocks(config, problem, device))
-        strip_us = costs.load * (windows + weights) / 2**4 + costs.chain * outputs * weights / 2**8
-        fetches = 1 if config.buffers > 1 else waves  # that nothing overlaps
-        latency_us = fetches * costs.stage * staged + waves * rounds * strip_us
-        warps = blocks * ceil(strips_of_batch / WARP)
-        stores = outputs * strip.filters / out_vector
-        issue_us = (costs.issue * (windows + weights) + costs.store * stores) / 2**10
-        issue_us += costs.multiply * instructions * outputs * weights * WARP / 2**16
-        cycles = windows * cycles_of_load(problem, strip, staged)
-        fetch_us = (costs.fetch_staged if staged else costs.fetch) * cycles / 2**10
-        pieces = not staged and problem.out_w % 8 > 0  # a sector has eight outputs
-        written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
-        memory_us = (costs.memory + costs.memory_staged * staged) * problem.min_bytes / 2**20
-        memory_us += costs.memory_pieces * pieces * written_mib
-        return costs.start + hypot(latency_us, warps * issue_us, warps * fetch_us, memory_us)
+        """The device time in microseconds, by the cost model with the given constants."""
+        us: float = _size_us(problem, device, config, work_of(kind_of(problem), config.strip, config.groups > 0), costs)
+        return us
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """The time of the operands in device memory, in microseconds; inf without groups, and for large ones."""
@@ -196,7 +176,7 @@ class Depthwise(Algorithm[DepthwiseConfig, Costs]):
             last = (p.group_channels, p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
         else:
             assert geometry is not None
-            macros = _macros(geometry, strip, staged, *vectors_of(p, strip, options.aligned or staged))
+            macros = _macros(geometry, strip, staged, *vectors_of(kind_of(p), strip, options.aligned or staged))
             last = (config.groups, config.batches(p), config.buffers, int(options.aligned))
         arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, *last)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
@@ -215,17 +195,57 @@ def _depth(problem: ConvProblem) -> int:
     return problem.group_channels * problem.filter_area
 
 
-def _strips(problem: ConvProblem) -> Iterator[tuple[Strip, int]]:
-    """The strips for a layer, each with 0 or, to stage planes, with the number of groups that are whole vectors."""
-    p, geometry = problem, geometry_of(problem)
-    if geometry is None:
-        yield from ((Strip(rows, 1, 1), 0) for rows in GENERAL_ROWS)
-        return
-    quantum = _quantum(p)
-    fits = quantum <= p.groups and _shared_bytes(p, quantum, 1) <= MAX_STAGED_BYTES
-    for strip, staged in STRIPS[geometry]:
-        if fits or not staged:
-            yield strip, quantum if staged else 0
+class _Rows(NamedTuple):
+    """The configurations of layers of a kind as arrays, without what depends on sizes. staged: blocks stage planes."""
+
+    strip: Strip
+    staged: Any
+    threads: Any
+    buffers: Any
+    work: Work
+
+
+@lru_cache(maxsize=1024)
+def _rows(kind: Kind) -> _Rows:
+    """Every strip with every number of threads and buffers."""
+    general = [(Strip(rows, 1, 1), False) for rows in GENERAL_ROWS]
+    strips = general if kind.geometry is None else STRIPS[kind.geometry]
+    found = [
+        (*astuple(strip), staged, threads, buffers, *work_of(kind, strip, staged))
+        for (strip, staged), threads, buffers in product(strips, THREADS, BUFFERS)
+        if buffers == 1 or staged
+    ]
+    columns: list[Any] = [np.array(column) for column in zip(*found, strict=True)]
+    staged, threads, buffers, *work = columns[3:]
+    return _Rows(Strip(*columns[:3]), staged, threads, buffers, Work(*work))
+
+
+def _size_us(problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, work: Work, costs: Costs) -> Number:
+    """The predicted time in microseconds of configurations whose threads do such work.
+
+    Four times overlap: a thread's latency, in as many waves as an SM needs for its blocks; the instructions that the SM
+    issues; its cache; and device memory. Their norm goes from one to the other. The constants are those of kernels for
+    listed geometries: what the general one loads and issues is of the same kinds.
+    """
+    strip, staged, weights = config.strip, config.groups > 0, config.strip.filters * _depth(problem)
+    batches = config.batches(problem)
+    strips_of_batch = ceil_div(strip.count(problem), batches)
+    rounds = ceil_div(strips_of_batch, config.threads)
+    blocks = ceil_div(batches, device.sm_count)  # of an SM, or batches
+    resident = _resident_blocks(config.threads, work.registers, config.shared_bytes, device)
+    waves = larger(1.0, blocks / resident)
+    strip_us = costs.load * (work.windows + weights) / 2**4 + costs.chain * work.products / 2**8
+    fetches = either(config.buffers > 1, 1, waves)  # that nothing overlaps
+    latency_us = fetches * costs.stage * staged + waves * rounds * strip_us
+    warps = blocks * ceil_div(strips_of_batch, WARP)
+    issue_us = (costs.issue * (work.windows + weights) + costs.store * work.stores) / 2**10
+    issue_us = issue_us + costs.multiply * work.instructions * work.products * WARP / 2**16
+    fetch_us = either(staged, costs.fetch_staged, costs.fetch) * work.windows * work.cycles / 2**10
+    memory_us = (costs.memory + costs.memory_staged * staged) * problem.min_bytes / 2**20
+    if problem.out_w % 8 > 0:  # a sector has eight outputs
+        written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
+        memory_us = memory_us + costs.memory_pieces * either(staged, 0, 1) * written_mib
+    return costs.start + norm(latency_us, warps * issue_us, warps * fetch_us, memory_us)
 
 
 def _quantum(problem: ConvProblem) -> int:
@@ -235,33 +255,28 @@ def _quantum(problem: ConvProblem) -> int:
     return next(groups for groups in (1, 2, 4) if all(groups * size % 4 == 0 for size in sizes))
 
 
-def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: int) -> int:
-    """The groups that a block stages: about a strip for each thread; 0 for a quantum of 0.
+def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: Number) -> Number:
+    """The groups that a block stages, in whole quanta: about a strip for each thread.
 
     There are no more than an image has, since the weights of a block lie around the end of the weights at most once.
     """
-    if not quantum:
-        return 0
     down, along = strip.grid(problem)
     strips = problem.group_filters // strip.filters * down * along * quantum
-    return quantum * min(max(1, threads // strips), problem.groups // quantum)
+    return quantum * smaller(larger(1, threads // strips), problem.groups // quantum)
 
 
-def _shared_bytes(problem: ConvProblem, groups: int, buffers: int) -> int:
+def _shared_bytes(problem: ConvProblem, groups: Number, buffers: Number) -> Number:
     """The shared memory of a block that stages so many groups, in bytes: buffers of input and weights, and output."""
     p = problem
-    if not groups:
-        return 0
     sizes = (p.group_channels * p.h * p.w, p.group_filters * _depth(p), p.group_filters * p.out_pixels)
-    input, weights, output = (ceil(groups * size / 4) * 4 for size in sizes)
+    input, weights, output = (ceil_div(groups * size, 4) * 4 for size in sizes)
     return FLOAT_BYTES * (buffers * (input + weights) + output)
 
 
-def _resident_blocks(config: DepthwiseConfig, problem: ConvProblem, device: DeviceSpec) -> int:
+def _resident_blocks(threads: Number, registers: Number, shared_bytes: Number, device: DeviceSpec) -> Number:
     """The blocks that an SM holds at a time."""
-    registers = GENERAL_REGISTERS if config.general else registers_of(problem, config.strip, config.groups > 0)
-    by_memory = device.resident_blocks(config.threads, registers, config.shared_bytes)
-    return min(by_memory, SM_THREADS // config.threads, SM_BLOCKS)
+    by_memory = device.resident_blocks(threads, registers, shared_bytes)
+    return smaller(by_memory, smaller(SM_THREADS // threads, SM_BLOCKS))
 
 
 def _check(problem: ConvProblem) -> None:

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, gcd
+from math import gcd
 from typing import NamedTuple
 
-from cuconv.problem import ConvProblem
+from cuconv.numbers import Number
+from cuconv.problem import ConvProblem, ceil_div
 
 MAX_BAND_WEIGHTS = 64  # that a thread holds at a time
 STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes
+GENERAL_REGISTERS = 64  # of a thread of the general kernel, at most
+GENERAL_INSTRUCTIONS = 4  # for a product beside its multiply-add: tests of row and column, address, loop
 WARP = 32  # lanes
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The outputs of a thread: rows x columns of `filters` planes, whose filters read the same group."""
+    """The outputs of a thread: rows x columns of `filters` planes, whose filters read the same group.
+
+    Its fields may be arrays, for many strips.
+    """
 
     rows: int
     columns: int
     filters: int
 
-    def units(self, problem: ConvProblem) -> int:
+    def units(self, problem: ConvProblem) -> Number:
         """The blocks of `filters` filters, in all images."""
         return problem.n * problem.m // self.filters
 
-    def grid(self, problem: ConvProblem) -> tuple[int, int]:
+    def grid(self, problem: ConvProblem) -> tuple[Number, Number]:
         """The strips down a plane and along a row."""
-        return ceil(problem.out_h / self.rows), ceil(problem.out_w / self.columns)
+        return ceil_div(problem.out_h, self.rows), ceil_div(problem.out_w, self.columns)
 
-    def count(self, problem: ConvProblem) -> int:
+    def count(self, problem: ConvProblem) -> Number:
         """The strips of a layer."""
         down, along = self.grid(problem)
         return self.units(problem) * down * along
@@ -98,39 +104,78 @@ def all_vectors(geometry: Geometry, strip: Strip) -> list[tuple[int, int]]:
     return list(dict.fromkeys([whole, *half, (1, 1)]))
 
 
-def vectors_of(problem: ConvProblem, strip: Strip, aligned: bool) -> tuple[int, int]:
+class Kind(NamedTuple):
+    """The part of a layer that decides what a thread does for a strip. Layers of many sizes have it in common.
+
+    row, output_row: the lengths of a row of the input and of the output, modulo four.
+    geometry: the listed one; None where the general kernel computes the layer.
+    """
+
+    kh: int
+    kw: int
+    stride_h: int
+    stride_w: int
+    dilation_h: int
+    dilation_w: int
+    pad_w: int
+    group_channels: int
+    row: int
+    output_row: int
+    geometry: Geometry | None
+
+
+def kind_of(problem: ConvProblem) -> Kind:
+    """The kind of a layer."""
+    p = problem
+    window = (p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.pad_w, p.group_channels)
+    return Kind(*window, p.w % 4, p.out_w % 4, geometry_of(p))
+
+
+class Work(NamedTuple):
+    """What a thread does for a strip, or arrays for many strips.
+
+    windows: loads of windows of the input. products: all multiply-adds. stores: of output. instructions: for each
+    product. cycles: for which a warp's load of a window occupies the L1 cache or shared memory, since the lanes'
+    elements spread over so many lines, or meet in a bank so many times. registers: of the thread.
+    """
+
+    windows: Number
+    products: Number
+    stores: Number
+    instructions: Number
+    cycles: Number
+    registers: Number
+
+
+@lru_cache(maxsize=2**14)
+def work_of(kind: Kind, strip: Strip, staged: bool) -> Work:
+    """What a thread does for a strip whose operands are aligned. staged: whether blocks stage planes."""
+    outputs, distance = strip.rows * strip.columns, strip.columns * kind.stride_w
+    products = outputs * strip.filters * kind.group_channels * kind.kh * kind.kw
+    cycles = gcd(distance, WARP) if staged else min(distance, WARP)
+    if kind.geometry is None:  # every product loads its operand
+        stores = outputs * strip.filters
+        return Work(products, products, stores, 1 + GENERAL_INSTRUCTIONS, cycles, GENERAL_REGISTERS)
+    vector, out_vector = vectors_of(kind, strip, aligned=True)
+    registers = max(STAGED_REGISTERS if staged else 0, _registers(kind, strip))
+    stores = outputs * strip.filters // out_vector
+    return Work(_window_loads(kind, strip, vector), products, stores, 1, cycles, registers)
+
+
+def vectors_of(kind: Kind, strip: Strip, aligned: bool) -> tuple[int, int]:
     """The elements of a row that a strip loads, and that it stores, at a time.
 
     These are the first of `all_vectors` that the rows of input and output and the padding allow. aligned: whether the
     planes that it reads and writes start at a multiple of 16 bytes.
     """
-    p, geometry = problem, geometry_of(problem)
-    if not aligned or geometry is None:
+    if not aligned or kind.geometry is None:
         return 1, 1
+    shift = kind.pad_w - kind.geometry.pad
     return next(
         (loaded, stored)
-        for loaded, stored in all_vectors(geometry, strip)
-        if p.w % loaded == p.out_w % stored == (p.pad_w - geometry.pad) % loaded == 0
+        for loaded, stored in all_vectors(kind.geometry, strip)
+        if kind.row % loaded == kind.output_row % stored == shift % loaded == 0
     )
-
-
-def cycles_of_load(problem: ConvProblem, strip: Strip, staged: bool) -> int:
-    """The cycles for which a warp's load of a window occupies the L1 cache or shared memory.
-
-    The lanes' elements spread over so many lines of the cache, or meet in a bank of shared memory so many times.
-    """
-    distance = strip.columns * problem.stride_w
-    return gcd(distance, WARP) if staged else min(distance, WARP)
-
-
-def registers_of(problem: ConvProblem, strip: Strip, staged: bool) -> int:
-    """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
-    return max(STAGED_REGISTERS if staged else 0, _registers(_layer_of(problem), strip))
-
-
-def window_loads_of(problem: ConvProblem, strip: Strip, vector: int) -> int:
-    """A thread's loads of windows of the input, of so many elements each."""
-    return _window_loads(_layer_of(problem), strip, vector)
 
 
 def band_of(kh: int, kw: int, filters: int) -> int:
@@ -143,42 +188,20 @@ def band_of(kh: int, kw: int, filters: int) -> int:
     return next((rows for rows in fitting if kh % rows == 0), 1)
 
 
-class _Layer(NamedTuple):
-    """The part of a layer that decides a thread's instructions. Layers of all sizes have it in common."""
-
-    kh: int
-    kw: int
-    stride_h: int
-    stride_w: int
-    dilation_h: int
-    dilation_w: int
-    pad_w: int
-    group_channels: int
+def _registers(kind: Kind, strip: Strip) -> int:
+    """An estimate of a thread's registers: its sums, its weights, and nearly all windows of a channel at once."""
+    band = band_of(kind.kh, kind.kw, strip.filters)
+    columns = _chunks(strip.columns, kind.kw, kind.stride_w, kind.dilation_w)
+    rows = _chunks(strip.rows, band, kind.stride_h, kind.dilation_h)
+    values = strip.filters * (strip.rows * strip.columns + band * kind.kw) + columns * rows * 9 // 10
+    return values + (44 if kind.group_channels > 1 else 14)
 
 
-def _layer_of(problem: ConvProblem) -> _Layer:
-    p = problem
-    return _Layer(p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, p.pad_w, p.group_channels)
-
-
-@lru_cache(maxsize=2**14)
-def _registers(layer: _Layer, strip: Strip) -> int:
-    """An estimate of the registers of a thread that stages nothing."""
-    band = band_of(layer.kh, layer.kw, strip.filters)
-    columns = _chunks(strip.columns, layer.kw, layer.stride_w, layer.dilation_w)
-    rows = _chunks(strip.rows, band, layer.stride_h, layer.dilation_h)
-    values = strip.filters * (strip.rows * strip.columns + band * layer.kw) + columns * rows * 9 // 10
-    return values + (44 if layer.group_channels > 1 else 14)
-
-
-@lru_cache(maxsize=2**14)
-def _window_loads(layer: _Layer, strip: Strip, vector: int) -> int:
-    band = band_of(layer.kh, layer.kw, strip.filters)
-    rows = _chunks(strip.rows, band, layer.stride_h, layer.dilation_h) * layer.kh // band
-    lead = -layer.pad_w % vector
-    return (
-        layer.group_channels * rows * _chunks(strip.columns, layer.kw, layer.stride_w, layer.dilation_w, lead, vector)
-    )
+def _window_loads(kind: Kind, strip: Strip, vector: int) -> int:
+    band = band_of(kind.kh, kind.kw, strip.filters)
+    rows = _chunks(strip.rows, band, kind.stride_h, kind.dilation_h) * kind.kh // band
+    lead = -kind.pad_w % vector
+    return kind.group_channels * rows * _chunks(strip.columns, kind.kw, kind.stride_w, kind.dilation_w, lead, vector)
 
 
 def _chunks(outputs: int, kernel: int, stride: int, dilation: int, lead: int = 0, vector: int = 1) -> int:

@@ -7,7 +7,8 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.depthwise.depthwise import MAX_STAGED_BYTES, packed_divisor, vectors_of
+from cuconv.algorithms.depthwise.depthwise import MAX_STAGED_BYTES, packed_divisor
+from cuconv.algorithms.depthwise.strips import kind_of, vectors_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from cuconv.select import plan
@@ -126,7 +127,7 @@ def test_the_packed_divisor_divides_every_dividend(divisor):
 )
 def test_elements_are_moved_together_where_rows_and_alignment_allow(problem, columns, aligned, vectors):
     strip = next(c.strip for c in DEPTHWISE.candidates(problem, H200) if c.strip.columns == columns)
-    assert vectors_of(problem, strip, aligned) == vectors
+    assert vectors_of(kind_of(problem), strip, aligned) == vectors
 
 
 @pytest.mark.parametrize(("k", "lead"), [(3, 3), (5, 2), (7, 1)])

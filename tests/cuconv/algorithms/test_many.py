@@ -12,12 +12,15 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.many import ManyConfigurations, chosen
 from cuconv.device import H200
+from harness.catalogue import load_sweep
 from tests.cuconv.algorithms.problems import DEVICES, ODD, PROBLEMS, in_precision
 
 MANY = [name for name, algorithm in ALGORITHMS.items() if isinstance(algorithm, ManyConfigurations)]
 LARGE = [ConvProblem(2, 64, 4096, 4097, 512, 1, 1), ConvProblem(1, 3, 30000, 30000, 8, 3, 3, 1, 1)]
 STRIDED = [replace(problem, stride_h=2, stride_w=2) for problem in PROBLEMS[::40]]
-SOME = [*PROBLEMS[::15], *ODD, *LARGE, *STRIDED]
+GROUPED = [case.problem for case in load_sweep("grouped").cases[::9]]
+GENERAL = [ConvProblem(2, 32, 19, 23, 32, 5, 3, 2, 1, groups=groups) for groups in (8, 32)]
+SOME = [*PROBLEMS[::15], *ODD, *LARGE, *STRIDED, *GROUPED, *GENERAL]
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.arch)
@@ -26,12 +29,11 @@ SOME = [*PROBLEMS[::15], *ODD, *LARGE, *STRIDED]
 def test_times_of_arrays_are_those_of_each_configuration(name, prepared, device):
     algorithm, compared = ALGORITHMS[name], 0
     predict = algorithm.prepared_us if prepared else algorithm.predicted_us
-    for problem in [*SOME, *in_precision("tf32", SOME[::3])]:
+    for problem in [*SOME, *(in_precision("tf32", SOME[::3]) if "tf32" in algorithm.precisions else [])]:
         try:
-            many, possible = algorithm.many(problem, device)
+            many, possible, times = algorithm.timed(problem, device, prepared)
         except UnsupportedProblem:
             continue
-        times = predict(problem, device, many)
         for index in np.flatnonzero(possible)[::5]:
             one = chosen(many, index)
             assert predict(problem, device, one) == pytest.approx(times[index], rel=1e-12), (problem.label, str(one))
@@ -44,7 +46,7 @@ def test_times_of_arrays_are_those_of_each_configuration(name, prepared, device)
 @pytest.mark.parametrize("name", MANY)
 def test_slowdowns_of_arrays_are_those_of_each_configuration(name):
     algorithm, found = ALGORITHMS[name], []
-    problems = [*SOME[::4], *in_precision("tf32", SOME[::9])]
+    problems = [*SOME[::4], *(in_precision("tf32", SOME[::9]) if "tf32" in algorithm.precisions else [])]
     for problem, (aligned, residual, packed) in product(problems, product((False, True), repeat=3)):
         options = CallOptions(aligned, residual=residual, packed=packed)
         try:
@@ -58,4 +60,4 @@ def test_slowdowns_of_arrays_are_those_of_each_configuration(name):
             assert slowdown == slowdowns[index], (problem, options, str(one))
             assert (slowdown < inf) == kernel_set.holds(H200.arch, algorithm.launches(problem, one, options))
             found.append(slowdown < inf)
-    assert any(found) and (all(found) == (name == "tf32x3_gemm"))
+    assert any(found) and (all(found) == (name in ("tf32x3_gemm", "depthwise")))
