@@ -369,7 +369,7 @@ def test_known_strides_and_groups():
 
 
 def test_sweeps_of_the_paper_have_none_of_them():
-    for name in ("paper", "full", "smoke", "unseen", "tuning"):
+    for name in ("paper", "full", "smoke", "unseen"):
         assert all(case.problem.is_dense for case in load_sweep(name).cases)
 
 
