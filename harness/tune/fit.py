@@ -7,8 +7,8 @@ of its case has a smaller weight, since it is not chosen anyway.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ OUTLIER = 0.1  # residuals larger than this count linearly, not squared
 PULL = 0.3  # towards the constants that the fit starts from, so that those without evidence stay where they are
 MAX_EVALUATIONS = 40
 HELD_OUT = 0.25  # of the layers
+TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise")  # algorithms whose models take many configurations
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,43 @@ def _configs(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> dict[s
         return {}
 
 
+class Predictor:
+    """The predicted times of the rows of one algorithm, in their order, as a function of its constants."""
+
+    def __init__(self, rows: Sequence[Row], device: DeviceSpec):
+        self._algorithm, self._device, self._count = ALGORITHMS[rows[0].algorithm], device, len(rows)
+        by_problem: dict[ConvProblem, list[int]] = {}
+        for number, row in enumerate(rows):
+            by_problem.setdefault(row.problem, []).append(number)
+        if self._algorithm.name in TAKE_ARRAYS:
+            self._parts = [
+                (problem, stacked([rows[i].config for i in numbers]), numbers)
+                for problem, numbers in by_problem.items()
+            ]
+        else:
+            self._parts = [(row.problem, row.config, [number]) for number, row in enumerate(rows)]
+
+    def __call__(self, costs: Any) -> np.ndarray:
+        """The times in microseconds."""
+        times = np.empty(self._count)
+        for problem, config, numbers in self._parts:
+            times[numbers] = self._algorithm.predicted_us(problem, self._device, config, costs)
+        return times
+
+
+def stacked(configs: Sequence[Any]) -> Any:
+    """Configurations as one object, whose fields are arrays of theirs, or what they have in common."""
+    kind: Any = type(configs[0])
+    columns: list[Any] = []
+    for field in fields(kind):
+        values = [getattr(config, field.name) for config in configs]
+        if is_dataclass(values[0]):
+            columns.append(stacked(values))
+        else:
+            columns.append(values[0] if len(set(values)) == 1 else np.array(values))
+    return kind(*columns)
+
+
 def fit(rows: list[Row], device: DeviceSpec) -> Any:
     """The constants of the one algorithm that the rows are of, by least squares from those in use."""
     algorithm = ALGORITHMS[rows[0].algorithm]
@@ -72,10 +110,11 @@ def fit(rows: list[Row], device: DeviceSpec) -> Any:
     weights = np.array([(best[row.problem] / row.us) ** WEIGHT_POWER for row in rows])
     start = np.log(astuple(algorithm.costs(rows[0].problem.precision)))
 
+    predict = Predictor(rows, device)
+
     def residuals(constants: np.ndarray) -> np.ndarray:
-        costs = algorithm.costs_type(*np.exp(constants).tolist())
-        predicted = [algorithm.predicted_us(row.problem, device, row.config, costs) for row in rows]
-        return np.concatenate([weights * np.log(np.array(predicted) / us), PULL * (constants - start)])
+        predicted = predict(algorithm.costs_type(*np.exp(constants).tolist()))
+        return np.concatenate([weights * np.log(predicted / us), PULL * (constants - start)])
 
     found = least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=MAX_EVALUATIONS)
     return rounded(algorithm.costs_type, np.exp(found.x))
@@ -129,9 +168,10 @@ def regret(rows: list[Row], device: DeviceSpec, costs: Mapping[str, Any]) -> Reg
     costs: the constants of each of these algorithms by its name.
     """
     chosen: dict[ConvProblem, tuple[float, float]] = {}
-    for row in rows:
-        predicted = ALGORITHMS[row.algorithm].predicted_us(row.problem, device, row.config, costs[row.algorithm])
-        chosen[row.problem] = min(chosen.get(row.problem, (predicted, row.us)), (predicted, row.us))
+    for name in dict.fromkeys(row.algorithm for row in rows):
+        mine = [row for row in rows if row.algorithm == name]
+        for row, predicted in zip(mine, Predictor(mine, device)(costs[name]).tolist(), strict=True):
+            chosen[row.problem] = min(chosen.get(row.problem, (predicted, row.us)), (predicted, row.us))
     best = _best(rows)
     ratios = {problem: us / best[problem] for problem, (_, us) in chosen.items()}
     if not ratios:

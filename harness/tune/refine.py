@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec
 from harness import progress
-from harness.tune.fit import Row, regret, rounded
+from harness.tune.fit import Predictor, Row, regret, rounded
 
 TEMPERATURE = 0.06  # of the softmax, in logarithms of time; a lower one generalises worse
 NEAR = 1.5  # candidates both measured and predicted slower than so many times the best take no part in the choice
@@ -75,6 +74,7 @@ class _SoftmaxChoice:
     def _take(self, rows: list[Row]) -> None:
         """Set the rows, and what is known of each: its case's number, its measured time and its regret."""
         self.by_name = {name: [row for row in rows if row.algorithm == name] for name in self.names}
+        self.predictors = {name: Predictor(mine, self.device) for name, mine in self.by_name.items() if mine}
         self.rows = [row for mine in self.by_name.values() for row in mine]
         self.rows_at = self._slices(map(len, self.by_name.values()))
         numbers = {problem: number for number, problem in enumerate(dict.fromkeys(row.problem for row in self.rows))}
@@ -99,9 +99,10 @@ class _SoftmaxChoice:
 
     def predict_one(self, constants: np.ndarray, name: str) -> np.ndarray:
         """The predicted times of one algorithm's rows."""
-        algorithm, costs = ALGORITHMS[name], type(self.fitted[name])(*self.constants_of(constants, name).tolist())
-        rows = self.by_name[name]
-        return np.log([algorithm.predicted_us(row.problem, self.device, row.config, costs) for row in rows])
+        if name not in self.predictors:
+            return np.empty(0)
+        costs = type(self.fitted[name])(*self.constants_of(constants, name).tolist())
+        return np.log(self.predictors[name](costs))
 
     def predict(self, constants: np.ndarray) -> np.ndarray:
         """The predicted times of all rows."""
