@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,11 +62,14 @@ def _shown(value: Any) -> str:
     return f"{value:#x}" if isinstance(value, int) and abs(value) > MAX_CONSTANT else repr(value)
 
 
-def text(sections: dict[str, Any], heading: list[str]) -> str:
-    """The text of a file of constants: the heading as comments, then a section for each algorithm by name."""
+def text(sections: dict[str, Any], heading: list[str], origins: Mapping[str, str] = {}) -> str:
+    """The text of a file of constants: the heading as comments, then a section for each algorithm by name.
+
+    origins: where the constants of an algorithm come from, a comment beside its name.
+    """
     lines = [f"# {line}" for line in heading]
     for algorithm, costs in sections.items():
-        lines += ["", f"[{algorithm}]"]
+        lines += ["", f"[{algorithm}]" + (f"  # {origins[algorithm]}" if algorithm in origins else "")]
         entries = [(f"{f.name} = {getattr(costs, f.name):.3g}", f.metadata["meaning"]) for f in fields(costs)]
         width = max(len(entry) for entry, _ in entries)
         lines += [f"{entry:{width}}  # {meaning}" for entry, meaning in entries]

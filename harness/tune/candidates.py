@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pandas as pd
 import torch
 
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.algorithms.base import CallOptions
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch, LaunchSequence
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
@@ -33,12 +35,13 @@ from harness.results.csv_file import read_csv
 from harness.results.records import CASE_COLUMNS
 
 RUNS = 3
+RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, RUNS + 1))
 COLUMNS = (
     *CASE_COLUMNS,
     "algorithm",
     "config",
     "predicted_us",
-    *(f"run_{i}_us" for i in range(1, RUNS + 1)),
+    *RUN_COLUMNS,
     "best_us",
 )
 TOLERANCES = {FP32: 1e-5, TF32: 1e-3}  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6, TF32 3e-4
@@ -57,7 +60,10 @@ class Candidate:
 
 
 def candidates_of(problem: ConvProblem, device: DeviceSpec, chance: random.Random) -> list[Candidate]:
-    """The configurations that are worth timing on a problem, of all algorithms that compute it in its precision."""
+    """The configurations that are worth timing on a problem, of all algorithms that compute it in its precision.
+
+    Those that would run a less special kernel than the models are of, since that is of the closed set, are left out.
+    """
     chosen = []
     for name in offering(problem.precision):
         algorithm = ALGORITHMS[name]
@@ -65,7 +71,8 @@ def candidates_of(problem: ConvProblem, device: DeviceSpec, chance: random.Rando
             configs = algorithm.candidates(problem, device)
         except UnsupportedProblem:
             continue
-        found = [Candidate(name, config, algorithm.predicted_us(problem, device, config)) for config in configs]
+        special = [one for one in configs if algorithm.slowdown(problem, device, one, CallOptions()) in (1, inf)]
+        found = [Candidate(name, config, algorithm.predicted_us(problem, device, config)) for config in special]
         found.sort(key=lambda candidate: candidate.predicted_us)
         found = [one for one in found if one.predicted_us <= MAX_RATIO * found[0].predicted_us]
         best, others = found[: PER_ALGORITHM // 2], found[PER_ALGORITHM // 2 :]
@@ -200,7 +207,7 @@ class _Deadline:
 def add_other_cases(path: Path, before: pd.DataFrame) -> None:
     """Append to a candidates.csv those rows of an earlier measurement whose cases it does not have."""
     measured, cases = (frame.set_index(list(CASE_COLUMNS)).index for frame in (read(path), before))
-    before[~cases.isin(measured)].to_csv(path, mode="a", header=False, index=False)
+    before.loc[~cases.isin(measured), list(COLUMNS)].to_csv(path, mode="a", header=False, index=False)
 
 
 def read(path: Path) -> pd.DataFrame:

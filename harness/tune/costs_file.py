@@ -38,12 +38,16 @@ def write_fitted(folder: Path, seed: int, precision: str) -> None:
     how well they generalise. Raises ResultsError where the folder lacks what a fit needs.
     """
     facts, device = _measured_on(folder)
-    rows, unknown = fit.rows_of(candidates.read(folder / CSV), device, precision)
-    if unknown:
-        print(f"{unknown} rows of {folder / CSV} have a configuration that no algorithm offers: they are left out")
+    frame = candidates.read(folder / CSV)
+    rows, known = fit.rows_of(frame, device, precision)
     if not rows:
         raise ResultsError(f"{folder / CSV} has no {precision} configuration of this version: measure again on a GPU")
     _check_enough(folder / CSV, rows, precision)
+    if len(known) < len(frame):
+        print(
+            f"{len(frame) - len(known)} rows of {folder / CSV} have a configuration that no algorithm offers: deleted"
+        )
+        write_whole(folder / CSV, known.to_csv(index=False))
     training, held_out = fit.hold_out(rows, seed)
     used = {name: ALGORITHMS[name].costs(precision) for name in offering(precision)}
     fitted = _fit_in_parallel({TRAINING: training, ALL: rows}, device, used)
@@ -56,8 +60,7 @@ def write_fitted(folder: Path, seed: int, precision: str) -> None:
     }
     print(_regret_table(columns, device))
     print(f"auto's worst, fitted to all layers: {fit.regret(rows, device, fitted[ALL]).at}")
-    heading = _heading(facts, len(rows), len({row.problem for row in rows}), precision)
-    write_whole(costs.PATHS[precision], costs.text(fitted[ALL], heading))
+    write_whole(costs.PATHS[precision], costs.text(fitted[ALL], _heading(facts, precision), _origins(rows)))
     print(f"written: {costs.PATHS[precision]}")
 
 
@@ -121,13 +124,22 @@ def _regret_table(columns: dict[str, tuple[list[Row], Constants]], device: Devic
     return f"{note}\n\n" + markdown(["algorithm", *columns], body)
 
 
-def _heading(facts: dict[str, Any], rows: int, cases: int, precision: str) -> list[str]:
+def _heading(facts: dict[str, Any], precision: str) -> list[str]:
     """The comment at the top of the file."""
     day = datetime.now(UTC).date().isoformat()
     models, option = ("", "") if precision == FP32 else (f" in {precision.upper()}", f" --precision {precision}")
     return [
         f"Constants of the cost models by which auto chooses{models}. Written by: python -m harness.tune{option}",
-        f"Fitted on {day} to {rows} configurations of {cases} cases, measured on {facts['gpu']}, "
-        f"commit {(facts.get('commit') or 'unknown')[:12]}.",
+        f"Fitted on {day} to times measured on {facts['gpu']}, commit {(facts.get('commit') or 'unknown')[:12]}.",
         "Each value is in microseconds, unless its comment names another unit; the comment says what takes this time.",
     ]
+
+
+def _origins(rows: Sequence[Row]) -> dict[str, str]:
+    """How many rows each algorithm is fitted to."""
+    problems: dict[str, list[Any]] = {}
+    for row in rows:
+        problems.setdefault(row.algorithm, []).append(row.problem)
+    return {
+        name: f"fitted to {len(every)} configurations of {len(set(every))} cases" for name, every in problems.items()
+    }

@@ -20,12 +20,14 @@ from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem, UnsupportedProblem
 from harness.precision import FP32
 from harness.results.comparisons import CASE, geometric_mean, problem_of
+from harness.tune.candidates import RUN_COLUMNS
 
 WEIGHT_POWER = 2  # the weight of a time is (best time of its case and algorithm / it) to this power
 OUTLIER = 0.1  # residuals larger than this count linearly, not squared
 PULL = 0.3  # towards the constants that the fit starts from, so that those without evidence stay where they are
 MAX_EVALUATIONS = 40
 HELD_OUT = 0.25  # of the layers
+AGREEMENT = 0.05  # of a row's two fastest runs
 TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise")  # algorithms whose models take many configurations
 
 
@@ -39,20 +41,25 @@ class Row:
     us: float
 
 
-def rows_of(frame: pd.DataFrame, device: DeviceSpec, precision: str = FP32) -> tuple[list[Row], int]:
-    """The rows of a candidates.csv of one precision, and the number of rows left out.
+def rows_of(frame: pd.DataFrame, device: DeviceSpec, precision: str = FP32) -> tuple[list[Row], pd.DataFrame]:
+    """The rows of a candidates.csv of one precision, and the part of the table that they are.
 
-    A row is left out where its algorithm does not have its configuration.
+    A row is left out where its algorithm does not have its configuration, and where its two fastest runs differ by more
+    than AGREEMENT: something disturbed the others.
     """
-    rows = []
+    rows, known = [], []
+    fastest, second, *_ = np.sort(frame[list(RUN_COLUMNS)].to_numpy(), axis=1).T
+    frame = frame[second < (1 + AGREEMENT) * fastest]
     for case, group in frame.groupby(CASE, sort=False):
         problem = replace(problem_of(pd.Series(case, index=CASE)), precision=precision)
         for name, members in group.groupby("algorithm", sort=False):
             algorithm = str(name)
             configs = _configs(problem, device, algorithm)
-            known = zip(members.config, members.best_us, strict=True)
-            rows += [Row(problem, algorithm, configs[text], us) for text, us in known if text in configs]
-    return rows, len(frame) - len(rows)
+            for index, text, us in zip(members.index, members.config, members.best_us, strict=True):
+                if text in configs:
+                    rows.append(Row(problem, algorithm, configs[text], us))
+                    known.append(index)
+    return rows, frame.loc[sorted(known)]
 
 
 def _configs(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> dict[str, Any]:

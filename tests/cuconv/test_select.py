@@ -204,7 +204,7 @@ def test_the_kernel_that_adds_a_residual_counts(device):
 
         def cost(chosen, problem=problem, adding_us=adding_us):
             fused = ALGORITHMS[chosen.algorithm].fuses_residual
-            return predicted_us(problem, device, chosen) + (0 if fused else adding_us)
+            return predicted_us(problem, device, chosen, residual=True) + (0 if fused else adding_us)
 
         if not is_in_set(plain, problem, device, CallOptions(residual=True)):
             continue

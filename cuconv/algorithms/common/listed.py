@@ -24,7 +24,7 @@ from cuconv.problem import ConvProblem
 FILE_SUFFIX = ".csv"
 PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once for both
 
-Forms = list[tuple[float, Macros]]
+Forms = list[tuple[Number, Macros]]
 """Variants that compute the same, each after how many times as long it takes as the first."""
 
 
@@ -35,14 +35,14 @@ class ListedVariants(Algorithm[Config, Costs]):
     def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
         """The variants that the main kernel of a call may be.
 
-        The call launches the first that is listed, and the very first where none is; `harness.tune.variants` chooses
-        the list by them. options: those that `kernels` takes.
+        The call launches the fastest that is listed, and the first where none is; `harness.tune.variants` chooses the
+        list by them. options: those that `kernels` takes.
         """
 
     def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
-        """How many times as long the first form that is listed takes as the very first; inf where none is listed."""
+        """How many times as long the fastest form that is listed takes as the first; inf where none is listed."""
         forms = self.forms(problem, config, self.fulfilled(problem, config, options))
-        return next((factor for factor, macros in forms if variant_key(macros) in _keys(self.source)), inf)
+        return min((factor for factor, macros in forms if variant_key(macros) in _keys(self.source)), default=inf)
 
 
 def listed(source: Path) -> list[Macros]:
@@ -56,21 +56,22 @@ def with_prepared(variants: list[Macros]) -> list[Macros]:
     return [*variants, *(macros | {PREPARED: 1} for macros in variants)]
 
 
-def first_listed(source: Path, forms: Forms) -> Macros:
-    """The first form that the file of a CUDA source lists; the very first where it lists none."""
-    return next((macros for _, macros in forms if variant_key(macros) in _keys(source)), forms[0][1])
+def fastest_listed(source: Path, forms: Forms) -> Macros:
+    """The fastest form that the file of a CUDA source lists; the first where it lists none."""
+    listed_forms = [form for form in forms if variant_key(form[1]) in _keys(source)]
+    return min(listed_forms, key=lambda form: form[0], default=forms[0])[1]
 
 
 def slowdowns(source: Path, forms: Forms) -> Any:
-    """The array of many configurations' slowdowns, from forms whose macros are arrays, or one number for all.
+    """The array of many configurations' slowdowns, from forms whose numbers are arrays, or one for all.
 
     Configurations are looked up by sums that two variants have in common with a probability of 2**-64.
     """
     listed_sums, found = _sums(source), np.array(inf)
-    for factor, macros in reversed(forms):
+    for factor, macros in forms:
         sums = _sum(macros)
         places = np.searchsorted(listed_sums, sums)
-        found = np.where(listed_sums[places] == sums, factor, found)
+        found = np.minimum(found, np.where(listed_sums[places] == sums, factor, inf))
     return found
 
 

@@ -22,7 +22,7 @@ from cuconv.algorithms.common.implicit_gemm import (
     is_pointwise,
 )
 from cuconv.algorithms.common.limits import HOPPER_ARCH
-from cuconv.algorithms.common.listed import Forms, ListedVariants, first_listed, listed, slowdowns
+from cuconv.algorithms.common.listed import Forms, ListedVariants, fastest_listed, listed, slowdowns
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.tf32x3 import wgmma_model
 from cuconv.algorithms.tf32x3.tf32x3 import MAX_FILTER_AREA
@@ -146,7 +146,8 @@ def _forms(layer: Macros, tile: Tile, split_k: Number) -> Forms:
     """The variants that compute a layer, each after how many times as long it takes as the first.
 
     layer: macros of the most special one; the others have arguments in the place of some of them. The factors were
-    measured on an H200, on 290 layers of the sweeps.
+    measured on an H200, on 290 layers of the sweeps. A form with more registers is as much slower as an SM holds fewer
+    of its blocks, at most.
     """
     pointwise = layer["POINTWISE"]
     found = [(1.0, layer)]
@@ -156,14 +157,15 @@ def _forms(layer: Macros, tile: Tile, split_k: Number) -> Forms:
     if not layer["GENERAL"]:
         general = {"GENERAL": 1, "KERNEL_H": 0, "KERNEL_W": 0, "STRIDE_H": 1, "STRIDE_W": 1, "GROUPED": 0}
         found += [(factor * (1.04 if pointwise else 1.08), macros | general) for factor, macros in found]
-    found.sort(key=lambda form: form[0])
-    return [(factor, macros | _tile_macros(tile, split_k, macros)) for factor, macros in found]
+    forms = [(factor, macros | _tile_macros(tile, split_k, macros)) for factor, macros in found]
+    blocks = forms[0][1]["MIN_BLOCKS_PER_SM"]
+    return [(factor * blocks / macros["MIN_BLOCKS_PER_SM"], macros) for factor, macros in forms]
 
 
 @lru_cache(maxsize=4096)
 def _listed_form(source: Path, tile: Tile, split_k: int, layer: tuple[tuple[str, int], ...]) -> Macros:
     """The form that a call launches. layer: the macros of `_layer_macros`."""
-    return first_listed(source, _forms(dict(layer), tile, split_k))
+    return fastest_listed(source, _forms(dict(layer), tile, split_k))
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,8 @@ from cuconv import costs
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import H200
 from harness.catalogue import load_sweep
+from harness.results import environment
+from harness.results.comparisons import CASE
 from harness.tune import __main__ as command
 from harness.tune import candidates, costs_file
 from tests.harness.tune.toys import measured, report, write
@@ -55,6 +57,8 @@ def test_fit_only_prints_the_regret_and_writes_the_constants(files, tmp_path, ca
     assert files[other].read_text() == before[other]
     option = "" if precision == "fp32" else " in TF32. Written by: python -m harness.tune --precision tf32\n"
     assert option in written and f"measured on {H200.name}, commit bbbbbbbbbbbb." in written, "the last report's"
+    of_small = sum(name == "tf32x3_gemm" for _, name, _, _ in times)
+    assert f"[tf32x3_gemm]  # fitted to {of_small} configurations of " in written
     for name in offering(precision):
         fitted, used = costs.load(ALGORITHMS[name].costs_type, name, precision), ALGORITHMS[name].costs(precision)
         assert (fitted == used) == (name not in NAMES), "without rows: as it was"
@@ -119,3 +123,12 @@ def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, 
     assert command.main(arguments) == command.main([*arguments, "--add"]) == 0
     typed = f"python -m harness.tune --out {tmp_path}/new"
     assert commands(tmp_path / "new") == [typed, f"{typed} --add"]
+
+
+@pytest.mark.parametrize(("precision", "folder"), [("fp32", "tune"), ("tf32", "tune-tf32")])
+def test_each_section_of_the_constants_tells_its_rows(precision, folder):
+    frame = candidates.read(environment.ROOT / "results" / "nvidia-h200" / folder / "candidates.csv")
+    text = costs.PATHS[precision].read_text()
+    for name, rows in frame.groupby("algorithm"):
+        cases = len(rows.drop_duplicates(CASE))
+        assert f"[{name}]  # fitted to {len(rows)} configurations of {cases} cases\n" in text

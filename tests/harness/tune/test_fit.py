@@ -69,12 +69,15 @@ def test_layers_are_held_out_at_every_batch_size():
 
 def test_rows_are_read_as_they_were_written(tmp_path):
     frame = candidates.read(write(tmp_path, measured()) / "candidates.csv")
-    assert fit.rows_of(frame, H200) == (rows(), 0)
+    found, known = fit.rows_of(frame, H200)
+    assert found == rows() and known.equals(frame)
 
 
-def test_rows_of_unknown_configurations_are_counted(tmp_path):
+def test_rows_of_unknown_configurations_and_disturbed_ones_are_left_out(tmp_path):
     frame = candidates.read(write(tmp_path, measured()) / "candidates.csv")
     frame.loc[0, "config"] = "tile=1x1"
     frame.loc[1, "algorithm"] = "unknown"
-    found, unknown = fit.rows_of(frame, H200)
-    assert unknown == 2 and len(found) == len(frame) - 2
+    frame.loc[2, ["run_1_us", "run_2_us", "run_3_us"]] = 2.0, 1.0, 1.5
+    frame.loc[3, ["run_1_us", "run_2_us", "run_3_us"]] = 2.0, 1.0, 1.01
+    found, known = fit.rows_of(frame, H200)
+    assert len(found) == len(frame) - 3 and known.equals(frame[3:])
