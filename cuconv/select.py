@@ -10,7 +10,6 @@ from heapq import merge
 from math import inf, log
 from typing import Any
 
-from cuconv import kernel_set
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions, Configuration, NotInSet
 from cuconv.device import DeviceSpec
@@ -131,11 +130,6 @@ def alternatives(
 def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOptions) -> tuple[Launch, ...]:
     """The kernels of a plan, in the order of their launches."""
     return ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, options)
-
-
-def is_in_set(launch_plan: LaunchPlan, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> bool:
-    """Whether all kernels of a plan are of the closed set."""
-    return kernel_set.holds(device.arch, launches_of(launch_plan, problem, options))
 
 
 def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:

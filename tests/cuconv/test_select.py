@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem
+from cuconv import ConvProblem, UnsupportedProblem, kernel_set
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import add_residual
 from cuconv.device import A100, H200
 from cuconv.problem import MAX_SIZE
-from cuconv.select import BATCH_INVARIANT, is_in_set, plan, predicted_us
+from cuconv.select import BATCH_INVARIANT, launches_of, plan, predicted_us
 from harness.catalogue import load_sweep
 
 LAYERS = [case.problem for case in load_sweep("paper", batches=[1]).cases]
@@ -54,7 +54,7 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
                 assert chosen.algorithm != name
             else:
                 superseded = ALGORITHMS[name].superseded_by is not None
-                if is_in_set(other, problem, device, CallOptions()) and not superseded:
+                if kernel_set.holds(device.arch, launches_of(other, problem, CallOptions())) and not superseded:
                     assert predicted_us(problem, device, chosen) <= predicted_us(problem, device, other)
 
 
@@ -206,7 +206,7 @@ def test_the_kernel_that_adds_a_residual_counts(device):
             fused = ALGORITHMS[chosen.algorithm].fuses_residual
             return predicted_us(problem, device, chosen, residual=True) + (0 if fused else adding_us)
 
-        if not is_in_set(plain, problem, device, CallOptions(residual=True)):
+        if not kernel_set.holds(device.arch, launches_of(plain, problem, CallOptions(residual=True))):
             continue
         assert cost(with_residual) <= cost(plain)
         if plain != with_residual:
