@@ -57,6 +57,7 @@ class Costs:
 
     start: float = constant("a launch, and a thread from start to end, without loads and products")
     stage: float = constant("added where a block stages its planes in shared memory")
+    switch: float = constant("a block's time to go to another batch of groups, with two buffers")
     load: float = constant("a thread's latency of 2**4 loads")
     chain: float = constant("a thread's latency of 2**8 multiply-adds")
     issue: float = constant("an SM's time to issue 2**10 loads of a warp")
@@ -236,7 +237,8 @@ def _size_us(problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, 
     waves = larger(1.0, blocks / resident)
     strip_us = costs.load * (work.windows + weights) / 2**4 + costs.chain * work.products / 2**8
     fetches = either(config.buffers > 1, 1, waves)  # that nothing overlaps
-    latency_us = fetches * costs.stage * staged + waves * rounds * strip_us
+    switches = either(config.buffers > 1, ceil_div(batches, config.blocks), 0)
+    latency_us = fetches * costs.stage * staged + switches * costs.switch + waves * rounds * strip_us
     warps = blocks * ceil_div(strips_of_batch, WARP)
     issue_us = (costs.issue * (work.windows + weights) + costs.store * work.stores) / 2**10
     issue_us = issue_us + costs.multiply * work.instructions * work.products * WARP / 2**16
