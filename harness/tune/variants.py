@@ -203,7 +203,7 @@ def chosen(losses: Losses) -> list[Variant]:
 
 
 def spilling(variants: list[Variant]) -> list[Variant]:
-    """Those whose threads need more registers than they have, by the compiler's report; compiles on all cores."""
+    """The variants whose kernels spill registers, by the compiler's report; compiles on all cores."""
 
     def spills(variant: Variant) -> bool:
         name, macros = variant

@@ -76,7 +76,7 @@ def slowdowns(source: Path, forms: Forms) -> Any:
 
 
 def variant_key(macros: Macros) -> frozenset[tuple[str, int]]:
-    """What a variant has in common with its form for prepared weights."""
+    """The macros without that of prepared weights: a variant is listed once, with and without it."""
     return frozenset(item for item in macros.items() if item[0] != PREPARED)
 
 

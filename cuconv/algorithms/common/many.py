@@ -64,7 +64,7 @@ class ManyConfigurations(Algorithm[Config, Costs]):
         return many, possible, predict(problem, device, many, self.costs(problem.precision))
 
     def slowdowns(self, problem: ConvProblem, device: DeviceSpec, many: Config, options: CallOptions) -> Any:
-        """What `slowdown` is for each configuration that `many` made, or one number for all."""
+        """The `slowdown` of each configuration that `many` made, as an array, or one number for all."""
         return 1.0
 
     def weighed(self, problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> tuple[float, Config]:

@@ -132,7 +132,7 @@ def kind_of(problem: ConvProblem) -> Kind:
 
 
 class Work(NamedTuple):
-    """What a thread does for a strip, or arrays for many strips.
+    """The work of a thread for a strip, or arrays for many strips.
 
     windows: loads of windows of the input. products: all multiply-adds. stores: of output. instructions: for each
     product. cycles: for which a warp's load of a window occupies the L1 cache or shared memory, since the lanes'
@@ -149,7 +149,7 @@ class Work(NamedTuple):
 
 @lru_cache(maxsize=2**14)
 def work_of(kind: Kind, strip: Strip, staged: bool) -> Work:
-    """What a thread does for a strip whose operands are aligned. staged: whether blocks stage planes."""
+    """The work of a thread for a strip whose operands are aligned. staged: whether blocks stage planes."""
     outputs, distance = strip.rows * strip.columns, strip.columns * kind.stride_w
     products = outputs * strip.filters * kind.group_channels * kind.kh * kind.kw
     cycles = gcd(distance, WARP) if staged else min(distance, WARP)

@@ -63,7 +63,7 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs], ListedVa
     def slowdowns(
         self, problem: ConvProblem, device: DeviceSpec, many: Fp16x3PointwiseConfig, options: CallOptions
     ) -> Any:
-        """What `slowdown` is for each configuration that `many` made."""
+        """The `slowdown` of each configuration that `many` made."""
         return slowdowns(self.source, self.forms(problem, many, self._possible(problem, options)))
 
     def many(self, problem: ConvProblem, device: DeviceSpec) -> tuple[Fp16x3PointwiseConfig, Any]:

@@ -67,7 +67,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         return _forms(_layer_macros(problem, options, config.products), config.tile, config.split_k)
 
     def slowdowns(self, problem: ConvProblem, device: DeviceSpec, many: Config, options: CallOptions) -> Any:
-        """What `slowdown` is for each configuration that `many` made; layers of a kind have them in common."""
+        """The `slowdown` of each configuration that `many` made; layers of a kind have them in common."""
         layer = _layer_macros(problem, self._possible(problem, options), many.products)
         return _slowdowns(self.source, device.max_cluster_blocks, tuple(layer.items()))
 
