@@ -141,9 +141,10 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """
 
     def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
-        """How many times the predicted time a call takes with the closed set's kernels; inf where it has none for it.
+        """The factor by which a call takes longer than its estimate, since only kernels of the closed set may run.
 
-        It is 1 for an algorithm all of whose variants are of the set; others are `common.listed.ListedVariants`.
+        It is inf where the set has none for the configuration, and 1 for an algorithm all of whose variants are of the
+        set; the other algorithms are `common.listed.ListedVariants`.
         """
         return 1.0
 
@@ -168,7 +169,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
         Where the algorithm does not add a residual itself, one more kernel does. Raises UnsupportedProblem for a
         residual of more elements than that kernel's grid counts.
         """
-        if self._takes_one_more(options):
+        if self._takes_one_more(problem, options):
             adding = add_residual.add_residual(problem, options.aligned, options.relu, options.overlap)
             return (*self.launches(problem, config, replace(options, residual=False, relu=False)), adding)
         found = self.kernels(problem, config, self.fulfilled(problem, config, options))
@@ -176,11 +177,11 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
     def adding_us(self, problem: ConvProblem, options: CallOptions) -> float:
         """The predicted time of the kernel that adds a residual, in microseconds; 0 where no kernel does that alone."""
-        return add_residual.predicted_us(problem) if self._takes_one_more(options) else 0.0
+        return add_residual.predicted_us(problem) if self._takes_one_more(problem, options) else 0.0
 
-    def _takes_one_more(self, options: CallOptions) -> bool:
+    def _takes_one_more(self, problem: ConvProblem, options: CallOptions) -> bool:
         """Whether a kernel of its own adds a residual."""
-        return options.residual and not (self.fuses_residual and options.aligned)
+        return options.residual and not self._possible(problem, options).residual
 
     def packing_launch(self, problem: ConvProblem, config: Config, options: CallOptions) -> Launch | None:
         """The launch that packs constant weights for calls with such options; None where no kernel packs weights.
@@ -212,17 +213,17 @@ class Algorithm(ABC, Generic[Config, Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time of all kernels in microseconds, by the cost model with the given constants.
 
-        Each algorithm defines its model here; `configure` and `predicted_us` call it. It takes the constants as an
+        Each algorithm defines its model here; `ranked` and `predicted_us` call it. It takes the constants as an
         argument because `harness.tune` tries other values of them.
         """
 
     def predicted_us(
         self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs | None = None
     ) -> float:
-        """The estimate by which "auto" chooses, in microseconds; it uses the fitted constants unless given others.
+        """The estimate in microseconds, with the fitted constants unless given others, and without any `slowdown`.
 
-        `cuconv.select` compares one configuration of each algorithm by it, the one that `configure` returns.
-        `harness.tune` selects the configurations to measure by it and, with trial constants, fits the models.
+        "auto" compares algorithms by `weighed`. `harness.tune` selects the configurations to measure by this estimate
+        and, with trial constants, fits the models.
         """
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))
 

@@ -1,7 +1,7 @@
 """Least-squares fits of the cost models to measured candidates, and the regret of the choices that they make.
 
 The residual of a candidate is the logarithm of predicted over measured time. A candidate that is slow beside the best
-of its case has a smaller weight, since it is not chosen anyway.
+of its algorithm on its case has a smaller weight, since it is not chosen anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PULL = 0.3  # towards the constants that the fit starts from, so that those with
 MAX_EVALUATIONS = 40
 HELD_OUT = 0.25  # of the layers
 AGREEMENT = 0.05  # of a row's two fastest runs
-TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise")  # algorithms whose models take many configurations
+# Algorithms whose `estimate_us` takes many configurations; that of depthwise keeps the work of single strips.
+TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise")
 
 
 @dataclass(frozen=True, slots=True)

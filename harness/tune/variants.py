@@ -167,8 +167,8 @@ def _kind(group: str) -> tuple[str, bool]:
 def chosen(losses: Losses) -> list[Variant]:
     """The variants to list; prints what the list loses as it grows.
 
-    The next one is that which lowers the sum of the losses and of their squares most, where each group has its weight.
-    What a variant gains only falls as the list grows, so gains are computed anew for the best of the old ones alone.
+    Each step adds the variant that lowers the weighted sum of losses and squared losses most. A gain can only fall as
+    the list grows, so only that on top of the heap is computed anew (lazy greedy).
     """
     limits = np.array([LIMITS[_kind(name)] for name in losses.names])
     of_group = np.array([WEIGHTS[_kind(name)] for name in losses.names]) / np.bincount(losses.groups)
@@ -207,13 +207,11 @@ def spilling(variants: list[Variant]) -> list[Variant]:
 
     def spills(variant: Variant) -> bool:
         name, macros = variant
-        forms = [dict(macros), *([dict(macros) | {PREPARED: 1}] if name in preparing else [])]
-        kernels = (one for form in forms for one in jit.resources(ALGORITHMS[name].source, H200.arch, form))
+        algorithm, forms = ALGORITHMS[name], [dict(macros)]
+        if type(algorithm).packing is not Algorithm.packing:  # its weights can be prepared
+            forms.append(forms[0] | {PREPARED: 1})
+        kernels = (one for form in forms for one in jit.resources(algorithm.source, H200.arch, form))
         return any(kernel.spill_bytes for kernel in kernels)
-
-    preparing = {
-        name for name, one in ALGORITHMS.items() if any(PREPARED in macros for macros in one.variants(H200.arch))
-    }
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside of Python's lock
         spilled = list(progress.counted(pool.map(spills, variants), "compiling", len(variants)))

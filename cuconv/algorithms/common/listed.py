@@ -25,7 +25,7 @@ FILE_SUFFIX = ".csv"
 PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once for both
 
 Forms = list[tuple[Number, Macros]]
-"""Variants that compute the same, each after how many times as long it takes as the first."""
+"""Variants that compute the same call, each after its slowdown: its time over that of the first."""
 
 
 class ListedVariants(Algorithm[Config, Costs]):
@@ -42,7 +42,7 @@ class ListedVariants(Algorithm[Config, Costs]):
     def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
         """How many times as long the fastest form that is listed takes as the first; inf where none is listed."""
         forms = self.forms(problem, config, self.fulfilled(problem, config, options))
-        return min((factor for factor, macros in forms if variant_key(macros) in _keys(self.source)), default=inf)
+        return min((factor for factor, _ in _listed_of(self.source, forms)), default=inf)
 
 
 def listed(source: Path) -> list[Macros]:
@@ -58,8 +58,12 @@ def with_prepared(variants: list[Macros]) -> list[Macros]:
 
 def fastest_listed(source: Path, forms: Forms) -> Macros:
     """The fastest form that the file of a CUDA source lists; the first where it lists none."""
-    listed_forms = [form for form in forms if variant_key(form[1]) in _keys(source)]
-    return min(listed_forms, key=lambda form: form[0], default=forms[0])[1]
+    return min(_listed_of(source, forms), key=lambda form: form[0], default=forms[0])[1]
+
+
+def _listed_of(source: Path, forms: Forms) -> Forms:
+    """The forms that the file of a CUDA source lists."""
+    return [(factor, macros) for factor, macros in forms if variant_key(macros) in _keys(source)]
 
 
 def slowdowns(source: Path, forms: Forms) -> Any:

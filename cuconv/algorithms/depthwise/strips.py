@@ -165,8 +165,8 @@ def work_of(kind: Kind, strip: Strip, staged: bool) -> Work:
 def vectors_of(kind: Kind, strip: Strip, aligned: bool) -> tuple[int, int]:
     """The elements of a row that a strip loads, and that it stores, at a time.
 
-    These are the first of `all_vectors` that the rows of input and output and the padding allow. aligned: whether the
-    planes that it reads and writes start at a multiple of 16 bytes.
+    These are the first of `all_vectors` that the rows of input and output and the padding allow. aligned: whether
+    input and output start at a multiple of 16 bytes, or the block stages planes in shared memory.
     """
     if not aligned or kind.geometry is None:
         return 1, 1

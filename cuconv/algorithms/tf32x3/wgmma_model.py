@@ -218,7 +218,8 @@ class _Rows(NamedTuple):
     """Every tile with every split_k as arrays, for a layer.
 
     deep, usual: whether the reduction has a stage for each share, and whether split_k is for grids of any size.
-    shared_bytes, resident: of an SM that is not to hold fewer blocks. at_a_time: the clusters that the GPU runs.
+    shared_bytes: of a block, before occupancy is lowered. resident: the blocks that an SM then holds.
+    at_a_time: the clusters that the GPU runs.
     """
 
     tile: Tile
@@ -234,8 +235,9 @@ class _Rows(NamedTuple):
 class _LayerTimes(NamedTuple):
     """The terms of the cost model that do not depend on the images' number and size, in microseconds of a block.
 
-    latency, work: of all stages; the second is of the SM's throughput. traffic: of an SM for each block of the grid.
-    registers: a block's, a count.
+    start, epilogue: before and after its stages. latency: of all its stages.
+    work: the time of the SM's throughput that all its stages take.
+    traffic: what each block of the grid adds to an SM's time. registers: of the block, a count and no time.
     """
 
     start: Number
