@@ -36,6 +36,7 @@ from cuconv.algorithms.tf32x3.wgmma_model import (
     every,
     has_pixel_pairs,
     inbox_bytes,
+    is_general,
 )
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
@@ -43,9 +44,6 @@ from cuconv.numbers import Number
 from cuconv.problem import ConvProblem
 
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
-
-# Strides by the size of a filter, of layers that kernels are specialised for; both are alike in both directions.
-STRIDES = {1: (1, 2), 2: (2,), 3: (1, 2), 4: (4,), 5: (1,), 7: (1, 2), 11: (4,)}
 
 
 class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Costs]):
@@ -107,7 +105,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
 
 def _layer_macros(problem: ConvProblem, options: CallOptions, products: int) -> Macros:
     """The macros of the kernel variant that is specialised for a layer, without those of its tile."""
-    pointwise, general, paired = is_pointwise(problem), _is_general(problem), has_pixel_pairs(problem, options.aligned)
+    pointwise, general, paired = is_pointwise(problem), is_general(problem), has_pixel_pairs(problem, options.aligned)
     return {
         "VECTOR": int(has_aligned_rows(problem, options.aligned)),
         "PRODUCTS": products,
@@ -130,7 +128,6 @@ def _layer_macros(problem: ConvProblem, options: CallOptions, products: int) -> 
 
 def _tile_macros(tile: Tile, split_k: Number, layer: Macros) -> dict[str, Number]:
     """The macros of a variant's tile, from those of its layer; arrays for arrays of tiles."""
-    general = bool(layer["GENERAL"] or layer["GROUPED"])
     return {
         "FILTERS": tile.filters,
         "PIXEL_WARPGROUPS": tile.pixel_warpgroups,
@@ -138,7 +135,7 @@ def _tile_macros(tile: Tile, split_k: Number, layer: Macros) -> dict[str, Number
         "SPLIT_K": split_k,
         "INBOX_BYTES": inbox_bytes(tile, split_k),
         "TAP_BYTES": TAP_BYTES,
-        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, layer["PRODUCTS"], general),
+        "MIN_BLOCKS_PER_SM": tile.min_blocks_per_sm(split_k, layer["PRODUCTS"], bool(layer["GENERAL"])),
     }
 
 
@@ -174,13 +171,6 @@ def _slowdowns(source: Path, max_cluster_blocks: int, layer: tuple[tuple[str, in
     macros = dict(layer)
     tile, split_k, _ = every(max_cluster_blocks, macros["PRODUCTS"])
     return slowdowns(source, _forms(macros, tile, split_k))
-
-
-def _is_general(problem: ConvProblem) -> bool:
-    """Whether the kernel takes the filter's size, stride and dilation as arguments, and not as constants."""
-    p = problem
-    plain = p.kh == p.kw and p.stride_h == p.stride_w and p.dilation_h == p.dilation_w == 1
-    return not (plain and p.stride_h in STRIDES.get(p.kh, ()))
 
 
 def _evict_first(problem: ConvProblem) -> int:

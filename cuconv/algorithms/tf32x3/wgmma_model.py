@@ -39,11 +39,14 @@ STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
 PIECE_FILTERS = 2  # of a piece of the accumulators, which only one block of a cluster writes
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filter position
 MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
-GENERAL_REGISTERS = 16  # more of a thread whose kernel has geometry or groups as arguments
+GENERAL_REGISTERS = 16  # more of a thread whose kernel has the geometry as arguments
 
 CLUSTER_SIZES = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # values of split_k
 FILLING_CLUSTER_SIZES = (3, 5, 6, 14)  # fill the SMs better than a power of two, of use only where blocks are few
 FEW_BLOCKS_PER_SM = 3  # up to which those sizes are candidates
+
+# Strides by the size of a filter, of layers that kernels are specialised for; both are alike in both directions.
+STRIDES = {1: (1, 2), 2: (2,), 3: (1, 2), 4: (4,), 5: (1,), 7: (1, 2), 11: (4,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +95,19 @@ class Tile:
         """Shared memory of two stages of weights for each share of the reduction, in bytes; sums take their place."""
         return FLOAT_BYTES * self.warpgroup_split_k * 2 * PARTS[products] * self.filters * STAGE_DEPTH
 
-    def registers(self, split_k: Number, products: int) -> Number:
-        """Registers of a thread, about: enough for the accumulators, a chain of products and two stages of columns."""
-        if products == 1:
-            return 64 + self.filters + 16 * ((self.filters == 16) & (split_k == 1))
-        return smaller(104 + self.filters - 8 * (self.filters == 32), REGISTERS_PER_SM // self.threads)
+    def registers(self, split_k: Number, products: int, general: bool) -> Number:
+        """Registers of a thread, about: enough for the accumulators, a chain of products and two stages of columns.
 
-    def min_blocks_per_sm(self, split_k: Number, products: int, general: bool = False) -> Number:
-        """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler; of a general variant fewer."""
-        registers = self.registers(split_k, products) + GENERAL_REGISTERS * general
-        return larger(1, REGISTERS_PER_SM // (self.threads * registers))
+        general: whether the kernel has the geometry as arguments.
+        """
+        more = GENERAL_REGISTERS * general
+        if products == 1:
+            return 64 + self.filters + 16 * ((self.filters == 16) & (split_k == 1)) + more
+        return smaller(104 + self.filters - 8 * (self.filters == 32) + more, REGISTERS_PER_SM // self.threads)
+
+    def min_blocks_per_sm(self, split_k: Number, products: int, general: bool) -> Number:
+        """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler."""
+        return larger(1, REGISTERS_PER_SM // (self.threads * self.registers(split_k, products, general)))
 
     def __str__(self) -> str:
         warpgroups = f"{self.pixel_warpgroups}x{self.warpgroup_split_k}"
@@ -203,6 +209,13 @@ def has_pixel_pairs(problem: ConvProblem, aligned: bool) -> bool:
     return aligned and is_pointwise(problem) and not is_strided(problem) and problem.out_pixels % 2 == 0
 
 
+def is_general(problem: ConvProblem) -> bool:
+    """Whether the kernel takes the filter's size, stride and dilation as arguments, and not as constants."""
+    p = problem
+    plain = p.kh == p.kw and p.stride_h == p.stride_w and p.dilation_h == p.dilation_w == 1
+    return not (plain and p.stride_h in STRIDES.get(p.kh, ()))
+
+
 class _Layer(NamedTuple):
     """All that the configurations and times depend on, except the images' number and size."""
 
@@ -211,6 +224,7 @@ class _Layer(NamedTuple):
     group_filters: int
     pointwise: bool
     paired: bool  # `has_pixel_pairs`
+    general: bool  # `is_general`
     products: int
 
 
@@ -250,8 +264,8 @@ class _LayerTimes(NamedTuple):
 
 def _layer(problem: ConvProblem) -> _Layer:
     p = problem
-    sizes = (depth_of(p), p.groups, p.group_filters, is_pointwise(p), has_pixel_pairs(p, aligned=True))
-    return _Layer(*sizes, PRODUCTS[p.precision])
+    sizes = (depth_of(p), p.groups, p.group_filters, is_pointwise(p))
+    return _Layer(*sizes, has_pixel_pairs(p, aligned=True), is_general(p), PRODUCTS[p.precision])
 
 
 @lru_cache(maxsize=1024)
@@ -267,7 +281,9 @@ def _rows(layer: _Layer, device: DeviceSpec) -> _Rows:
         deep=split_k * tile.warpgroup_split_k <= stages,
         usual=~_FILLING[split_k],
         shared_bytes=shared_bytes,
-        resident=device.resident_blocks(tile.threads, tile.registers(split_k, layer.products), shared_bytes),
+        resident=device.resident_blocks(
+            tile.threads, tile.registers(split_k, layer.products, layer.general), shared_bytes
+        ),
         at_a_time=larger(1, device.clusters_at_a_time(split_k)),
     )
 
@@ -287,7 +303,7 @@ def _layer_times(layer: _Layer, tile: Tile, split_k: Number, device: DeviceSpec,
         work=iterations * _work_us(layer, tile, costs),
         epilogue=_epilogue_us(tile, split_k, costs),
         traffic=costs.traffic * stages * STAGE_DEPTH * (tile.filters + tile.pixels) / 2**11 / device.sm_count,
-        registers=tile.threads * tile.registers(split_k, layer.products),
+        registers=tile.threads * tile.registers(split_k, layer.products, layer.general),
     )
 
 

@@ -10,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.tf32x3.tf32x3 import blocks_per_sm
-from cuconv.algorithms.tf32x3.wgmma_model import CLUSTER_SIZES, TILES
+from cuconv.algorithms.tf32x3.wgmma_model import CLUSTER_SIZES, TILES, is_general
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from tests.cuconv.algorithms.problems import PROBLEMS, TYPICAL, each_precision, in_precision, launched, one_by_one
@@ -28,8 +28,8 @@ B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_registers_of_a_block_fit_an_sm(tile):
-    for split_k, products in product(CLUSTER_SIZES, (3, 1)):
-        registers = tile.registers(split_k, products)
+    for split_k, products, general in product(CLUSTER_SIZES, (3, 1), (False, True)):
+        registers = tile.registers(split_k, products, general)
         assert tile.threads * registers <= 64 * 1024 and registers <= 256
 
 
@@ -146,7 +146,7 @@ def test_an_sm_holds_an_even_share_of_the_blocks_or_two(precision):
     """Room for more than an even share, but not for a second launch, would make occupancy uneven."""
     for problem in in_precision(precision, PROBLEMS):
         for config in WGMMA.candidates(problem, H200):
-            registers = config.tile.registers(config.split_k, config.products)
+            registers = config.tile.registers(config.split_k, config.products, is_general(problem))
             resident = H200.resident_blocks(config.threads, registers, config.shared_bytes)
             even_share = blocks_per_sm(config, H200)
             assert resident <= even_share or resident >= 2 * even_share
