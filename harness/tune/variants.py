@@ -37,12 +37,13 @@ from harness.catalogue import load_sweep
 from harness.report.markdown import markdown
 from harness.results.files import write_whole
 
-SWEEPS = ("paper", "strided", "grouped", "fully_connected", "unseen")
+PAPER, SWEEP, OTHERS = "paper", "sweep", "others"  # kinds of groups
+SWEEPS = (PAPER, "strided", "grouped", "fully_connected", "unseen")
 RANDOM_PROBLEMS = 1200  # of each precision
 # What a list may lose in the geometric mean of a group's layers, as a share, and how much the group weighs: by the
-# precision, and by whether it is a sweep. Random layers and those with a residual have little in common.
-LIMITS = {(FP32, True): 0.006, (FP32, False): 0.06, (TF32, True): 0.03, (TF32, False): 0.09}
-WEIGHTS = {(FP32, True): 4.0, (FP32, False): 1.0, (TF32, True): 1.0, (TF32, False): 0.5}
+# precision and the kind of group. Random layers and those with a residual have little in common.
+LIMITS = {FP32: {PAPER: 0.003, SWEEP: 0.006, OTHERS: 0.06}, TF32: {PAPER: 0.03, SWEEP: 0.03, OTHERS: 0.09}}
+WEIGHTS = {FP32: {PAPER: 16.0, SWEEP: 4.0, OTHERS: 1.0}, TF32: {PAPER: 1.0, SWEEP: 1.0, OTHERS: 0.5}}
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
 SQUARE = 12.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
@@ -65,7 +66,7 @@ def asked(seed: int) -> Iterator[Asked]:
     chance = random.Random(seed)
     problems = {sweep: [case.problem for case in load_sweep(sweep).cases] for sweep in SWEEPS}
     problems["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
-    residual = (one for one in problems["paper"] + problems["random"] if one.is_dense and one.kh in (1, 3))
+    residual = (one for one in problems[PAPER] + problems["random"] if one.is_dense and one.kh in (1, 3))
     problems["residual"] = [one for one in residual if chance.random() < 0.25]
     for precision in (FP32, TF32):
         for group, members in problems.items():
@@ -159,9 +160,9 @@ def losses_of(calls: list[Asked]) -> Losses:
     return Losses({one: (i.astype(int), loss) for one, (i, loss) in columns.items()}, without, groups, names)
 
 
-def _kind(group: str) -> tuple[str, bool]:
+def _of_group(values: dict[str, dict[str, float]], group: str) -> float:
     name, precision = group.split()
-    return precision, name in SWEEPS
+    return values[precision][name if name == PAPER else SWEEP if name in SWEEPS else OTHERS]
 
 
 def chosen(losses: Losses) -> list[Variant]:
@@ -170,8 +171,8 @@ def chosen(losses: Losses) -> list[Variant]:
     Each step adds the variant that lowers the weighted sum of losses and squared losses most. A gain can only fall as
     the list grows, so only that on top of the heap is computed anew (lazy greedy).
     """
-    limits = np.array([LIMITS[_kind(name)] for name in losses.names])
-    of_group = np.array([WEIGHTS[_kind(name)] for name in losses.names]) / np.bincount(losses.groups)
+    limits = np.array([_of_group(LIMITS, name) for name in losses.names])
+    of_group = np.array([_of_group(WEIGHTS, name) for name in losses.names]) / np.bincount(losses.groups)
     weights, now = of_group[losses.groups], losses.without.copy()
 
     def gain(variant: Variant) -> float:

@@ -23,7 +23,7 @@ def test_a_list_loses_no_more_than_its_limit():
         least_us = min(us for variant, us in times.items() if variant is None or variant in found)
         losses.append(log(least_us / min(times.values())))
     assert 0 < len(found) < len({variant for one in CALLS for variant in times_of(one)}) / 10
-    assert sum(losses) / len(losses) <= log(1 + variants.LIMITS["fp32", True])
+    assert sum(losses) / len(losses) <= log(1 + variants.LIMITS["fp32"]["paper"])
 
 
 def test_the_kernel_that_adds_a_residual_counts():
