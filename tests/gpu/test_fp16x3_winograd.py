@@ -20,6 +20,7 @@ from tests.gpu.problems import (
     operands,
     pads,
     refusal_allowed,
+    rel_l2_error,
 )
 
 NAME = "fp16x3_winograd"
@@ -63,6 +64,21 @@ def test_bias_and_relu(problem):
     with refusal_allowed(NAME):
         out = conv2d(x, weight, bias, padding=pads(problem), relu=True, algorithm=NAME)
         assert_same_with_non_finite(out, reference.conv2d(x, weight, pads(problem), bias, relu=True))
+
+
+@pytest.mark.parametrize("filters", [1, 7, 8, 9, 67])
+def test_few_last_filters_of_images_of_unequal_scales(filters):
+    """The tile's images are judged by eight filters, of which the last may be fewer."""
+    problem = ConvProblem(4, 40, 7, 7, filters, 3, 3, 1, 1)
+    x, weight = operands(problem)
+    x[1] *= 1e-12
+    x[2] = 0
+    with refusal_allowed(NAME):
+        out = conv2d(x, weight, padding=pads(problem), algorithm=NAME)
+        expected = reference.conv2d(x, weight, pads(problem))
+        for image in (0, 1, 3):
+            assert rel_l2_error(out[image], expected[image]) < 1e-6, image
+        assert not out[2].any()
 
 
 @pytest.mark.parametrize("problem", [DEEP, PAIRS], ids=str)

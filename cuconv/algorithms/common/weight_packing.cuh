@@ -19,10 +19,14 @@ constexpr int PACK_FILTERS = 32;  // filters of a block: the lanes of a warp
 constexpr int PACK_TAPS = FILTER_ROWS * FILTER_COLUMNS;
 #ifdef TRANSFORMS_WEIGHTS  // a warp transforms a row of the filter to all of its points
 #define WITH_TRANSFORM(...) __VA_ARGS__
+// The main kernel judges a pixel by its outputs of eight filters. The last eight may be fewer, whose outputs are often
+// small by chance: filters from before them fill up. Their outputs are not written.
+constexpr int FILTERS_JUDGED = 8;
 constexpr int GROUP_WARPS = FILTER_COLUMNS;
 #define MARKS_SMALL 0  // gather() does
 #else
 #define WITH_TRANSFORM(...)
+constexpr int FILTERS_JUDGED = 0;
 #ifdef FLOAT_FILTER_SCALES  // a scale that is a power alone has no place for the mark
 #define MARKS_SMALL 0
 #else
@@ -119,15 +123,17 @@ __device__ __forceinline__ FilterScale filter_scale(int exponent) {
 
 // Scales the block's filters into shared memory; a warp takes every PACK_WARPS-th filter, and issues all of its loads
 // before it uses the first. pitch: floats from a filter to the next. count: filters that exist, each with `length`
-// floats. tile_filters: filters of the tile from the block's first one on.
+// floats. back: how far before a filter is the one that takes its place if it does not exist; 0 for zeros.
+// tile_filters: filters of the tile from the block's first one on.
 __device__ __forceinline__ void scale_filters(const float* weight, float* tile, FilterScale* scales, int64 pitch,
-                                              int count, int length, int tile_filters) {
+                                              int count, int length, int back, int tile_filters) {
     constexpr int WARP_FILTERS = (PACK_FILTERS + PACK_WARPS - 1) / PACK_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float values[WARP_FILTERS][LOADS];
 #pragma unroll
     for (int j = 0; j < WARP_FILTERS; ++j) {
-        const int filter = j * PACK_WARPS + warp;
+        int filter = j * PACK_WARPS + warp;
+        if (filter >= count) filter -= back;
         const float* const from = weight + filter * pitch + lane;
         const int left = filter < count ? length - lane : 0;
 #pragma unroll
@@ -268,7 +274,8 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     launch_dependents();
     FilterScale* const scales =
         const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * SCALE_FILTERS + in_tile;
-    scale_filters(weight + first, tile, scales, channels * TAPS, count, length, SCALE_FILTERS - in_tile);
+    const int back = filters < FILTERS_JUDGED ? 0 : FILTERS_JUDGED;
+    scale_filters(weight + first, tile, scales, channels * TAPS, count, length, back, SCALE_FILTERS - in_tile);
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
