@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -67,7 +68,11 @@ def convert(
     _check_model(model)
     autocast_off = [torch.autocast(device, enabled=False) for device in ("cuda", "cpu")]
     with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], waiting():
-        return _Conversion(model, Inputs(example), precision, progress).run()
+        inputs = Inputs(example)
+        converted_and_report = _Conversion(model, inputs, precision, progress).run()
+    if any(tensor.is_cuda for tensor in inputs.tensors):
+        gc.collect()  # what the capture leaves behind; otherwise Python looks for it in a forward soon, for 0.2 s
+    return converted_and_report
 
 
 def _check_model(model: nn.Module) -> None:
