@@ -13,13 +13,13 @@ from importlib.util import find_spec
 _ALL = ("numpy", "pandas", "pydantic", "yaml")
 _DRAWING = ("matplotlib", "PIL")
 _MEASURING = ("nvtx", "torch", "tqdm")
+_WITH_VERBS = ("harness.experiments", "harness.report")  # programs whose first argument is a verb
 # What a command imports beside _ALL; the commands that are not here measure.
 _BESIDE = {
-    "harness.report.figures": _DRAWING,
-    "harness.report.page": ("bokeh",),
-    "harness.report.pages": _DRAWING,
-    "harness.report.repeatability": (),
-    "harness.report.tables": (),
+    "harness.report": (),
+    "harness.report docs": _DRAWING,
+    "harness.report figures": _DRAWING,
+    "harness.report page": ("bokeh",),
     "harness.compare": ("scipy",),
     "harness.tune": (*_MEASURING, "scipy"),
 }
@@ -28,13 +28,14 @@ _BESIDE = {
 def _command() -> str:
     """The command of the harness that this process runs; empty where something else, such as a test, imports it."""
     typed = sys.orig_argv
-    command = typed[typed.index("-m") + 1] if "-m" in typed[:-1] else ""
+    after = typed[typed.index("-m") + 1 :] if "-m" in typed[:-1] else [""]
+    command = " ".join(after[: 2 if after[0] in _WITH_VERBS else 1])
     return command if command.partition(".")[0] == "harness" else ""
 
 
 def _check_packages(command: str) -> None:
     """End a command with one sentence and exit code 2 where packages that it imports are missing."""
-    needed = (*_ALL, *_BESIDE.get(command, _MEASURING))
+    needed = (*_ALL, *_BESIDE.get(command, _BESIDE.get(command.partition(" ")[0], _MEASURING)))
     if missing := [name for name in needed if find_spec(name) is None]:
         print(
             f"{command}: {sys.executable} lacks {', '.join(missing)}, which the extra 'bench' installs: "

@@ -6,7 +6,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from cuconv.costs import CostsError
@@ -40,6 +41,24 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return OK
+
+
+def verb(program: str, verbs: Mapping[str, tuple[str, str]], arguments: Sequence[str]) -> int:
+    """Run a verb of a program and return its exit code.
+
+    verbs: the module of each, whose `main` takes the arguments after the verb, and a line about it.
+    """
+    lines = "\n".join(f"  {name:15}{line}" for name, (_, line) in verbs.items())
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        usage="%(prog)s VERB ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"verbs, each with a --help of its own:\n{lines}",
+    )
+    parser.add_argument("verb", choices=verbs, metavar="VERB", help=argparse.SUPPRESS)
+    module, _ = verbs[parser.parse_args(arguments[:1]).verb]
+    code: int = import_module(module).main(arguments[1:])
+    return code
 
 
 def folder(text: str) -> Path:

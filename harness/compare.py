@@ -20,16 +20,16 @@ import pandas as pd
 from scipy.stats import mannwhitneyu
 
 from harness import command
+from harness.contenders.registry import PROVIDERS, shown
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, PRECISIONS
-from harness.registry import PROVIDERS, shown
-from harness.report.markdown import markdown, times
-from harness.report.provenance import provenance
-from harness.results import environment
-from harness.results.comparisons import Results, each, geometric_mean, grouped, layer_label, problem_of, timed
-from harness.results.environment import ROOT
-from harness.results.records import KEY_COLUMNS, RUN_COLUMNS, read
-from harness.results.times import HOT, TIMES, at_time
+from harness.store import environment
+from harness.store.environment import ROOT
+from harness.store.markdown import markdown, times
+from harness.store.times import HOT, TIMES, at_time
+from harness.sweep.comparisons import Results, each, geometric_mean, grouped, layer_label, problem_of, timed
+from harness.sweep.provenance import provenance
+from harness.sweep.records import KEY_COLUMNS, RUN_COLUMNS, read
 
 WORSE_FOUND = 1  # the exit code
 # Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:

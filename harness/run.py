@@ -10,19 +10,20 @@ from pathlib import Path
 import torch
 
 from harness import command, precision, variables
-from harness.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
+from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
+from harness.contenders.registry import PROVIDERS
 from harness.errors import ResultsError, UsageError
-from harness.measure import second_pass, session, shared_work
-from harness.measure.shared_work import Group
-from harness.measure.sweep import Options
 from harness.precision import FP32, PRECISIONS
-from harness.registry import PROVIDERS
-from harness.report.provenance import OF_A_CPU
 from harness.report.speedups import summary_table, with_tf32
-from harness.results import environment
-from harness.results.comparisons import Results
-from harness.results.records import CASE_COLUMNS, MAX_RUNS, STATUSES, read
-from harness.results.rivals import Entrants, fastest_rivals
+from harness.store import environment
+from harness.store.times import MAX_RUNS
+from harness.sweep import second_pass, session, shared_work
+from harness.sweep.comparisons import Results
+from harness.sweep.one_case import Options
+from harness.sweep.provenance import OF_A_CPU
+from harness.sweep.records import CASE_COLUMNS, STATUSES, read
+from harness.sweep.rivals import Entrants, fastest_rivals
+from harness.sweep.shared_work import Group
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,8 +143,8 @@ def _next_step(out: Path, device: str, sweep: str) -> str:
     if out.parent.parent != Path("results"):
         these = f"--results {shlex.quote(str(out.parent.parent))} {these}"
     return (
-        f"next: 'python -m harness.report.tables {these}' prints all tables, "
-        f"'python -m harness.report.figures {these}' draws figures into plots/{device}/{out.name}"
+        f"next: 'python -m harness.report tables {these}' prints all tables, "
+        f"'python -m harness.report figures {these}' draws figures into plots/{device}/{out.name}"
     )
 
 

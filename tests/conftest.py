@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True, scope="session")
 def normalised_once():
     """Normalise each text of a source file once: every report of a measurement has a hash of some 200 files."""
-    from harness.results import code
+    from harness.store import code
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(code, "normalised", functools.cache(code.normalised))
@@ -33,10 +33,10 @@ def normalised_once():
 @pytest.fixture(autouse=True)
 def fast_start(monkeypatch):
     """Fork workers from a server that has imported torch, which takes seconds; it never used a GPU."""
-    from harness.measure import worker
+    from harness.sweep import worker
 
     monkeypatch.setattr(worker, "START", "forkserver")
-    multiprocessing.set_forkserver_preload(["harness.measure.worker"])
+    multiprocessing.set_forkserver_preload(["harness.sweep.worker"])
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def made_up_gpu(monkeypatch, tmp_path) -> Path:
     """Let torch seem to see a GPU; returns the folder results/DEVICE of it, which is under tmp_path."""
     import torch
 
-    from harness.results import environment
+    from harness.store import environment
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

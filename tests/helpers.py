@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.results import bandwidth
-from harness.results.comparisons import Results
-from harness.results.records import Measurement, ResultsFolder
+from harness.experiments.copies import rows as bandwidth
+from harness.sweep.comparisons import Results
+from harness.sweep.records import Measurement, ResultsFolder
 
 GPU = "nvidia-test"  # the name of a device under results/
 
@@ -68,7 +68,7 @@ def measured(results: Path, rows: list[Measurement], device: str = GPU) -> Resul
 
 
 def copies(mean_us: dict[int, float]) -> pd.DataFrame:
-    """Copies of so many bytes that take so many microseconds, as harness.measure.bandwidth measures them."""
+    """Copies of so many bytes that take so many microseconds, as harness.experiments.copies.measure measures them."""
     return pd.DataFrame([[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
 
 

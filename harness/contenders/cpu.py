@@ -12,13 +12,13 @@ import torch.nn.functional as F
 
 from cuconv import reference
 from cuconv.problem import FLOAT_BYTES, ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, check_workspace
+from harness.contenders import base
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace
 
 COMPLEX_BYTES = 2 * FLOAT_BYTES
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """Four algorithms on torch's threads, available on every machine."""
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:

@@ -10,8 +10,16 @@ from typing import Any
 import torch
 
 from cuconv.problem import ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
+from harness.contenders import base
+from harness.contenders.base import (
+    NotRunnable,
+    Offer,
+    Operands,
+    Prepared,
+    Unavailable,
+    check_workspace,
+    measured_workspace,
+)
 from harness.precision import FP32, IN_TORCH
 
 
@@ -27,7 +35,7 @@ def _computing_in(precision: str) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """cuBLAS, which is not cuDNN, but which a user could call instead. Raises Unavailable without a GPU."""
 
     def __init__(self, precision: str = FP32) -> None:

@@ -14,13 +14,13 @@ from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from cuconv.select import BATCH_INVARIANT
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
-from harness.measure.compiling import compile_for
+from harness.contenders import base
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+from harness.contenders.compiling import compile_for
 from harness.precision import FP32
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """The library of this project. Raises Unavailable without a GPU."""
 
     def __init__(self, precision: str = FP32) -> None:

@@ -12,7 +12,8 @@ import cuconv
 from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, check_workspace, cuconv_gpu
+from harness.contenders import cuconv_gpu
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace
 
 
 class Contender(cuconv_gpu.Contender):

@@ -6,21 +6,20 @@ torch cannot name an algorithm, and newer bindings of cuDNN lack these calls. Th
 from __future__ import annotations
 
 import ctypes
-import re
 import weakref
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_void_p
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 
 from cuconv.problem import ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness import libcudnn
+from harness.contenders import base
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders.registry import CLASSIC_ALGORITHMS
 from harness.contenders.workspace import Workspace
 from harness.precision import FP32, TF32
-from harness.registry import CLASSIC_ALGORITHMS
 
 # Values of cuDNN's enumerations; the position of a name in CLASSIC_ALGORITHMS is its cudnnConvolutionFwdAlgo_t.
 TENSOR_NCHW = 0
@@ -54,29 +53,18 @@ _SIGNATURES: dict[str, tuple] = {
 @cache
 def _library() -> tuple[ctypes.CDLL, str]:
     """The libcudnn that torch has loaded, and its path. Raises Unavailable where there is none."""
-    if torch.backends.cudnn.is_available():
-        torch.backends.cudnn.version()  # loads it where it is not yet loaded
-    maps = Path("/proc/self/maps")
-    text = maps.read_text() if maps.exists() else ""
-    loaded = re.search(r"^[^/]*(/.*/libcudnn\.so[.\d]*)$", text, re.MULTILINE)
+    loaded = libcudnn.loaded()
     if loaded is None:
         raise Unavailable("torch has loaded no libcudnn: install a build of torch for CUDA")
-    path = loaded.group(1)
+    path, _ = loaded
     library = ctypes.CDLL(path)
     for name, argtypes in _SIGNATURES.items():
         function = getattr(library, name, None)
         if function is None:
             raise Unavailable(f"{path} has no {name}: the classic algorithms need cuDNN 8 or 9")
         function.argtypes, function.restype = argtypes, c_int
-    library.cudnnGetVersion.argtypes, library.cudnnGetVersion.restype = (), c_size_t
     library.cudnnGetErrorString.argtypes, library.cudnnGetErrorString.restype = (c_int,), c_char_p
     return library, path
-
-
-def loaded_library() -> tuple[str, int]:
-    """Path and version (as 91900 for 9.19.0) of the libcudnn that torch has loaded. Raises Unavailable."""
-    library, path = _library()
-    return path, library.cudnnGetVersion()
 
 
 def _check(library: ctypes.CDLL, status: int) -> None:
@@ -116,7 +104,7 @@ class _Case:
         return descriptor
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """cuDNN's classic algorithms. Raises Unavailable where torch has no cuDNN or no GPU."""
 
     def __init__(self, precision: str = FP32) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from cuconv.problem import ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders import base
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
 from harness.precision import FP32
 
@@ -20,7 +20,7 @@ DESELECTED = "Deselecting execution plan"  # in the error of building a plan tha
 COLLECT_EVERY = 8  # cases
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """cuDNN's engines. Raises Unavailable where the frontend package, its library or a GPU is missing."""
 
     def __init__(self, precision: str = FP32) -> None:

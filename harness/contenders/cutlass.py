@@ -14,17 +14,17 @@ from math import ceil, inf, prod
 import torch
 
 from cuconv.problem import FLOAT_BYTES, ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+from harness.contenders import base
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
 from harness.contenders.cutlass_library import Kernel, Refused, Sizes, Toolchain, kernels_for, load
-from harness.measure import timing
 from harness.precision import FP32
+from harness.stopwatch import timing
 
 TENSOR_BYTES = (1 << 31) - 1  # the largest tensor of a launch: CUTLASS refuses larger ones
 TUNING_RUNS = 3
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """The fastest of CUTLASS's kernels and split-K counts for each case.
 
     Raises Unavailable without a GPU of compute capability 8.0, without nvcc, and without CUTLASS's headers.

@@ -26,7 +26,7 @@ import torch
 from cuconv import cubins
 from cuconv.problem import ConvProblem
 from harness import progress
-from harness.contenders import Unavailable
+from harness.contenders.base import Unavailable
 from harness.errors import UserError
 
 SOURCE = Path(__file__).with_name("cutlass_conv2d.cu")

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from cuconv.problem import ConvProblem
-from harness import contenders
-from harness.contenders import Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
+from harness.contenders import base
+from harness.contenders.base import Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
 from harness.precision import FP32, IN_TORCH
 
 MODE = "max-autotune-no-cudagraphs"  # the harness captures the graph itself, for every contender alike
@@ -40,7 +40,7 @@ def _computing_in(precision: str) -> Iterator[None]:
             place.fp32_precision = value
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """torch.compile. Raises Unavailable without a GPU, and without Triton, which compiles its kernels."""
 
     def __init__(self, precision: str = FP32) -> None:

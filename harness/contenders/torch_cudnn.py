@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from cuconv.problem import ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace
+from harness.contenders import base
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace
 from harness.precision import FP32, IN_TORCH
 
 # Read once, at the first convolution of the process; importing torch is not yet one.
@@ -56,7 +56,7 @@ def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bo
     cudnn.conv.fp32_precision = fp32_precision  # torch raises where allow_tf32, its older name, is set too
 
 
-class Contender(contenders.Contender):
+class Contender(base.Contender):
     """torch.nn.functional.conv2d, called from one thread.
 
     Raises Unavailable without a GPU, without cuDNN, and where torch's plan cache is not limited to one plan.

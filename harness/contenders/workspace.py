@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.contenders import NotRunnable, check_workspace
+from harness.contenders.base import NotRunnable, check_workspace
 
 
 class Workspace:

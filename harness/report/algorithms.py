@@ -7,10 +7,10 @@ from collections import Counter
 
 import pandas as pd
 
-from harness import registry
+from harness.contenders import registry
 from harness.precision import FP32
-from harness.report.markdown import NONE, markdown, of
-from harness.results.comparisons import (
+from harness.store.markdown import NONE, markdown, of
+from harness.sweep.comparisons import (
     CASE,
     Results,
     algorithms,

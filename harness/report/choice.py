@@ -12,12 +12,11 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from harness import registry
+from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
-from harness.report.markdown import NONE, markdown, of, times
-from harness.report.provenance import mixture
 from harness.report.speedups import by_batch
-from harness.results.comparisons import (
+from harness.store.markdown import NONE, markdown, of, times
+from harness.sweep.comparisons import (
     AUTO,
     BATCH_INVARIANT,
     CASE,
@@ -30,6 +29,7 @@ from harness.results.comparisons import (
     rivals,
     timed,
 )
+from harness.sweep.provenance import mixture
 
 CUCONV = "cuconv"
 NEAR = 1.15  # time of auto over that of the best of its own algorithms

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.precision import FP32
-from harness.report.markdown import markdown
-from harness.results.comparisons import AUTO, BATCH_INVARIANT, CASE, Results, each, problem_of, timed
-from harness.results.records import RUN_COLUMNS
+from harness.store.markdown import markdown
+from harness.sweep.comparisons import AUTO, BATCH_INVARIANT, CASE, Results, each, problem_of, timed
+from harness.sweep.records import RUN_COLUMNS
 
 OURS = "cuconv"
 SAME_CLOCK = 0.005  # clocks that differ by less are equal

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.report.markdown import NONE, markdown, of
-from harness.results import bandwidth
-from harness.results.comparisons import (
+from harness.experiments.copies import rows as bandwidth
+from harness.store.markdown import NONE, markdown, of
+from harness.sweep.comparisons import (
     LAYER,
     Results,
     each,
@@ -52,7 +52,7 @@ def memory_bound_table(results: Results) -> str:
         return ""
     csv_path = results.folder.parent / bandwidth.FOLDER / bandwidth.CSV
     if not csv_path.exists():
-        return f"No copies were measured on {results.device}: run 'python -m harness.measure.bandwidth' there."
+        return f"No copies were measured on {results.device}: run 'python -m harness.experiments copies' there."
     found = shares(cases, bandwidth.read(csv_path))
     note = (
         f"Time of a copy of as many bytes over time of {results.shown(results.subject)}: "

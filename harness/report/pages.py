@@ -1,4 +1,4 @@
-"""python -m harness.report.pages: rewrite the tables between the markers of README.md and docs/*.md.
+"""python -m harness.report docs: rewrite the tables between the markers of README.md and docs/*.md.
 
 A page has two lines for each table, and what stands between them belongs to this command:
 
@@ -20,19 +20,18 @@ from pathlib import Path
 
 from harness import command
 from harness.errors import ResultsError, UsageError
-from harness.latency.table import latency_sizes, latency_starts
+from harness.experiments.accuracy.table import magnitudes_of
+from harness.experiments.host.table import host_table
+from harness.experiments.latency.table import latency_sizes, latency_starts
+from harness.experiments.networks.table import errors_section, modes_section, network_headline, networks_section
 from harness.precision import FP32, PRECISIONS
 from harness.report import figures
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.clocks import clocks_table
-from harness.report.host import host_table
-from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import depthwise_table, memory_bound_table
-from harness.report.networks import errors_section, modes_section, network_headline, networks_section
 from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
-from harness.report.provenance import mixture, provenance
 from harness.report.speedups import (
     against_others,
     floor_table,
@@ -42,9 +41,10 @@ from harness.report.speedups import (
     with_tf32,
     worst_table,
 )
-from harness.results.comparisons import Results, find_results, full_precision
-from harness.results.files import write_whole
-from harness.results.times import NOTES
+from harness.store.files import write_whole
+from harness.store.times import NOTES
+from harness.sweep.comparisons import Results, find_results, full_precision
+from harness.sweep.provenance import mixture, provenance
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected")  # beside it
@@ -204,7 +204,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {"algorithm": (tuple(named()
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 2 where a page or the results cannot be used."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.report.pages",
+        prog="python -m harness.report docs",
         description="Rewrite the tables between the markers of pages, from the CSV files of the results.",
     )
     parser.add_argument("pages", nargs="*", type=Path, help="pages to rewrite (default: README.md and docs/*.md)")
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
     )
     options = parser.parse_args(arguments)
-    return command.exit_code("harness.report.pages", lambda: _rewrite_all(options))
+    return command.exit_code("harness.report docs", lambda: _rewrite_all(options))
 
 
 def _rewrite_all(options: argparse.Namespace) -> None:
@@ -223,7 +223,3 @@ def _rewrite_all(options: argparse.Namespace) -> None:
     for page in pages:
         if tables := rewrite(page, found, options.results.parent / "plots"):
             print(f"{page}: {tables} {'table' if tables == 1 else 'tables'}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

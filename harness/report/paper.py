@@ -6,10 +6,10 @@ from collections import Counter
 
 import pandas as pd
 
-from harness import catalogue
-from harness.report.markdown import markdown, share, times
+from harness.cases import catalogue
 from harness.report.speedups import maximum
-from harness.results.comparisons import Results, grouped, summarise
+from harness.store.markdown import markdown, share, times
+from harness.sweep.comparisons import Results, grouped, summarise
 
 # The figures of the paper's section 4.2: one V100, cuDNN 7.1, 602 configurations. Means are arithmetic there.
 PAPER = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.report.markdown import NONE, markdown, times
-from harness.report.provenance import provenance
-from harness.results.comparisons import AUTO, CASE, Results, full_precision, geometric_mean, grouped
+from harness.store.markdown import NONE, markdown, times
+from harness.sweep.comparisons import AUTO, CASE, Results, full_precision, geometric_mean, grouped
+from harness.sweep.provenance import provenance
 
 SWEEP = "prepared"  # results/DEVICE/prepared: the cases of the paper's sweep by conv2d and by prepared layers
 PLAIN, PREPARED = "cuconv", "cuconv_prepared"

@@ -1,4 +1,4 @@
-"""python -m harness.report.repeatability FOLDER FOLDER ...: how far the same case moves between whole sweeps.
+"""python -m harness.report repeatability FOLDER FOLDER ...: how far the same case moves between whole sweeps.
 
 Each folder has the measurements.csv of one sweep, of other hours or machines. A time moves by its largest value over
 its smallest, less 1. Cases count where our first subject and a rival have a time in every sweep.
@@ -13,13 +13,13 @@ from pathlib import Path
 import pandas as pd
 
 from harness import command
+from harness.contenders.registry import shown
 from harness.errors import ResultsError, UsageError
-from harness.registry import shown
-from harness.report.markdown import markdown, of
-from harness.report.provenance import provenance
 from harness.report.speedups import by_batch
-from harness.results.comparisons import CASE, Results, each, problem_of
-from harness.results.times import HOT, TIMES
+from harness.store.markdown import markdown, of
+from harness.store.times import HOT, TIMES
+from harness.sweep.comparisons import CASE, Results, each, problem_of
+from harness.sweep.provenance import provenance
 
 TIMED = ["mean_us", "rival_us", "speedup"]  # columns of `compare` that move
 USUAL = 0.95  # the share of the cases that move by at most the printed 95%
@@ -93,7 +93,7 @@ def _most_moved(moved: pd.DataFrame, results: Results) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 2 where the folders cannot be compared."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.report.repeatability",
+        prog="python -m harness.report repeatability",
         description="How far the same case moves between whole sweeps, and how often the winner changes.",
     )
     parser.add_argument(
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
     options = parser.parse_args(arguments)
     return command.exit_code(
-        "harness.report.repeatability", lambda: print(report(_read(options.folders, options.time)))
+        "harness.report repeatability", lambda: print(report(_read(options.folders, options.time)))
     )
 
 
@@ -116,7 +116,3 @@ def _read(folders: Sequence[Path], time: str) -> list[Results]:
         named = " ".join(map(str, folders))
         raise UsageError(f"{named}: name at least two different folders, each with the measurements.csv of one sweep")
     return [Results.read(folder.resolve()).at(time) for folder in folders]
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

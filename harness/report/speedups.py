@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness import registry
+from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
-from harness.report.markdown import NONE, markdown, of, times
-from harness.results.comparisons import (
+from harness.store.markdown import NONE, markdown, of, times
+from harness.sweep.comparisons import (
     Results,
     Summary,
     compare_with_tf32,

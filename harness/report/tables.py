@@ -1,4 +1,4 @@
-"""python -m harness.report.tables: print every table of the results, in markdown, from the CSV files alone."""
+"""python -m harness.report tables: print every table of the results, in markdown, from the CSV files alone."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness import command
+from harness.experiments.accuracy.table import magnitudes_of
+from harness.experiments.networks.table import networks_results
+from harness.experiments.networks.table import networks_table as whole_networks_table
 from harness.precision import PRECISIONS
 from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
-from harness.report.magnitudes import magnitudes_of
 from harness.report.memory_bound import memory_bound_table
-from harness.report.networks import networks_results
-from harness.report.networks import networks_table as whole_networks_table
 from harness.report.paper import networks_table, paper_table
 from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32
-from harness.results.comparisons import Results, find_results
+from harness.sweep.comparisons import Results, find_results
 
 
 def report(results: Results) -> str:
@@ -53,7 +53,7 @@ def whole_networks(devices: Iterable[Path]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 2 where there is nothing to print."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.report.tables", description="Print the tables of the results, in markdown."
+        prog="python -m harness.report tables", description="Print the tables of the results, in markdown."
     )
     parser.add_argument(
         "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="only this device's results")
     parser.add_argument("--sweep", help="only this sweep's results")
     options = parser.parse_args(arguments)
-    return command.exit_code("harness.report.tables", lambda: _print(options))
+    return command.exit_code("harness.report tables", lambda: _print(options))
 
 
 def _print(options: argparse.Namespace) -> None:
@@ -70,7 +70,3 @@ def _print(options: argparse.Namespace) -> None:
     if not options.sweep:
         tables += whole_networks({results.folder.parent for results in found})
     print("\n\n".join(tables))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,12 +10,12 @@ import torch
 
 from cuconv.device import device_spec
 from harness import variables
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 from harness.command import exit_code
 from harness.command import folder as folder_option
 from harness.errors import UsageError
 from harness.precision import FP32, PRECISIONS, TF32
-from harness.results import environment
+from harness.store import environment
 from harness.tune import candidates, costs_file
 from harness.tune.costs_file import CSV
 

@@ -24,15 +24,15 @@ from cuconv.device import DeviceSpec
 from cuconv.jit import Launch, LaunchSequence
 from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from harness import progress
-from harness.catalogue import Case
-from harness.contenders import Operands
-from harness.measure import timing
-from harness.measure.compiling import Compiler, KernelVariant, variants_of
-from harness.measure.gpu import check_alive, out_of_memory
-from harness.measure.verify import Verifier
+from harness.cases.catalogue import Case
+from harness.contenders.base import Operands
+from harness.contenders.compiling import Compiler, KernelVariant, variants_of
 from harness.precision import FP32, TF32
-from harness.results.csv_file import read_csv
-from harness.results.records import CASE_COLUMNS
+from harness.stopwatch import timing
+from harness.stopwatch.gpu import check_alive, out_of_memory
+from harness.stopwatch.verify import Verifier
+from harness.store.csv_file import read_csv
+from harness.sweep.records import CASE_COLUMNS
 
 RUNS = 3
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, RUNS + 1))
@@ -131,7 +131,7 @@ def _timed(
     workspace_bytes = max(candidate.config.workspace_bytes for candidate in found)
     try:
         operands = Operands.random(p, generator)
-        verifier = Verifier(p, operands, generator)
+        verifier = Verifier(p, operands.input, operands.weight, generator)
         workspace = torch.empty(workspace_bytes // FLOAT_BYTES + 1, device=device)
     except Exception as error:
         if not out_of_memory(error):

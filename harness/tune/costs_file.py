@@ -19,9 +19,9 @@ from cuconv.device import DeviceSpec
 from harness import progress
 from harness.errors import ResultsError
 from harness.precision import FP32
-from harness.report.markdown import markdown
-from harness.results.comparisons import AUTO
-from harness.results.files import write_whole
+from harness.store.files import write_whole
+from harness.store.markdown import markdown
+from harness.sweep.comparisons import AUTO
 from harness.tune import candidates, fit, refine
 from harness.tune.fit import Row
 

@@ -19,7 +19,7 @@ from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import DeviceSpec
 from cuconv.problem import ConvProblem, UnsupportedProblem
 from harness.precision import FP32
-from harness.results.comparisons import CASE, geometric_mean, problem_of
+from harness.sweep.comparisons import CASE, geometric_mean, problem_of
 from harness.tune.candidates import RUN_COLUMNS
 
 WEIGHT_POWER = 2  # the weight of a time is (best time of its case and algorithm / it) to this power

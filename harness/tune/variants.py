@@ -33,9 +33,9 @@ from cuconv.device import H200
 from cuconv.problem import FP32, TF32, ConvProblem, UnsupportedProblem
 from cuconv.select import MAX_WORKSPACE_BYTES
 from harness import command, progress
-from harness.catalogue import load_sweep
-from harness.report.markdown import markdown
-from harness.results.files import write_whole
+from harness.cases.catalogue import load_sweep
+from harness.store.files import write_whole
+from harness.store.markdown import markdown
 
 PAPER, SWEEP, OTHERS = "paper", "sweep", "others"  # kinds of groups
 SWEEPS = (PAPER, "strided", "grouped", "fully_connected", "unseen")

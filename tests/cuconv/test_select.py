@@ -15,7 +15,7 @@ from cuconv.algorithms.common import add_residual
 from cuconv.device import A100, H200
 from cuconv.problem import MAX_SIZE
 from cuconv.select import BATCH_INVARIANT, launches_of, plan, predicted_us
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 
 LAYERS = [case.problem for case in load_sweep("paper", batches=[1]).cases]
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)

@@ -7,7 +7,7 @@ from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
-from harness.measure.compiling import Compiler, variants_of
+from harness.contenders.compiling import Compiler, variants_of
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cuconv.background import waiting
-from harness.results import proof
+from harness.store import proof
 
 HERE = Path(__file__).parent
 OPTIONAL = "optional:"  # begins the reason of a skipped test that the proof does without

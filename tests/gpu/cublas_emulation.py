@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from harness.measure import kernel_times, timing
+from harness.experiments.kernels import measure as kernel_times
+from harness.stopwatch import timing
 
 VARIABLE, STRATEGY = "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY"
 # Eager emulates wherever it can, also where that is slower.

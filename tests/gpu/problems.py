@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 
 # The relative L2 error of plain FP32 accumulation over up to 4608 products, doubled.
 TOLERANCE = 3e-6

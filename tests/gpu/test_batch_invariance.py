@@ -8,7 +8,7 @@ import torch
 import cuconv
 from cuconv import ConvProblem
 from cuconv.select import BATCH_INVARIANT
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 
 ODD = [
     ConvProblem(1, 17, 13, 13, 33, 3, 3, 1, 1),

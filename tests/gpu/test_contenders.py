@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from cuconv import ConvProblem, algorithms, reference
 from cuconv.algorithms.tf32x3 import tf32x3_shallow
 from cuconv.algorithms.winograd import fp16x3_winograd
-from harness import contenders
-from harness.contenders import NotRunnable, Offer, Operands, Prepared, cudnn_classic, cudnn_engines, torch_cudnn
-from harness.measure import kernel_times
-from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS
-from harness.results.records import read
+from harness import libcudnn
+from harness.contenders import cudnn_engines, torch_cudnn
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, load
+from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS
+from harness.experiments.kernels import measure as kernel_times
+from harness.sweep.records import read
 from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
 
 LIMIT = 1 << 30
@@ -45,7 +46,7 @@ LARGER_FILTERS = {"fp16x3", "fp16x3_winograd"}
 POINTWISE = {"fp16x3_pointwise"}
 OTHER_LAYERS = {"depthwise", "gemv"}  # few channels a group; one output pixel an image
 
-load = cache(contenders.load)
+load = cache(load)
 
 
 @cache
@@ -152,7 +153,7 @@ def test_offers_are_those_of_the_registry(provider):
 
 
 def test_the_loaded_cudnn_is_that_of_torch():
-    path, version = cudnn_classic.loaded_library()
+    path, version = libcudnn.loaded()
     assert "libcudnn" in path and version == torch.backends.cudnn.version()
 
 

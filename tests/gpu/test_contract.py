@@ -1,6 +1,6 @@
 """The componentwise bound of every FP32 algorithm on all kinds of data, and images that stand beside unusual ones.
 
-harness.measure.magnitudes has the kinds of data, harness.measure.accuracy the error: the c of docs/accuracy.md.
+harness/experiments/accuracy has the kinds of data and the error: the c of docs/accuracy.md.
 """
 
 import zlib
@@ -14,8 +14,8 @@ from cuconv import ConvProblem, algorithms, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
 from cuconv.select import BATCH_INVARIANT
-from harness.measure.accuracy import componentwise_error
-from harness.measure.magnitudes import MAGNITUDES
+from harness.experiments.accuracy.magnitudes import MAGNITUDES
+from harness.experiments.accuracy.measure import componentwise_error
 from tests.gpu.configurations import configurations, run
 from tests.gpu.problems import bias_for, geometry, operands, poisoned_output, refusal_allowed
 

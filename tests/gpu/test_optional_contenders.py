@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, reference
-from harness import contenders
-from harness.contenders import Operands, cutlass
+from harness.contenders import cutlass
+from harness.contenders.base import Contender, Operands, Unavailable, load
 from harness.contenders.cutlass_library import kernels_for
 from tests.gpu.conftest import OPTIONAL
 from tests.gpu.problems import operands, poisoned_output, rel_l2_error
@@ -31,17 +31,17 @@ PROBLEMS = [  # every alignment of channels and filters; few channels; stride, d
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 
 
-def load(provider: str) -> contenders.Contender:
+def loaded(provider: str) -> Contender:
     try:
-        return contenders.load(provider)
-    except contenders.Unavailable as reason:
+        return load(provider)
+    except Unavailable as reason:
         pytest.skip(f"{OPTIONAL} {reason}")
 
 
 @pytest.fixture(scope="module")
 def fast_fp32():
     """The contender cutlass with all its kernels compiled."""
-    contender = load("cutlass")
+    contender = loaded("cutlass")
     contender.begin(PROBLEMS, None)
     return contender
 
@@ -112,6 +112,6 @@ def test_cutlass_in_several_launches(fast_fp32, monkeypatch):
 @pytest.mark.parametrize("problem", PROBLEMS[:2], ids=lambda problem: problem.label)
 def test_torch_compile_does_not_round_to_tf32(problem):
     tensors, truth = case(problem)
-    (offer,) = load("torch_compile").offers(problem, tensors, LIMIT)
+    (offer,) = loaded("torch_compile").offers(problem, tensors, LIMIT)
     prepared = offer.prepare()
     assert_right(prepared.call, truth, prepared.detail, tolerance=1e-4)  # cuDNN's choice may be Winograd

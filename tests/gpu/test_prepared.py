@@ -21,7 +21,7 @@ from cuconv.flags import SLOT_BYTES
 from cuconv.jit import LaunchSequence
 from cuconv.ready import workspace_beside
 from cuconv.select import LaunchPlan, launches_of
-from harness.measure.compiling import Compiler, variants_of
+from harness.contenders.compiling import Compiler, variants_of
 from tests.gpu.configurations import run
 from tests.gpu.problems import (
     SPARSE,

@@ -12,7 +12,7 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from cuconv.select import LaunchPlan, launches_of
-from harness.measure.compiling import Compiler, variants_of
+from harness.contenders.compiling import Compiler, variants_of
 from tests.gpu.problems import (
     TOLERANCES,
     UNEVEN,

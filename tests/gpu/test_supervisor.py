@@ -3,20 +3,19 @@
 import cupy
 import torch
 
-from harness import contenders
-from harness.catalogue import load_sweep
-from harness.contenders import Offer, Prepared
-from harness.measure import supervisor, worker
-from harness.measure.sweep import Options
-from harness.measure.work import Choice, OwnWork
-from harness.results.records import ResultsFolder, read
+from harness.cases.catalogue import load_sweep
+from harness.contenders.base import Contender, Offer, Prepared
+from harness.sweep import supervisor, worker
+from harness.sweep.one_case import Options
+from harness.sweep.records import ResultsFolder, read
+from harness.sweep.work import Choice, OwnWork
 
 NOWHERE = 'extern "C" __global__ void write_nowhere(int* address) { *address = 1; }'
 FOREVER = 'extern "C" __global__ void spin(volatile int* flag) { while (*flag == 0) {} }'
 BATCHES = [1, 2, 3]
 
 
-class Contender(contenders.Contender):
+class Contender(Contender):
     """An algorithm that is right, and some that break: an illegal address, a kernel without an end, too much memory."""
 
     def offers(self, problem, operands, workspace_limit):

@@ -8,7 +8,7 @@ import torch
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import device_spec
-from harness.measure.compiling import compile_for
+from harness.contenders.compiling import compile_for
 from tests.gpu.configurations import configurations, run
 from tests.gpu.problems import (
     LAYERS,

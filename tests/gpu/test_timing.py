@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem, conv2d
-from harness.contenders import Operands
-from harness.measure import between
-from harness.results.times import COLD, SEPARATED
+from harness.contenders.base import Operands
+from harness.stopwatch import between
+from harness.store.times import COLD, SEPARATED
 from tests.gpu.problems import TOLERANCE, rel_l2_error
 
 PROBLEM = ConvProblem(1, 832, 7, 7, 32, 1, 1)  # one kernel, which starts while the kernel ahead finishes

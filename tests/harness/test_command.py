@@ -8,7 +8,7 @@ import pytest
 
 from cuconv.costs import CostsError
 from harness.command import exit_code
-from harness.contenders import Unavailable
+from harness.contenders.base import Unavailable
 from harness.errors import CatalogueError, GpuLost, ResultsError, UsageError
 
 

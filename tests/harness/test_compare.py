@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import compare
-from harness.results.records import MAX_RUNS, read
+from harness.sweep.records import MAX_RUNS, read
 from tests.helpers import row, write
 
 OLD = [10.0 + 0.01 * i for i in range(MAX_RUNS)]

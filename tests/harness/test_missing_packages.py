@@ -25,14 +25,14 @@ def ends(folder, *arguments, without):
     [
         ("harness.run", ["torch"]),
         ("harness.run", ["pandas", "pydantic", "yaml", "nvtx"]),
-        ("harness.measure.accuracy", ["torch"]),
+        ("harness.experiments accuracy", ["torch"]),
         ("harness.tune", ["scipy"]),
-        ("harness.report.tables", ["pandas"]),
-        ("harness.report.figures", ["matplotlib", "PIL"]),
+        ("harness.report tables", ["pandas"]),
+        ("harness.report figures", ["matplotlib", "PIL"]),
     ],
 )
 def test_what_is_missing_and_the_remedy_are_one_sentence(tmp_path, command, missing):
-    code, said = ends(tmp_path, command, without=missing)
+    code, said = ends(tmp_path, *command.split(), without=missing)
     assert code == 2 and said.count("\n") == 1
     assert said.startswith(f"{command}: {sys.executable} lacks {', '.join(missing)}, which the extra 'bench' installs")
     assert "make bench" in said and "pip install -e '.[bench]'" in said

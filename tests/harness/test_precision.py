@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from harness import contenders, precision
+from harness import precision
+from harness.contenders.base import load
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,12 @@ def test_fp32_forbids_tf32_in_every_library_and_tf32_does_not():
 
 @pytest.mark.parametrize(
     ("module", "inherited"),
-    [("harness.precision", None), ("harness.precision", "0"), ("harness.precision", "1"), ("harness.contenders", "1")],
+    [
+        ("harness.precision", None),
+        ("harness.precision", "0"),
+        ("harness.precision", "1"),
+        ("harness.contenders.base", "1"),
+    ],
 )
 def test_a_process_computes_in_fp32_unless_told_otherwise(module, inherited):
     """Whatever the user's environment says. harness.contenders imports harness.precision, and torch, which is slow."""
@@ -37,6 +43,6 @@ def test_a_process_computes_in_fp32_unless_told_otherwise(module, inherited):
 @pytest.mark.parametrize(("one", "other"), [("fp32", "tf32"), ("tf32", "fp32")])
 def test_a_process_of_one_precision_loads_no_contender_of_the_other(one, other):
     precision.set_for_process(one)
-    assert contenders.load("cpu", one).precision == one
+    assert load("cpu", one).precision == one
     with pytest.raises(RuntimeError, match=f"this process measures {one}: measure {other} in another"):
-        contenders.load("cpu", other)
+        load("cpu", other)

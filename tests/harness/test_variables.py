@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from harness import contenders, run, variables
+from harness import run, variables
+from harness.contenders.base import load
 from harness.errors import UsageError
-from harness.results import environment
+from harness.store import environment
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def none_is_set(monkeypatch):
 def test_a_variable_that_changes_fp32_or_launches_is_refused(monkeypatch, tmp_path, capsys, name):
     monkeypatch.setenv(name, "1")
     with pytest.raises(UsageError, match=f"^{name}=1: .* must be 0 or not set: 'unset {name}'$"):
-        contenders.load("cpu")
+        load("cpu")
     assert run.main(["--device", "cpu", "--out", str(tmp_path / "out")]) == 2
     assert f"harness.run: {name}=1: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

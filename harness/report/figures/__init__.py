@@ -7,7 +7,7 @@ plots/DEVICE/SWEEP/speedup_tf32_KxK.*              auto in TF32 over the best cu
 plots/DEVICE/SWEEP/rivals.{svg,png}                the fastest rival of each case, and the speedup over it
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
-The same data draws the same bytes. `python -m harness.report.figures` redraws all.
+The same data draws the same bytes. `python -m harness.report figures` redraws all.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from harness.report.figures import style
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.rivals import rivals_figure
 from harness.report.figures.speedup import axis_ends, speedup_figure
-from harness.report.provenance import provenance
 from harness.report.speedups import title_with_tf32
-from harness.results.comparisons import Results, compare_with_tf32, grouped
-from harness.results.times import HOT, NOTES
+from harness.store.times import HOT, NOTES
+from harness.sweep.comparisons import Results, compare_with_tf32, grouped
+from harness.sweep.provenance import provenance
 
 OVERVIEW = "overview"
 PAPER_LARGEST_BATCH = {1: 64, 3: 16}  # the last batch size of the paper's figures; its figure of 5x5 shows all

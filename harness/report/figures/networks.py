@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from harness.experiments.networks.rows import FOLDER
+from harness.experiments.networks.table import FIGURE, compare_networks, networks_results
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
-from harness.report.networks import FIGURE, compare_networks, networks_results
-from harness.report.provenance import provenance
-from harness.results.comparisons import each, geometric_mean
-from harness.results.networks import FOLDER
+from harness.sweep.comparisons import each, geometric_mean
+from harness.sweep.provenance import provenance
 
 PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.32  # inches: bars of a line of networks, and around them
 LEFT, RIGHT = 0.5, 0.1

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from harness.report.figures import style
 from harness.report.figures.style import DARK, GREY, PALE, SMALL, TEXT, WIDTH
-from harness.results.comparisons import geometric_mean, grouped, summarise
+from harness.sweep.comparisons import geometric_mean, grouped, summarise
 
 HEIGHT = 4.3  # inches
 LEFT, RIGHT, BELOW, LEGEND = 0.5, 0.1, 0.62, 0.34  # inches around the axes

@@ -11,10 +11,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness import registry
+from harness.contenders import registry
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
-from harness.results.comparisons import LAYER, each, grouped, layer_label
+from harness.sweep.comparisons import LAYER, each, grouped, layer_label
 
 CELL_HEIGHT, PANEL_HEAD, LEGEND_LINE, LEGEND_COLUMNS = 0.165, 0.48, 0.2, 4  # inches, and a number
 CHARACTER = 0.066  # inches of a label

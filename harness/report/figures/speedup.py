@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from harness.report.figures import style
 from harness.report.figures.style import DARK, FASTER, GREY, PALE, SLOWER, SMALL, TEXT, WIDTH
-from harness.results.comparisons import LAYER, each, layer_label, summarise
+from harness.sweep.comparisons import LAYER, each, layer_label, summarise
 
 PANELS = 7  # batch sizes side by side; more of them go below
 ROW, PANEL_HEAD, AXIS, BETWEEN, BELOW = 0.165, 0.4, 0.26, 0.12, 0.02  # inches

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
-from harness.results.files import write_whole
+from harness.store.files import write_whole
 
 WIDTH = 9.0  # inches
 TITLE, TEXT, SMALL = 11.0, 8.5, 7.5  # points

@@ -1,6 +1,6 @@
 """What the page of a sweep shows, as columns and lists for its JavaScript: cases, rivals, runs and the roofline.
 
-The page is one HTML file that needs no network. `python -m harness.report.page` writes it.
+The page is one HTML file that needs no network. `python -m harness.report page` writes it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.contenders.registry import PROVIDERS, shown
+from harness.experiments.copies import rows as bandwidth
 from harness.precision import FP32, TF32
-from harness.registry import PROVIDERS, shown
-from harness.results import bandwidth
-from harness.results.comparisons import (
+from harness.store.times import COLD, SEPARATED, mean_column
+from harness.sweep.comparisons import (
     CASE,
     FLOOR_BYTES_PER_S,
     FLOOR_FLOP_PER_S,
@@ -27,8 +28,7 @@ from harness.results.comparisons import (
     rivals,
     timed,
 )
-from harness.results.records import RUN_COLUMNS
-from harness.results.times import COLD, SEPARATED, mean_column
+from harness.sweep.records import RUN_COLUMNS
 
 ENGINES = "cudnn_engine"
 MOST_ENGINES = 3  # the fastest of a case, in each precision; there are up to fifty

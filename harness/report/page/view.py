@@ -28,12 +28,12 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from harness.contenders.registry import COLOURS
+from harness.experiments.networks.rows import CUCONV, GRAPH, OK, TORCH_CONTENDERS, label
 from harness.precision import FP32, TF32
-from harness.registry import COLOURS
 from harness.report import page
-from harness.report.provenance import provenance
-from harness.results.comparisons import Results, each
-from harness.results.networks import CUCONV, GRAPH, OK, TORCH_CONTENDERS, label
+from harness.sweep.comparisons import Results, each
+from harness.sweep.provenance import provenance
 
 HERE = Path(__file__).parent
 ALL = "all networks"

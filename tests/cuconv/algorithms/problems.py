@@ -8,7 +8,7 @@ from cuconv import ConvProblem
 from cuconv.algorithms.base import Algorithm, CallOptions
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import Launch
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 
 ADA = DeviceSpec("NVIDIA L40S", (8, 9), 142)
 DEVICES = [H200, A100, ADA]

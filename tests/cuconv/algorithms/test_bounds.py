@@ -8,7 +8,7 @@ from cuconv import UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.select import ROUNDING
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 from tests.cuconv.algorithms.problems import DEVICES, ODD, PROBLEMS, in_precision
 
 OTHERS = [case.problem for name in ("strided", "grouped", "fully_connected") for case in load_sweep(name).cases]

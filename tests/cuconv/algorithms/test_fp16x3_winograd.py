@@ -11,7 +11,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 from harness.tune.candidates import PER_ALGORITHM
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 

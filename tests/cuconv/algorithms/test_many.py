@@ -12,7 +12,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.many import ManyConfigurations, chosen
 from cuconv.device import H200
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 from tests.cuconv.algorithms.problems import DEVICES, ODD, PROBLEMS, in_precision
 
 MANY = [name for name, algorithm in ALGORITHMS.items() if isinstance(algorithm, ManyConfigurations)]

@@ -15,7 +15,7 @@ from cuconv.algorithms.tf32x3 import wgmma_model
 from cuconv.device import A100, H200
 from cuconv.kernel_set import holds
 from cuconv.select import launches_of, plan, predicted_us
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 from harness.contenders import cuconv_gpu
 from tests.cuconv.algorithms.problems import TYPICAL, TYPICAL_POINTWISE, typical_problem
 

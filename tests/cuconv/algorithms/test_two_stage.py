@@ -10,7 +10,7 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.two_stage.two_stage import PLANES_BYTES, REUSE
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from harness.catalogue import load_sweep
+from harness.cases.catalogue import load_sweep
 
 two_stage = ALGORITHMS["two_stage"]
 

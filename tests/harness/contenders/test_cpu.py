@@ -7,18 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem
-from harness import contenders
-from harness.contenders import (
-    NotRunnable,
-    Operands,
-    Unavailable,
-    cpu,
-    cublas,
-    cudnn_classic,
-    cudnn_engines,
-    torch_cudnn,
-)
-from harness.registry import CLASSIC_ALGORITHMS, PROVIDERS
+from harness import libcudnn
+from harness.contenders import cpu, cublas, cudnn_classic, cudnn_engines, torch_cudnn
+from harness.contenders.base import NotRunnable, Operands, Unavailable, load
+from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS
 
 LIMIT = 1 << 30
 
@@ -63,7 +55,7 @@ def test_against_float64(algorithm, problem):
 
 def test_offers_are_those_of_the_registry():
     problem = PROBLEMS[0]
-    offers = contenders.load("cpu").offers(problem, operands_of(problem), LIMIT)
+    offers = load("cpu").offers(problem, operands_of(problem), LIMIT)
     assert tuple(offer.algorithm for offer in offers) == PROVIDERS["cpu"].algorithms
     assert {(offer.provider, offer.precision) for offer in offers} == {("cpu", "fp32")}
 
@@ -113,16 +105,17 @@ def test_onednn_is_set_for_the_call_only(monkeypatch, algorithm, function, enabl
 @pytest.mark.parametrize("provider", [name for name, provider in PROVIDERS.items() if provider.device == "cuda"])
 def test_gpu_contenders_are_unavailable_without_a_gpu(provider):
     with pytest.raises(Unavailable):
-        contenders.load(provider)
+        load(provider)
 
 
 def test_the_loaded_cudnn_is_that_of_torch():
     if torch.backends.cudnn.is_available():
-        path, version = cudnn_classic.loaded_library()
+        path, version = libcudnn.loaded()
         assert "libcudnn" in path and version == torch.backends.cudnn.version()
     else:
+        assert libcudnn.loaded() is None
         with pytest.raises(Unavailable, match="libcudnn"):
-            cudnn_classic.loaded_library()
+            cudnn_classic._library()
 
 
 @pytest.mark.parametrize(

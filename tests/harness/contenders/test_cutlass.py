@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cuconv import ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Operands, Unavailable, cutlass, cutlass_library
+from harness.contenders import cutlass, cutlass_library
+from harness.contenders.base import NotRunnable, Operands, Unavailable, load
 from harness.contenders.cutlass_library import (
     FEW_TILES,
     SOURCE,
@@ -216,7 +216,7 @@ def contender(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    return contenders.load("cutlass")
+    return load("cutlass")
 
 
 class FakeLibrary:
@@ -295,7 +295,7 @@ def test_an_older_gpu_is_unavailable(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(Unavailable, match=r"compute capability 8.0 or higher, this one has 7.5"):
-        contenders.load("cutlass")
+        load("cutlass")
 
 
 # CUTLASS itself, where nvcc and the headers are.

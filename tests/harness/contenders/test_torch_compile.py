@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem
-from harness import contenders
-from harness.contenders import NotRunnable, Operands, Unavailable, torch_compile
+from harness.contenders import torch_compile
+from harness.contenders.base import NotRunnable, Operands, Unavailable, load
 
 PROBLEM = ConvProblem(2, 8, 9, 7, 12, 3, 3, 1, 0, stride_h=2, dilation_w=2, groups=4)
 
@@ -70,4 +70,4 @@ def test_without_triton(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch_compile, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match="need Triton, which is not installed: pip install triton"):
-        contenders.load("torch_compile")
+        load("torch_compile")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from harness.report.figures import figures, style
-from harness.report.figures.__main__ import main
+from harness.report.figures.command import main
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.rivals import rivals_figure
 from harness.report.figures.speedup import speedup_figure

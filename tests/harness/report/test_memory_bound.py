@@ -1,11 +1,11 @@
 """Memory-bound layers beside copies; expected numbers are worked out by hand."""
 
 from cuconv.problem import ConvProblem
-from harness.catalogue import load_sweep
-from harness.measure.bandwidth import SIZES
+from harness.cases.catalogue import load_sweep
+from harness.experiments.copies import rows as bandwidth
+from harness.experiments.copies.measure import SIZES
 from harness.report.memory_bound import LEAST_BATCH, depthwise_table, memory_bound_table
-from harness.results import bandwidth
-from harness.results.comparisons import is_memory_bound
+from harness.sweep.comparisons import is_memory_bound
 from tests.harness.report.helpers import cells
 from tests.helpers import GPU, copies, measured, row
 
@@ -48,7 +48,7 @@ def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
 
 def test_without_copies_a_sentence_says_what_to_run(tmp_path):
     assert memory_bound_table(measured(tmp_path, [row("auto", 10.0, batch=16)])) == (
-        "No copies were measured on nvidia-test: run 'python -m harness.measure.bandwidth' there."
+        "No copies were measured on nvidia-test: run 'python -m harness.experiments copies' there."
     )
 
 

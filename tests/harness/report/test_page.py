@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from harness.report import page
-from harness.report.page.__main__ import main
+from harness.report.page.command import main
 from tests.helpers import GPU, SWEEP, measured, row, write
 
 LABELS = ["7-1-1-32-832", "7-1-1-48-832", "14-1-1-16-480", "7-8-1-32-832", "7-128-1-32-832", "7-1-3-32-832"]

@@ -2,7 +2,7 @@
 
 import shutil
 
-from harness import catalogue
+from harness.cases import catalogue
 from harness.report.paper import networks_table, paper_table
 from tests.harness.report.helpers import cells
 from tests.helpers import SWEEP, measured

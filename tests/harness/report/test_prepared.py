@@ -3,7 +3,7 @@
 import pytest
 
 from harness.report.prepared import gains, prepared_table
-from harness.results.comparisons import Results
+from harness.sweep.comparisons import Results
 from tests.helpers import GPU, row, write
 
 ROWS = [

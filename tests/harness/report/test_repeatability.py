@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.report import repeatability
-from harness.results.comparisons import Results
+from harness.sweep.comparisons import Results
 from tests.harness.report.helpers import cells
 from tests.helpers import row, write
 

@@ -6,7 +6,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from harness.report.speedups import floor_table, headline_table, summary_table, tf32_sentence, with_tf32, worst_table
-from harness.results.comparisons import compare_with_tf32
+from harness.sweep.comparisons import compare_with_tf32
 from tests.harness.report.helpers import cells
 from tests.helpers import SWEEP, THREE_TIMES, measured, row
 

@@ -2,8 +2,9 @@
 
 import pandas as pd
 
+from harness.experiments.accuracy import rows as accuracy
+from harness.experiments.copies import rows as bandwidth
 from harness.report import tables
-from harness.results import accuracy, bandwidth
 from tests.harness.report.helpers import cells
 from tests.helpers import GPU, SWEEP, THREE_TIMES, row, write
 
@@ -32,7 +33,9 @@ def test_command_line_prints_every_table(tmp_path, capsys):
 
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
-    assert "Not measured on nvidia-test: run 'python -m harness.measure.accuracy' there." in printed(tmp_path, capsys)
+    assert "Not measured on nvidia-test: run 'python -m harness.experiments accuracy' there." in printed(
+        tmp_path, capsys
+    )
     line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
     path = tmp_path / GPU / accuracy.FOLDER / accuracy.CSV
     path.parent.mkdir()

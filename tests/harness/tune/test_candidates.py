@@ -11,9 +11,9 @@ import torch
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import H200
 from cuconv.problem import UnsupportedProblem
-from harness.catalogue import Case, Layer, load_sweep
+from harness.cases.catalogue import Case, Layer, load_sweep
 from harness.errors import ResultsError
-from harness.measure import timing
+from harness.stopwatch import timing
 from harness.tune import candidates, fit
 from tests.harness.tune.toys import TOYS, Large, ToyConfig, ToyCosts, cases, measured, write
 

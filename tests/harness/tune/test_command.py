@@ -10,9 +10,9 @@ import torch
 from cuconv import costs
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.device import H200
-from harness.catalogue import load_sweep
-from harness.results import environment
-from harness.results.comparisons import CASE
+from harness.cases.catalogue import load_sweep
+from harness.store import environment
+from harness.sweep.comparisons import CASE
 from harness.tune import __main__ as command
 from harness.tune import candidates, costs_file
 from tests.harness.tune.toys import measured, report, write

@@ -16,7 +16,7 @@ from cuconv.costs import constant
 from cuconv.device import H200
 from cuconv.jit import Launch
 from cuconv.problem import UnsupportedProblem
-from harness.catalogue import Case, Layer
+from harness.cases.catalogue import Case, Layer
 from harness.tune import candidates
 from harness.tune.fit import Row
 

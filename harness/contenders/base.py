@@ -1,0 +1,127 @@
+"""The contenders, one file each. A contender turns a case's tensors into offers, which the sweep measures.
+
+To add one: a module with a class `Contender`, and an entry in PROVIDERS of registry.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+
+from cuconv.problem import ConvProblem
+from harness import variables
+from harness.contenders.registry import PROVIDERS
+from harness.errors import UserError
+from harness.precision import FP32, of_process
+
+
+class Unavailable(UserError):
+    """The contender's library is not on this machine. A sweep says so once and goes on without it."""
+
+
+class NotRunnable(Exception):
+    """An algorithm that cannot run on a case: `status` is that of the CSV row, the message its detail."""
+
+    def __init__(self, status: str, detail: str):
+        super().__init__(detail)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The tensors of one case, shared by all contenders: float32, NCHW, contiguous, on the measured device."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    output: torch.Tensor
+
+    @classmethod
+    def random(cls, problem: ConvProblem, generator: torch.Generator) -> Operands:
+        """Normal input and weights of a problem on the generator's device, and an output that is not initialised."""
+        device = generator.device
+        return cls(
+            torch.randn(problem.input_shape, generator=generator, device=device),
+            torch.randn(problem.weight_shape, generator=generator, device=device),
+            torch.empty(problem.output_shape, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call ready to be timed: it enqueues the whole convolution on the current stream and returns its output.
+
+    workspace_bytes is the temporary memory of the call. detail names the engine or the launch configuration.
+    """
+
+    call: Callable[[], torch.Tensor]
+    workspace_bytes: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
+
+    precision: "fp32", or "tf32" where the call may round its FP32 operands to TF32.
+    """
+
+    provider: str
+    algorithm: str
+    prepare: Callable[[], Prepared]
+    precision: str = FP32
+
+
+class Contender(ABC):
+    """A library to measure. The constructor raises Unavailable where the library is absent.
+
+    One instance serves a whole sweep, in one precision.
+    """
+
+    def __init__(self, precision: str = FP32) -> None:
+        self.precision = precision
+
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:  # noqa: B027
+        """Prepare once, before the first case, for all problems; algorithms None stands for every one."""
+
+    @abstractmethod
+    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+        """Every algorithm of this contender for the case, those that cannot run included; the limit is in bytes."""
+
+
+def load(provider: str, precision: str = FP32) -> Contender:
+    """The contender of a provider's name. Raises Unavailable where this machine lacks what it needs.
+
+    Raises UsageError where an environment variable would change what is measured.
+
+    precision must be that of the process (harness.precision): otherwise the row would name a precision that was not
+    measured.
+    """
+    if precision != of_process():
+        raise RuntimeError(f"this process measures {of_process()}: measure {precision} in another")
+    variables.refuse()
+    module = import_module(f"harness.contenders.{PROVIDERS[provider].module}")
+    contender: Contender = module.Contender(precision)
+    return contender
+
+
+def check_workspace(needed: int, limit: int) -> None:
+    """Raise NotRunnable where a call needs more temporary memory than the sweep allows (bytes)."""
+    if needed > limit:
+        raise NotRunnable("workspace_exceeded", f"needs {needed} bytes of workspace, the limit is {limit}")
+
+
+def measured_workspace(call: Callable[[], torch.Tensor]) -> int:
+    """The temporary bytes of a call that allocates through torch: its peak above the memory before and its output."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated() - before
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return max(0, peak - kept)

@@ -1,0 +1,112 @@
+"""python -m harness.latency: how long the first result of a new input size, and of a new process, takes.
+
+cuConv beside torch, one image, FP32. Everything is timed in fresh processes. Writes results/DEVICE/latency/latency.csv
+and environment.json beside it. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from harness import command, precision, variables
+from harness.errors import ResultsError, UsageError
+from harness.experiments.latency.plan import LEAST, MAX_SIZES, MOST, SEED, START_NETWORK, Process, processes, typed
+from harness.experiments.latency.rows import CONTENDERS, CSV, FOLDER, SIZE, START, LatencyFile, read
+from harness.experiments.latency.run import measure
+from harness.experiments.latency.table import sizes_table, starts_table
+from harness.experiments.networks import models as network_models
+from harness.experiments.networks.rows import label
+from harness.store import environment
+
+NAME = "harness.latency"
+NETWORKS, SIZES, WHATS = ("resnet18", "mobilenet_v2"), 40, (SIZE, START)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 2 for a user's mistake or a failed process, 130 for Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    precision.set_for_process(precision.FP32)  # of the processes that this one starts
+    go_on = "measure the rest with --what, --net and --contender"
+    return command.exit_code(NAME, lambda: _run(options, environment.command_line(NAME, arguments)), go_on)
+
+
+def _run(options: argparse.Namespace, line: str) -> None:
+    planned = _planned(options)
+    if options.dry_run:
+        _print_plan(planned, options)
+        return
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "first results are measured on an NVIDIA GPU, and torch sees none: "
+            "'--dry-run' prints what would be measured"
+        )
+    variables.refuse()
+    for network in dict.fromkeys(process.network for process in planned):
+        network_models.find(typed(network))  # before anything is measured
+    folder = options.out or environment.results_folder(FOLDER)
+    file, environments = LatencyFile(folder), environment.EnvironmentFile(folder)
+    facts = environment.report(torch.device("cuda", torch.cuda.current_device()), line)
+    entered = environments.enter({**facts, **network_models.versions()})
+    try:
+        failed = measure(planned, options.seed, entered, file.replace)
+    finally:
+        environments.keep(file.environments)
+    if file.path.exists():
+        rows = read(folder / CSV)
+        print("\n\n".join(table for table in (sizes_table(rows), starts_table(rows)) if table))
+        print(f"\nresults: {file.path}")
+    if failed:
+        raise ResultsError(
+            f"{len(failed)} of {len(planned)} processes failed or need one that did, so that rows are missing or old: "
+            f"{'; '.join(dict.fromkeys(process.title for process in failed))}"
+        )
+
+
+def _planned(options: argparse.Namespace) -> list[Process]:
+    """The processes of a command whose names and numbers are checked."""
+    networks = [_label(name) for name in options.net]
+    if not 1 <= options.sizes <= MAX_SIZES:
+        raise UsageError(f"--sizes {options.sizes}: must be 1 to {MAX_SIZES}")
+    for option, names, allowed in (("contender", options.contender, CONTENDERS), ("what", options.what, WHATS)):
+        for name in names:
+            if name not in allowed:
+                raise UsageError(f"--{option} {name}: must be one of {', '.join(allowed)}")
+    contenders = [name for name in CONTENDERS if name in options.contender]
+    return processes(list(dict.fromkeys(networks)), contenders, options.what, options.sizes)
+
+
+def _label(name: str) -> str:
+    """The name of a network in the CSV file. Raises UsageError where a user's name has no form of one."""
+    source, network = network_models.split_name(typed(name))
+    return label(network, source)
+
+
+def _print_plan(planned: Sequence[Process], options: argparse.Namespace) -> None:
+    for process in dict.fromkeys(planned):
+        number = f"{process.rows} sizes" if process.what == SIZE else f"x {planned.count(process)}"
+        print(f"{process.title}, {number}")
+    if SIZE in options.what:
+        print(f"heights and widths: {LEAST} to {MOST}, seed {options.seed}")
+    print(f"{len(planned)} processes, {sum(process.rows for process in planned)} rows")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {NAME}",
+        description="Time the first results of new input sizes and of new processes. Options take several values.",
+    )
+    add = parser.add_argument
+    add("--net", nargs="+", metavar="NETWORK", default=list(NETWORKS),
+        help=f"networks of torchvision, or timm:NAME, for new sizes (default: {' '.join(NETWORKS)})")  # fmt: skip
+    add("--sizes", type=int, metavar="N", default=SIZES, help=f"number of new sizes (default: {SIZES})")
+    add("--seed", type=int, default=SEED, help=f"of the sizes, the same for all (default: {SEED})")
+    add("--what", nargs="+", metavar="WHAT", default=list(WHATS),
+        help=f"{SIZE}: new sizes; {START}: convert {START_NETWORK}, and new processes (default: both)")  # fmt: skip
+    add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
+        help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
+    add("--out", type=command.folder, metavar="FOLDER", help="results folder (default: results/DEVICE/latency)")
+    add("--dry-run", action="store_true", help="print what would be measured and stop")
+    return parser

@@ -1,0 +1,98 @@
+"""The contenders on whole networks: torch in four ways, and cuConv in two.
+
+A contender takes a model of its own on the GPU and an input, and returns the call of one forward. All compute in FP32
+data; the settings of `set_torch` say whether TF32 is allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+
+from harness.experiments.networks.models import logits
+from harness.experiments.networks.rows import CUCONV, CUCONV_ENABLED, TORCH_COMPILE, TORCH_COMPILE_FROZEN
+from harness.precision import TF32
+
+Forward = Callable[[], torch.Tensor]
+MAX_AUTOTUNE = "max-autotune-no-cudagraphs"  # the harness captures the graph itself, for every contender alike
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The choices that a contender needs: the precision, and whether torch.compile tunes its kernels."""
+
+    precision: str
+    max_autotune: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A forward that was not run yet; detail says what is particular about it, for the CSV file."""
+
+    forward: Forward
+    detail: str = ""
+
+
+def set_torch(precision: str) -> None:
+    """Set torch up for a process: cuDNN's benchmark, and TF32 allowed in cuDNN and cuBLAS or not."""
+    allowed = precision == TF32
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _torch(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    return Prepared(lambda: logits(model(images)))
+
+
+def _channels_last(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = images.contiguous(memory_format=torch.channels_last)
+    return Prepared(lambda: logits(model(images)))
+
+
+def _compiled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    torch.compiler.reset()  # or torch would compile for all batches at once, and give up after some networks
+    mode = MAX_AUTOTUNE if options.max_autotune else "default"
+    compiled = torch.compile(model, mode=mode)
+    return Prepared(lambda: logits(compiled(images)), "" if mode == "default" else f"mode={mode}")
+
+
+def _frozen(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    """torch.compile with weights as constants: it folds batch norm, as cuConv does, and may change layouts."""
+    torch.compiler.reset()
+    compiled = torch.compile(model, options={"freezing": True, "max_autotune": options.max_autotune})
+    return Prepared(lambda: logits(compiled(images)), "max_autotune" if options.max_autotune else "")
+
+
+def _cuconv(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    nn = import_module("cuconv.nn")
+    start = time.perf_counter()
+    converted, _ = nn.convert(model, images, precision=options.precision)
+    torch.cuda.synchronize()
+    return Prepared(lambda: logits(converted(images)), f"convert {time.perf_counter() - start:.2f} s")
+
+
+def _enabled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    nn, waiting = import_module("cuconv.nn"), import_module("cuconv.background").waiting
+
+    def forward() -> torch.Tensor:
+        with waiting(), nn.enabled(precision=options.precision):
+            return logits(model(images))
+
+    return Prepared(forward)
+
+
+Prepare = Callable[[torch.nn.Module, torch.Tensor, Options], Prepared]
+CONTENDERS: dict[str, Prepare] = {
+    "torch": _torch,
+    "torch_channels_last": _channels_last,
+    TORCH_COMPILE: _compiled,
+    TORCH_COMPILE_FROZEN: _frozen,
+    CUCONV: _cuconv,
+    CUCONV_ENABLED: _enabled,
+}

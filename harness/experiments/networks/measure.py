@@ -1,0 +1,366 @@
+"""Whole networks: the time of a forward of every contender, its error, its memory, and its kernels by kind.
+
+The contenders of one network and batch are prepared one after the other. Then each does a run in each round, in an
+order that a seed shuffles anew for every round. So a GPU whose clock changes slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache, partial
+from math import ceil, isfinite
+from typing import Protocol
+
+import torch
+
+from harness import progress
+from harness.experiments.networks.contenders import Forward, Options, Prepare
+from harness.experiments.networks.models import Network, reference
+from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkTime
+from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
+from harness.store.times import MAX_RUNS
+
+RUN_US = 50_000.0  # the least duration of a run
+MAX_FORWARDS = 2_000  # the most in a run
+WARM_UP_FORWARDS, PROBE_FORWARDS, PROFILED_FORWARDS = 3, 3, 5
+TOLERANCE = 0.05  # the largest relative L2 error of an output that is not simply wrong; TF32 stays below 0.01
+
+
+class Machine(Protocol):
+    """The device that is measured. Tests replace it by a CPU."""
+
+    device: torch.device
+
+    def synchronize(self) -> None:
+        """Wait for all work."""
+
+    def capture(self, forward: Forward) -> Forward:
+        """A replay of a CUDA graph of one forward; it returns the graph's output."""
+
+    def allocated(self) -> int:
+        """The bytes of all tensors on the device."""
+
+    def peak(self, forward: Forward) -> int:
+        """The most bytes of tensors during a forward."""
+
+    def after_error(self, what: str, error: Exception) -> None:
+        """Free memory after an error. Raises GpuLost where the error broke the CUDA context."""
+
+    def release(self) -> None:
+        """Give memory that no tensor uses back to the driver."""
+
+
+class Gpu:
+    """The current NVIDIA GPU as a Machine."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._stream = torch.cuda.Stream()  # one for all captures: cuBLAS keeps a workspace for each stream
+        images, weight = torch.zeros(2, 8, 8, 8, device=self.device), torch.zeros(8, 8, 3, 3, device=self.device)
+        for stream in (torch.cuda.current_stream(), self._stream):  # libraries start here, not in a first forward
+            with torch.cuda.stream(stream):
+                torch.conv2d(images, weight).relu().flatten(1) @ torch.zeros(288, 8, device=self.device)
+        torch.cuda.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for all work of the GPU."""
+        torch.cuda.synchronize()
+
+    def capture(self, forward: Forward) -> Forward:
+        """A replay of a CUDA graph of one forward, which ran before on the stream of the capture too."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            forward()
+            # Relaxed: a library may allocate while it is captured.
+            graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                output = forward()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    def allocated(self) -> int:
+        """The bytes of torch's tensors on the GPU."""
+        return torch.cuda.memory_allocated()
+
+    def peak(self, forward: Forward) -> int:
+        """The most bytes of torch's tensors on the GPU during a forward."""
+        torch.cuda.reset_peak_memory_stats()
+        forward()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    def after_error(self, what: str, error: Exception) -> None:
+        """Free memory after an error. Raises GpuLost where the error broke the CUDA context."""
+        if out_of_memory(error):
+            torch.cuda.empty_cache()
+        check_alive(what, error)
+
+    def release(self) -> None:
+        """Give memory that no tensor uses back to the driver."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The choices of a command: contenders by name, their options, the seed, and the environment of its rows."""
+
+    contenders: Mapping[str, Prepare]
+    options: Options
+    seed: int = 0
+    environment: str = ""
+    runs: int = MAX_RUNS
+
+
+@dataclass(slots=True, eq=False)
+class _Entrant:
+    """One contender in one mode: a call that is warm, and the microseconds of a forward in each run so far."""
+
+    contender: str
+    mode: str
+    call: Forward
+    forwards: int  # in a run
+    facts: dict[str, object]
+    runs_us: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One network and batch: its model and images on the device once they are asked for, and how its rows are made."""
+
+    network: Network
+    batch: int
+    settings: Settings
+    model: Callable[[], torch.nn.Module]
+    images: Callable[[], torch.Tensor]
+
+    @property
+    def label(self) -> str:
+        return f"{self.network.label}, batch {self.batch}"
+
+    def row(self, contender: str, mode: str, status: str, **measured: object) -> NetworkTime:
+        return NetworkTime(
+            self.network.name, self.network.source, self.batch, contender, self.settings.options.precision, mode,
+            status, environment=self.settings.environment, **measured,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def prepare(self, contender: str) -> tuple[Forward, str]:
+        """A contender's forward on a model of its own, and its detail; it did not run yet."""
+        prepared = self.settings.contenders[contender](deepcopy(self.model()), self.images(), self.settings.options)
+        return prepared.forward, prepared.detail
+
+
+@torch.no_grad()
+def measure(networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings
+            ) -> Iterator[NetworkTime]:  # fmt: skip
+    """A row for each network, batch, contender and mode, all those of one network and batch together."""
+    for case in _cases(networks, batches, machine, settings):
+        yield from _measure_case(case, machine)
+
+
+def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime]:
+    try:
+        truth = reference(case.model(), case.images())
+        if not bool(truth.isfinite().all()):
+            raise ArithmeticError("the logits in float64 are not finite")
+    except Exception as error:
+        machine.after_error(case.label, error)
+        for contender in case.settings.contenders:
+            yield from _failed(case, contender, MODES, error)
+        return
+    entrants: list[_Entrant] = []
+    for contender in case.settings.contenders:
+        for made in _entrants(case, contender, machine):
+            if isinstance(made, _Entrant):
+                entrants.append(made)
+            else:
+                yield made
+    yield from _time(case, entrants, truth, machine)
+
+
+def _cases(
+    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings
+) -> Iterator[_Case]:
+    seed, device = settings.seed, machine.device
+    with progress.counted(range(len(networks) * len(batches))) as bar:
+        for network in networks:
+            model = cache(partial(_model, network, seed, device))
+            for batch in batches:
+                bar.set_description_str(f"{network.label}, batch {batch}")
+                yield _Case(network, batch, settings, model, cache(partial(_images, network, batch, seed, device)))
+                machine.release()
+                bar.update()
+
+
+def _model(network: Network, seed: int, device: torch.device) -> torch.nn.Module:
+    return network.model(seed).to(device)
+
+
+def _images(network: Network, batch: int, seed: int, device: torch.device) -> torch.Tensor:
+    return network.input(batch, seed).to(device)
+
+
+def _failed(case: _Case, contender: str, modes: Sequence[str], error: Exception) -> Iterator[NetworkTime]:
+    detail = f"{type(error).__name__}: {first_line(error)}"
+    progress.say(f"{case.label}: {contender} failed: {detail}")
+    for mode in modes:
+        yield case.row(contender, mode, ERROR, detail=detail)
+
+
+def _entrants(case: _Case, contender: str, machine: Machine) -> Iterator[_Entrant | NetworkTime]:
+    """A contender in each mode, warm; a row of status "error" where it fails in one."""
+    done: list[str] = []
+    try:
+        machine.release()  # here and below, so that memory which waits for Python's collector is nobody's
+        before = machine.allocated()
+        forward, detail = case.prepare(contender)
+        first_forward_s = 1e-6 * _mean_us(forward, 1, machine)
+        for _ in range(WARM_UP_FORWARDS):
+            forward()
+        machine.release()
+        peak = machine.peak(forward) - before
+        facts: dict[str, object] = {"detail": detail, "peak_memory_bytes": peak, "first_forward_s": first_forward_s}
+        for mode, call_of in ((EAGER, lambda: forward), (GRAPH, lambda: machine.capture(forward))):
+            call = call_of()
+            call()
+            single_us = min(_mean_us(call, PROBE_FORWARDS, machine) for _ in range(2))
+            forwards = max(1, min(MAX_FORWARDS, ceil(RUN_US / single_us)))
+            yield _Entrant(contender, mode, call, forwards, facts)
+            done.append(mode)
+    except Exception as error:
+        machine.after_error(f"{contender} on {case.label}", error)
+        yield from _failed(case, contender, [mode for mode in MODES if mode not in done], error)
+
+
+def _mean_us(call: Forward, forwards: int, machine: Machine) -> float:
+    """The mean microseconds of wall clock of some forwards in a row, the GPU idle before and after them."""
+    machine.synchronize()
+    start = time.perf_counter()
+    for _ in range(forwards):
+        call()
+    machine.synchronize()
+    return 1e6 * (time.perf_counter() - start) / forwards
+
+
+def _time(case: _Case, entrants: list[_Entrant], truth: torch.Tensor, machine: Machine) -> Iterator[NetworkTime]:
+    """The rows of all entrants: a run of each in every round, then the error of what the timed call computes."""
+    order = random.Random(f"{case.settings.seed} {case.label}")
+    for round_number in range(case.settings.runs):
+        for entrant in order.sample(entrants, len(entrants)):
+            try:
+                entrant.runs_us.append(_mean_us(entrant.call, entrant.forwards, machine))
+                if round_number + 1 == case.settings.runs:
+                    yield _verified(case, entrant, relative_error(_computed_again(entrant), truth))
+            except Exception as error:
+                machine.after_error(f"{entrant.contender} on {case.label}", error)
+                entrants.remove(entrant)
+                yield from _failed(case, entrant.contender, [entrant.mode], error)
+
+
+def _verified(case: _Case, entrant: _Entrant, error: float) -> NetworkTime:
+    facts = {**entrant.facts, "rel_l2_error": error}
+    if isfinite(error) and error <= TOLERANCE:
+        return case.row(entrant.contender, entrant.mode, OK, runs_us=tuple(entrant.runs_us), **facts)
+    reason = f"relative L2 error {error:.3g}, more than {TOLERANCE:g}"
+    return case.row(entrant.contender, entrant.mode, ERROR, **(facts | {"detail": reason}))
+
+
+def _computed_again(entrant: _Entrant) -> torch.Tensor:
+    """The output of one more forward; a graph's output is overwritten before, so that an old one cannot pass."""
+    if entrant.mode == GRAPH:
+        entrant.call().fill_(torch.nan)
+    return entrant.call()
+
+
+def relative_error(output: torch.Tensor, truth: torch.Tensor) -> float:
+    """||output - truth|| / ||truth|| in float64, NaN where an output is not finite or the shapes differ."""
+    if output.shape != truth.shape:
+        return float("nan")
+    difference = torch.linalg.vector_norm(output.double() - truth) / torch.linalg.vector_norm(truth)
+    return float(difference)
+
+
+Profile = Callable[[Forward, int], list[tuple[str, float]]]
+
+
+@torch.no_grad()
+def break_down(
+    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings, profile: Profile
+) -> Iterator[list[KernelsOfKind]]:
+    """The kernels by kind of each network, batch and contender; a contender that fails is left out, with a line.
+
+    profile: returns the kernels of so many forwards, as (name, device microseconds) of each launch.
+    """
+    for case in _cases(networks, batches, machine, settings):
+        for contender in settings.contenders:
+            try:
+                forward, _ = case.prepare(contender)
+                for _ in range(WARM_UP_FORWARDS):
+                    forward()
+                launches = profile(forward, PROFILED_FORWARDS)
+            except Exception as error:
+                machine.after_error(f"{contender} on {case.label}", error)
+                progress.say(f"{case.label}: {contender} failed: {type(error).__name__}: {first_line(error)}")
+                continue
+            row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.options.precision)
+            yield [
+                row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
+                for kind, us in by_kind(launches).items()
+            ]
+
+
+def profiled(forward: Forward, forwards: int) -> list[tuple[str, float]]:
+    """Each kernel and memory operation of some forwards on the GPU: (name, device microseconds)."""
+    events: list[tuple[str, float]] = []
+    for count in (1, forwards):  # twice: the profiler loses launches when it starts for the first time
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(count):
+                forward()
+            torch.cuda.synchronize()
+        on_device = [event for event in profiler.events() if event.device_type.name == "CUDA"]
+        events = [(event.name, event.time_range.elapsed_us()) for event in on_device]
+    return events
+
+
+def by_kind(launches: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    """The microseconds of each launch, by kind in the order of KINDS; kinds without a launch are left out."""
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for name, us in launches:
+        found[kind_of(name)].append(us)
+    return {kind: times for kind, times in found.items() if times}
+
+
+KINDS = ("convolution", "pooling", "elementwise", "gemm", "other")
+_OURS = {"add_residual": "elementwise", "gemv": "convolution", "tf32x3_gemm": "convolution"}
+_PARTS = {  # of names in lower case: the first kind with a part in the name counts
+    "pooling": ("pool", "meanops"),
+    "elementwise": ("elementwise", "triton_poi", "bn_fw", "batch_norm", "batchnorm"),
+    "convolution": (
+        "conv", "cudnn", "fprop", "winograd", "fft", "im2col", "tf32x3", "fp16x3", "depthwise", "scalar_prods",
+        "sum_planes", "pack_weights", "subsample", "wait_for_kernel_ahead",
+    ),
+    "gemm": ("gemm", "gemv", "splitk", "cublas", "triton_mm", "triton_tem"),
+}  # fmt: skip
+
+
+def kind_of(kernel: str) -> str:
+    """The kind of a kernel, one of KINDS, by its name. A library's 1x1 convolution may be called a gemm."""
+    base = kernel.removeprefix("void ").partition("<")[0].partition("(")[0].strip()
+    if base in _OURS:
+        return _OURS[base]
+    name = kernel.lower()
+    return next((kind for kind, parts in _PARTS.items() if any(part in name for part in parts)), "other")

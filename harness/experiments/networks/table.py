@@ -1,0 +1,196 @@
+"""The tables of whole networks: cuConv against the best of torch, and kernels by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from harness.experiments.networks.rows import (
+    CSV,
+    CUCONV,
+    CUCONV_ENABLED,
+    EAGER,
+    FOLDER,
+    GRAPH,
+    MODES,
+    OK,
+    REMEDY,
+    TORCH_CONTENDERS,
+    KernelsOfKind,
+    label,
+    read,
+)
+from harness.precision import FP32, TF32
+from harness.store.markdown import NONE, markdown, of, times
+from harness.sweep.comparisons import Results, each, geometric_mean
+from harness.sweep.provenance import provenance
+
+FIGURE = "networks"  # plots/DEVICE/networks/networks.{svg,png}
+COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
+RATIOS = ("speedup", "over_tf32", "both_tf32")
+
+
+def networks_results(results_of_device: Path) -> Results | None:
+    """The rows of results/DEVICE/networks/networks.csv, None where it does not exist."""
+    folder = results_of_device / FOLDER
+    return Results(results_of_device.name, FOLDER, read(folder / CSV), folder) if (folder / CSV).exists() else None
+
+
+def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row of COLUMNS and three ratios for each network and batch, from rows of networks.csv in mode graph.
+
+    torch_us is the smallest mean of torch's contenders in FP32, of the one named `torch`; torch_tf32_us is that with
+    TF32 allowed. cuconv_us and cuconv_tf32_us are of the converted model. speedup is cuConv over torch, both in FP32.
+    over_tf32 is cuConv in FP32 over torch with TF32 allowed, both_tf32 cuConv in TF32 over that. NaN: no time.
+    """
+    rows = frame[frame["mode"] == GRAPH].copy()
+    rows["shown"] = [label(row.network, row.source) for row in each(rows)]
+    found = []
+    for network in dict.fromkeys(rows.shown):
+        for batch in sorted(rows[rows.shown == network].batch.unique()):
+            case = rows[(rows.shown == network) & (rows.batch == batch)]
+            who, torch_us = _fastest(case, TORCH_CONTENDERS, FP32)
+            others = [_fastest(case, *which)[1] for which in (
+                ((CUCONV,), FP32), (TORCH_CONTENDERS, TF32), ((CUCONV,), TF32))]  # fmt: skip
+            found.append([network, int(batch), who, torch_us, *others])
+    compared = pd.DataFrame(found, columns=list(COLUMNS))
+    compared["speedup"] = compared.torch_us / compared.cuconv_us
+    compared["over_tf32"] = compared.torch_tf32_us / compared.cuconv_us
+    compared["both_tf32"] = compared.torch_tf32_us / compared.cuconv_tf32_us
+    return compared
+
+
+def _fastest(case: pd.DataFrame, contenders: tuple[str, ...], precision: str) -> tuple[str, float]:
+    """The contender of the smallest mean, and that mean; "" and NaN where none has a time."""
+    rows = case[case.contender.isin(contenders) & (case.precision == precision) & (case.status == OK)]
+    if rows.empty:
+        return "", float("nan")
+    at = int(rows.mean_us.to_numpy(float).argmin())
+    return str(rows.contender.iloc[at]), float(rows.mean_us.iloc[at])
+
+
+def networks_table(frame: pd.DataFrame) -> str:
+    """A line for each network and batch, in microseconds of a forward in a CUDA graph, and a line of geometric means.
+
+    Empty where nothing can be compared: no case has times of cuConv and of torch.
+    """
+    compared = compare_networks(frame)
+    compared = compared.dropna(subset=list(RATIOS), how="all")
+    if compared.empty:
+        return ""
+    body = [
+        [row.network, row.batch, _us(row.torch_us), row.torch or NONE, _us(row.cuconv_us), times(row.speedup),
+         _us(row.torch_tf32_us), times(row.over_tf32), _us(row.cuconv_tf32_us), times(row.both_tf32)]
+        for row in each(compared)
+    ]  # fmt: skip
+    means = [times(geometric_mean(compared[ratio])) for ratio in RATIOS]
+    wins = [of(int((compared[ratio] > 1).sum()), int(compared[ratio].notna().sum())) for ratio in RATIOS]
+    for name, (fp32, over, both) in (("geometric mean", means), ("cases won", wins)):
+        body.append([name, "", "", "", "", fp32, "", over, "", both])
+    header = ["network", "batch", "torch FP32, us", "which is", "cuConv FP32, us", "speedup", "torch TF32, us",
+              "cuConv FP32 over it", "cuConv TF32, us", "over torch TF32"]  # fmt: skip
+    return markdown(header, body, left=(0, 3))
+
+
+def network_headline(results_of_device: Path, plots: str) -> str:
+    """The figure, and one sentence on the geometric means and the cases won; without a networks.csv what to run."""
+    results = networks_results(results_of_device)
+    if not results or not networks_table(results.frame):
+        return f"Whole networks were not measured on {results_of_device.name}: {REMEDY}."
+    kinds = {
+        "In CUDA graphs, FP32 over the fastest of torch in FP32": (GRAPH, FP32),
+        "TF32 over TF32": (GRAPH, TF32),
+        "called from Python, FP32 over FP32": (EAGER, FP32),
+    }
+    found = {what: _speedups(results.frame, CUCONV, *kind) for what, kind in kinds.items()}
+    texts = [f"{what} {times(geometric_mean(one))}, {of(_won(one), len(one))}" for what, one in found.items() if one]
+    return f"{_picture(results, plots)}\n\nWhole networks, converted in one line. {'; '.join(texts)}."
+
+
+def networks_section(results_of_device: Path, plots: str) -> str:
+    """The figure, the table and where it was measured; without a networks.csv a sentence says what to run.
+
+    plots: the path of the figures' folder in links.
+    """
+    results = networks_results(results_of_device)
+    table = networks_table(results.frame) if results else ""
+    if not results or not table:
+        return f"Not measured on {results_of_device.name}: {REMEDY}."
+    picture = _picture(results, plots)
+    note = (
+        "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last and compiled."
+    )
+    parts = [picture, note, table, f"Measured on {provenance(results)}."]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _picture(results: Results, plots: str) -> str:
+    figure = f"{plots}/{results.device}/{FOLDER}/{FIGURE}.png"
+    return f"![Speedup of cuConv over the best of torch on whole networks]({figure})"
+
+
+def modes_section(results_of_device: Path) -> str:
+    """A line for each way to call cuConv and each mode: its speedup over the fastest of torch in that mode.
+
+    Geometric means and cases won, in FP32 over FP32 and in TF32 over TF32. Without a networks.csv a sentence says what
+    to run.
+    """
+    results = networks_results(results_of_device)
+    if not results:
+        return f"Not measured on {results_of_device.name}: {REMEDY}."
+    body = []
+    for contender in (CUCONV, CUCONV_ENABLED):
+        for mode in MODES:
+            found = [_speedups(results.frame, contender, mode, precision) for precision in (FP32, TF32)]
+            cells = [cell for one in found for cell in (times(geometric_mean(one)), of(_won(one), len(one)))]
+            if any(map(len, found)):
+                body.append([contender, mode, *cells])
+    return markdown(["contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1))
+
+
+def _speedups(frame: pd.DataFrame, contender: str, mode: str, precision: str) -> list[float]:
+    """The speedup of a contender over the fastest of torch, on each network and batch that both ran."""
+    rows = frame[(frame["mode"] == mode) & (frame.precision == precision)]
+    both = [
+        (_fastest(case, TORCH_CONTENDERS, precision)[1], _fastest(case, (contender,), precision)[1])
+        for _, case in rows.groupby(["network", "source", "batch"])
+    ]
+    return [theirs / ours for theirs, ours in both if theirs == theirs and ours == ours]
+
+
+def _won(speedups: list[float]) -> int:
+    return sum(speedup > 1 for speedup in speedups)
+
+
+def errors_section(results_of_device: Path) -> str:
+    """A line for each network: the largest relative L2 error over batches and modes, of cuConv and of torch.
+
+    Without a networks.csv a sentence says what to run.
+    """
+    results = networks_results(results_of_device)
+    if not results:
+        return f"Not measured on {results_of_device.name}: {REMEDY}."
+    rows = results.frame[results.frame.status == OK].copy()
+    rows["shown"] = [label(row.network, row.source) for row in each(rows)]
+    groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]
+    body = []
+    for network in dict.fromkeys(rows.shown):
+        mine = rows[rows.shown == network]
+        found = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
+        body.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in found)])
+    return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32"], body)
+
+
+def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:
+    """A line for each network, batch, contender and kind of kernel: launches and microseconds of a forward."""
+    body = [
+        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", _us(row.us)]
+        for row in rows
+    ]
+    return markdown(["network", "batch", "contender", "precision", "kind", "kernels", "us"], body, left=(0, 2, 3, 4))
+
+
+def _us(time_us: float) -> str:
+    return f"{time_us:.1f}" if time_us == time_us else NONE

@@ -1,0 +1,101 @@
+"""Timing: the device time of a call, launch overhead excluded, by the same function for every contender.
+
+On a GPU the call is captured in a CUDA graph as often as fills some hundred microseconds. Each run is one replay
+between two events. Operands are warm in the caches, as in the paper; between.py has the times with other
+work between two calls. On a CPU a run is a loop of calls between two readings of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from harness.stopwatch.clocks import NO_READING, Reading, Steadily, once
+from harness.stopwatch.graph import CapturedCalls, replay_times_us
+
+FILL_US = 300.0  # the least duration of a run: the event timer resolves half a microsecond
+MAX_CALLS = 200  # the most in one graph: enough to fill a run with the shortest kernels
+PROBE_CALLS = 8
+CPU_FILL_US = 2_000.0
+LIMIT_S = 60.0  # all runs of one algorithm on one case
+
+
+class TooSlow(Exception):
+    """The runs of an algorithm would take longer than LIMIT_S."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The device microseconds of one call in each run. again() repeats the timed work and returns its output.
+
+    reading has the GPU's sensors during the runs, remeasured how often the runs were repeated because of a low clock,
+    None where the clock is not known.
+    """
+
+    runs_us: tuple[float, ...]
+    calls_per_run: int
+    mode: str
+    output: torch.Tensor
+    again: Callable[[], torch.Tensor]
+    reading: Reading = NO_READING
+    remeasured: int | None = None
+
+
+def measure(call: Callable[[], torch.Tensor], runs: int, device: torch.device, steadily: Steadily = once) -> Timing:
+    """Time a call that ran before, so that it is compiled. Raises TooSlow, and whatever the call raises.
+
+    steadily: takes the function that does all runs, and may repeat it, as `clocks.CaseClocks.steadily` does.
+    """
+    return _measure_graph(call, runs, steadily) if device.type == "cuda" else _measure_loop(call, runs)
+
+
+def _measure_graph(call: Callable[[], torch.Tensor], runs: int, steadily: Steadily) -> Timing:
+    single_us = _time_one_us(call)
+    _check_limit(single_us, runs)
+    if single_us >= FILL_US:  # measured again, because an interruption may make a short call look long
+        single_us = min(single_us, _time_one_us(call))
+
+    count = 1
+    if single_us < FILL_US:  # includes the host's launch overhead, so the call itself is shorter still
+        (probes_us,) = replay_times_us([CapturedCalls(call, PROBE_CALLS)], 2)
+        count = max(1, min(MAX_CALLS, ceil(FILL_US * PROBE_CALLS / min(probes_us))))
+    captured = CapturedCalls(call, count)
+    captured.replay()  # warm-up
+    steady = steadily(lambda during: replay_times_us([captured], runs, during)[0])
+    runs_us = tuple(total / count for total in steady.times_us)
+    return Timing(runs_us, count, "graph", captured.output, captured.replay, steady.reading, steady.remeasured)
+
+
+def _time_one_us(call: Callable[[], torch.Tensor]) -> float:
+    """The device microseconds of one call, including the time that the GPU waits for the host."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return 1000.0 * start.elapsed_time(end)
+
+
+def _measure_loop(call: Callable[[], torch.Tensor], runs: int) -> Timing:
+    def run(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        return 1e6 * (time.perf_counter() - begin) / count
+
+    single_us = run(1)
+    _check_limit(single_us, runs)
+    count = max(1, ceil(CPU_FILL_US / single_us))
+    run(count)  # warm-up
+    runs_us = tuple(run(count) for _ in range(runs))
+    return Timing(runs_us, count, "loop", call(), call)
+
+
+def _check_limit(single_us: float, runs: int) -> None:
+    seconds = 1e-6 * single_us * runs
+    if seconds > LIMIT_S:
+        raise TooSlow(f"one call takes {1e-6 * single_us:.1f} s: {runs} runs would exceed the limit of {LIMIT_S:.0f} s")

@@ -1,0 +1,327 @@
+"""A case of a sweep: for every contender prepare a call, verify it, time it, verify it again, and make a row of it.
+
+It runs in a process of its own (`harness.sweep.worker`), which a call may break; `harness.sweep.supervisor` looks
+after it.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import chain
+from math import prod
+from typing import Any
+
+import nvtx
+import torch
+
+from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
+from harness.cases.catalogue import Case
+from harness.contenders.base import Contender, NotRunnable, Offer, Operands, Prepared
+from harness.contenders.registry import PROVIDERS, comparison
+from harness.precision import FP32
+from harness.stopwatch import timing
+from harness.stopwatch.clocks import CaseClocks, Steadily, sensors_of
+from harness.stopwatch.gpu import available_bytes, check_alive, first_line, out_of_memory
+from harness.stopwatch.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
+from harness.sweep import second_pass
+from harness.sweep.records import Measurement
+from harness.sweep.rivals import takes_part
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The choices for a sweep: device, providers and algorithms (None: all), runs of each, seed of the data.
+
+    workspace_limit is in bytes. environment is the identifier that each row carries. device_slug names the device's
+    folder under results/, such as "nvidia-h200" or "cpu". precision is that of the whole sweep. other_times: whether
+    separated and cold times are measured, beside the hot ones.
+    """
+
+    device: torch.device
+    providers: tuple[str, ...]
+    algorithms: frozenset[str] | None
+    runs: int
+    seed: int
+    workspace_limit: int
+    environment: str
+    device_slug: str = ""
+    precision: str = FP32
+    other_times: bool = False
+
+
+Algorithm = tuple[str, str]
+"""A provider and the name of its algorithm; with an empty name a provider that is asked for all of its algorithms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A case to measure, without the algorithms in `done`, which have a row already.
+
+    rivals: those that take part beside ours; None stands for all. broken: why an algorithm is not tried again, after
+    it ended the process that measured it.
+    """
+
+    case: Case
+    done: frozenset[Algorithm] = frozenset()
+    rivals: frozenset[Algorithm] | None = None
+    broken: Mapping[Algorithm, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Begins:
+    """Said before what may break the process: an algorithm's measurement, or what its provider offers for the case.
+
+    Without a provider it is the case's tensors.
+    """
+
+    provider: str = ""
+    algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The number of algorithms that a case measures, for the progress bar."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the user about the case."""
+
+    text: str
+
+
+Event = Begins | Offered | Note | Measurement
+
+
+def measure_case(task: Task, entered: Mapping[str, Contender], options: Options) -> Iterator[Event]:
+    """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed.
+
+    Rows of the second pass follow, which replace earlier ones. Before each row comes what begins. Raises GpuLost where
+    a call broke the CUDA context.
+    """
+    case = task.case
+    seed = zlib.crc32(f"{options.seed} {case.label}".encode())
+    yield Begins()
+    try:
+        _check_room(case, options.device)
+        generator = torch.Generator(options.device).manual_seed(seed)
+        operands = Operands.random(case.problem, generator)
+        verifier = Verifier(case.problem, operands.input, operands.weight, generator)
+    except Exception as error:
+        _after_error(f"making the tensors of {case.label}", error, options.device)
+        detail = f"the case's tensors cannot be made: {first_line(error)}"
+        yield from rows_without_times(Begins(), task, options, "error", detail)
+        return
+
+    offers: list[Offer] = []
+    for provider, contender in entered.items():
+        if (provider, "") in task.broken:
+            yield from rows_without_times(Begins(provider), task, options, "error", task.broken[provider, ""])
+        elif _may_offer(task, provider, options):
+            yield Begins(provider)
+            try:
+                offers += contender.offers(case.problem, operands, options.workspace_limit)
+            except Exception as error:
+                _after_error(f"{provider} on {case.label}", error, options.device)
+                detail = f"{type(error).__name__}: {first_line(error)}"
+                yield from rows_without_times(Begins(provider), task, options, "error", detail)
+    offers = [offer for offer in offers if _wanted(task, offer.provider, offer.algorithm, options)]
+    random.Random(seed).shuffle(offers)
+    yield Offered(len(offers))
+    clocks = CaseClocks(sensors_of(options.device))
+    measured: second_pass.Measured = []
+    with nvtx.annotate(case.label):
+        for offer in offers:
+            begins = Begins(offer.provider, offer.algorithm)
+            if (offer.provider, offer.algorithm) in task.broken:
+                detail = task.broken[offer.provider, offer.algorithm]
+                yield from rows_without_times(begins, task, options, "error", detail)
+                continue
+            yield begins
+            with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
+                row = _measure_offer(case, offer, operands, verifier, options, clocks.steadily)
+            measured.append((offer, row))
+            yield row
+        yield from _second_pass(case, measured, operands, verifier, options, clocks)
+    if options.device.type == "cuda" and _reserved_share(options.device) > 0.5:
+        torch.cuda.empty_cache()
+
+
+def _second_pass(
+    case: Case,
+    measured: second_pass.Measured,
+    operands: Operands,
+    verifier: Verifier,
+    options: Options,
+    clocks: CaseClocks,
+) -> Iterator[Event]:
+    """The rows that are measured again, or completed, once all hot times of the case are known."""
+
+    def again(offer: Offer, steadily: Steadily) -> Measurement:
+        return _measure_offer(case, offer, operands, verifier, options, steadily)
+
+    def on_error(what: str, error: Exception) -> None:
+        _after_error(what, error, options.device)
+
+    notes: list[str] = []
+    steps = second_pass.low_clocks_again(measured, clocks, again)
+    if options.other_times:
+        others = second_pass.OtherTimes(
+            case.label, options.device, options.runs, verifier, clocks.steadily, on_error, notes.append
+        )
+        steps = chain(steps, second_pass.other_times(measured, options.device_slug, others.complete))
+    for offer, measure in steps:
+        yield Begins(offer.provider, offer.algorithm)
+        with nvtx.annotate(f"{offer.provider} {offer.algorithm}, second pass"):
+            row = measure()
+        yield from map(Note, notes)
+        notes.clear()
+        yield row
+
+
+def _measure_offer(
+    case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options, steadily: Steadily
+) -> Measurement:
+    def row(status: str, detail: str, **measured: Any) -> Measurement:
+        return _row(case, offer.provider, offer.algorithm, offer.precision, status, detail, options, **measured)
+
+    try:
+        prepared = offer.prepare()
+        return _verify_and_time(prepared, operands, verifier, options, row, steadily)
+    except NotRunnable as reason:
+        return row(reason.status, str(reason))
+    except UnsupportedProblem as reason:
+        return row("unsupported", str(reason))
+    except timing.TooSlow as reason:
+        return row("timeout", str(reason))
+    except Exception as error:
+        _after_error(f"{offer.provider} {offer.algorithm} on {case.label}", error, options.device)
+        return row("error", f"{type(error).__name__}: {first_line(error)}")
+
+
+def _verify_and_time(
+    prepared: Prepared,
+    operands: Operands,
+    verifier: Verifier,
+    options: Options,
+    row: Callable[..., Measurement],
+    steadily: Steadily,
+) -> Measurement:
+    operands.output.fill_(torch.nan)
+    before = verifier.errors(prepared.call())
+    facts: dict[str, Any] = {
+        "workspace_bytes": prepared.workspace_bytes,
+        "rel_l2_error": before.rel_l2,
+        "max_abs_error": before.max_abs,
+    }
+    if not before.acceptable:
+        return row("incorrect", _why_incorrect(before), **facts)
+
+    timed = timing.measure(prepared.call, options.runs, options.device, steadily)
+    timed.output.fill_(torch.nan)
+    after = verifier.errors(timed.again())
+    if not after.acceptable:
+        return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
+    facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
+    return row("ok", prepared.detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
+
+
+def _why_incorrect(errors: Errors) -> str:
+    return f"relative L2 error {errors.rel_l2:.3g}, more than {TOLERANCE:g}"
+
+
+def _row(
+    case: Case,
+    provider: str,
+    algorithm: str,
+    precision: str,
+    status: str,
+    detail: str,
+    options: Options,
+    **measured: Any,
+) -> Measurement:
+    layer = case.layer
+    return Measurement(
+        networks=case.networks_cell,
+        layers=case.layers_cell,
+        batch=case.batch,
+        h=layer.h,
+        w=layer.w,
+        c=layer.c,
+        m=layer.m,
+        k=layer.k,
+        pad=layer.pad,
+        stride=layer.stride,
+        dilation=layer.dilation,
+        groups=layer.groups,
+        provider=provider,
+        algorithm=algorithm,
+        precision=precision,
+        status=status,
+        detail=detail,
+        timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=options.environment,
+        **measured,
+    )
+
+
+def _wanted(task: Task, provider: str, algorithm: str, options: Options) -> bool:
+    if options.algorithms is not None and algorithm not in options.algorithms:
+        return False
+    if (provider, algorithm) in task.done:
+        return False
+    return task.rivals is None or takes_part(task.rivals, provider, algorithm, options.device_slug)
+
+
+def _may_offer(task: Task, provider: str, options: Options) -> bool:
+    """False where no algorithm of a provider takes part: listing a provider's engines costs a tenth of a second."""
+    ours = comparison(options.device_slug).provider
+    if task.rivals is None or provider == ours or PROVIDERS[provider].optional:
+        return True
+    return any(chosen == provider for chosen, _ in task.rivals)
+
+
+def rows_without_times(begun: Begins, task: Task, options: Options, status: str, detail: str) -> Iterator[Measurement]:
+    """A row for each algorithm that could not be measured, because what had begun failed.
+
+    Of a provider that did not come to say which algorithms it offers they are those in the registry.
+    """
+    for provider in [begun.provider] if begun.provider else options.providers:
+        for algorithm in [begun.algorithm] if begun.algorithm else PROVIDERS[provider].algorithms or ("any",):
+            if _wanted(task, provider, algorithm, options):
+                yield _row(task.case, provider, algorithm, options.precision, status, detail, options)
+
+
+def _check_room(case: Case, device: torch.device) -> None:
+    """Raise MemoryError for tensors that the device has no room for; the system may end a process that makes them."""
+    p = case.problem
+    images, weights = prod(p.input_shape) + prod(p.output_shape), prod(p.weight_shape)
+    in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # of the images: those that are verified, and their mixture
+    needed = FLOAT_BYTES * (images + weights) + 2 * FLOAT_BYTES * (images * in_float64 + weights)
+    free = available_bytes(device)
+    if free is not None and needed > free:
+        raise MemoryError(f"they take {needed / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free")
+
+
+def _release_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _reserved_share(device: torch.device) -> float:
+    return torch.cuda.memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
+
+
+def _after_error(what: str, error: Exception, device: torch.device) -> None:
+    """Free memory, and raise GpuLost where the error broke the CUDA context."""
+    if device.type != "cuda":
+        return
+    if out_of_memory(error):
+        _release_memory()
+    check_alive(what, error)

@@ -1,0 +1,90 @@
+"""Where, when and with which versions some rows were measured, from environment.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from harness.contenders import registry
+from harness.store import environment
+from harness.sweep.comparisons import Results, grouped
+
+Report = dict[str, Any]
+
+OF_A_CPU = """The times in results/cpu are of a CPU: the paper's two stages in plain torch beside torch's own
+convolutions. They check the harness and make no claim about cuConv, whose kernels need an NVIDIA GPU. The results of an
+H200 are in results/nvidia-h200 and in README.md."""
+
+
+def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
+    """The GPU, the versions and the date of some rows, or of all, such as "NVIDIA H200, cuDNN 9.19.0, 2025-11-22".
+
+    Without a readable environment.json it is the device's name under results/.
+    """
+    used = _reports(results, results.frame if rows is None else rows)
+    parts = [_seen(used, "gpu") or _seen(used, "cpu") or results.device]
+    if cudnn := _seen(used, "cudnn"):
+        parts.append(f"cuDNN {_cudnn_version(cudnn)}")
+    if torch := _seen(used, "torch"):
+        parts.append(f"torch {torch.split('+')[0]}")
+    return ", ".join([*parts, *_dates(used)])
+
+
+def mixture(results: Results, rows: pd.DataFrame) -> str:
+    """A sentence where the rows of our algorithms are not all of equal machine, versions and code; otherwise "".
+
+    It names the algorithms that were measured otherwise than the first subject, auto on a GPU. A row whose report is
+    not in environment.json says nothing.
+    """
+    ours, subject = results.comparison.provider, results.subject
+    group_of = _groups(environment.read(results.folder))
+    mine = rows[(rows.provider == ours) & rows.environment.isin(list(group_of))]
+    found = {name: {group_of[name] for name in members.environment} for name, members in grouped(mine, "algorithm")}
+    if len(set().union(*found.values())) <= 1:
+        return ""
+    provider, autos = registry.PROVIDERS[ours], found.get(subject, set())
+    others = [name for name in provider.algorithms if name in found and found[name] != autos]
+    if not autos or not others:
+        return f"Rows of {provider.label} are of several codes, versions or machines."
+    which = "Some rows" if any(found[name] & autos for name in others) else "Rows"
+    return f"{which} of {subject} are of other code, versions or machine than those of {', '.join(others)}."
+
+
+def _groups(reports: dict[str, Report]) -> dict[str, int]:
+    """A number for each report by its name in environment.json, the same number for comparable reports."""
+    first: list[Report] = []
+    groups = {}
+    for name, report in reports.items():
+        group = next((i for i, other in enumerate(first) if environment.comparable(report, other)), len(first))
+        first += [report] if group == len(first) else []
+        groups[name] = group
+    return groups
+
+
+def _reports(results: Results, rows: pd.DataFrame) -> list[Report]:
+    stored = environment.read(results.folder)
+    names = set(rows.environment)
+    return [report for name, report in stored.items() if name in names] or list(stored.values())
+
+
+def _seen(reports: Iterable[Report], key: str) -> str:
+    return ", ".join(dict.fromkeys(str(report[key]) for report in reports if report.get(key) is not None))
+
+
+def _cudnn_version(number: str) -> str:
+    """cuDNN's version from its number, 10000 major + 100 minor + patch; other text stays as it is."""
+    if not number.isdecimal():
+        return number
+    major, rest = divmod(int(number), 10000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _dates(reports: Iterable[Report]) -> list[str]:
+    """The day of the commands, or the first and the last; empty where none is known."""
+    commands = [command for report in reports for command in report.get("commands", [])]
+    days = sorted({str(command["date"])[:10] for command in commands if command.get("date")})
+    if not days:
+        return []
+    return [days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"]

@@ -1,0 +1,41 @@
+"""Which rows of a results folder a resumed sweep need not measure again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from harness.store.times import COLD, HOT, SEPARATED, mean_column
+from harness.sweep.records import ResultsFolder
+from harness.sweep.rivals import lacking_times
+
+Done = dict[tuple[int, ...], frozenset[tuple[str, str]]]
+"""The (provider, algorithm) pairs that need not be measured, by the case's key."""
+
+
+class _Stored(NamedTuple):
+    """A row of the folder, as `rivals.lacking_times` asks for it."""
+
+    provider: str
+    algorithm: str
+    mean_us: float | None
+    has_every_time: bool
+
+
+def done(folder: ResultsFolder, environments: Collection[str], precision: str, device: str, other_times: bool) -> Done:
+    """The algorithms of each case that were measured in one of these environments and lack nothing.
+
+    device: its name under results/. other_times: whether a row that qualifies for separated and cold times lacks
+    something without them. Such a row is measured again as a whole: its case was interrupted.
+    """
+    cases: dict[tuple[int, ...], list[_Stored]] = {}
+    for key in folder.rows:
+        *case, provider, algorithm, measured = key
+        if measured == precision and folder.cell(key, "environment") in environments:
+            hot, *others = (folder.cell(key, mean_column(time)) for time in (HOT, SEPARATED, COLD))
+            row = _Stored(provider, algorithm, float(hot) if hot else None, all(others))
+            cases.setdefault(tuple(map(int, case)), []).append(row)
+    return {
+        case: frozenset({row[:2] for row in rows} - (lacking_times(rows, device) if other_times else set()))
+        for case, rows in cases.items()
+    }

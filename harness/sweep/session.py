@@ -1,0 +1,72 @@
+"""A sweep measured into its results folder: by this process alone, or together with others that torchrun started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cuconv.problem import ConvProblem
+from harness import progress
+from harness.cases.catalogue import Sweep
+from harness.errors import GpuLost
+from harness.store.environment import EnvironmentFile, comparable
+from harness.sweep import resume as resuming
+from harness.sweep import supervisor
+from harness.sweep.clerk import Clerk
+from harness.sweep.one_case import Options
+from harness.sweep.records import ResultsFolder
+from harness.sweep.rivals import Entrants
+from harness.sweep.shared_work import Group, SharedWork
+from harness.sweep.work import Choice, OwnWork
+
+
+def measure(
+    sweep: Sweep,
+    options: Options,
+    facts: dict[str, Any],
+    out: Path,
+    *,
+    resume: bool = False,
+    entrants: Entrants | None = None,
+    group: Group | None = None,
+) -> bool:
+    """Measure a sweep into the folder `out`; returns whether it was this process that wrote there.
+
+    facts: the report of this process's environment. resume: keep the rows of an equal environment. entrants: the rivals
+    of each case that take part, None for all. In a group the first process writes. Raises GpuLost and ResultsError.
+    """
+    problems = [case.problem for case in sweep.cases]
+    if group and group.rank > 0:
+        _take_part(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
+        return False
+    with ResultsFolder(out) as folder:
+        environments = EnvironmentFile(folder.folder)
+        done = _done(folder, environments, facts, options) if resume else {}
+        environments.enter(facts)
+        choice = Choice(done, entrants, options.other_times)
+        try:
+            if group:
+                with Clerk(group, sweep, choice, options.device_slug, folder, environments):
+                    _take_part(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
+            else:
+                supervisor.run(problems, OwnWork(sweep, choice, folder), options)
+        finally:
+            environments.keep({folder.cell(key, "environment") for key in folder.rows})
+    return True
+
+
+def _take_part(problems: list[ConvProblem], work: SharedWork, options: Options) -> None:
+    """Measure what this process gets; if its GPU is lost, the others go on."""
+    try:
+        supervisor.run(problems, work, options)
+    except GpuLost as error:
+        progress.say(f"{error}; the other processes go on")
+        work.leave()
+
+
+def _done(
+    folder: ResultsFolder, environments: EnvironmentFile, facts: dict[str, Any], options: Options
+) -> resuming.Done:
+    """The algorithms of each case that an equal machine, with equal versions and code, has measured."""
+    same = {name for name, other in environments.environments.items() if comparable(facts, other)}
+    return resuming.done(folder, same, options.precision, options.device_slug, options.other_times)

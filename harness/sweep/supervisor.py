@@ -1,0 +1,108 @@
+"""The supervisor of a sweep: it gives cases to a worker process, and starts another where one ends.
+
+An algorithm that breaks its CUDA context, hangs or ends its process costs one row, and the sweep goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from cuconv.problem import ConvProblem
+from harness import progress
+from harness.contenders.registry import shown
+from harness.errors import GpuLost
+from harness.sweep.one_case import Algorithm, Begins, Note, Offered, Options, Task, rows_without_times
+from harness.sweep.records import Measurement
+from harness.sweep.rivals import lacking_times
+from harness.sweep.work import Work
+from harness.sweep.worker import Load, Say, Worker, WorkerEnded, load_contenders
+
+MOST_ENDS = 2  # of worker processes by one algorithm in a sweep; after them it is not tried again
+
+
+def run(problems: list[ConvProblem], work: Work, options: Options, load: Load = load_contenders) -> None:
+    """Measure all work; problems are those of the whole sweep, for which contenders prepare.
+
+    load makes the contenders, in the worker process. Raises GpuLost where no process can use the device any more.
+    """
+    with _supervisor(problems, options, load) as supervisor:
+        for task in work.tasks():
+            supervisor.measure(task, work)
+
+
+class _Supervisor:
+    """The worker process that is running, and what the algorithms did to those before it."""
+
+    def __init__(self, problems: list[ConvProblem], options: Options, load: Load):
+        self._arguments, self._options = (problems, options, load), options
+        self._ends: Counter[Algorithm] = Counter()
+        self._broken: dict[Algorithm, str] = {}  # what ended MOST_ENDS processes, and how
+        self.worker = self._start(progress.say, "")
+
+    def measure(self, task: Task, work: Work) -> None:
+        """Measure a case. An algorithm that ends the process has a row that says so; the others follow in a new one."""
+        done, in_vain = set(task.done), 0
+        found: dict[Algorithm, Measurement] = {}
+        broken = dict(self._broken)
+        while in_vain < MOST_ENDS:
+            rest = replace(task, done=frozenset(done), broken=broken)
+            rows = 0
+            try:
+                for event in self.worker.measure(rest):
+                    if isinstance(event, Measurement):
+                        done.add((event.provider, event.algorithm))
+                        found[event.provider, event.algorithm] = event
+                        work.append(event)
+                        rows += 1
+                    elif isinstance(event, Offered):
+                        work.offered(event.count)
+                    elif isinstance(event, Note):
+                        progress.say(event.text)
+                return
+            except WorkerEnded as end:
+                begun = end.begun or Begins()
+                rest = replace(rest, done=frozenset(done))
+                for row in rows_without_times(begun, rest, self._options, end.status, str(end)):
+                    done.add((row.provider, row.algorithm))
+                    work.append(row)
+                    rows += 1
+                if begun.provider:
+                    broken[begun.provider, begun.algorithm] = str(end)
+                if self._options.other_times:
+                    done -= lacking_times(found.values(), self._options.device_slug) - broken.keys()
+                self._start_again(begun, task, str(end))
+            in_vain = 0 if rows else in_vain + 1  # where the process ends after all rows are there
+            if not begun.provider:  # the case's tensors: all of its algorithms have that row
+                return
+
+    def _start_again(self, begun: Begins, task: Task, why: str) -> None:
+        """Start another process, and note what ended the last one."""
+        what = shown(begun.provider, begun.algorithm).strip() if begun.provider else "making the tensors"
+        progress.say(f"{what} on {task.case.label}: {why}; the sweep goes on in another process")
+        if begun.provider:
+            algorithm = (begun.provider, begun.algorithm)
+            self._ends[algorithm] += 1
+            if self._ends[algorithm] == MOST_ENDS:
+                self._broken[algorithm] = (
+                    f"not tried: it ended {MOST_ENDS} processes, the last one on {task.case.label}: {why}"
+                )
+        self.worker.end()
+        self.worker = self._start(lambda text: None, f"after {what} on {task.case.label} ")
+
+    def _start(self, say: Say, when: str) -> Worker:
+        try:
+            return Worker(*self._arguments, say)
+        except WorkerEnded as end:
+            raise GpuLost(f"{when}no process can use the device: {end}") from None
+
+
+@contextmanager
+def _supervisor(problems: list[ConvProblem], options: Options, load: Load) -> Iterator[_Supervisor]:
+    supervisor = _Supervisor(problems, options, load)
+    try:
+        yield supervisor
+    finally:
+        supervisor.worker.end()

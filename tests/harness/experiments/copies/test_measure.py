@@ -1,0 +1,121 @@
+"""Copies on the device: the bytes that they move, the way that counts, the CSV, and the times between sizes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from harness.errors import ResultsError
+from harness.experiments.copies import measure as bandwidth
+from harness.experiments.copies.measure import measure, render, write
+from harness.experiments.copies.rows import COLUMNS, copy_us, read
+from harness.stopwatch.timing import Timing
+from tests.helpers import copies
+
+CPU = torch.device("cpu")
+
+
+def test_sizes_are_whole_pages_and_grow_by_the_root_of_two():
+    sizes = bandwidth.SIZES
+    assert sizes[0] == 1 << 20 and all(size % bandwidth.PAGE == 0 for size in sizes)
+    assert np.diff(np.log2(sizes)) == pytest.approx([0.5] * (len(sizes) - 1), abs=0.01)
+
+
+def test_half_of_the_bytes_are_read_and_half_written_and_the_faster_way_counts(monkeypatch):
+    copied = []
+
+    def timed(call, runs, device):
+        source, target = call.args
+        target.zero_()
+        assert torch.equal(call(), source) and source.data_ptr() != target.data_ptr()
+        assert source.is_contiguous() and target.is_contiguous() and source.dtype == target.dtype == torch.float32
+        copied.append((source.nbytes, target.nbytes, runs))
+        slower = len(copied) in (1, 4)  # the first way at the first size, the second at the second
+        return Timing(tuple(slower + float(i) for i in range(1, runs + 1)), 1, "graph", target, call)
+
+    monkeypatch.setattr(bandwidth.timing, "measure", timed)
+    found = measure(CPU, [8192, 4096])
+    assert copied == [(4096, 4096, 9)] * 2 + [(2048, 2048, 9)] * 2
+    assert list(found.columns) == list(COLUMNS)
+    assert list(found.way) == ["multiply", "copy"]
+    assert list(found.iloc[1]) == [4096, "copy", *range(1, 10), 5.0]
+
+
+def test_what_is_written_is_read_by_size(tmp_path):
+    rows = [[4096, "copy", *[7.0] * 9, 7.0], [1024, "multiply", *[4 / 3] * 9, 4 / 3]]
+    path = write(tmp_path / "bandwidth", pd.DataFrame(rows, columns=list(COLUMNS)))
+    assert path.read_text().splitlines()[1] == "4096,copy,7," + ",".join(["7"] * 9)
+    back = read(path)
+    assert list(back.bytes) == [1024, 4096] and list(back.mean_us) == [1.33333333, 7.0]
+
+
+def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
+    monkeypatch.setattr(bandwidth, "measure", lambda device: copies({1 << 20: 2.0}))
+    assert bandwidth.main([]) == 0
+    assert list(read(made_up_gpu / "bandwidth" / "bandwidth.csv").mean_us) == [2.0]
+    (facts,) = json.loads((made_up_gpu / "bandwidth" / "environment.json").read_text())["environments"].values()
+    assert facts["commands"][0]["command"] == "python -m harness.experiments copies"
+
+
+def test_between_the_sizes_a_power_law_is_met_exactly():
+    law = copies({size: 3.0 * size**0.7 for size in (1 << 10, 1 << 13, 1 << 20)})
+    moved = [1 << 10, 1500, 1 << 13, 99_999, 1 << 20]
+    assert copy_us(law, moved) == pytest.approx([3.0 * size**0.7 for size in moved], rel=1e-12)
+
+
+def test_beyond_the_sizes_no_time_is_made_up():
+    assert np.isnan(copy_us(copies({1024: 2.0, 4096: 4.0}), [1023, 4097])).all()
+
+
+def test_table_counts_both_ways():
+    assert render(copies({1 << 20: 2.0, 4 << 20: 4.0})).splitlines()[2:] == [
+        "|            1.0 | 2.00 | 0.52 |",
+        "|            4.0 | 4.00 | 1.05 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not readable as CSV"),
+        ("bytes,mean_us\n1024,2\n", "lacks the column 'way'"),
+        (",".join(COLUMNS) + "\n", "must have rows"),
+        (",".join(COLUMNS) + "\n1024,copy" + ",0" * 10 + "\n", "above 0"),
+        (",".join(COLUMNS) + "\n1024,copy" + ",1" * 9 + ",\n", "above 0"),
+        (",".join(COLUMNS) + "\n1024,copy" + ",x" * 10 + "\n", "not readable as CSV"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused(tmp_path, text, message):
+    path = tmp_path / "bandwidth.csv"
+    path.write_text(text)
+    with pytest.raises(ResultsError, match=message) as raised:
+        read(path)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_missing_is_one_to_measure():
+    with pytest.raises(ResultsError, match=r"measure first with 'python -m harness\.experiments copies'"):
+        read(Path("nowhere") / "bandwidth.csv")
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bandwidth.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "GPU" in captured.err and len(captured.err.splitlines()) == 1
+
+
+def test_without_memory_it_says_how_much_it_needs(monkeypatch, capsys):
+    def measure(device):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(bandwidth, "measure", measure)
+    assert bandwidth.main([]) == 2
+    assert capsys.readouterr().err == (
+        "harness.experiments copies: copies need 4 GiB of the GPU's memory: end what else uses it\n"
+    )

@@ -1,0 +1,134 @@
+"""The command that measures whole networks: what it prints, refuses and writes, with a tiny network on a CPU."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.experiments.networks import command as program
+from harness.experiments.networks import measure as measuring
+from harness.experiments.networks import models as network_models
+from harness.experiments.networks.rows import read
+from tests.harness.experiments.networks import toy_networks
+from tests.harness.experiments.networks.toy_networks import plain
+from tests.helpers import commands
+
+NAMES = ("torch", "torch_channels_last", "torch_compile", "torch_compile_frozen", "cuconv", "cuconv_enabled")
+
+
+@pytest.fixture
+def toy(monkeypatch, made_up_gpu):
+    """A command that measures a tiny network on a CPU; returns the folder of its results."""
+    monkeypatch.setattr(program, "CONTENDERS", dict.fromkeys(NAMES, plain))
+    monkeypatch.setattr(program, "set_torch", lambda precision: None)
+    monkeypatch.setattr(network_models, "find", lambda name: toy_networks.network(name))
+    monkeypatch.setattr(measuring, "Gpu", toy_networks.Cpu)
+    monkeypatch.setattr(measuring, "RUN_US", 1.0)
+    return made_up_gpu / "networks"
+
+
+def refused(capsys, *arguments):
+    """The sentence with which a command ends."""
+    assert program.main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("harness.networks: ")
+    return captured.err
+
+
+def test_without_a_gpu_one_sentence_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "NVIDIA GPU, and torch sees none: '--dry-run'" in refused(capsys)
+
+
+def test_a_dry_run_needs_no_gpu_and_no_package(capsys):
+    assert program.main(["--net", "resnet50", "timm:any", "--batch", "1", "8", "--contender", "cuconv", "torch",
+                         "--dry-run"]) == 0  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        "resnet50: batch 1, 8",
+        "timm:any: batch 1, 8",
+        "contenders: torch, cuconv",
+        "precisions: fp32, tf32",
+        "modes: graph, eager",
+        "32 rows",
+    ]
+
+
+def test_by_default_five_networks_three_batches_six_contenders_and_both_precisions(capsys):
+    assert program.main(["--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith(f"{5 * 3 * 6 * 2 * 2} rows\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--net", "resnet49"], "--net resnet49: must be one of alexnet, "),
+        (["--batch", "0"], "--batch 0: must be at least 1"),
+        (["--contender", "cudnn"], "--contender cudnn: must be one of torch, torch_channels_last, "),
+    ],
+)
+def test_a_wrong_choice_is_one_sentence(capsys, arguments, sentence):
+    assert sentence in refused(capsys, *arguments, "--dry-run")
+
+
+def test_rows_and_the_environment_are_written(toy, capsys):
+    assert program.main(["--net", "alexnet", "--batch", "1", "2", "--precision", "fp32"]) == 0
+    rows = read(toy / "networks.csv")
+    assert len(rows) == 2 * len(NAMES) * 2 and set(rows.status) == {"ok"} and set(rows.network) == {"alexnet"}
+    stored = json.loads((toy / "environment.json").read_text())["environments"]
+    assert set(rows.environment) == set(stored)
+    (facts,) = stored.values()
+    assert {"code", "torch", "torchvision", "timm"} <= set(facts)
+    assert commands(toy) == ["python -m harness.networks --net alexnet --batch 1 2 --precision fp32"]
+    printed = capsys.readouterr().out
+    assert "| alexnet" in printed and f"24 rows, 0 of them failed\nresults: {toy / 'networks.csv'}" in printed
+
+
+def test_an_interrupted_command_keeps_its_rows(toy, monkeypatch, capsys):
+    def find(name):
+        if name == "vgg19":
+            return SimpleNamespace(model=interrupt, label="vgg19")
+        return toy_networks.network(name)
+
+    def interrupt(seed):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network_models, "find", find)
+    assert program.main(["--net", "alexnet", "vgg19", "--batch", "1", "--precision", "fp32"]) == 130
+    assert "the rows so far are kept" in capsys.readouterr().err
+    assert len(read(toy / "networks.csv")) == 2 * len(NAMES)
+    assert len(commands(toy)) == 1
+
+
+def test_the_breakdown_is_printed_and_written(toy, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "profiled", lambda forward, forwards: [("fp16x3", 3.0), ("sgemm", 1.0)] * forwards)
+    arguments = ["--net", "alexnet", "--batch", "1", "--precision", "tf32", "--contender", "cuconv"]
+    assert program.main([*arguments, "--breakdown"]) == 0
+    assert (toy / "breakdown.csv").read_text().splitlines()[1:] == [
+        "alexnet,1,cuconv,tf32,convolution,1,3", "alexnet,1,cuconv,tf32,gemm,1,1",
+    ]  # fmt: skip
+    assert "| alexnet |     1 | cuconv    | tf32      | convolution |       1 | 3.0 |" in capsys.readouterr().out
+    assert not (toy / "networks.csv").exists()
+    assert program.main(arguments) == 0
+    assert len(commands(toy)) == 2, "the report of a breakdown stays beside that of the times"
+
+
+def test_a_profiler_that_sees_nothing_is_one_sentence(toy, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "profiled", lambda forward, forwards: [])
+    assert program.main(["--net", "alexnet", "--batch", "1", "--precision", "fp32", "--breakdown"]) == 2
+    assert "no kernel was recorded: check that this user may profile the GPU" in capsys.readouterr().err
+
+
+def test_each_precision_has_a_process_of_its_own_and_the_first_failure_ends_it(toy, monkeypatch):
+    started = []
+
+    def run(arguments):
+        started.append(arguments)
+        return SimpleNamespace(returncode=0 if len(started) == 1 else 130)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert program.main(["--net", "alexnet"]) == 130
+    command = [sys.executable, "-m", "harness.networks", "--net", "alexnet", "--precision"]
+    assert started == [[*command, "fp32"], [*command, "tf32"]]

@@ -1,0 +1,86 @@
+"""The contenders of whole networks on a CPU: what they compute, and how they call torch and cuConv."""
+
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.experiments.networks import contenders as network_contenders
+from harness.experiments.networks.contenders import CONTENDERS, MAX_AUTOTUNE, Options, set_torch
+from tests.harness.experiments.networks.toy_networks import ToyModel
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A made-up cuconv.nn and torch.compile; returns what was called."""
+    found = []
+
+    def convert(model, example, *, precision):
+        found.append(("convert", precision, tuple(example.shape)))
+        return model, "a report"
+
+    @contextmanager
+    def enabled(precision):
+        found.append(("enabled", precision))
+        yield
+
+    def compile(model, mode=None, options=None):
+        found.append(("compile", mode or options))
+        return model
+
+    monkeypatch.setitem(sys.modules, "cuconv.nn", SimpleNamespace(convert=convert, enabled=enabled))
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return found
+
+
+@pytest.fixture
+def settings_of_torch():
+    """torch's settings, put back after the test."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    yield
+    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_each_computes_the_model(calls, name):
+    model, images = ToyModel().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(images)
+        prepared = CONTENDERS[name](model, images, Options("tf32"))
+        assert torch.allclose(prepared.forward(), expected, atol=1e-6)
+    frozen = {"freezing": True, "max_autotune": False}
+    assert calls == {"torch_compile": [("compile", "default")],
+                     "torch_compile_frozen": [("compile", frozen)], "cuconv": [("convert", "tf32", (2, 3, 8, 8))],
+                     "cuconv_enabled": [("enabled", "tf32")]}.get(name, [])  # fmt: skip
+
+
+def test_what_detail_says(calls):
+    model, images = ToyModel().eval(), torch.randn(2, 3, 8, 8)
+    details = {name: CONTENDERS[name](model, images, Options("fp32", max_autotune=True)).detail for name in CONTENDERS}
+    assert details.pop("cuconv").startswith("convert 0.")
+    assert details == {"torch": "", "torch_channels_last": "", "torch_compile": f"mode={MAX_AUTOTUNE}",
+                       "torch_compile_frozen": "max_autotune",
+                       "cuconv_enabled": ""}  # fmt: skip
+
+
+def test_channels_last_input_and_weights():
+    seen = []
+
+    class Model(ToyModel):
+        def forward(self, x):
+            seen.append((x.stride(), self.conv.weight.stride()))
+            return super().forward(x)
+
+    network_contenders.CONTENDERS["torch_channels_last"](Model(), torch.randn(2, 3, 8, 8), Options("fp32")).forward()
+    assert seen == [((192, 1, 24, 3), (27, 1, 9, 3))]
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
+def test_the_precision_is_torch_s_for_convolutions_and_products(settings_of_torch, precision, allowed):
+    set_torch(precision)
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed

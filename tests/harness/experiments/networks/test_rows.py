@@ -1,0 +1,101 @@
+"""networks.csv and breakdown.csv: what is written, kept and replaced."""
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.experiments.networks.rows import (
+    BREAKDOWN_CSV,
+    COLUMNS,
+    CSV,
+    KernelsOfKind,
+    NetworksFolder,
+    NetworkTime,
+    read,
+)
+from tests.harness.experiments.networks.toy_networks import time
+
+EXPECTED = (
+    "network,source,batch,contender,precision,mode,status,detail,rel_l2_error,peak_memory_bytes,first_forward_s,"
+    "run_1_us,run_2_us,run_3_us,run_4_us,run_5_us,run_6_us,run_7_us,run_8_us,run_9_us,mean_us,environment"
+)
+
+
+def write(folder, *rows):
+    with NetworksFolder(folder) as opened:
+        for row in rows:
+            opened.add(row)
+    return folder / CSV
+
+
+def test_a_row_has_exactly_these_columns(tmp_path):
+    path = write(tmp_path, time(10 / 3, rel_l2_error=1e-6, peak_memory_bytes=7, first_forward_s=0.5, environment="e1"))
+    lines = path.read_text().splitlines()
+    assert lines[0] == EXPECTED == ",".join(COLUMNS)
+    runs = ",".join(["3.33333333"] * 10)
+    assert lines[1:] == [f"resnet50,torchvision,1,cuconv,fp32,graph,ok,,1e-06,7,0.5,{runs},e1"]
+
+
+def test_a_row_is_there_at_once_and_a_later_one_replaces_it(tmp_path):
+    write(tmp_path, time(10.0), time(20.0, mode="eager"))
+    with NetworksFolder(tmp_path) as folder:
+        folder.add(time(5.0, environment="e2"))
+        assert list(read(tmp_path / CSV).mean_us) == [5.0, 20.0]
+        assert folder.environments == {"e2", ""}
+
+
+@pytest.mark.parametrize("other", [{"batch": 8}, {"precision": "tf32"}, {"source": "timm"}, {"contender": "torch"}])
+def test_rows_of_other_keys_stay(tmp_path, other):
+    assert len(read(write(tmp_path, time(10.0), time(10.0, **other)))) == 2
+
+
+def test_a_failed_row_has_its_reason_on_one_line_and_no_time(tmp_path):
+    rows = read(write(tmp_path, time(None, detail="a long\nreason, " + "x" * 300)))
+    assert rows.status[0] == "error" and rows.detail[0].startswith("a long reason, x") and len(rows.detail[0]) == 200
+    assert rows.mean_us.isna().all()
+
+
+def test_times_and_status_go_together():
+    with pytest.raises(ValueError, match="0 runs"):
+        NetworkTime("resnet50", "torchvision", 1, "torch", "fp32", "graph", "ok")
+    with pytest.raises(ValueError, match="at most 9"):
+        NetworkTime("resnet50", "torchvision", 1, "torch", "fp32", "graph", "ok", runs_us=(1.0,) * 10)
+
+
+def test_the_kernels_of_a_contender_replace_its_older_ones(tmp_path):
+    def kind(name, us, contender="cuconv"):
+        return KernelsOfKind("resnet50", 8, contender, "fp32", name, 2.0, us)
+
+    with NetworksFolder(tmp_path) as folder:
+        folder.replace_kernels([kind("convolution", 9.0), kind("gemm", 1.0)])
+        folder.replace_kernels([kind("gemm", 2.0, "torch")])
+    with NetworksFolder(tmp_path) as folder:
+        folder.replace_kernels([kind("convolution", 8.5)])
+    assert (tmp_path / BREAKDOWN_CSV).read_text().splitlines() == [
+        "network,batch,contender,precision,kind,kernels,us",
+        "resnet50,8,torch,fp32,gemm,2,2",
+        "resnet50,8,cuconv,fp32,convolution,2,8.5",
+    ]
+
+
+def test_a_folder_in_use_and_a_file_of_something_else_are_one_sentence(tmp_path):
+    with (
+        NetworksFolder(tmp_path),
+        pytest.raises(ResultsError, match="in use by another run"),
+        NetworksFolder(tmp_path),
+    ):
+        pass
+    (tmp_path / CSV).write_text("a,b\n1,2\n")
+    with pytest.raises(ResultsError, match=r"networks\.csv has other columns"), NetworksFolder(tmp_path):
+        pass
+    with pytest.raises(ResultsError, match=r"lacks the column 'network'.*no networks\.csv"):
+        read(tmp_path / CSV)
+    with pytest.raises(ResultsError, match=r"python -m harness\.networks"):
+        read(tmp_path / "nowhere" / CSV)
+
+
+def test_a_damaged_line_stops_the_next_command_and_nothing_is_overwritten(tmp_path):
+    path = write(tmp_path, time(10.0), time(20.0, mode="eager"))
+    path.write_text(damaged := path.read_text().replace("eager", 'ea"ger,'))
+    with pytest.raises(ResultsError, match="line 3"), NetworksFolder(tmp_path):
+        pass
+    assert path.read_text() == damaged

@@ -1,0 +1,172 @@
+"""The table and the figure of whole networks; expected numbers are worked out by hand."""
+
+import math
+
+import pytest
+from PIL import Image
+
+from harness.experiments.networks.rows import KernelsOfKind, NetworksFolder
+from harness.experiments.networks.table import (
+    breakdown_table,
+    compare_networks,
+    errors_section,
+    modes_section,
+    network_headline,
+    networks_results,
+    networks_section,
+    networks_table,
+)
+from harness.report import pages, tables
+from harness.report.figures import style
+from harness.report.figures.command import main
+from harness.report.figures.networks import draw_networks, networks_figure
+from tests.harness.experiments.networks.toy_networks import time
+from tests.harness.report.helpers import cells, svg_texts
+from tests.helpers import GPU, SWEEP, row, write
+
+# ResNet-50 at batch 1: channels_last is torch's best with 20 us; 20 / 8 = 2.5, with TF32 allowed 10 / 8 = 1.25.
+# At batch 8 cuConv failed; at batch 32 it loses, 30 / 40 = 0.75, and nothing is known of TF32.
+ROWS = [
+    time(30.0, contender="torch"), time(20.0, contender="torch_channels_last"), time(25.0, contender="torch_compile"),
+    time(8.0), time(1.0, mode="eager"), time(4.0, contender="cuconv_enabled"), time(5.0, precision="tf32"),
+    time(10.0, contender="torch", precision="tf32"), time(None, contender="torch_compile", precision="tf32"),
+    time(30.0, contender="torch", batch=8), time(None, batch=8),
+    time(40.0, batch=32), time(30.0, contender="torch_compile", batch=32),
+    time(10.0, network="x", source="timm"), time(40.0, network="x", source="timm", contender="torch"),
+]  # fmt: skip
+
+
+def fill(results, rows=ROWS):
+    """Write networks.csv of the test's GPU, and return the folder results/DEVICE."""
+    with NetworksFolder(results / GPU / "networks") as folder:
+        for row in rows:
+            folder.add(row)
+    return results / GPU
+
+
+@pytest.fixture
+def device(tmp_path):
+    return fill(tmp_path / "results")
+
+
+def test_the_best_of_torch_in_a_graph_is_what_counts(device):
+    table = cells(networks_table(networks_results(device).frame))
+    assert table["resnet50 1"][1:] == [
+        "20.0", "torch_channels_last", "8.0", "2.50x", "10.0", "1.25x", "5.0", "2.00x",
+    ]  # fmt: skip
+    assert table["resnet50 32"][1:] == ["30.0", "torch_compile", "40.0", "0.75x", "-", "-", "-", "-"]
+    assert table["timm:x"][4] == "4.00x" and "resnet50 8" not in table
+    mean = (2.5 * 0.75 * 4) ** (1 / 3)
+    assert table["geometric mean"][4:] == [f"{mean:.2f}x", "", "1.25x", "", "2.00x"]
+    assert table["cases won"][4:] == ["2 of 3", "", "1 of 1", "", "1 of 1"]
+
+
+def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
+    rows = [*ROWS, time(3.0, mode="eager", contender="torch"), time(6.0, mode="eager", contender="cuconv_enabled")]
+    table = cells(modes_section(fill(tmp_path, rows)))
+    mean = (2.5 * 0.75 * 4) ** (1 / 3)
+    assert table["cuconv graph"][1:] == [f"{mean:.2f}x", "2 of 3", "2.00x", "1 of 1"]
+    assert table["cuconv eager"][1:] == ["3.00x", "1 of 1", "-", "-"]
+    assert table["cuconv_enabled graph"][1:] == ["5.00x", "1 of 1", "-", "-"]
+    assert table["cuconv_enabled eager"][1:] == ["0.50x", "0 of 1", "-", "-"]
+    assert "python -m harness.networks" in modes_section(tmp_path / "nowhere")
+
+
+def test_the_headline_has_each_way_to_compare(tmp_path):
+    rows = [*ROWS, time(3.0, mode="eager", contender="torch")]
+    headline = network_headline(fill(tmp_path, rows), "plots")
+    mean = (2.5 * 0.75 * 4) ** (1 / 3)
+    assert f"FP32 over the fastest of torch in FP32 {mean:.2f}x, 2 of 3; TF32 over TF32 2.00x, 1 of 1" in headline
+    assert headline.endswith("called from Python, FP32 over FP32 3.00x, 1 of 1.")
+    assert "plots/nvidia-test/networks/networks.png" in headline
+    assert "python -m harness.networks" in network_headline(tmp_path / "nowhere", "plots")
+
+
+def test_the_largest_error_of_each_network(tmp_path):
+    rows = [
+        time(1.0, rel_l2_error=1e-6), time(1.0, batch=8, rel_l2_error=3e-6),
+        time(1.0, contender="torch", rel_l2_error=2e-7), time(1.0, contender="torch_compile", rel_l2_error=4e-7),
+        time(1.0, contender="torch", precision="tf32", rel_l2_error=5e-4),
+    ]  # fmt: skip
+    found = cells(errors_section(fill(tmp_path, rows)))
+    assert found["resnet50"] == ["3.0e-06", "4.0e-07", "-", "5.0e-04"]
+    assert "python -m harness.networks" in errors_section(tmp_path / "nowhere")
+
+
+def test_a_case_without_a_time_of_cuconv_has_no_speedup(device):
+    compared = compare_networks(networks_results(device).frame)
+    (failed,) = compared[compared.batch == 8].speedup
+    assert math.isnan(failed) and len(compared) == 4
+
+
+def test_nothing_to_compare_is_no_table(tmp_path):
+    folder = fill(tmp_path, [time(10.0), time(20.0, contender="torch", mode="eager")])
+    assert networks_table(networks_results(folder).frame) == ""
+    assert draw_networks(folder, tmp_path / "plots") == []
+
+
+def test_without_a_csv_nothing_is_drawn_and_a_page_says_what_to_run(tmp_path):
+    assert networks_results(tmp_path / GPU) is None and draw_networks(tmp_path / GPU, tmp_path) == []
+    assert networks_section(tmp_path / GPU, "plots") == (
+        f"Not measured on {GPU}: measure first with 'python -m harness.networks' on a GPU."
+    )
+
+
+def test_every_table_has_that_of_whole_networks_once_for_a_device(device, capsys):
+    for sweep in ("paper", "full"):
+        write(device.parent, SWEEP, sweep=sweep)
+    command = ["--results", str(device.parent)]
+    assert tables.main(command) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(f"## {GPU}, whole networks\n\n| network") == 1
+    assert tables.main([*command, "--sweep", "paper"]) == 0
+    assert "whole networks" not in capsys.readouterr().out
+
+
+def test_a_page_gets_the_figure_the_table_and_where_it_was_measured(device, tmp_path):
+    write(device.parent, SWEEP)
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("<!-- table:networks -->\n<!-- table:end -->\n")
+    assert pages.main([str(page), "--results", str(device.parent)]) == 0
+    text = page.read_text()
+    assert f"(../plots/{GPU}/networks/networks.png)" in text and f"Measured on {GPU}." in text
+    assert cells(text)["timm:x"][4] == "4.00x"
+
+
+def test_the_figure_is_drawn_beside_those_of_the_sweeps(device, tmp_path, capsys):
+    write(device.parent, [row("auto", 10.0), row("gemm", 30.0, provider="cudnn")])
+    command = ["--results", str(device.parent), "--out", str(tmp_path / "plots")]
+    folder = tmp_path / "plots" / GPU / "networks"
+    assert main([*command, "--sweep", "paper"]) == 0 and not folder.exists()
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith(f"{folder}: 2 files\n")
+    drawn = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(drawn) == {"networks.svg", "networks.png"}
+    with Image.open(folder / "networks.png") as image:
+        assert image.width == 9 * style.DPI and image.getpixel((0, 0)) is not None
+    texts = svg_texts(folder / "networks.svg")
+    assert {"2.5", "0.8", "4.0", "resnet50", "timm:x", "cuConv, FP32", "torch, TF32 allowed", "cuConv, TF32"} <= set(
+        texts
+    )
+    assert any("faster than torch in 2 of 3 cases, geometric mean 1.96x" in text for text in texts)
+    assert main(command) == 0
+    assert drawn == {path.name: path.read_bytes() for path in folder.iterdir()}, "a redraw is the same bytes"
+
+
+def test_more_networks_take_more_lines_and_no_text_is_smaller_than_seven_points(tmp_path):
+    def figure(count):
+        rows = [time(us, network=f"net{i}", contender=who)
+                for i in range(count) for who, us in (("torch", 30.0), ("cuconv", 10.0))]  # fmt: skip
+        return networks_figure(compare_networks(networks_results(fill(tmp_path / str(count), rows)).frame), "caption")
+
+    six, seven = figure(6), figure(7)
+    assert len(six.axes) == 1 and len(seven.axes) == 2 and seven.get_size_inches()[0] == 9
+    assert seven.get_size_inches()[1] > 1.5 * six.get_size_inches()[1]
+    texts = [*seven.texts, *(text for axes in seven.axes for text in (*axes.texts, *axes.get_xticklabels()))]
+    assert min(text.get_fontsize() for text in texts) >= 7
+
+
+def test_the_table_of_kernels_by_kind():
+    table = breakdown_table([KernelsOfKind("resnet50", 8, "cuconv", "fp32", "convolution", 53.0, 1234.56)])
+    assert cells(table)["resnet50"] == ["8", "cuconv", "fp32", "convolution", "53", "1234.6"]

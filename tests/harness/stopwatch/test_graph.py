@@ -1,0 +1,51 @@
+"""Replays of graphs on a made-up GPU, whose clock moves by the duration of each replay."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.stopwatch import graph
+from harness.stopwatch.graph import replay_times_us
+
+
+class MadeUpGpu:
+    """What torch.cuda does here: events have the time at which they were recorded, in milliseconds."""
+
+    def __init__(self):
+        self.now_ms = 0.0
+        self.log = []
+
+    def graph(self, name, ms):
+        def replay():
+            self.log.append(name)
+            self.now_ms += ms
+
+        return SimpleNamespace(replay=replay)
+
+    def event(self, enable_timing):
+        event = SimpleNamespace(at_ms=None)
+        event.record = lambda: setattr(event, "at_ms", self.now_ms)
+        event.elapsed_time = lambda end: end.at_ms - event.at_ms
+        event.synchronize = lambda: self.log.append(f"wait for {event.at_ms} ms")
+        return event
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    gpu = MadeUpGpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: gpu.log.append("synchronize"))
+    monkeypatch.setattr(graph, "_keep_busy", lambda: gpu.log.append("busy"))
+    return gpu
+
+
+def test_graphs_take_turns_and_each_replay_has_its_time(gpu):
+    slow, quick = gpu.graph("slow", 2.0), gpu.graph("quick", 0.5)
+    assert replay_times_us([slow, quick], 3) == [[2000.0] * 3, [500.0] * 3]
+    assert gpu.log == ["busy", *["slow", "quick"] * 3, "wait for 4.5 ms", "synchronize"]
+
+
+def test_sensors_are_read_when_half_of_the_replays_have_ended_and_all_are_enqueued(gpu):
+    replay_times_us([gpu.graph("run", 1.0)], 9, lambda: gpu.log.append("read"))
+    assert gpu.log == ["busy", *["run"] * 9, "wait for 4.0 ms", "read", "synchronize"]

@@ -1,0 +1,73 @@
+"""Hot times on a made-up GPU: how many calls a graph holds, and what a row learns of its runs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.stopwatch import timing
+from harness.stopwatch.clocks import CaseClocks, Reading
+from harness.stopwatch.timing import TooSlow, measure
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let a call take so many microseconds, alone and in a graph; returns the number of calls of each graph."""
+    counts = []
+
+    def of(alone_us, in_graph_us):
+        def captured(call, count):
+            counts.append(count)
+            return SimpleNamespace(count=count, output="output", replay=lambda: "again")
+
+        def replay_times_us(graphs, runs, during=lambda: None):
+            during()
+            return [[graph.count * in_graph_us] * runs for graph in graphs]
+
+        monkeypatch.setattr(timing, "_time_one_us", lambda call: alone_us)
+        monkeypatch.setattr(timing, "CapturedCalls", captured)
+        monkeypatch.setattr(timing, "replay_times_us", replay_times_us)
+        return counts
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("alone_us", "in_graph_us", "counts"),
+    [
+        (20.0, 3.0, [8, 100]),  # 300 us are 100 calls
+        (20.0, 7.0, [8, 43]),  # 300 / 7 = 42.9
+        (20.0, 1.0, [8, 200]),  # at most
+        (299.0, 299.0, [8, 2]),
+        (300.0, 300.0, [1]),  # a call that fills a run needs no probe
+    ],
+)
+def test_a_graph_holds_as_many_calls_as_fill_a_run(gpu, alone_us, in_graph_us, counts):
+    captured = gpu(alone_us, in_graph_us)
+    timed = measure(lambda: None, 9, GPU)
+    assert captured == counts and timed.calls_per_run == counts[-1]
+    assert timed.runs_us == pytest.approx([in_graph_us] * 9)
+    assert (timed.mode, timed.output, timed.again()) == ("graph", "output", "again")
+
+
+def test_a_row_learns_the_clock_of_its_runs_and_how_often_they_were_repeated(gpu):
+    gpu(400.0, 400.0)
+    clocks = iter([2000, 1500, 1960])
+    case = CaseClocks(lambda: Reading(sm_clock_mhz=next(clocks)))
+    first, second = (measure(lambda: None, 1, GPU, case.steadily) for _ in range(2))
+    assert (first.reading.sm_clock_mhz, first.remeasured) == (2000, 0)
+    assert (second.reading.sm_clock_mhz, second.remeasured) == (1960, 1)
+
+
+def test_without_clocks_a_row_learns_nothing(gpu):
+    gpu(400.0, 400.0)
+    timed = measure(lambda: None, 1, GPU)
+    assert (timed.reading, timed.remeasured) == (Reading(), None)
+
+
+def test_runs_beyond_the_limit_are_refused(gpu):
+    gpu(7e6, 7e6)
+    with pytest.raises(TooSlow, match=r"one call takes 7.0 s: 9 runs would exceed the limit of 60 s"):
+        measure(lambda: None, 9, GPU)

@@ -1,0 +1,89 @@
+"""The reader of CSV files: texts stay texts, numbers are numbers, and a wrong file is told in one sentence."""
+
+import math
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.store.csv_file import read_csv
+
+COLUMNS = ("case", "name", "us")
+
+
+def read(tmp_path, text):
+    path = tmp_path / "times.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_csv(path, COLUMNS, text=["name"], name="times.csv", remedy="measure first")
+
+
+@pytest.mark.parametrize("name", ["nan", "", "1e5", "007", "NA", "a, b"])
+def test_a_text_is_kept_as_it_is(tmp_path, name):
+    assert read(tmp_path, f'case,name,us\n1,"{name}",2.5\n').name.tolist() == [name]
+
+
+def test_numbers_are_numbers_and_empty_cells_are_nan(tmp_path):
+    frame = read(tmp_path, "case,name,us\n1,a,2.5\n2,b,\n3,c,nan\n")
+    assert frame.case.tolist() == [1, 2, 3] and frame.case.dtype == int
+    assert frame.us[0] == 2.5 and math.isnan(frame.us[1]) and math.isnan(frame.us[2])
+
+
+def test_more_columns_may_follow(tmp_path):
+    assert read(tmp_path, "case,name,us,more\n1,a,2.5,x\n").more.tolist() == ["x"]
+
+
+def test_a_file_without_rows_has_the_columns(tmp_path):
+    assert read(tmp_path, "case,name,us\n").columns.tolist() == list(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["is not readable as CSV", "restore or delete it"]),
+        (b"\xff\xfe\x00", ["is not readable as CSV", "restore or delete it"]),
+        ("case,us\n1,2\n", ["lacks the column 'name'", "no times.csv of this project"]),
+        ("case,name,us\n1,a,fast\n", ["'fast' in the column 'us' is no number", "delete that line"]),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path, text, parts):
+    with pytest.raises(ResultsError) as error:
+        read(tmp_path, text)
+    told = str(error.value)
+    assert told.startswith(str(tmp_path / "times.csv")) and "\n" not in told
+    assert [part for part in parts if part not in told] == []
+
+
+def test_a_missing_file_is_told_with_its_remedy(tmp_path):
+    with pytest.raises(ResultsError, match=r"times\.csv does not exist: measure first"):
+        read_csv(tmp_path / "times.csv", COLUMNS, name="times.csv", remedy="measure first")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('2,"b,3.5', "line 3: unexpected end of data"),
+        ('2,"b"x,3.5', "line 3: ',' expected after '\"'"),
+        ("2,b", "line 3: 2 cells, the header has 3"),
+        ("2,b,3.5,4", "line 3: 4 cells, the header has 3"),
+        ("2,b,fast", "line 3: 'fast' in the column 'us' is no number"),
+        ("2,\0,1", "line 3: it has a NUL character"),
+    ],
+)
+def test_a_damaged_line_is_told_by_its_number(tmp_path, line, reason):
+    with pytest.raises(ResultsError) as error:
+        read(tmp_path, f'case,name,us\n1,"a, b",2.5\n{line}\n3,"c, d",4.5\n')
+    assert reason in str(error.value) and "mend or delete that line" in str(error.value)
+
+
+def test_what_a_spreadsheet_adds_is_read(tmp_path):
+    frame = read(tmp_path, b"\xef\xbb\xbfcase,name,us\r\n1,a,2.5\r\n\r\n")
+    assert frame.us.tolist() == [2.5] and frame.columns.tolist() == list(COLUMNS)
+
+
+def test_a_last_line_that_a_killed_run_left_is_no_row(tmp_path):
+    assert read(tmp_path, "case,name,us\n1,a,2.5\n2,b").name.tolist() == ["a"]
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "times.csv").mkdir()
+    with pytest.raises(ResultsError, match="is not readable as CSV"):
+        read_csv(tmp_path / "times.csv", COLUMNS, name="times.csv", remedy="measure first")

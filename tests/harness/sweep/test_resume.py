@@ -1,0 +1,54 @@
+"""Resuming: rows that lack a time that they qualify for are not done."""
+
+import pytest
+
+from harness.sweep.records import ResultsFolder
+from harness.sweep.resume import done
+from tests.helpers import GPU, row, write
+
+TWICE = {"separated": 1.0, "cold": 1.0}
+
+
+def rival(name, us, **options):
+    return row(name, us, provider="cudnn_engine", environment="e1", **options)
+
+
+ROWS = [
+    row("auto", 10.0, environment="e1", **TWICE),
+    row("two_stage", 50.0, environment="e1"),
+    row("fp16x3", 9.0, environment="e1"),
+    row("tf32x3_gemm", status="unsupported", environment="e1"),
+    *[rival(f"eng{i}", 20.0 + i, **TWICE) for i in range(1, 4)],
+    rival("eng4", 24.0, separated=1.0),
+    rival("eng5", 25.0),
+    rival("eng6", 26.0),
+    rival("eng7", 5.0, precision="tf32"),
+    rival("eng8", 30.0, batch=8),
+    row("auto", 10.0, environment="e2", batch=8, **TWICE),
+]
+
+
+FIRST, SECOND = ((batch, 7, 7, 832, 32, 1, 0, 1, 1, 1) for batch in (1, 8))
+ALL = {
+    *{("cuconv", name) for name in ("auto", "two_stage", "fp16x3", "tf32x3_gemm")},
+    *{("cudnn_engine", f"eng{i}") for i in range(1, 7)},
+}
+COMPLETE = ALL - {("cuconv", "two_stage"), ("cudnn_engine", "eng4"), ("cudnn_engine", "eng5")}
+
+
+@pytest.mark.parametrize(
+    ("environments", "precision", "other_times", "expected"),
+    [
+        ({"e1", "e2"}, "fp32", False, {FIRST: ALL, SECOND: {("cuconv", "auto"), ("cudnn_engine", "eng8")}}),
+        ({"e1"}, "fp32", False, {FIRST: ALL, SECOND: {("cudnn_engine", "eng8")}}),
+        ({"e1", "e2"}, "fp32", True, {FIRST: COMPLETE, SECOND: {("cuconv", "auto")}}),
+        ({"e1"}, "tf32", False, {FIRST: {("cudnn_engine", "eng7")}}),
+        ({"e1"}, "tf32", True, {FIRST: set()}),
+        ({"e3"}, "fp32", True, {}),
+    ],
+)
+def test_a_row_that_lacks_a_time_that_it_qualifies_for_is_not_done(
+    tmp_path, environments, precision, other_times, expected
+):
+    with ResultsFolder(write(tmp_path, ROWS).parent) as folder:
+        assert done(folder, environments, precision, GPU, other_times) == expected
