@@ -15,9 +15,9 @@ from cuconv.algorithms.common import add_residual
 from cuconv.device import A100, H200
 from cuconv.problem import MAX_SIZE
 from cuconv.select import BATCH_INVARIANT, launches_of, plan, predicted_us
-from harness.cases.catalogue import load_sweep
+from tests.cuconv.layers import problems_of
 
-LAYERS = [case.problem for case in load_sweep("paper", batches=[1]).cases]
+LAYERS = problems_of("paper", (1,))
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
 
@@ -168,7 +168,7 @@ def test_predicted_times_are_possible(device):
 
 @pytest.mark.parametrize("sweep", ["paper", "strided", "grouped", "fully_connected"])
 def test_the_sums_of_an_image_are_added_alike_in_every_batch(sweep):
-    for layer in dict.fromkeys(replace(case.problem, n=1) for case in load_sweep(sweep).cases):
+    for layer in problems_of(sweep, (1,)):
         plans = [plan(replace(layer, n=n), H200, BATCH_INVARIANT) for n in (1, 2, 3, 8, 27, 64, 100, 256, 512, 1000)]
         ways = {(one.algorithm, one.precision, ALGORITHMS[one.algorithm].summation(one.config)) for one in plans}
         assert len(ways) == 1, layer.label

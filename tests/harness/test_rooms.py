@@ -1,6 +1,7 @@
 """The folders of the harness import downwards only."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,9 @@ def test_the_lowest_modules_import_each_other_alone():
 
 def test_every_folder_is_a_room():
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(ROOMS)
+
+
+@pytest.mark.parametrize("folder", ["cuconv", "tests/cuconv", "tests/kernels", "tests/packaging"])
+def test_the_library_and_its_tests_stand_without_the_harness(folder):
+    for path in (ROOT.parent / folder).rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) harness", path.read_text(), re.MULTILINE), path

@@ -8,7 +8,7 @@ from cuconv import ConvProblem
 from cuconv.algorithms.base import Algorithm, CallOptions
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.jit import Launch
-from harness.cases.catalogue import load_sweep
+from tests.cuconv.layers import problems_of
 
 ADA = DeviceSpec("NVIDIA L40S", (8, 9), 142)
 DEVICES = [H200, A100, ADA]
@@ -23,7 +23,7 @@ ODD = [
     ConvProblem(3, 65, 120, 5, 129, 5, 5),
     ConvProblem(1, 9001, 3, 5, 9, 1, 1),
 ]
-PROBLEMS = [case.problem for case in load_sweep("paper", batches=[1, 8, 256]).cases] + ODD
+PROBLEMS = problems_of("paper", (1, 8, 256)) + ODD
 
 TYPICAL = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
 TYPICAL_POINTWISE = ConvProblem(8, 96, 28, 28, 128, 1, 1)

@@ -8,10 +8,10 @@ from cuconv import UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.select import ROUNDING
-from harness.cases.catalogue import load_sweep
 from tests.cuconv.algorithms.problems import DEVICES, ODD, PROBLEMS, in_precision
+from tests.cuconv.layers import problems_of
 
-OTHERS = [case.problem for name in ("strided", "grouped", "fully_connected") for case in load_sweep(name).cases]
+OTHERS = [one for name in ("strided", "grouped", "fully_connected") for one in problems_of(name)]
 SOME = [*PROBLEMS[::9], *ODD, *OTHERS[::7]]
 SIZES = [replace(p, h=p.h + 5, w=2 * p.w + 3) for p in SOME[::2]]
 

@@ -11,9 +11,8 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from harness.cases.catalogue import load_sweep
-from harness.tune.candidates import PER_ALGORITHM
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
+from tests.cuconv.layers import problems_of
 
 WINOGRAD = ALGORITHMS["fp16x3_winograd"]
 HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
@@ -68,12 +67,6 @@ def test_only_shared_tiles_cost_an_exchange_of_partial_sums():
         for config in configs:
             cheap_us, expensive_us = (WINOGRAD.predicted_us(problem, H200, config, some) for some in (costs, expensive))
             assert (cheap_us < expensive_us) == exchanged
-
-
-def test_a_problem_has_few_configurations_to_measure():
-    problems = [case.problem for case in load_sweep("paper").cases if case.layer.k > 1]
-    problems = [p for p in problems if p.c * p.filter_area >= 288]
-    assert max(len(WINOGRAD.candidates(problem, H200)) for problem in problems) <= PER_ALGORITHM
 
 
 def products(row, inputs):
@@ -188,3 +181,8 @@ def test_a_larger_batch_never_costs_less():
         problem = ConvProblem(n, 256, 14, 14, 256, 3, 3, 1, 1)
         times.append(WINOGRAD.predicted_us(problem, H200, WINOGRAD.configure(problem, H200)))
     assert times == sorted(times)
+
+
+def test_a_problem_has_few_configurations_to_measure():
+    problems = [p for p in problems_of("paper") if p.kh > 1 and p.c * p.filter_area >= 288]
+    assert max(len(WINOGRAD.candidates(problem, H200)) for problem in problems) <= 16

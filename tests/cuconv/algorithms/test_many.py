@@ -12,13 +12,13 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.many import ManyConfigurations, chosen
 from cuconv.device import H200
-from harness.cases.catalogue import load_sweep
 from tests.cuconv.algorithms.problems import DEVICES, ODD, PROBLEMS, in_precision
+from tests.cuconv.layers import problems_of
 
 MANY = [name for name, algorithm in ALGORITHMS.items() if isinstance(algorithm, ManyConfigurations)]
 LARGE = [ConvProblem(2, 64, 4096, 4097, 512, 1, 1), ConvProblem(1, 3, 30000, 30000, 8, 3, 3, 1, 1)]
 STRIDED = [replace(problem, stride_h=2, stride_w=2) for problem in PROBLEMS[::40]]
-GROUPED = [case.problem for case in load_sweep("grouped").cases[::9]]
+GROUPED = problems_of("grouped")[::9]
 GENERAL = [ConvProblem(2, 32, 19, 23, 32, 5, 3, 2, 1, groups=groups) for groups in (8, 32)]
 SOME = [*PROBLEMS[::15], *ODD, *LARGE, *STRIDED, *GROUPED, *GENERAL]
 

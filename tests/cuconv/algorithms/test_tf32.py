@@ -15,9 +15,8 @@ from cuconv.algorithms.tf32x3 import wgmma_model
 from cuconv.device import A100, H200
 from cuconv.kernel_set import holds
 from cuconv.select import launches_of, plan, predicted_us
-from harness.cases.catalogue import load_sweep
-from harness.contenders import cuconv_gpu
 from tests.cuconv.algorithms.problems import TYPICAL, TYPICAL_POINTWISE, typical_problem
+from tests.cuconv.layers import problems_of
 
 OFFERING = ("tf32x3_gemm", "tf32x3_wgmma", "tf32x3_shallow", "fp16x3", "fp16x3_pointwise")
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
@@ -108,9 +107,9 @@ def test_an_algorithm_in_fp32_only_names_those_in_tf32(algorithm):
 @each_device
 def test_auto_takes_the_least_predicted_time_of_both_precisions(device):
     in_one_product = 0
-    for case in load_sweep("paper", batches=[1, 32]).cases:
-        problem = in_tf32(case.problem)
-        chosen, in_fp32 = plan(problem, device), plan(case.problem, device)
+    for plain in problems_of("paper", (1, 32)):
+        problem = in_tf32(plain)
+        chosen, in_fp32 = plan(problem, device), plan(plain, device)
         in_one_product += chosen.precision == "tf32"
         others = [in_fp32, *plans(problem, device).values()]
         for other in (one for one in others if holds(device.arch, launches_of(one, problem, CallOptions()))):
@@ -126,7 +125,7 @@ def test_a_problem_that_no_algorithm_computes_in_tf32_is_computed_in_fp32():
 
 @each_device
 def test_one_product_is_predicted_to_take_less_time_than_three(device):
-    problems = [case.problem for case in load_sweep("paper", batches=[1, 32]).cases]
+    problems = problems_of("paper", (1, 32))
     for name in OFFERING if device is H200 else OFFERING[:1]:
         times = {1: 0.0, 3: 0.0}
         for problem in problems:
@@ -189,12 +188,3 @@ def test_values_scaled_to_fp16_round_as_to_tf32(exponent):
 def test_a_plan_in_tf32_says_so():
     assert str(cuconv.plan(IN_TF32, H200)).endswith("products=1")
     assert "products" not in str(cuconv.plan(TYPICAL, H200))
-
-
-@pytest.mark.parametrize(("precision", "names"), [("fp32", algorithms()), ("tf32", OFFERING)])
-def test_the_contender_offers_the_algorithms_of_its_precision(precision, names):
-    contender = object.__new__(cuconv_gpu.Contender)  # its constructor needs a GPU
-    contender.precision = precision
-    offers = contender.offers(TYPICAL, None, 0)
-    assert [offer.algorithm for offer in offers] == ["auto", "batch_invariant", *names]
-    assert {offer.precision for offer in offers} == {precision}

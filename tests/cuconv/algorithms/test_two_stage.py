@@ -10,11 +10,11 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.two_stage.two_stage import PLANES_BYTES, REUSE
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
-from harness.cases.catalogue import load_sweep
+from tests.cuconv.layers import problems_of
 
 two_stage = ALGORITHMS["two_stage"]
 
-PAPER = [case.problem for case in load_sweep("paper").cases]
+PAPER = problems_of("paper")
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
 

@@ -19,6 +19,7 @@ from harness.cases.catalogue import (
     load_sweep,
     problem_labelled,
 )
+from tests.cuconv.layers import problems_of
 
 # Table 1: distinct stride-1 layers of each network, and the share of each filter size in percent.
 TABLE_1 = {
@@ -378,3 +379,8 @@ def test_a_layer_of_a_users_file_may_have_them(tmp_path):
     path.write_text("layers: [{hw: 9, c: 8, m: 12, k: 3, pad: 2, stride: 2, dilation: 2, groups: 4}]")
     problem = load_sweep(path).cases[0].problem
     assert problem == ConvProblem(1, 8, 9, 9, 12, 3, 3, 2, 2, "fp32", 2, 2, 2, 2, 4)
+
+
+@pytest.mark.parametrize("sweep", ["paper", "strided", "grouped", "fully_connected"])
+def test_the_library_s_tests_have_the_layers_of_the_sweeps(sweep):
+    assert problems_of(sweep) == [case.problem for case in load_sweep(sweep).cases]
