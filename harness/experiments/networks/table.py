@@ -27,7 +27,7 @@ from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
 
-FIGURE = "networks"  # plots/DEVICE/networks/networks.{svg,png}
+FIGURE = "networks"  # plots/DEVICE/networks/networks.png
 COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
 RATIOS = ("speedup", "over_tf32", "both_tf32")
 

@@ -44,5 +44,5 @@ def _draw_all(options: argparse.Namespace) -> None:
     if options.sweep or options.time != HOT:
         return
     for device in sorted({results.folder.parent for results in found}):
-        if written := draw_networks(device, options.out / device.name):
-            print(f"{written[0].parent}: {len(written)} files")
+        if path := draw_networks(device, options.out / device.name):
+            print(path)

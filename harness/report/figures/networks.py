@@ -31,18 +31,18 @@ BARS = (
 )
 
 
-def draw_networks(results_of_device: Path, out: Path) -> list[Path]:
-    """Draw the figure of results/DEVICE/networks into out/networks, and return the paths of the files.
+def draw_networks(results_of_device: Path, out: Path) -> Path | None:
+    """Draw the figure of results/DEVICE/networks into out/networks, and return the path of the file.
 
     There is nothing to draw without a networks.csv, and where no network has times of cuConv and of torch in FP32.
     """
     results = networks_results(results_of_device)
     if results is None:
-        return []
+        return None
     compared = compare_networks(results.frame)
     compared = compared[compared.speedup.notna()]
     if compared.empty:
-        return []
+        return None
     with matplotlib.style.context(["default", style.STYLE]):
         return style.save(networks_figure(compared, provenance(results)), out / FOLDER / FIGURE)
 

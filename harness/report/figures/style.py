@@ -34,8 +34,6 @@ STYLE: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": TEXT,
     "axes.linewidth": 0.6,
-    "svg.fonttype": "none",  # text stays text: small and searchable
-    "svg.hashsalt": "cuconv",
 }
 
 Range = tuple[float, float]
@@ -83,17 +81,14 @@ def logarithmic(axes: Axes, which: str, ends: Range, most: int) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as STEM.svg and STEM.png, and return both paths. The same figure gives the same bytes."""
-    svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
-    vectors, pixels, few_colours = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
+def save(figure: Figure, stem: Path) -> Path:
+    """Write a figure as STEM.png, and return its path. The same figure gives the same bytes."""
+    png, pixels, few_colours = stem.with_name(stem.name + ".png"), io.BytesIO(), io.BytesIO()
     figure.savefig(pixels, format="png", dpi=DPI)
     image = Image.open(pixels).convert("RGB")
     image.quantize(PALETTE_COLOURS, dither=Image.Dither.NONE).save(few_colours, format="png", optimize=True)
-    write_whole(svg, vectors.getvalue())
     write_whole(png, few_colours.getvalue())
-    return [svg, png]
+    return png
 
 
 def spread(count: int, width: float) -> np.ndarray:

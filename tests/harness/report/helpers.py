@@ -1,7 +1,4 @@
-"""Readers of tables and figures, for the tests of reports."""
-
-import re
-from pathlib import Path
+"""A reader of tables, for the tests of reports."""
 
 
 def cells(table: str) -> dict[str, list[str]]:
@@ -10,8 +7,3 @@ def cells(table: str) -> dict[str, list[str]]:
     body = [[cell.strip() for cell in line] for line in lines]
     first = [row[0] for row in body]
     return {row[0] if first.count(row[0]) == 1 else f"{row[0]} {row[1]}": row[1:] for row in body}
-
-
-def svg_texts(path: Path) -> list[str]:
-    """Each text of an SVG file."""
-    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())

@@ -11,7 +11,6 @@ from harness.report.figures.command import main
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.rivals import rivals_figure
 from harness.report.figures.speedup import speedup_figure
-from tests.harness.report.helpers import svg_texts
 from tests.helpers import GPU, SWEEP, THREE_TIMES, measured, row, write
 
 FACTS = {"gpu": "NVIDIA Test", "cudnn": 91900, "commands": [{"command": "x", "date": "2025-11-20T10:00:00"}]}
@@ -27,7 +26,7 @@ def draw(root, rows, device=GPU, sweep="paper", facts=None):
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
+def drawn(tmp_path_factory, texts_of):
     """The folder of the figures of SWEEP, measured on the machine of FACTS."""
     return draw(tmp_path_factory.mktemp("sweep"), SWEEP, facts=FACTS)
 
@@ -41,7 +40,7 @@ def test_a_figure_for_each_subject_and_filter_size_the_map_and_the_overview(draw
     # 1x1 has batch 128, beyond the paper's range, so that figure alone has a full version.
     shown = ("1x1", "1x1_full", "3x3", "5x5")
     stems = {f"speedup_{subject}_{figure}" for subject in ("auto", "two_stage") for figure in shown}
-    expected = {f"{stem}.{kind}" for stem in {*stems, "rivals", "overview"} for kind in ("svg", "png")}
+    expected = {f"{stem}.png" for stem in {*stems, "rivals", "overview"}}
     assert {path.name for path in drawn.iterdir()} == expected
     for path in drawn.glob("*.png"):
         with Image.open(path) as image:
@@ -57,25 +56,25 @@ def test_no_text_is_smaller_than_seven_points(tmp_path):
         assert figure.get_size_inches()[0] == 9, "nine inches are 900 pixels"
 
 
-def test_the_chart_says_what_is_compared_on_which_machine(drawn):
+def test_the_chart_says_what_is_compared_on_which_machine(drawn, texts_of):
     for stem in ("speedup_auto_1x1", "rivals"):
-        assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in svg_texts(drawn / f"{stem}.svg")
-    assert any(text.endswith("NVIDIA Test, cuDNN 9.19.0, 2025-11-20") for text in svg_texts(drawn / "overview.svg"))
-    texts = svg_texts(drawn / "speedup_auto_1x1.svg")
+        assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in texts_of(drawn / f"{stem}.png")
+    assert any(text.endswith("NVIDIA Test, cuDNN 9.19.0, 2025-11-20") for text in texts_of(drawn / "overview.png"))
+    texts = texts_of(drawn / "speedup_auto_1x1.png")
     assert "Speedup of cuConv auto over the best cuDNN, 1x1 filters" in texts
     assert {"batch 1", "1.44x, 2/3 won", "batch 8", "1.00x, 0/2 won"} <= set(texts)
-    assert "batch 128" not in texts and "batch 128" in svg_texts(drawn / "speedup_auto_1x1_full.svg")
+    assert "batch 128" not in texts and "batch 128" in texts_of(drawn / "speedup_auto_1x1_full.png")
 
 
-def test_layers_are_named_once(drawn):
-    texts = svg_texts(drawn / "speedup_auto_1x1_full.svg")
+def test_layers_are_named_once(drawn, texts_of):
+    texts = texts_of(drawn / "speedup_auto_1x1_full.png")
     assert [texts.count(layer) for layer in ("7-32-832", "7-48-832", "14-16-480")] == [1, 1, 1]
 
 
-def test_an_empty_place_is_marked(drawn):
-    assert svg_texts(drawn / "speedup_auto_1x1.svg").count("\u00d7") == 1  # batch 8, 7-48-832: incorrect
-    assert svg_texts(drawn / "speedup_auto_5x5.svg").count("\u25cb") == 1  # no rival
-    assert "\u00d7" not in svg_texts(drawn / "speedup_auto_3x3.svg")
+def test_an_empty_place_is_marked(drawn, texts_of):
+    assert texts_of(drawn / "speedup_auto_1x1.png").count("\u00d7") == 1  # batch 8, 7-48-832: incorrect
+    assert texts_of(drawn / "speedup_auto_5x5.png").count("\u25cb") == 1  # no rival
+    assert "\u00d7" not in texts_of(drawn / "speedup_auto_3x3.png")
 
 
 def test_bars_are_as_long_as_the_speedups_on_a_logarithmic_axis(tmp_path):
@@ -140,14 +139,14 @@ def test_the_map_shows_the_fastest_rival_and_the_speedup_over_it(tmp_path):
     ]  # fmt: skip
 
 
-def test_ours_in_tf32_has_figures_of_its_own_and_a_redraw_is_byte_identical(drawn, tmp_path, capsys):
+def test_ours_in_tf32_has_figures_of_its_own_and_a_redraw_is_byte_identical(drawn, tmp_path, capsys, texts_of):
     tf32 = [row("auto", 2.0, precision="tf32"), row("auto", 5.0, precision="tf32", batch=128)]
     tf32.append(row("gemm", 5.0, provider="cudnn", precision="tf32", batch=128))
     out = draw(tmp_path, [*SWEEP, *tf32], facts=FACTS)
-    assert capsys.readouterr().out == f"{out}: 22 files\n"
+    assert capsys.readouterr().out == f"{out}: 11 files\n"
     added = {path.name for path in out.iterdir()} - {path.name for path in drawn.iterdir()}
-    assert added == {"speedup_tf32_1x1.png", "speedup_tf32_1x1.svg"}
-    texts = svg_texts(out / "speedup_tf32_1x1.svg")
+    assert added == {"speedup_tf32_1x1.png"}
+    texts = texts_of(out / "speedup_tf32_1x1.png")
     assert "Speedup: cuConv auto in TF32 against the best cuDNN with TF32 allowed, 1x1 filters" in texts
     assert {"batch 1", "0.50x, 0/1 won", "batch 128", "1.00x, 0/1 won"} <= set(texts)
     for path in drawn.iterdir():
@@ -171,23 +170,23 @@ def test_a_cpu_without_rivals_is_told_by_its_own_names(tmp_path, capsys):
     assert "was measured by both CPU two_stage and a rival" in capsys.readouterr().out
 
 
-def test_a_cpu_and_other_filter_sizes(tmp_path):
+def test_a_cpu_and_other_filter_sizes(tmp_path, texts_of):
     rows = [row(name, us, provider="cpu", k=7, h=20, w=30) for name, us in (("two_stage", 2.0), ("fft", 3.0))]
     out = draw(tmp_path, rows, device="cpu", sweep="mine")
-    texts = svg_texts(out / "speedup_two_stage_7x7.svg")
+    texts = texts_of(out / "speedup_two_stage_7x7.png")
     assert "Speedup of CPU two_stage over the best torch CPU convolution, 7x7 filters" in texts
     assert {"20x30-32-832", "1.50x, 1/1 won"} <= set(texts)
-    assert "CPU fft (1)" in svg_texts(out / "rivals.svg")
+    assert "CPU fft (1)" in texts_of(out / "rivals.png")
 
 
 @pytest.mark.parametrize(("time", "speedups"), [("separated", (2.0, 0.8)), ("cold", (1.25, 2.0))])
-def test_figures_of_another_time_have_a_folder_of_their_own(tmp_path, time, speedups):
+def test_figures_of_another_time_have_a_folder_of_their_own(tmp_path, time, speedups, texts_of):
     write(tmp_path / "results", THREE_TIMES)
     arguments = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots"), "--time", time]
     assert main(arguments) == 0
     (folder,) = (tmp_path / "plots" / GPU / "paper").iterdir()
     assert folder.name == time
-    texts = svg_texts(folder / "speedup_auto_1x1.svg")
+    texts = texts_of(folder / "speedup_auto_1x1.png")
     assert [f"{speedup:.2f}x, {int(speedup > 1)}/1 won" in texts for speedup in speedups] == [True, True]
     captions = {"separated": "Separated: a small kernel of other code", "cold": "Cold: L2 flushed before each call"}
     assert any(text.startswith(captions[time]) for text in texts)
