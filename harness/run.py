@@ -17,13 +17,13 @@ from harness.precision import FP32, PRECISIONS
 from harness.report.speedups import summary_table, with_tf32
 from harness.store import environment
 from harness.store.times import MAX_RUNS
-from harness.sweep import second_pass, session, shared_work
+from harness.sweep import hosts, second_pass, session
 from harness.sweep.comparisons import Results
+from harness.sweep.hosts import Group
 from harness.sweep.one_case import Options
 from harness.sweep.provenance import OF_A_CPU
 from harness.sweep.records import CASE_COLUMNS, STATUSES, read
 from harness.sweep.rivals import Entrants, fastest_rivals
-from harness.sweep.shared_work import Group
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    options.group = shared_work.group()
+    options.group = hosts.group()
     first = options.group is None or options.group.rank == 0
     device = _device(options.device, options.group)
     if first and device.type == "cpu" and (note := _note_on_a_cpu(options)):

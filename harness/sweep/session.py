@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cuconv.problem import ConvProblem
-from harness import progress
 from harness.cases.catalogue import Sweep
-from harness.errors import GpuLost
 from harness.store.environment import EnvironmentFile, comparable
 from harness.sweep import resume as resuming
 from harness.sweep import supervisor
-from harness.sweep.clerk import Clerk
+from harness.sweep.hosts import Group, SharedWork, Writer
 from harness.sweep.one_case import Options
 from harness.sweep.records import ResultsFolder
 from harness.sweep.rivals import Entrants
-from harness.sweep.shared_work import Group, SharedWork
 from harness.sweep.work import Choice, OwnWork
 
 
@@ -37,7 +33,7 @@ def measure(
     """
     problems = [case.problem for case in sweep.cases]
     if group and group.rank > 0:
-        _take_part(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
+        supervisor.run(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
         return False
     with ResultsFolder(out) as folder:
         environments = EnvironmentFile(folder.folder)
@@ -46,22 +42,13 @@ def measure(
         choice = Choice(done, entrants, options.other_times)
         try:
             if group:
-                with Clerk(group, sweep, choice, options.device_slug, folder, environments):
-                    _take_part(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
+                with Writer(group, sweep, choice, options.device_slug, folder, environments):
+                    supervisor.run(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
             else:
                 supervisor.run(problems, OwnWork(sweep, choice, folder), options)
         finally:
             environments.keep({folder.cell(key, "environment") for key in folder.rows})
     return True
-
-
-def _take_part(problems: list[ConvProblem], work: SharedWork, options: Options) -> None:
-    """Measure what this process gets; if its GPU is lost, the others go on."""
-    try:
-        supervisor.run(problems, work, options)
-    except GpuLost as error:
-        progress.say(f"{error}; the other processes go on")
-        work.leave()
 
 
 def _done(
