@@ -86,11 +86,6 @@ def works(work):
             work.append(row)
 
 
-def goes_silent(work):
-    for _ in work.tasks():
-        return
-
-
 def each_once(frame):
     return sorted(zip(frame.batch, frame.algorithm, strict=True)) == sorted(
         (batch, name) for batch in range(1, 9) for name in ALGORITHMS
@@ -115,8 +110,18 @@ def test_what_is_done_is_not_measured_again(sweep, tmp_path):
 
 
 def test_a_process_that_says_nothing_more_ends_the_sweep_and_the_rows_stay(sweep, tmp_path):
+    drawn = threading.Event()
+
+    def goes_silent(work):
+        next(work.tasks())
+        drawn.set()
+
+    def works_then(work):
+        drawn.wait(10)
+        works(work)
+
     with pytest.raises(GpuLost, match="no process has said anything"):
-        Processes(sweep, tmp_path, 2).measure(works, goes_silent)
+        Processes(sweep, tmp_path, 2).measure(works_then, goes_silent)
     assert len(read(tmp_path / "measurements.csv")) == 7 * len(ALGORITHMS), "one case is left, for --resume"
 
 
@@ -137,36 +142,17 @@ def test_a_full_disk_ends_the_sweep_for_all(sweep, tmp_path, monkeypatch):
 
 
 def test_torchrun_measures_one_sweep_and_resumes_it_after_a_process_was_killed(tmp_path):
-    alone = [
-        "-m",
-        "harness.run",
-        "--device",
-        "cpu",
-        "--config",
-        "smoke",
-        "--layer",
-        "5a_5x5red",
-        "--out",
-        str(tmp_path),
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        "-m",
-        "harness.run",
-        *options,
-    ]
+    options = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--out", str(tmp_path)]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command = [sys.executable, *torchrun, "-m", "harness.run", *options]
     csv = tmp_path / "measurements.csv"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as torchrun:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
         while not (csv.exists() and csv.read_text().count("\n") > 1):
-            assert torchrun.poll() is None
+            assert started.poll() is None
             time.sleep(0.01)
-        children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+        children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-        assert torchrun.wait(60) != 0, "torchrun ends the others"
+        assert started.wait(60) != 0, "torchrun ends the others"
     kept = len(read(csv))
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
