@@ -8,8 +8,7 @@ VERBS = {
     "accuracy": ("harness.experiments.accuracy.measure", "errors on data of far from ordinary magnitudes"),
     "copies": ("harness.experiments.copies.measure", "times of plain copies on the device"),
     "host": ("harness.experiments.host.measure", "host time of a call, beside torch's"),
-    "kernels": ("harness.experiments.kernels.measure", "device time kernel by kernel, the paper's tables 3 to 5"),
-    "counters": ("harness.experiments.kernels.counters", "Nsight Compute's counters of auto"),
+    "kernels": ("harness.experiments.kernels.measure", "device time kernel by kernel, and Nsight Compute's counters"),
 }
 
 if __name__ == "__main__":

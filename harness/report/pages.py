@@ -22,6 +22,7 @@ from harness import command
 from harness.errors import ResultsError, UsageError
 from harness.experiments.accuracy.table import magnitudes_of
 from harness.experiments.host.table import host_table
+from harness.experiments.kernels.table import counters_of
 from harness.experiments.latency.table import latency_sizes, latency_starts
 from harness.experiments.networks.table import errors_section, modes_section, network_headline, networks_section
 from harness.precision import FP32, PRECISIONS
@@ -188,6 +189,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "depthwise": lambda results, plots: depthwise_table(_other(results, "grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
+    "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
     "host": lambda results, plots: host_table(results),
     "latency_sizes": lambda results, plots: latency_sizes(results),
     "latency_starts": lambda results, plots: latency_starts(results),
@@ -198,7 +200,11 @@ TABLES: dict[str, Callable[..., str]] = {
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
 # The choices of what follows a name: the first must be there, another may.
-ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {"algorithm": (tuple(named()), SWEEPS), "sweep": (SWEEPS,)}
+ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "algorithm": (tuple(named()), SWEEPS),
+    "counters": (tuple(named()),),
+    "sweep": (SWEEPS,),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

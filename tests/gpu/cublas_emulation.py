@@ -16,8 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from harness.experiments.kernels import measure as kernel_times
-from harness.stopwatch import timing
+from harness.stopwatch import profiler, timing
 
 VARIABLE, STRATEGY = "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY"
 # Eager emulates wherever it can, also where that is slower.
@@ -42,7 +41,6 @@ def main() -> int:
 def measure() -> None:
     """Print a line for each call."""
     torch.set_grad_enabled(False)
-    kernel_times._record(lambda: torch.zeros(1, device="cuda"), 1)  # the profiler's first start loses launches
     generator = torch.Generator("cuda").manual_seed(1)
     a, b = (torch.randn(4096, 4096, generator=generator, device="cuda") for _ in range(2))
     x = torch.randn(32, 512, 28, 28, generator=generator, device="cuda")
@@ -58,7 +56,7 @@ def _print(what: str, call: Callable[[], torch.Tensor], truth: torch.Tensor) -> 
     digest = hashlib.sha256(output.cpu().numpy().tobytes()).hexdigest()[:12]
     error = float(torch.linalg.vector_norm(output.double() - truth) / torch.linalg.vector_norm(truth))
     us = min(timing.measure(call, RUNS, torch.device("cuda")).runs_us)
-    kernels = dict.fromkeys(name for name, _ in kernel_times._record(call, 1))
+    kernels = dict.fromkeys(name for name, _ in profiler.kernels(call, 1))
     print(f"  {what}: output {digest}, error {error:.2e}, {us:.1f} us, {', '.join(kernels)}")
 
 

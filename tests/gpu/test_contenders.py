@@ -17,7 +17,7 @@ from harness import libcudnn
 from harness.contenders import cudnn_engines, torch_cudnn
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, load
 from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS
-from harness.experiments.kernels import measure as kernel_times
+from harness.stopwatch import profiler
 from harness.sweep.records import read
 from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
 
@@ -216,14 +216,8 @@ def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
 
 
 def kernels(call) -> list[str]:
-    """Names of what a call launches, in order: of the last of some calls, since the profiler loses what comes first."""
-
-    def marked() -> None:
-        torch.arange(1, device="cuda")
-        call()
-
-    names = [name for name, _ in kernel_times._record(marked, 3)]
-    return names[max(i for i, name in enumerate(names) if "arange" in name) + 1 :]
+    """Names of what a call launches, in order."""
+    return [name for name, _ in profiler.kernels(call, 1)]
 
 
 def default_kernels_of_a_fresh_thread(problem: ConvProblem) -> list[str]:

@@ -1,56 +1,97 @@
-"""python -m harness.experiments kernels: device time kernel by kernel, on the cases of the paper's tables 3 to 5.
+"""python -m harness.experiments kernels: what each kernel of a call costs, on cases of the paper.
 
-Prints the tables in the paper's shape and writes results/DEVICE/profile/table_N.csv, and a report into environment.json
-beside them. Needs a GPU.
+By default torch's profiler times each kernel on the cases of the paper's tables 3 to 5. With `--counters`, Nsight
+Compute measures how busy the kernels of auto keep each unit of the GPU. Its cases are those of the sweep in
+results/DEVICE/paper whose time is the largest multiple of their floor. It runs kernels one at a time, without the
+overlap of a sweep.
+
+Prints tables, and writes CSV files and environment.json into results/DEVICE/profile. Needs a GPU; counters also need
+`ncu` on the PATH, and the right to read counters.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 
+import cuconv
+from cuconv.algorithms import ALGORITHMS
+from cuconv.background import waiting
+from cuconv.device import DeviceSpec, device_spec
 from harness import command, progress
 from harness.cases.catalogue import problem_labelled
-from harness.contenders.base import Contender, NotRunnable, Offer, Operands, Unavailable, load
-from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS, shown
-from harness.errors import UsageError
+from harness.contenders.base import Contender, NotRunnable, Operands, load
+from harness.contenders.registry import CLASSIC_ALGORITHMS
+from harness.errors import ResultsError, UsageError
+from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, FOLDER, TIME_COLUMNS, read, write
+from harness.experiments.kernels.table import TABLES, counters_table, times_table
+from harness.stopwatch import profiler
 from harness.store import environment
-from harness.store.csv_file import csv_text
-from harness.store.files import write_whole
-from harness.store.markdown import markdown
+from harness.sweep.comparisons import Results, problem_of
 
-# Labels HW-N-K-M-C, as in the paper.
-TABLES = {
-    3: {"A": "7-1-1-256-832", "B": "14-1-1-1024-256", "C": "27-1-1-256-64"},
-    4: {"A": "7-1-3-384-192", "B": "13-1-3-384-384"},
-    5: {"A": "7-1-5-128-48", "B": "7-8-5-128-48"},
-}
-ALGORITHMS = {"cudnn": CLASSIC_ALGORITHMS, "cuconv": ("two_stage", "auto")}
+COMPARED = {"cudnn": CLASSIC_ALGORITHMS, "cuconv": ("two_stage", "auto")}  # the lines of a table, in order
 WORKSPACE_LIMIT = 1 << 30  # bytes, the paper's
-WARM_UP_CALLS, CALLS = 5, 20
-NAME_LENGTH = 60
+CALLS = 20
+ARGUMENTS_SHOWN = 48  # characters of a kernel's template arguments
+
+BATCHES, CASES_PER_BATCH = (1, 8, 64, 256), 3
+OPERATIONS = "sm__ops_path_tensor_op_{}_sparsity_off.avg.pct_of_peak_sustained_elapsed"
+INSTRUCTIONS = ("hgmma_src_tf32_dst_fp32", "hgmma_src_fp16", "hmma_src_tf32_dst_fp32")  # of the tensor cores
+# The metrics of Nsight Compute whose sum is a column; shares are of a unit's peak while the kernel runs.
+METRICS = {
+    "us": ["gpu__time_duration.sum"],  # in ns
+    "tensor_cores": [OPERATIONS.format(instruction) for instruction in INSTRUCTIONS],
+    "issue_slots": ["sm__inst_issued.avg.pct_of_peak_sustained_active"],
+    "l1_and_shared": ["l1tex__throughput.avg.pct_of_peak_sustained_active"],
+    "l2": ["lts__throughput.avg.pct_of_peak_sustained_elapsed"],
+    "memory": ["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"],
+    "occupancy": ["sm__warps_active.avg.pct_of_peak_sustained_active"],
+}
+PROFILED = "import sys; from harness.experiments.kernels import measure; measure.call_each(sys.argv[1:])"
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTime:
-    """One kernel of an algorithm: mean device microseconds of all its launches in one of `calls` convolutions."""
+def kernel_times(table: int, contenders: Mapping[str, Contender]) -> pd.DataFrame:
+    """Rows of TIME_COLUMNS for the cases of a table of the paper; algorithms that cannot run are left out.
 
-    table: int
-    configuration: str
-    provider: str
-    algorithm: str
-    kernel: str
-    calls: int
-    mean_us: float
+    Raises UsageError where the profiler records nothing.
+    """
+    rows: list[tuple[object, ...]] = []
+    for configuration, label in progress.counted(TABLES[table].items(), f"table {table}"):
+        problem = problem_labelled(label)
+        operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
+        for provider, contender in contenders.items():
+            offers = {offer.algorithm: offer for offer in contender.offers(problem, operands, WORKSPACE_LIMIT)}
+            for algorithm in (name for name in COMPARED[provider] if name in offers):
+                try:
+                    launches = profiler.kernels(offers[algorithm].prepare().call, CALLS)
+                except NotRunnable:
+                    continue
+                for kernel, us in mean_times(launches, CALLS).items():
+                    rows.append((table, configuration, provider, algorithm, kernel, CALLS, us))
+    if not rows:
+        raise UsageError("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+    return pd.DataFrame(rows, columns=list(TIME_COLUMNS))
+
+
+def mean_times(launches: Sequence[tuple[str, float]], calls: int) -> dict[str, float]:
+    """The mean microseconds per call of each kernel, in order of launch; launches: name and microseconds of each."""
+    totals: dict[str, float] = {}
+    for name, us in launches:
+        totals[short_name(name)] = totals.get(short_name(name), 0.0) + us
+    return {name: total / calls for name, total in totals.items()}
 
 
 def short_name(kernel: str) -> str:
-    """A kernel's name without return type and parameters, and with no more template arguments than fit a table."""
+    """A kernel's name without return type and parameters, and with its first template arguments alone."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth = 0
     for at, character in enumerate(name):
@@ -58,137 +99,99 @@ def short_name(kernel: str) -> str:
         if character == "(" and not depth:
             name = name[:at].strip()
             break
-    if len(name) <= NAME_LENGTH or "<" not in name:
-        return name
-    head, _, rest = name.partition("<")
-    kept, *others = rest.removesuffix(">").split(", ")
-    for argument in others:
-        if len(f"{head}<{kept}, {argument}, ...>") > NAME_LENGTH:
-            return f"{head}<{kept}, ...>"
-        kept += f", {argument}"
-    return name
+    head, _, arguments = name.partition("<")
+    return f"{head}<{arguments[:ARGUMENTS_SHOWN]}...>" if len(arguments) > ARGUMENTS_SHOWN + len(">") else name
 
 
-def mean_times(launches: Iterable[tuple[str, float]], calls: int) -> dict[str, float]:
-    """The mean microseconds per call of each kernel, in order of launch; launches: name and microseconds of each."""
-    totals: dict[str, float] = {}
-    for name, duration in launches:
-        name = short_name(name)
-        totals[name] = totals.get(name, 0.0) + duration
-    return {name: total / calls for name, total in totals.items()}
+def furthest(device: str) -> list[str]:
+    """Labels HW-N-K-M-C: for each batch size, the cases whose time is the largest multiple of their floor.
+
+    Raises ResultsError where the paper's sweep has no time of auto on the device.
+    """
+    table = Results.read(environment.ROOT / "results" / device / "paper").compared
+    table = table[table.subject == "auto"].dropna(subset=["mean_us"])
+    table = table.assign(distance=table.mean_us / table.floor_us).sort_values("distance", ascending=False)
+    found = [table[table.batch == batch].head(CASES_PER_BATCH) for batch in BATCHES]
+    if labels := [problem_of(case).label for cases in found for case in cases.itertuples()]:
+        return labels
+    raise ResultsError(f"results/{device}/paper has no time of auto at batch {BATCHES}: run 'python -m harness.run'")
 
 
-def render(table: int, rows: Sequence[KernelTime]) -> str:
-    """Markdown in the paper's shape: a line for each kernel, a total for each algorithm, the fastest total bold."""
-    columns = TABLES[table]
-    totals: dict[tuple[str, str], dict[str, float]] = {}
-    kernels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
-    for row in rows:
-        key = (row.provider, row.algorithm)
-        sums = totals.setdefault(key, {})
-        sums[row.configuration] = sums.get(row.configuration, 0.0) + row.mean_us
-        kernels.setdefault(key, {}).setdefault(row.kernel, {})[row.configuration] = row.mean_us
-    measured = {name for sums in totals.values() for name in sums}
-    fastest = {name: min(sums[name] for sums in totals.values() if name in sums) for name in measured}
-
-    body = []
-    for (provider, algorithm), names in kernels.items():
-        label = shown(provider, algorithm)
-        for kernel, times in names.items():
-            body.append([label, f"`{kernel}`", *(_cell(times.get(name)) for name in columns)])
-            label = ""
-        sums = totals[provider, algorithm]
-        body.append(["", "*Total*", *(_cell(sums.get(name), sums.get(name) == fastest.get(name)) for name in columns)])
-    size = problem_labelled(columns["A"]).kh
-    title = f"Table {table}: kernel time (us) with {size}x{size} filters"
-    cases = ", ".join(f"{name}: {label}" for name, label in columns.items())
-    return "\n\n".join([title, markdown(["Algorithm", "GPU kernel", *columns], body, left=(0, 1)), cases])
-
-
-def _cell(time_us: float | None, bold: bool = False) -> str:
-    if time_us is None:
-        return ""
-    return f"**{time_us:.2f}**" if bold else f"{time_us:.2f}"
-
-
-def write_csv(path: Path, rows: Sequence[KernelTime]) -> None:
-    """One row for each kernel, times with nine significant digits."""
-    lines = ({**asdict(row), "mean_us": f"{row.mean_us:.9g}"}.values() for row in rows)
-    write_whole(path, csv_text([field.name for field in fields(KernelTime)], lines))
-
-
-def kernel_times(call: Callable[[], torch.Tensor]) -> dict[str, float]:
-    """Mean device microseconds per call of each kernel that a call launches; raises what the call raises."""
-    _record(call, WARM_UP_CALLS)  # recorded too: the profiler loses launches when it starts for the first time
-    return mean_times(_record(call, CALLS), CALLS)
-
-
-def _record(call: Callable[[], torch.Tensor], calls: int) -> list[tuple[str, float]]:
-    """The kernels and memory operations of some calls in order of launch: (name, device microseconds)."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-    device = [event for event in profiler.events() if event.device_type.name == "CUDA"]
-    device.sort(key=lambda event: event.time_range.start)
-    return [(event.name, event.time_range.elapsed_us()) for event in device]
-
-
-def measure(table: int, takers: Sequence[Contender]) -> list[KernelTime]:
-    """The kernel times of ALGORITHMS on every case of a table; algorithms that cannot run are left out."""
-    rows = []
-    for configuration, label in progress.counted(TABLES[table].items(), f"table {table}"):
+def call_each(labels: Sequence[str]) -> None:
+    """Call auto on each case, once to compile its kernels and once between the profiler's start and stop."""
+    for label in labels:
         problem = problem_labelled(label)
         operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
-        for taker in takers:
-            for offer in _ordered(taker.offers(problem, operands, WORKSPACE_LIMIT)):
-                try:
-                    times = kernel_times(offer.prepare().call)
-                except NotRunnable:
-                    continue
-                key = (table, configuration, offer.provider, offer.algorithm)
-                rows += [KernelTime(*key, kernel, CALLS, mean_us) for kernel, mean_us in times.items()]
-    return rows
+        for profiled in (False, True):
+            torch.cuda.synchronize()
+            if profiled:
+                torch.cuda.cudart().cudaProfilerStart()
+            with waiting():
+                cuconv.conv2d(operands.input, operands.weight, **problem.geometry, out=operands.output)
+            torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
 
 
-def _ordered(offers: Sequence[Offer]) -> list[Offer]:
-    """The offers that the tables show, in the order of ALGORITHMS."""
-    by_name = {offer.algorithm: offer for offer in offers}
-    listed = ALGORITHMS[offers[0].provider]
-    return [by_name[name] for name in listed if name in by_name]
+def counters(labels: Sequence[str]) -> pd.DataFrame:
+    """Rows of COUNTER_COLUMNS for each kernel of auto; caches and clocks are as they are in a sweep.
+
+    Raises UsageError where Nsight Compute counts nothing.
+    """
+    metrics = ",".join(metric for metrics in METRICS.values() for metric in metrics)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        options = ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
+        output = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+        line = ["ncu", *options, *output, "--metrics", metrics, sys.executable, "-c", PROFILED, *labels]
+        done = subprocess.run(line, cwd=environment.ROOT, capture_output=True, text=True, check=False)
+        return counters_in(log.read_text() if log.exists() else done.stderr, labels, device_spec(0))
+
+
+def counters_in(log: str, labels: Sequence[str], spec: DeviceSpec) -> pd.DataFrame:
+    """Rows of COUNTER_COLUMNS from the log of Nsight Compute, which has a line for each kernel in order of launch.
+
+    Raises UsageError where the log is of something else.
+    """
+    lines = csv.DictReader(line for line in log.splitlines() if line.startswith('"'))
+    counted = [line for line in lines if line.get("ID")]  # the line of units has none
+    expected = [(label, *launch) for label in labels for launch in _launches(label, spec)]
+    kernels = [line.get("Kernel Name") for line in counted]
+    if kernels != [kernel for *_, kernel in expected]:
+        told = f"it counted {', '.join(map(str, kernels))}" if kernels else (log.strip() or "no output").split("\n")[-1]
+        raise UsageError(f"ncu did not count the kernels of auto on {', '.join(labels)}: {told}")
+    rows = pd.DataFrame(expected, columns=["case", "algorithm", "kernel"])
+    for name, metrics in METRICS.items():
+        rows[name] = [sum(float(line[metric].replace(",", "")) for metric in metrics) for line in counted]
+    return rows.assign(us=rows.us / 1000)[list(COUNTER_COLUMNS)]
+
+
+def _launches(label: str, spec: DeviceSpec) -> list[tuple[str, str]]:
+    """The algorithm and the kernel of each launch of auto, in order."""
+    problem = problem_labelled(label)
+    plan = cuconv.plan(problem, spec)
+    return [(plan.algorithm, launch.kernel) for launch in ALGORITHMS[plan.algorithm].launches(problem, plan.config)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.experiments kernels", description="Kernel times of the paper's tables."
-    )
-    tables = sorted(TABLES)
-    parser.add_argument("--table", type=int, nargs="+", choices=tables, default=tables, help="default: all")
-    chosen = parser.parse_args(arguments).table
-    return command.exit_code("harness.experiments kernels", lambda: _run(chosen, arguments))
+    name = "harness.experiments kernels"
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description="Kernel times of the paper's tables 3 to 5.")
+    parser.add_argument("--counters", action="store_true", help="instead, Nsight Compute's counters of auto's kernels")
+    count = parser.parse_args(arguments).counters
+    return command.exit_code(name, lambda: _run(count, environment.command_line(name, arguments)))
 
 
-def _run(tables: Sequence[int], arguments: Sequence[str] | None) -> None:
-    if not torch.cuda.is_available():
-        raise UsageError("kernel times need an NVIDIA GPU, and torch sees none")
-    takers = []
-    for provider in ALGORITHMS:
-        try:
-            takers.append(load(provider))
-        except Unavailable as reason:
-            print(f"without {PROVIDERS[provider].label}: {reason}", file=sys.stderr)
-    if not takers:
-        raise UsageError("no contender is left to measure")
-
-    folder = environment.results_folder("profile")
-    for table in tables:
-        rows = measure(table, takers)
-        if not rows:
-            raise UsageError("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
-        print(render(table, rows) + "\n")
-        write_csv(folder / f"table_{table}.csv", rows)
-        if table == tables[0]:  # once, and at once: a later table may fail
-            command_line = environment.command_line("harness.experiments kernels", arguments)
-            environment.report_gpu(folder, command_line, alone=False)
+def _run(count: bool, line: str) -> None:
+    ours = load("cuconv")
+    if count:
+        if not shutil.which("ncu"):
+            raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
+        table_of, files = counters_table, {COUNTERS: counters(furthest(environment.device_slug()))}
+    else:
+        contenders = {"cudnn": load("cudnn"), "cuconv": ours}
+        table_of, files = times_table, {f"table_{table}.csv": kernel_times(table, contenders) for table in TABLES}
+    folder = environment.results_folder(FOLDER)
+    for name, rows in files.items():
+        write(folder / name, rows)
+        print(f"{table_of(read(folder / name))}\n")
+    environment.report_gpu(folder, line, alone=False)

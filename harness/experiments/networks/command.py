@@ -23,6 +23,7 @@ from harness.experiments.networks.contenders import CONTENDERS, Options, set_tor
 from harness.experiments.networks.rows import CSV, FOLDER, MODES, KernelsOfKind, NetworksFolder, read
 from harness.experiments.networks.table import breakdown_table, networks_table
 from harness.precision import PRECISIONS
+from harness.stopwatch import profiler
 from harness.store import environment
 
 NAME = "harness.networks"
@@ -97,7 +98,7 @@ def _break_down(
     folder: NetworksFolder,
 ) -> None:
     rows: list[KernelsOfKind] = []
-    for kinds in networks.break_down(found, batches, machine, settings, networks.profiled):
+    for kinds in networks.break_down(found, batches, machine, settings, profiler.kernels):
         folder.replace_kernels(kinds)
         rows += kinds
     if not rows:

@@ -322,20 +322,6 @@ def break_down(
             ]
 
 
-def profiled(forward: Forward, forwards: int) -> list[tuple[str, float]]:
-    """Each kernel and memory operation of some forwards on the GPU: (name, device microseconds)."""
-    events: list[tuple[str, float]] = []
-    for count in (1, forwards):  # twice: the profiler loses launches when it starts for the first time
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            for _ in range(count):
-                forward()
-            torch.cuda.synchronize()
-        on_device = [event for event in profiler.events() if event.device_type.name == "CUDA"]
-        events = [(event.name, event.time_range.elapsed_us()) for event in on_device]
-    return events
-
-
 def by_kind(launches: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
     """The microseconds of each launch, by kind in the order of KINDS; kinds without a launch are left out."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}

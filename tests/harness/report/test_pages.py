@@ -112,6 +112,7 @@ def test_every_table_has_its_numbers(page):
     assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
     assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**")
     assert "No copies were measured" in filled(page, "memory_bound")
+    assert "python -m harness.experiments kernels --counters" in filled(page, "counters two_stage")
     assert "python -m harness.latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")
 
 
@@ -147,6 +148,7 @@ def test_each_device_has_its_table(page):
     ("algorithm fp15", "the table 'algorithm' takes one of "),
     ("algorithm fp16x3 paper", "the table 'algorithm' takes one of "),
     ("sweep strided grouped", "the table 'sweep' takes one of strided, grouped, fully_connected"),
+    ("counters", "the table 'counters' takes one of "),
     ("paper 3x3", "the table 'paper' takes nothing more: remove '3x3'"),
 ])  # fmt: skip
 def test_a_wrong_marker_is_one_sentence(page, capsys, marker, sentence):

@@ -70,8 +70,8 @@ def test_the_processor_counts_only_where_it_computes(one, other, same):
 
 def test_a_command_is_told_as_it_was_typed(monkeypatch):
     assert environment.command_line("harness.run", ["--out", "a b"]) == "python -m harness.run --out 'a b'"
-    monkeypatch.setattr("sys.argv", ["kernel_times.py", "--table", "3"])
-    typed = "python -m harness.experiments kernels --table 3"
+    monkeypatch.setattr("sys.argv", ["measure.py", "--counters"])
+    typed = "python -m harness.experiments kernels --counters"
     assert environment.command_line("harness.experiments kernels", None) == typed
 
 

@@ -1,25 +1,24 @@
-"""The tables of kernel times: names, grouping, rendering and CSV, from made-up launches."""
+"""Rows of kernels: from made-up launches, and from a made-up log of Nsight Compute."""
 
 import csv
+import io
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from cuconv.algorithms import ALGORITHMS
+from cuconv.device import H200
+from cuconv.select import plan
 from harness.cases.catalogue import problem_labelled
-from harness.experiments.kernels import measure as profile
-from harness.experiments.kernels.measure import KernelTime, mean_times, render, short_name, write_csv
-from tests.helpers import commands
+from harness.contenders.base import NotRunnable
+from harness.errors import ResultsError, UsageError
+from harness.experiments.kernels import measure
+from harness.experiments.kernels.measure import METRICS, counters_in, furthest, mean_times, short_name
+from harness.experiments.kernels.rows import COUNTER_COLUMNS, TIME_COLUMNS
+from tests.helpers import GPU, commands, row, write
 
-
-def time(algorithm: str, kernel: str, us: float, configuration: str = "A", provider: str = "cudnn") -> KernelTime:
-    return KernelTime(4, configuration, provider, algorithm, kernel, 20, us)
-
-
-def test_labels_are_those_of_the_paper():
-    for columns in profile.TABLES.values():
-        for label in columns.values():
-            assert problem_labelled(label).label == label
-            assert problem_labelled(label).out_h == problem_labelled(label).h
+LABELS = ["7-1-1-32-832", "28-64-3-512-512"]
 
 
 @pytest.mark.parametrize(
@@ -28,94 +27,131 @@ def test_labels_are_those_of_the_paper():
         ("scalar_products", "scalar_products"),
         ("void ns::kernel<float, 4>(float const*, int)", "ns::kernel<float, 4>"),
         ("void (anonymous namespace)::kernel(float*)", "kernel"),
-        ("void kernel<(int)4, (bool)0>(float*)", "kernel<(int)4, (bool)0>"),
-        ("void kernel<f(int)>(float*)", "kernel<f(int)>"),
+        ("void kernel<(int)4, (bool)0>(Array<float>)", "kernel<(int)4, (bool)0>"),
         ("Memset (Device)", "Memset"),
-        (
-            "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1, true, false, true>(int, int)",
-            "implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, ...>",
-        ),
-        ("void n::f<" + "a" * 70 + ", 1>(int)", "n::f<" + "a" * 70 + ", ...>"),
-        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8", None),
+        (f"void n::f<{'a' * 48}>(int)", f"n::f<{'a' * 48}>"),
+        (f"void n::f<{'a' * 49}>(int)", f"n::f<{'a' * 48}...>"),
     ],
 )
 def test_short_names(kernel, short):
-    assert short_name(kernel) == (kernel if short is None else short)
+    assert short_name(kernel) == short
 
 
 def test_launches_are_summed_per_kernel_and_averaged_over_calls():
     launches = [("void offsets(int)", 2.0), ("void gemm<float>(int)", 30.0), ("Memset (Device)", 1.0)] * 2
     launches.append(("void gemm<float>(int)", 10.0))
-    assert mean_times(launches, 2) == {"offsets": 2.0, "gemm<float>": 35.0, "Memset": 1.0}
-    assert list(mean_times(launches, 2)) == ["offsets", "gemm<float>", "Memset"]
+    assert list(mean_times(launches, 2).items()) == [("offsets", 2.0), ("gemm<float>", 35.0), ("Memset", 1.0)]
 
 
-def test_table_has_kernels_totals_and_the_fastest_in_bold():
-    rows = [
-        time("winograd_nonfused", "transform", 8.0),
-        time("winograd_nonfused", "sgemm", 60.0),
-        time("winograd_nonfused", "transform", 20.0, "B"),
-        time("winograd_nonfused", "sgemm_large", 240.5, "B"),
-        time("two_stage", "scalar_products", 50.25, provider="cuconv"),
-        time("two_stage", "sum", 5.0, provider="cuconv"),
-        time("two_stage", "scalar_products", 461.0, "B", provider="cuconv"),
-    ]
-    assert render(4, rows) == "\n".join([
-        "Table 4: kernel time (us) with 3x3 filters",
-        "",
-        "| Algorithm               | GPU kernel        |         A |          B |",
-        "| ----------------------- | ----------------- | --------: | ---------: |",
-        "| cuDNN winograd_nonfused | `transform`       |      8.00 |      20.00 |",
-        "|                         | `sgemm`           |     60.00 |            |",
-        "|                         | `sgemm_large`     |           |     240.50 |",
-        "|                         | *Total*           |     68.00 | **260.50** |",
-        "| cuConv two_stage        | `scalar_products` |     50.25 |     461.00 |",
-        "|                         | `sum`             |      5.00 |            |",
-        "|                         | *Total*           | **55.25** |     461.00 |",
-        "",
-        "A: 7-1-3-384-192, B: 13-1-3-384-384",
-    ])  # fmt: skip
+def offer(algorithm):
+    """An algorithm whose call launches a kernel of its name; fft cannot run."""
+
+    def prepare():
+        if algorithm == "fft":
+            raise NotRunnable("unsupported", "told why")
+        return SimpleNamespace(call=lambda: algorithm)
+
+    return SimpleNamespace(algorithm=algorithm, prepare=prepare)
 
 
-def test_an_algorithm_that_ran_on_one_configuration_only():
-    table = render(4, [time("fft", "fft", 3.0, "B"), time("gemm", "sgemm", 4.0, "A")])
-    totals = [[cell.strip() for cell in line.split("|")[3:5]] for line in table.splitlines() if "*Total*" in line]
-    assert totals == [["", "**3.00**"], ["**4.00**", ""]]
+def library(*algorithms):
+    return SimpleNamespace(offers=lambda problem, operands, workspace_limit: [offer(name) for name in algorithms])
 
 
-def test_csv_keeps_full_precision(tmp_path):
-    path = tmp_path / "device" / "profile" / "table_4.csv"
-    write_csv(path, [time("two_stage", "a, b", 10 / 3, provider="cuconv")])
-    with open(path, newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row == {
-        "table": "4",
-        "configuration": "A",
-        "provider": "cuconv",
-        "algorithm": "two_stage",
-        "kernel": "a, b",
-        "calls": "20",
-        "mean_us": "3.33333333",
-    }
+LIBRARIES = {"cudnn": library("gemm", "fft", "unlisted"), "cuconv": library("auto", "two_stage")}
 
 
-def test_tables_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
-    monkeypatch.setattr(profile, "load", lambda provider: None)
-    monkeypatch.setattr(profile, "measure", lambda table, takers: [time("gemm", "sgemm", 4.0)])
-    assert profile.main(["--table", "4", "5"]) == 0
-    folder = made_up_gpu / "profile"
-    assert {path.name for path in folder.iterdir()} == {"table_4.csv", "table_5.csv", "environment.json"}
-    assert commands(folder) == ["python -m harness.experiments kernels --table 4 5"]
+@pytest.fixture
+def libraries(made_up_gpu, monkeypatch):
+    """Libraries in place of cuDNN and cuConv; returns the folder of results."""
+    monkeypatch.setattr(measure, "load", LIBRARIES.get)
+    monkeypatch.setattr(measure.Operands, "random", lambda problem, generator: None)
+    monkeypatch.setattr(torch, "Generator", lambda device: torch.default_generator)
+    monkeypatch.setattr(measure.profiler, "kernels", lambda call, calls: [(call(), 4.0)] * calls)
+    return made_up_gpu / "profile"
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+def test_kernel_times_are_of_the_paper_s_algorithms_in_its_order_and_leave_out_what_cannot_run(libraries):
+    rows = measure.kernel_times(4, LIBRARIES)
+    assert tuple(rows.columns) == TIME_COLUMNS
+    assert list(rows.kernel) == ["gemm", "two_stage", "auto"] * 2
+    assert list(rows.configuration) == ["A"] * 3 + ["B"] * 3 and set(rows.mean_us) == {4.0}
+
+
+def test_tables_are_printed_and_written_with_what_they_depend_on(libraries, monkeypatch, capsys):
+    assert measure.main([]) == 0
+    assert {path.name for path in libraries.iterdir()} == {"environment.json", *(f"table_{n}.csv" for n in (3, 4, 5))}
+    assert commands(libraries) == ["python -m harness.experiments kernels"]
+    assert "table 5: device time" in capsys.readouterr().out
+    monkeypatch.setattr(measure.profiler, "kernels", lambda call, calls: [])
+    assert measure.main([]) == 2
+    assert "check that this user may profile the GPU" in capsys.readouterr().err
+
+
+def launched(label: str) -> list[str]:
+    """The kernels of auto, in order."""
+    problem = problem_labelled(label)
+    chosen = plan(problem, H200)
+    return [one.kernel for one in ALGORITHMS[chosen.algorithm].launches(problem, chosen.config)]
+
+
+def log(kernels: list[str]) -> str:
+    """The output of ncu: remarks, a header, a line of units, a line for each kernel."""
+    metrics = [metric for several in METRICS.values() for metric in several]
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL)
+    writer.writerow(["ID", "Kernel Name", *metrics])
+    writer.writerow(["", "", *("%" for _ in metrics)])
+    for number, kernel in enumerate(kernels):
+        writer.writerow([number, kernel, "1,234,500", *(f"{10 + i}.5" for i in range(len(metrics) - 1))])
+    return "==PROF== Connected to process 1\n" + text.getvalue()
+
+
+def test_each_kernel_of_each_case_is_a_row_of_counters():
+    kernels = [name for label in LABELS for name in launched(label)]
+    rows = counters_in(log(kernels), LABELS, H200)
+    assert tuple(rows.columns) == COUNTER_COLUMNS
+    assert list(rows.kernel) == kernels and len(kernels) > len(LABELS)
+    assert list(rows.case) == [label for label in LABELS for _ in launched(label)]
+    assert set(rows.us) == {1234.5}
+    assert set(rows.tensor_cores) == {34.5}, "the sum of 10.5, 11.5 and 12.5, those of each instruction"
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("", "no output"), ("==ERROR== ERR_NVGPUCTRPERM: no permission\n", "no permission"),
+    (log(["another_kernel"]), "it counted another_kernel"),
+])  # fmt: skip
+def test_a_log_of_other_kernels_or_none_is_refused(text, told):
+    with pytest.raises(UsageError, match=told):
+        counters_in(text, LABELS, H200)
+
+
+def test_the_cases_furthest_from_their_floor(tmp_path, monkeypatch):
+    small = [row("auto", us, m=m) for m, us in ((16, 20.0), (32, 90.0), (48, 30.0), (64, 10.0))]  # floor: 2.5 us
+    large = row("auto", 100.0, batch=256, h=56, w=56, m=256)  # below its floor, but alone at its batch
+    write(tmp_path / "results", [*small, large, row("auto", 500.0, batch=2), row("fp16x3", 999.0, m=64)])
+    monkeypatch.setattr(measure.environment, "ROOT", tmp_path)
+    assert furthest(GPU) == ["7-1-1-32-832", "7-1-1-48-832", "7-1-1-16-832", "56-256-1-256-832"]
+    write(tmp_path / "results", [row("auto", 10.0, batch=2)], "another")
+    with pytest.raises(ResultsError, match=r"no time of auto at batch \(1, 8, 64, 256\)"):
+        furthest("another")
+
+
+def test_counters_are_written_with_what_they_depend_on(libraries, monkeypatch, capsys):
+    rows = counters_in(log(launched(LABELS[0])), LABELS[:1], H200)
+    monkeypatch.setattr(measure.shutil, "which", lambda name: "/usr/bin/ncu")
+    monkeypatch.setattr(measure, "furthest", lambda device: LABELS[:1])
+    monkeypatch.setattr(measure, "counters", lambda labels: rows)
+    assert measure.main(["--counters"]) == 0
+    assert {path.name for path in libraries.iterdir()} == {"counters.csv", "environment.json"}
+    assert commands(libraries) == ["python -m harness.experiments kernels --counters"]
+    monkeypatch.setattr(measure.shutil, "which", lambda name: None)
+    assert measure.main(["--counters"]) == 2
+    assert "it comes with the CUDA toolkit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--counters"]])
+def test_without_a_gpu_it_says_so(monkeypatch, capsys, arguments):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert profile.main(["--table", "3", "5"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and "GPU" in captured.err and len(captured.err.splitlines()) == 1
-
-
-def test_unknown_tables_are_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        profile.main(["--table", "6"])
-    assert end.value.code == 2 and "6" in capsys.readouterr().err
+    assert measure.main(arguments) == 2
+    assert "need an NVIDIA GPU" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from harness.experiments.networks import command as program
 from harness.experiments.networks import measure as measuring
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.rows import read
+from harness.stopwatch import profiler
 from tests.harness.experiments.networks import toy_networks
 from tests.harness.experiments.networks.toy_networks import plain
 from tests.helpers import commands
@@ -103,7 +104,7 @@ def test_an_interrupted_command_keeps_its_rows(toy, monkeypatch, capsys):
 
 
 def test_the_breakdown_is_printed_and_written(toy, monkeypatch, capsys):
-    monkeypatch.setattr(measuring, "profiled", lambda forward, forwards: [("fp16x3", 3.0), ("sgemm", 1.0)] * forwards)
+    monkeypatch.setattr(profiler, "kernels", lambda call, calls: [("fp16x3", 3.0), ("sgemm", 1.0)] * calls)
     arguments = ["--net", "alexnet", "--batch", "1", "--precision", "tf32", "--contender", "cuconv"]
     assert program.main([*arguments, "--breakdown"]) == 0
     assert (toy / "breakdown.csv").read_text().splitlines()[1:] == [
@@ -116,7 +117,7 @@ def test_the_breakdown_is_printed_and_written(toy, monkeypatch, capsys):
 
 
 def test_a_profiler_that_sees_nothing_is_one_sentence(toy, monkeypatch, capsys):
-    monkeypatch.setattr(measuring, "profiled", lambda forward, forwards: [])
+    monkeypatch.setattr(profiler, "kernels", lambda call, calls: [])
     assert program.main(["--net", "alexnet", "--batch", "1", "--precision", "fp32", "--breakdown"]) == 2
     assert "no kernel was recorded: check that this user may profile the GPU" in capsys.readouterr().err
 
