@@ -42,9 +42,7 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     if why := streams.lost_output():
-        return _say(
-            f"{command}: cannot write standard output ({why}): free some space or name another file", USER_ERROR
-        )
+        return _say(f"{command}: cannot write its output ({why}): free some space or name another file", USER_ERROR)
     return OK
 
 

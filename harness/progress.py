@@ -16,7 +16,7 @@ class _Bar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        shown: dict[str, Any] = super().format_dict
+        shown = dict(super().format_dict)
         return shown if shown["total"] is None else shown | {"n": min(shown["n"], shown["total"])}
 
 

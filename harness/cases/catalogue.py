@@ -17,7 +17,7 @@ from typing import Any
 
 from cuconv.problem import ConvProblem
 from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, check_name, validate
-from harness.cases.yaml_file import read_yaml, shown
+from harness.cases.yaml_file import read_yaml
 from harness.errors import CatalogueError
 
 __all__ = [
@@ -196,7 +196,7 @@ def _locate(name: str | Path, known_in: Path, relative_to: Path, asked_by: str =
     path = relative_to / name
     if not os.path.isfile(path):  # pathlib's is_file raises for a name that is too long
         choice = f"must be one of {', '.join(known)}, or the path of a YAML file"
-        raise CatalogueError(f"{asked_by}{shown(str(name))} is not found: {choice}")
+        raise CatalogueError(f"{asked_by}{str(name)!r} is not found: {choice}")
     check_name(path)
     return path
 

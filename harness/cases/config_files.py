@@ -48,7 +48,7 @@ def _numbered(entries: Any) -> Any:
 Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
 # measurements.csv joins names by ";". A control character would reach the terminal. A spreadsheet computes a cell that
 # begins with one of =+-@, and a folder may not be called "." or "..".
-NAMING = "a text of up to 200 characters without ';' and control characters, which does not begin with one of =+-@."
+NAMING = "a text of up to 200 characters, no ';' or control character, first none of = + - @ and a dot"
 Name = Annotated[
     str,
     Field(pattern=r"^[^;\s\p{Cc}=+\-@.]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200, description=NAMING),
@@ -77,7 +77,7 @@ class NetworkLayer(_Strict):
     """
 
     name: Annotated[list[Name], BeforeValidator(_listed)] = Field(
-        min_length=1, description=f"{NAMING.removesuffix('.')} or ., or a list of such texts"
+        min_length=1, description=f"{NAMING}, or a list of such texts"
     )
     hw: Size | None = Field(default=None, description=COUNTING)
     h: Size | None = Field(default=None, description=COUNTING)

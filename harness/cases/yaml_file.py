@@ -39,9 +39,9 @@ class _Loader(_Base):
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises CatalogueError where the file cannot be read or holds something else."""
     try:
-        content = read_regular(path)
+        content = read_regular(path, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise CatalogueError(f"{path} has {len(content)} bytes: at most {MAX_BYTES} are read; divide it")
+            raise CatalogueError(f"{path} has more than {MAX_BYTES} bytes, which are the most that are read: divide it")
         text = content.decode("utf-8")
         _check_events(text)
         data = yaml.load(text, _Loader)

@@ -31,10 +31,10 @@ def open_regular(path: Path, flags: int) -> int:
     return descriptor
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError where it cannot be read, or is something else."""
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The content of a regular file, or its first `most` bytes. Raises OSError where it is no such file."""
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+        return file.read(most)
 
 
 def read_json(path: Path, remedy: str) -> Any:
