@@ -48,7 +48,7 @@ def _numbered(entries: Any) -> Any:
 Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
 # measurements.csv joins names by ";". A control character would reach the terminal. A spreadsheet computes a cell that
 # begins with one of =+-@, and a folder may not be called "." or "..".
-NAMING = "a text of up to 200 characters, no ';' or control character, first none of = + - @ and a dot"
+NAMING = "a text without ';' and control characters, up to 200 long, that begins with none of = + - @ and the dot"
 Name = Annotated[
     str,
     Field(pattern=r"^[^;\s\p{Cc}=+\-@.]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200, description=NAMING),

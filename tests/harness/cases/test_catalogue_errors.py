@@ -76,7 +76,7 @@ def test_a_wrong_layer_is_named(tmp_path, text, parts):
 def assert_one_sentence(told):
     assert "\n" not in told
     assert "pydantic" not in told and "type=" not in told and "Traceback" not in told
-    assert len(told) < 250
+    assert len(told) < 300
 
 
 def test_a_layer_without_a_name_is_told_by_its_number(tmp_path):
@@ -193,10 +193,10 @@ BEYOND = {
     "large number": (layers(line(c="9" * 400)), ["c is a number of 1329 bits", "at most 2147483647"]),
     "size beyond a kernel's": (layers(line(hw=2**31)), ["hw is 2147483648", "at most 2147483647"]),
     "long name": (layers(line(name="n" * 5000)), ["5000 characters"]),
-    "rather long name": (layers(line(name="n" * 400)), ["up to 200 characters"]),
+    "rather long name": (layers(line(name="n" * 400)), ["up to 200 long"]),
     "control character in a name": (layers(line(name='"a\\e[31mb"')), ["name has 'a\\x1b[31mb'", "control characters"]),
     "line end in a name": (layers(line(name='"a\\u2028b"')), ["name has 'a\\u2028b'"]),
-    "formula in a name": (layers(line(name="'=1+1'")), ["name has '=1+1'", "first none of ="]),
+    "formula in a name": (layers(line(name="'=1+1'")), ["name has '=1+1'", "begins with none of ="]),
     "command in a name": (layers(line(name="'@SUM(A1)'")), ["name has '@SUM(A1)'"]),
     "NUL in a name": (layers(line(name='"a\\0b"')), ["name has 'a\\x00b'", "control characters"]),
     "lone surrogate in a name": (layers(line(name='"a\\ud800b"')), ["line 2 is not valid YAML"]),
@@ -238,7 +238,7 @@ def test_the_name_of_a_file_is_checked_as_other_names_are(tmp_path, name):
     (tmp_path / name).write_text(OWN)
     (tmp_path / "sweep.yaml").write_text(f"networks: [{json.dumps(name)}]")
     for config in (tmp_path / name, tmp_path / "sweep.yaml"):
-        with pytest.raises(CatalogueError, match=r"must be a text of up to 200 characters.*; rename the file"):
+        with pytest.raises(CatalogueError, match=r"must be a text without .*; rename the file"):
             load_sweep(config)
 
 

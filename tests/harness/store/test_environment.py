@@ -42,15 +42,7 @@ def test_reports_that_cannot_be_read_are_none(tmp_path):
     assert environment.read(tmp_path) == {}
 
 
-DAMAGED = [
-    b"",
-    b"{",
-    b"[]",
-    b'{"environments": []}',
-    b'{"environments": {"a": 1}}',
-    b"\xff",
-    b'{"environments":' * 99_999,
-]
+DAMAGED = [b"", b"{", b"[]", b'{"environments": []}', b'{"environments": {"a": 1}}', b"\xff", b'{"a":' * 99_999]
 
 
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:30]))
