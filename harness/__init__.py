@@ -1,7 +1,7 @@
 """The benchmark: measures convolutions on this machine, and makes tables and figures of the results.
 
-Every command is `python -m harness....` and imports this file first. So it checks that the packages are installed, and
-lets Ctrl-C end a command that still imports them.
+Every command is `python -m harness....` and imports this file first. So it makes the standard streams safe,
+checks that the packages are installed, and lets Ctrl-C end a command that still imports them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 from importlib.util import find_spec
+
+from harness import streams
 
 _ALL = ("numpy", "pandas", "pydantic", "yaml")
 _DRAWING = ("matplotlib", "PIL")
@@ -52,5 +54,6 @@ def _end_by_interrupt() -> None:
 
 
 if _running := _command():
+    streams.secure()
     _end_by_interrupt()
     _check_packages(_running)

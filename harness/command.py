@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from cuconv.costs import CostsError
+from harness import streams
 from harness.errors import GpuLost, UserError
 
 OK, GPU_LOST, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -40,6 +41,8 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
         # The recipe of Python's page on SIGPIPE: what is still to be written at the exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    if why := streams.lost_output():
+        return _say(f"{command}: cannot write its output ({why}): free some space or name another file", USER_ERROR)
     return OK
 
 

@@ -7,7 +7,7 @@ where anything became slower, or had a time in OLD and could not be measured in 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +25,7 @@ from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, PRECISIONS
 from harness.store import environment
 from harness.store.environment import ROOT
+from harness.store.files import read_regular
 from harness.store.markdown import markdown, times
 from harness.store.times import HOT, TIMES, at_time
 from harness.sweep.comparisons import Results, each, geometric_mean, grouped, layer_label, problem_of, timed
@@ -166,17 +167,27 @@ def _verdict(old: np.ndarray, new: np.ndarray, by_clock: float, threshold: float
 def _folder(named: str) -> Iterator[Path]:
     """A folder with the measurements.csv that is meant, and environment.json where there is one."""
     path = Path(named)
-    if path.is_dir() and not (path / CSV).exists() and (others := sorted(path.glob("*.csv"))):
+    if os.path.isdir(path) and not (path / CSV).exists() and (others := sorted(path.glob("*.csv"))):
         raise UsageError(f"{named} has {others[0].name}, and no {CSV}, which alone can be compared")
-    if path.is_dir() or path.name == CSV:
-        yield path if path.is_dir() else path.parent
+    if os.path.isdir(path) or path.name == CSV:
+        yield path if os.path.isdir(path) else path.parent
         return
     with tempfile.TemporaryDirectory() as made:
-        if path.exists():
-            shutil.copy(path, Path(made) / CSV)
+        if os.path.exists(path):
+            _copy(path, Path(made) / CSV)
         else:
             _from_git(named, Path(made))
         yield Path(made)
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Copy a regular file. Raises UsageError for anything else."""
+    try:
+        to.write_bytes(read_regular(path))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): name a folder with a {CSV}, or a CSV file"
+        ) from None
 
 
 def _from_git(named: str, folder: Path) -> None:
@@ -187,7 +198,9 @@ def _from_git(named: str, folder: Path) -> None:
     inside = inside if inside.endswith(".csv") else f"{inside.rstrip('/')}/{CSV}"
     beside = str(Path(inside).with_name("environment.json"))
     for of_git, file in ((inside, folder / CSV), (beside, folder / "environment.json")):
-        shows = subprocess.run(["git", "show", f"{revision}:{of_git}"], cwd=ROOT, capture_output=True)
+        shows = subprocess.run(
+            ["git", "show", "--end-of-options", f"{revision}:{of_git}"], cwd=ROOT, capture_output=True
+        )
         if shows.returncode == 0:
             file.write_bytes(shows.stdout)
         elif of_git == inside:

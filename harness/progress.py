@@ -11,14 +11,23 @@ COUNTED = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} lef
 WEIGHED = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left"
 
 
+class _Bar(tqdm):
+    """A bar that is never shown above its total, whatever rounding adds."""
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        shown = dict(super().format_dict)
+        return shown if shown["total"] is None else shown | {"n": min(shown["n"], shown["total"])}
+
+
 def counted(items: Iterable[Any], description: str = "", total: int | None = None) -> tqdm:
     """A bar that is iterated over and counts items; total: their number, where `items` has no length."""
-    return tqdm(items, desc=description, total=total, bar_format=COUNTED)
+    return _Bar(items, desc=description, total=total, bar_format=COUNTED)
 
 
 def weighed(total: float, description: str = "") -> tqdm:
     """A bar in per cent of a total, moved by `update`. Use as a context manager."""
-    return tqdm(total=total, desc=description, bar_format=WEIGHED, mininterval=1)
+    return _Bar(total=total, desc=description, bar_format=WEIGHED, mininterval=1)
 
 
 def say(message: str) -> None:

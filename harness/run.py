@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -226,7 +227,9 @@ def _sweep(options: argparse.Namespace, device: torch.device) -> Sweep:
     if options.runs is not None and not 1 <= options.runs <= MAX_RUNS:
         raise UsageError(f"--runs {options.runs}: must be from 1 to {MAX_RUNS}")
     # A CPU's default is small, but a slice that was asked for by name is looked for where all layers are.
-    config = options.config or ("smoke" if device.type == "cpu" and not _slices(options) else "paper")
+    config = options.config
+    if config is None:
+        config = "smoke" if device.type == "cpu" and not _slices(options) else "paper"
     _check_name(config, options.out)
     return load_sweep(
         config, networks=options.net, batches=options.batch, filter_sizes=options.filter_size, layers=options.layer
@@ -236,7 +239,7 @@ def _sweep(options: argparse.Namespace, device: torch.device) -> Sweep:
 def _check_name(config: str, out: Path | None) -> None:
     """Raise UsageError for a user's file that has the name of a sweep of configs/, whose results it would change."""
     path = Path(config)
-    own = config not in known_sweeps() and path.is_file() and path.resolve().parent != CONFIGS
+    own = config not in known_sweeps() and os.path.isfile(path) and path.resolve().parent != CONFIGS
     if own and out is None and path.stem in known_sweeps():
         raise UsageError(
             f"--config {config}: {path.stem!r} is a sweep of configs/, whose results it would change: rename the file, "

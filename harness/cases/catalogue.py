@@ -7,6 +7,7 @@ sentence.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cuconv.problem import ConvProblem
-from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, validate
+from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, check_name, validate
 from harness.cases.yaml_file import read_yaml
 from harness.errors import CatalogueError
 
@@ -36,6 +37,7 @@ __all__ = [
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NETWORKS = CONFIGS / "networks"
 MIB = 2**20
+MOST_CASES = 100_000  # of a sweep; all take memory at once
 FEW = 12  # values that a message lists in full
 LABELS = (
     "Labels are HW-N-K-M-C: input height and width, batch size, filter size, filters, input channels. "
@@ -170,6 +172,11 @@ def load_sweep(
     for what, wanted in (("network", networks), ("filter size", filter_sizes), ("layer", layers)):
         chosen = _keep(chosen, what, wanted, sweep, config)
     sizes = spec if batches is None else validate(Settings, {"batch_sizes": list(batches)}, sweep)
+    if (count := len(chosen) * len(sizes.batch_sizes)) > MOST_CASES:
+        raise CatalogueError(
+            f"{sweep} has {count} cases, {len(chosen)} layers at {len(sizes.batch_sizes)} batch sizes: must be at most "
+            f"{MOST_CASES}; divide it"
+        )
     cases = tuple(Case(layer, batch) for layer in chosen for batch in sizes.batch_sizes)
     return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
 
@@ -187,9 +194,10 @@ def _locate(name: str | Path, known_in: Path, relative_to: Path, asked_by: str =
     if str(name) in known:
         return known_in / f"{name}.yaml"
     path = relative_to / name
-    if not path.is_file():
+    if not os.path.isfile(path):  # pathlib's is_file raises for a name that is too long
         choice = f"must be one of {', '.join(known)}, or the path of a YAML file"
         raise CatalogueError(f"{asked_by}{str(name)!r} is not found: {choice}")
+    check_name(path)
     return path
 
 

@@ -6,7 +6,16 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from harness.cases.yaml_file import shown
@@ -37,8 +46,14 @@ def _numbered(entries: Any) -> Any:
 
 
 Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
-# measurements.csv joins names by ";". A control character would reach the terminal.
-Name = Annotated[str, Field(pattern=r"^[^;\s\p{Cc}]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200)]
+# measurements.csv joins names by ";". A control character would reach the terminal. A spreadsheet computes a cell that
+# begins with one of =+-@, and a folder may not be called "." or "..".
+NAMING = "a text without ';' and control characters, up to 200 long, that begins with none of = + - @ and the dot"
+Name = Annotated[
+    str,
+    Field(pattern=r"^[^;\s\p{Cc}=+\-@.]([^;\p{Cc}\p{Zl}\p{Zp}]*[^;\s\p{Cc}])?$", max_length=200, description=NAMING),
+]
+_NAME = TypeAdapter(Name)
 
 
 # Layers that the paper measures, others of stride 1, those with a stride, those with groups or a dilation, and those on
@@ -62,7 +77,7 @@ class NetworkLayer(_Strict):
     """
 
     name: Annotated[list[Name], BeforeValidator(_listed)] = Field(
-        min_length=1, description="a text without ';' and control characters, up to 200 long, or a list of such texts"
+        min_length=1, description=f"{NAMING}, or a list of such texts"
     )
     hw: Size | None = Field(default=None, description=COUNTING)
     h: Size | None = Field(default=None, description=COUNTING)
@@ -154,6 +169,14 @@ class SweepFile(Settings):
 Model = TypeVar("Model", bound=_Strict)
 
 # The sentence that tells what is wrong in a file.
+
+
+def check_name(path: Path) -> str:
+    """The name that a file gives to a network or a sweep: its own, without .yaml. Raises CatalogueError."""
+    try:
+        return _NAME.validate_python(path.stem)
+    except ValidationError:
+        raise CatalogueError(f"{path}: its name is {shown(path.stem)}: must be {NAMING}; rename the file") from None
 
 
 def validate(model: type[Model], data: dict[str, Any], where: str | Path) -> Model:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from harness.errors import CatalogueError
+from harness.store.files import read_regular
 
 MAX_BYTES = 2**20  # of a file: some ten thousand layers
 MAX_DEPTH = 20  # of lists and mappings in each other
@@ -38,9 +39,10 @@ class _Loader(_Base):
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises CatalogueError where the file cannot be read or holds something else."""
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise CatalogueError(f"{path} has {size} bytes: at most {MAX_BYTES} are read; divide it")
-        text = path.read_text(encoding="utf-8")
+        content = read_regular(path, MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise CatalogueError(f"{path} has more than {MAX_BYTES} bytes, which are the most that are read: divide it")
+        text = content.decode("utf-8")
         _check_events(text)
         data = yaml.load(text, _Loader)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The one reader of CSV files: columns that must be there, numbers and text told apart, errors in one sentence.
+"""The one reader of CSV files: columns that must be there, what their cells may hold, errors in one sentence.
 
 A row is one line. So a line that is damaged, by a stray quotation mark for example, takes no other line with it: its
 number is told, and nothing is read.
@@ -8,39 +8,95 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from harness.errors import ResultsError
+from harness.store.files import read_regular, shown
 
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
 ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
+LONGEST = 10_000  # characters of a cell that is written; Python's reader takes 131072
 
 
-def rows_of(path: Path) -> list[tuple[int, list[str]]]:
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a column's cells may hold. `holds` takes the cells as text, and returns for each whether it is right."""
+
+    allowed: str  # it ends the sentence "X in the column Y: must be ..."
+    holds: Callable[[pd.Series], pd.Series]
+
+
+def whole_number(least: int) -> Rule:
+    """The rule of a size, written without sign, point and leading zeros: equal sizes are equal texts."""
+
+    def holds(cells: pd.Series) -> pd.Series:
+        written = cells.str.fullmatch("0|[1-9][0-9]{0,9}")
+        return written & pd.to_numeric(cells.where(written, "-1")).between(least, 2**31 - 1)
+
+    return Rule(f"a whole number of at least {least} and at most {2**31 - 1}", holds)
+
+
+def one_of(values: Sequence[str]) -> Rule:
+    """The rule of a column of names."""
+    return Rule(f"one of {', '.join(values)}", lambda cells: cells.isin(values))
+
+
+def _is_time(cells: pd.Series) -> pd.Series:
+    found = pd.to_numeric(cells, errors="coerce")
+    return cells.eq("") | (found.gt(0) & found.lt(float("inf")))
+
+
+def _is_number(cells: pd.Series) -> pd.Series:
+    return cells.isin(["", "nan"]) | pd.to_numeric(cells, errors="coerce").notna()
+
+
+_TIME = Rule("a finite number of more than 0, or empty", _is_time)
+_NUMBER = Rule("a number, or empty", _is_number)
+_NAME_OF_A_TIME = re.compile("(.*_)?(us|ms)")
+
+
+def rule_of(column: str) -> Rule:
+    """The rule of a column of numbers, where a file has no other: a column called ..._us or ..._ms holds times."""
+    return _TIME if _NAME_OF_A_TIME.fullmatch(column) else _NUMBER
+
+
+def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:
     """The rows of a CSV file with their line numbers, the header first; empty lines are left out.
 
-    A last line without an end is left out too: a killed run leaves one. Raises ResultsError where the file cannot be
-    read, or a line is no row of as many cells as the header has.
+    A last line without an end that lacks cells is left out too: a killed run leaves one. Raises ResultsError where the
+    file cannot be read, two columns have one name, or a line is no row of as many cells as the header has.
+
+    remedy: what to do where there is no file.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ResultsError(f"{path} does not exist: {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ResultsError(f"{path} is not readable as CSV ({reason}): {REMEDY}") from None
     rows: list[tuple[int, list[str]]] = []
-    for number, line in enumerate(text.split("\n")[:-1], 1):
+    *lines, last = text.split("\n")
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         cells = _cells(path, number, line.removesuffix("\r"))
         if rows and len(cells) != len(rows[0][1]):
             raise damaged(path, number, f"{len(cells)} cells, the header has {len(rows[0][1])}")
         rows.append((number, cells))
+    if (cells := _unended(path, len(lines) + 1, last)) and (not rows or len(cells) == len(rows[0][1])):
+        rows.append((len(lines) + 1, cells))
     if not rows:
         raise ResultsError(f"{path} is not readable as CSV (it is empty): {REMEDY}")
+    header = rows[0][1]
+    if twice := [column for column in header if header.count(column) > 1]:
+        raise ResultsError(f"{path} is not readable as CSV (it has the column {twice[0]!r} twice): {REMEDY}")
     return rows
 
 
@@ -54,16 +110,56 @@ def _cells(path: Path, number: int, line: str) -> list[str]:
     return cells
 
 
+def _unended(path: Path, number: int, line: str) -> list[str]:
+    """The cells of a last line without an end; none where it is no row."""
+    try:
+        return _cells(path, number, line) if line.strip() else []
+    except ResultsError:
+        return []
+
+
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Rows below a header as the text of a CSV file, each on a line of its own."""
+    """Rows below a header as the text of a CSV file, each on a line of its own; very long cells are cut."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    csv.writer(text, lineterminator="\n").writerows(map(_cut, cells) for cells in (header, *rows))
     return text.getvalue()
+
+
+def _cut(cell: object) -> object:
+    return f"{cell[: LONGEST - 3]}..." if isinstance(cell, str) and len(cell) > LONGEST else cell
 
 
 def damaged(path: Path, number: int, reason: str) -> ResultsError:
     """The error of a file in which one line is wrong."""
     return ResultsError(f"{path} is not readable as CSV (line {number}: {reason}): mend or delete that line")
+
+
+def text_frame(
+    path: Path, rows: list[tuple[int, list[str]]], columns: Sequence[str], absent: Mapping[str, str], name: str
+) -> tuple[pd.DataFrame, list[int]]:
+    """The rows that `rows_of` returned, as a frame of texts, and their line numbers. The arguments are `read_csv`'s."""
+    (_, header), *lines = rows
+    frame = pd.DataFrame([cells for _, cells in lines], columns=header, dtype="str")
+    frame = frame.assign(**{column: absent[column] for column in columns if column in absent and column not in header})
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
+    return frame, [number for number, _ in lines]
+
+
+def check(path: Path, frame: pd.DataFrame, lines: Sequence[int], rules: Mapping[str, Rule]) -> None:
+    """Raise ResultsError for the first cell of a frame of texts that breaks its column's rule."""
+    for column, rule in rules.items():
+        right = rule.holds(frame[column])
+        if not right.all():
+            at = int((~right).to_numpy().argmax())
+            cell = frame[column].iloc[at]
+            raise damaged(path, lines[at], f"{shown(cell)} in the column {column!r}: must be {rule.allowed}")
+
+
+def with_numbers(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """A frame of texts, with numbers in these columns; an empty cell or "nan" is NaN."""
+    known = {column: frame[column].where(~frame[column].isin(["", "nan"]), None) for column in columns}
+    return frame.assign(**{column: pd.to_numeric(cells) for column, cells in known.items()})
 
 
 def read_csv(
@@ -77,31 +173,13 @@ def read_csv(
 ) -> pd.DataFrame:
     """The rows of a CSV file, with at least these columns.
 
-    Cells of the columns in `text` are kept as they are: a text may be "nan" or "1e5". The other columns hold numbers;
-    an empty cell or "nan" is NaN there. Raises ResultsError where the file is missing or is something else.
+    Cells of the columns in `text` are kept as they are: a text may be "nan" or "1e5". The other columns hold numbers,
+    as `rule_of` says. Raises ResultsError where the file is missing or is something else.
 
     absent: the columns that a file may lack, with the text of their cells there.
     name: what the file is called, such as "accuracy.csv". remedy: how to get it, such as "measure first with ...".
     """
-    if not path.exists():
-        raise ResultsError(f"{path} does not exist: {remedy}")
-    (_, header), *rows = rows_of(path)
-    frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
-    lacking = {column: cell for column, cell in absent.items() if column in columns and column not in frame.columns}
-    frame = frame.assign(**lacking)
-    if missing := [column for column in columns if column not in frame.columns]:
-        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
-    numbers = [number for number, _ in rows]
-    for column in columns:
-        frame[column] = frame[column].astype("str") if column in text else _numbers(path, frame[column], numbers)
-    return frame
-
-
-def _numbers(path: Path, cells: pd.Series, lines: Sequence[int]) -> pd.Series:
-    cells = cells.where(~cells.isin(["", "nan"]), None)
-    found = pd.to_numeric(cells, errors="coerce")
-    wrong = found.isna() & cells.notna()
-    if wrong.any():
-        at = int(wrong.to_numpy().argmax())
-        raise damaged(path, lines[at], f"{cells.iloc[at]!r} in the column {cells.name!r} is no number")
-    return found
+    frame, lines = text_frame(path, rows_of(path, remedy), columns, absent, name)
+    numbers = [column for column in columns if column not in text]
+    check(path, frame, lines, {column: rule_of(column) for column in numbers})
+    return with_numbers(frame, numbers)

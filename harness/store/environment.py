@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 from harness import libcudnn
 from harness.errors import ResultsError
 from harness.store import code
-from harness.store.files import write_whole
+from harness.store.files import read_json, write_whole
 from harness.variables import recorded
 
 if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV files need no torch
     import torch
 
+ENVIRONMENT = "environment.json"
 ROOT = Path(__file__).resolve().parents[2]
 # The facts that may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid")
@@ -120,21 +121,21 @@ def comparable(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def read(folder: Path) -> dict[str, dict[str, Any]]:
     """The reports of a folder's environment.json by identifier; none where the file is missing or damaged."""
     try:
-        return _stored(folder / "environment.json")
+        return _stored(folder / ENVIRONMENT)
     except ResultsError:
         return {}
 
 
 def _stored(path: Path) -> dict[str, dict[str, Any]]:
     """The reports of an environment.json; none where it is missing. Raises ResultsError where it is damaged."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["environments"] if path.exists() else {}
-        if isinstance(stored, dict) and all(map(_is_report, stored.values())):
-            return stored
-        reason = "it has no reports by identifier"
-    except (OSError, ValueError, KeyError, TypeError) as error:  # UnicodeDecodeError is a ValueError
-        reason = f"{type(error).__name__}: {error}"
-    raise ResultsError(f"{path} cannot be read ({reason}): restore it, or delete it with the results beside it")
+    if not path.exists():
+        return {}
+    remedy = "restore it, or delete it with the results beside it"
+    data = read_json(path, remedy)
+    stored = data.get("environments") if isinstance(data, dict) else None
+    if isinstance(stored, dict) and all(map(_is_report, stored.values())):
+        return stored
+    raise ResultsError(f"{path} cannot be read (it has no reports by identifier): {remedy}")
 
 
 def _is_report(facts: object) -> bool:
@@ -145,10 +146,13 @@ def _is_report(facts: object) -> bool:
 class EnvironmentFile:
     """environment.json of a results folder: {"environments": {identifier: report}}."""
 
-    def __init__(self, folder: Path):
-        """Raises ResultsError for a damaged file, which would otherwise be written anew without its reports."""
-        self._path = folder / "environment.json"
-        self.environments = _stored(self._path)
+    def __init__(self, folder: Path, write: Callable[[str, str], None] | None = None):
+        """Raises ResultsError for a damaged file, which would otherwise be written anew without its reports.
+
+        write: replaces a file of the folder, by its name, as an open `sweep.records.ResultsFolder` does.
+        """
+        self._write_file = write or (lambda name, content: write_whole(folder / name, content))
+        self.environments = _stored(folder / ENVIRONMENT)
 
     def enter(self, facts: dict[str, Any]) -> str:
         """Add a report, or its command to an equal report that is there already; returns the identifier."""
@@ -164,7 +168,7 @@ class EnvironmentFile:
         self._write()
 
     def _write(self) -> None:
-        write_whole(self._path, json.dumps({"environments": self.environments}, indent=2) + "\n")
+        self._write_file(ENVIRONMENT, json.dumps({"environments": self.environments}, indent=2) + "\n")
 
 
 def report_gpu(folder: Path, command: str, alone: bool) -> None:
@@ -238,7 +242,7 @@ def _cpu_facts() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    line = next(x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name"))
+    line = next(x for x in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if x.startswith("model name"))
     return line.split(":", 1)[1].strip()
 
 

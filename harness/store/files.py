@@ -1,12 +1,59 @@
-"""Files written in one step: beside the old one, then renamed, so that a full disk or a crash leaves the old one."""
+"""The door of files: only regular files are read, and a file is written in one step, in UTF-8.
+
+A device or a FIFO would block a reader or never end, so both are refused. A new file is written beside the old one and
+then renamed, so that a full disk or a crash leaves the old one. Neither step follows a symbolic link that somebody
+left in the place of a new file.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from harness.errors import ResultsError
+
+LONGEST_SHOWN = 60  # characters of a value in a message
+NOT_REGULAR = "it is no regular file"
+OWN_FILE = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file. Raises OSError for a folder, a device, a FIFO or a socket, without waiting."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, NOT_REGULAR)
+    return descriptor
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The content of a regular file, or its first `most` bytes. Raises OSError where it is no such file."""
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read(most)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """The data in a JSON file. Raises ResultsError, which ends with the remedy, where it cannot be read."""
+    try:
+        return json.loads(read_regular(path).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise ResultsError(f"{path} cannot be read ({reason}): {remedy}") from None
+
+
+def shown(cell: str) -> str:
+    """A text from a file in a message: quoted, and cut where it is long."""
+    return repr(cell if len(cell) <= LONGEST_SHOWN else f"{cell[:LONGEST_SHOWN]}...")
+
+
+def encoded(text: str) -> bytes:
+    """A text in UTF-8. A lone surrogate, which UTF-8 lacks, is written as its escape, such as \\udc80."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -17,8 +64,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     fresh = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(fresh, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        fresh.unlink(missing_ok=True)  # of a killed run, or a link
+        with open(os.open(fresh, OWN_FILE | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+            file.write(encoded(content) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.store import code, environment
-from harness.store.files import write_whole
+from harness.store.files import read_json, write_whole
 
 
 def current_files() -> dict[str, str]:
@@ -42,7 +42,7 @@ def write(tests_passed: int) -> Path:
 
 def outdated(path: Path) -> list[str]:
     """The files whose code differs from a proof's, added and removed ones included."""
-    proved, current = json.loads(path.read_text())["files"], current_files()
+    proved, current = read_json(path, "run 'make test-gpu' on a GPU")["files"], current_files()
     return sorted(name for name in {*proved, *current} if proved.get(name) != current.get(name))
 
 

@@ -126,7 +126,11 @@ def find_results(root: Path, device: str | None = None, sweep: str | None = None
 
     Raises ResultsError where there is none, or where one cannot be read.
     """
-    paths = sorted(root.glob(f"{device or '*'}/{sweep or '*'}/measurements.csv"))
+    paths = [
+        path
+        for path in sorted(root.glob("*/*/measurements.csv"))
+        if device in (None, path.parent.parent.name) and sweep in (None, path.parent.name)
+    ]
     if not paths:
         raise ResultsError(
             f"no {device or 'DEVICE'}/{sweep or 'SWEEP'}/measurements.csv under {root}: "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -52,8 +53,26 @@ def group() -> Group | None:
     """The group that this process belongs to; None where torchrun did not start it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
+    rank, local_rank, size = map(_number_of_torchrun, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if not (local_rank <= rank < size and os.environ.get("MASTER_ADDR") and _number_of_torchrun("MASTER_PORT")):
+        raise UsageError(
+            f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size}, MASTER_ADDR={os.environ.get('MASTER_ADDR')}: "
+            f"these are no process of a torchrun; {_START_ANEW}"
+        )
     store, rank, size = next(rendezvous("env://"))
-    return Group(rank, size, int(os.environ["LOCAL_RANK"]), PrefixStore("cuconv", store))
+    return Group(rank, size, local_rank, PrefixStore("cuconv", store))
+
+
+_START_ANEW = "start with torchrun, or 'unset TORCHELASTIC_RUN_ID'"
+
+
+def _number_of_torchrun(name: str) -> int:
+    """The value of a variable that torchrun sets. Raises UsageError where it is missing, or no whole number."""
+    value = os.environ.get(name)
+    if value is None or not re.fullmatch("[0-9]{1,9}", value):
+        found = "is not set" if value is None else f"is {value!r}"
+        raise UsageError(f"{name} {found}, but TORCHELASTIC_RUN_ID is set: must be a whole number; {_START_ANEW}")
+    return int(value)
 
 
 class SharedWork:

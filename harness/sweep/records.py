@@ -8,11 +8,12 @@ a 32-bit float. Files of older versions lack the columns in ABSENT; opening thei
 
 from __future__ import annotations
 
-import fcntl
-import sys
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import count
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,8 +22,21 @@ import pandas as pd
 
 from harness.contenders.registry import PROVIDERS
 from harness.errors import ResultsError
-from harness.store.csv_file import ABSENT_GEOMETRY, csv_text, damaged, read_csv, rows_of
-from harness.store.files import write_whole
+from harness.precision import PRECISIONS
+from harness.store.csv_file import (
+    ABSENT_GEOMETRY,
+    check,
+    csv_text,
+    damaged,
+    one_of,
+    rows_of,
+    rule_of,
+    text_frame,
+    whole_number,
+    with_numbers,
+)
+from harness.store.files import encoded, open_regular, write_whole
+from harness.store.locked_folder import FolderReplaced, LockedFolder
 from harness.store.times import COLD, HOT, MAX_RUNS, SEPARATED, mean_column, run_columns
 
 __all__ = [
@@ -38,6 +52,7 @@ __all__ = [
     "read",
 ]
 
+CSV = "measurements.csv"
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
@@ -95,6 +110,8 @@ class Measurement:
             )
         if (most := max(len(runs) for runs in self._runs().values())) > MAX_RUNS:
             raise ValueError(f"{most} runs: at most {MAX_RUNS}")
+        if not all(0 < run < inf for runs in self._runs().values() for run in runs):
+            raise ValueError("a time is a finite number of more than 0")
         if self.status != "ok" and (self.separated_runs_us or self.cold_runs_us):
             raise ValueError(f"status {self.status!r} with separated or cold runs: only rows that are ok have times")
         if self.status == "ok" and self.rel_l2_error is None:
@@ -169,7 +186,12 @@ _TEXT = (  # an environment may be called 12345678 or 1e5
     *("networks", "layers", "provider", "algorithm", "precision", "status", "detail"),
     *("timing", "timestamp", "environment", "throttle"),
 )
-_NUMERIC = tuple(column for column in COLUMNS if column not in _TEXT)
+_RULES = (
+    {column: rule_of(column) for column in COLUMNS if column not in _TEXT}
+    | {column: whole_number(0 if column == "pad" else 1) for column in CASE_COLUMNS}
+    | {"provider": one_of(tuple(PROVIDERS)), "precision": one_of(PRECISIONS), "status": one_of(STATUSES)}
+)
+"""What the cells of a file may hold, for its readers and for a sweep that adds rows to it."""
 
 
 def read(csv_path: Path) -> pd.DataFrame:
@@ -177,70 +199,54 @@ def read(csv_path: Path) -> pd.DataFrame:
 
     Raises ResultsError where the file is missing or is no measurements.csv.
     """
-    remedy = "measure first with 'python -m harness.run'"
-    frame = read_csv(csv_path, COLUMNS, text=_TEXT, absent=ABSENT, name="measurements.csv", remedy=remedy)
-    for column in CASE_COLUMNS:
-        sizes, least = frame[column], 0 if column == "pad" else 1
-        whole = sizes.ge(least) & sizes.lt(2**31) & sizes.mod(1).eq(0)
-        _all_are(csv_path, sizes, whole, f"a whole number of at least {least}")
-    _all_are(csv_path, frame["provider"], frame["provider"].isin(PROVIDERS), f"one of {', '.join(PROVIDERS)}")
-    return frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
+    frame = _checked(csv_path, rows_of(csv_path, "measure first with 'python -m harness.run'"))
+    newest = frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
+    return with_numbers(newest, [column for column in COLUMNS if column not in _TEXT])
 
 
-def _all_are(path: Path, cells: pd.Series, right: pd.Series, allowed: str) -> None:
-    """Raise ResultsError unless all cells of a column are right."""
-    if not right.all():
-        raise ResultsError(
-            f"{path} has {cells[~right].iloc[0]!s} in the column {cells.name!r}: must be {allowed}; "
-            "use the version that measured it, or delete such rows"
-        )
+def _checked(path: Path, rows: list[tuple[int, list[str]]]) -> pd.DataFrame:
+    """Rows as a frame of texts; raises ResultsError for one that no sweep of this version writes."""
+    frame, lines = text_frame(path, rows, COLUMNS, ABSENT, CSV)
+    check(path, frame, lines, _RULES)
+    for column in (RUN_COLUMNS[0], mean_column(HOT)):
+        wrong = frame["status"].eq("ok") == frame[column].eq("")
+        if wrong.any():
+            at = int(wrong.to_numpy().argmax())
+            status, cell = frame["status"].iloc[at], frame[column].iloc[at]
+            raise damaged(path, lines[at], f"{status!r} with {cell!r} in {column!r}: the rows that are 'ok' have times")
+    return frame
 
 
 class ResultsFolder:
     """An open results folder: locked against a second writer, appended to row by row.
 
-    Use as a context manager. `rows` maps the key of each row to its cells, read from the file at the start.
+    Use as a context manager. `rows` maps the key of each row to its cells, read from the file at the start. Other files
+    of the folder are written by `write`.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.csv_path = folder / "measurements.csv"
+        self.csv_path = folder / CSV
         self.rows: dict[tuple[str, ...], list[str]] = {}
+        self._replaced: ResultsError | None = None
 
     def __enter__(self) -> ResultsFolder:
-        self._take()
+        self._locked = LockedFolder(self.folder)
         try:
             self._load()
-            self._file = open(self.csv_path, "a", newline="")
+            self._open()
         except BaseException:
-            self._lock.close()
+            self._locked.close()
             raise
         return self
 
-    def _take(self) -> None:
-        """Make the folder where it is missing, and lock it."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115, closed by __exit__
-        except OSError as error:
-            raise ResultsError(
-                f"cannot write to {self.folder} ({error.strerror}): choose another folder with --out"
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ResultsError(
-                f"{self.folder} is in use by another run: wait for it, or give this one its own folder with --out"
-            ) from None
-
     def __exit__(self, *exception: object) -> None:
-        with suppress(OSError):  # a full disk: `append` has told it, and _rewrite writes all rows
-            self._file.close()
         try:
             self._rewrite()
         finally:
-            self._lock.close()
+            with suppress(OSError):  # a full disk: `append` has told it, and _rewrite writes all rows
+                self._file.close()
+            self._locked.close()
 
     def cell(self, key: tuple[str, ...], column: str) -> str:
         """The text of one column of a stored row."""
@@ -249,10 +255,11 @@ class ResultsFolder:
     def append(self, row: Measurement) -> None:
         """Write the row at once, so that nothing measured is lost; raises ResultsError where it cannot be written."""
         cells = row.cells()
-        if not self.csv_path.exists():
-            self._make_again()
+        if not (self._is_ours(cells) and self._is_open()):
+            self._rewrite()
+            self._open()
         try:
-            self._file.write(csv_text(cells, ()))
+            self._file.write(encoded(csv_text(cells, ())))
             self._file.flush()
         except OSError as error:
             raise ResultsError(
@@ -261,46 +268,59 @@ class ResultsFolder:
             ) from None
         self.rows[row.key] = cells
 
-    def _make_again(self) -> None:
-        """Write a folder that somebody moved or deleted anew, with all rows."""
-        print(f"{self.folder} was moved or deleted: it is made again, with all rows", file=sys.stderr)
-        self._file.close()
-        self._lock.close()
-        self._take()
-        self._rewrite()
-        self._file = open(self.csv_path, "a", newline="")  # noqa: SIM115
+    def write(self, name: str, content: str) -> None:
+        """Replace another file of the folder in one step."""
+        self._locked.write(name, content)
+
+    def _open(self) -> None:
+        """Open the file for more rows."""
+        self._file = open(open_regular(self.csv_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "ab")  # noqa: SIM115
 
     def _load(self) -> None:
-        if self.csv_path.exists() and (self.csv_path.is_dir() or self.csv_path.stat().st_size):
-            (_, header), *lines = rows_of(self.csv_path)
+        is_empty = self.csv_path.is_file() and not self.csv_path.stat().st_size
+        if self.csv_path.exists() and not is_empty:
+            rows = rows_of(self.csv_path)
+            header = rows[0][1]
             if header != [column for column in COLUMNS if column in header or column not in ABSENT]:
                 raise ResultsError(
                     f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
                 )
-            for number, found in lines:
-                row = ABSENT | dict(zip(header, found, strict=True))
-                cells = [row[column] for column in COLUMNS]
-                self._check(number, cells)
+            frame = _checked(self.csv_path, rows)
+            for cells in frame[list(COLUMNS)].to_numpy(object).tolist():
                 self.rows[tuple(cells[i] for i in _KEY_AT)] = cells
         self._rewrite()
 
-    def _check(self, number: int, cells: list[str]) -> None:
-        """Raise ResultsError for a row that no version has written."""
-        for column, cell in zip(COLUMNS, cells, strict=True):
-            if column in _NUMERIC and not _is_number(cell):
-                raise damaged(self.csv_path, number, f"{cell!r} in the column {column!r} is no number")
-        if (status := cells[COLUMNS.index("status")]) not in STATUSES:
-            raise damaged(self.csv_path, number, f"{status!r} is no status")
-
     def _rewrite(self) -> None:
         """Replace the file by its current rows in one step."""
-        write_whole(self.csv_path, csv_text(COLUMNS, self.rows.values()))
+        self._is_ours()
+        self._locked.write(CSV, csv_text(COLUMNS, self.rows.values()))
 
+    def _is_open(self) -> bool:
+        """Whether the file that is open is the one that the path names."""
+        try:
+            return os.path.samestat(self.csv_path.lstat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
 
-def _is_number(cell: str) -> bool:
-    """Whether a cell of a numeric column is a number, or empty."""
-    try:
-        float(cell or 0)
-    except ValueError:
-        return False
-    return True
+    def _is_ours(self, *pending: list[str]) -> bool:
+        """Whether the folder is still there. Raises ResultsError where another one is in its place.
+
+        pending: the cells of a row that no file has yet, which is kept then as well.
+        """
+        if self._replaced is None:
+            try:
+                return self._locked.is_ours()
+            except FolderReplaced as error:
+                self._replaced = ResultsError(f"{error}; the rows of this run are in {self._kept(*pending)}")
+        raise self._replaced
+
+    def _kept(self, *pending: list[str]) -> str:
+        """Keep all rows beside a folder that is not ours, and name the place: the open file, or else a new folder."""
+        self._file.write(encoded("".join(csv_text(cells, ()) for cells in pending)))
+        self._file.flush()
+        if os.fstat(self._file.fileno()).st_nlink:
+            return "the folder that was moved"
+        names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))
+        aside = next(folder for folder in names if not folder.exists())
+        write_whole(aside / CSV, csv_text(COLUMNS, [*self.rows.values(), *pending]))
+        return str(aside)

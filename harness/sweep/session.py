@@ -36,7 +36,7 @@ def measure(
         supervisor.run(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
         return False
     with ResultsFolder(out) as folder:
-        environments = EnvironmentFile(folder.folder)
+        environments = EnvironmentFile(folder.folder, folder.write)
         done = _done(folder, environments, facts, options) if resume else {}
         environments.enter(facts)
         choice = Choice(done, entrants, options.other_times)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections import Counter
@@ -19,7 +18,7 @@ from cuconv.device import DeviceSpec
 from harness import progress
 from harness.errors import ResultsError
 from harness.precision import FP32
-from harness.store.files import write_whole
+from harness.store.files import read_json, write_whole
 from harness.store.markdown import markdown
 from harness.sweep.comparisons import AUTO
 from harness.tune import candidates, fit, refine
@@ -79,12 +78,12 @@ def _measured_on(folder: Path) -> tuple[dict[str, Any], DeviceSpec]:
     """The last report of environment.json, and the one device that all of its reports are of."""
     path = folder / "environment.json"
     try:
-        reports = list(json.loads(path.read_text())["environments"].values())
+        reports = list(read_json(path, "measure again")["environments"].values())
         devices = {(one["gpu"], one["compute_capability"], one["multiprocessors"]) for one in reports}
         ((gpu, capability, multiprocessors),) = devices
         major, minor = map(int, capability.split("."))
         return reports[-1], DeviceSpec(gpu, (major, minor), multiprocessors)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (ResultsError, ValueError, KeyError, AttributeError, TypeError):
         raise ResultsError(f"{path} does not say on which GPU the candidates were measured: measure again") from None
 
 

@@ -11,7 +11,7 @@ import harness
 ROOT = Path(harness.__file__).parent
 # From the lowest to the highest. A folder imports itself, those before it, and the modules of LOW.
 ROOMS = ("store", "cases", "stopwatch", "contenders", "sweep", "experiments", "report", "tune")
-LOW = ("command", "errors", "libcudnn", "precision", "progress", "variables")
+LOW = ("command", "errors", "libcudnn", "precision", "progress", "streams", "variables")
 
 
 def imported(path: Path) -> set[str]:

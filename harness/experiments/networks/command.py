@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace, typed: str) -> None:
     set_torch(options.precision[0])
     machine = networks.Gpu()
     with NetworksFolder(options.out or environment.results_folder(FOLDER)) as folder:
-        environments = environment.EnvironmentFile(folder.folder)
+        environments = environment.EnvironmentFile(folder.folder, folder.write)
         settings = networks.Settings(
             {name: CONTENDERS[name] for name in chosen},
             Options(options.precision[0], options.max_autotune),

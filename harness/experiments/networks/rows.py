@@ -7,7 +7,6 @@ command keeps its rows. A newer row of the same key replaces the older one.
 
 from __future__ import annotations
 
-import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +15,7 @@ import pandas as pd
 
 from harness.errors import ResultsError
 from harness.store.csv_file import csv_text, read_csv, rows_of
-from harness.store.files import write_whole
+from harness.store.locked_folder import LockedFolder
 from harness.store.times import MAX_RUNS
 from harness.sweep.records import RUN_COLUMNS
 
@@ -119,26 +118,21 @@ class NetworksFolder:
         self.folder = folder
 
     def __enter__(self) -> NetworksFolder:
-        another = "choose another folder with --out"
+        self._locked = LockedFolder(self.folder)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")
-        except OSError as error:
-            raise ResultsError(f"cannot write to {self.folder} ({error.strerror}): {another}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._times = _Rows(self.folder / CSV, COLUMNS, len(KEY_COLUMNS))
-            self._kernels = _Rows(self.folder / BREAKDOWN_CSV, BREAKDOWN_COLUMNS, len(BREAKDOWN_KEY))
-        except BlockingIOError:
-            self._lock.close()
-            raise ResultsError(f"{self.folder} is in use by another run: wait for it, or {another}") from None
-        except ResultsError:
-            self._lock.close()
+            self._times = _Rows(self._locked, CSV, COLUMNS, len(KEY_COLUMNS))
+            self._kernels = _Rows(self._locked, BREAKDOWN_CSV, BREAKDOWN_COLUMNS, len(BREAKDOWN_KEY))
+        except BaseException:
+            self._locked.close()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._lock.close()
+        self._locked.close()
+
+    def write(self, name: str, content: str) -> None:
+        """Replace another file of the folder in one step."""
+        self._locked.write(name, content)
 
     def add(self, row: NetworkTime) -> None:
         """Write a row of networks.csv at once, in the place of an older one of its key."""
@@ -160,10 +154,11 @@ class NetworksFolder:
 class _Rows:
     """The rows of one CSV file, whose first `keys` columns are the key."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], keys: int):
-        self._path, self._columns, self._keys = path, columns, keys
+    def __init__(self, folder: LockedFolder, name: str, columns: tuple[str, ...], keys: int):
+        self._folder, self._name, self._columns, self._keys = folder, name, columns, keys
         self.rows: dict[tuple[str, ...], list[str]] = {}
-        if not path.exists() or not path.stat().st_size:
+        path = folder.path / name
+        if not path.exists() or (path.is_file() and not path.stat().st_size):
             return
         (_, header), *rows = rows_of(path)
         if tuple(header) != columns:
@@ -173,7 +168,7 @@ class _Rows:
     def put(self, rows: list[list[str]]) -> None:
         """Add rows, and write the file."""
         self._keep(rows)
-        write_whole(self._path, csv_text(self._columns, self.rows.values()))
+        self._folder.write(self._name, csv_text(self._columns, self.rows.values()))
 
     def drop(self, starts: set[tuple[str, ...]]) -> None:
         """Forget the rows whose key without its last cell is one of these."""

@@ -1,7 +1,10 @@
 """An error in a YAML file is one sentence: the file, the layer, the field, its value, and the values allowed."""
 
+import json
+
 import pytest
 
+from harness.cases import catalogue, yaml_file
 from harness.cases.catalogue import CatalogueError, load_network, load_sweep
 
 FINE = {"name": "ok", "hw": "7", "c": "8", "m": "9", "k": "3", "pad": "1"}
@@ -73,7 +76,7 @@ def test_a_wrong_layer_is_named(tmp_path, text, parts):
 def assert_one_sentence(told):
     assert "\n" not in told
     assert "pydantic" not in told and "type=" not in told and "Traceback" not in told
-    assert len(told) < 250
+    assert len(told) < 300
 
 
 def test_a_layer_without_a_name_is_told_by_its_number(tmp_path):
@@ -156,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(path), "read_text", refuse)
+    monkeypatch.setattr(yaml_file, "read_regular", refuse)
     with pytest.raises(CatalogueError, match=r"mine\.yaml cannot be read: Permission denied"):
         load_sweep(path)
 
@@ -193,6 +196,11 @@ BEYOND = {
     "rather long name": (layers(line(name="n" * 400)), ["up to 200 long"]),
     "control character in a name": (layers(line(name='"a\\e[31mb"')), ["name has 'a\\x1b[31mb'", "control characters"]),
     "line end in a name": (layers(line(name='"a\\u2028b"')), ["name has 'a\\u2028b'"]),
+    "formula in a name": (layers(line(name="'=1+1'")), ["name has '=1+1'", "begins with none of ="]),
+    "command in a name": (layers(line(name="'@SUM(A1)'")), ["name has '@SUM(A1)'"]),
+    "NUL in a name": (layers(line(name='"a\\0b"')), ["name has 'a\\x00b'", "control characters"]),
+    "lone surrogate in a name": (layers(line(name='"a\\ud800b"')), ["line 2 is not valid YAML"]),
+    "NUL in a network": ('networks: ["a\\0b"]', ["'a\\x00b' is not found"]),
     "bomb of aliases": (
         "a: &a [x, x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else '*a'}, x]\n" for n in range(30)),
         ["line 2", "an alias (*) is not read here"],
@@ -219,5 +227,31 @@ def test_many_layers_are_read(tmp_path):
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(30_000))))
-    with pytest.raises(CatalogueError, match=r"mine\.yaml has \d+ bytes: at most 1048576 are read; divide it"):
+    with pytest.raises(CatalogueError, match=r"mine\.yaml has more than 1048576 bytes.*: divide it"):
+        load_sweep(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["..yaml", "...yaml", "a;b.yaml", "=1+1.yaml", "a\nb.yaml", "n" * 210 + ".yaml", ".yaml"]
+)
+def test_the_name_of_a_file_is_checked_as_other_names_are(tmp_path, name):
+    (tmp_path / name).write_text(OWN)
+    (tmp_path / "sweep.yaml").write_text(f"networks: [{json.dumps(name)}]")
+    for config in (tmp_path / name, tmp_path / "sweep.yaml"):
+        with pytest.raises(CatalogueError, match=r"must be a text without .*; rename the file"):
+            load_sweep(config)
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "", "a\0b", "/dev/zero", "/etc"])
+def test_what_is_no_file_is_not_found(name):
+    with pytest.raises(CatalogueError, match="is not found: must be one of"):
+        load_sweep(name)
+
+
+def test_more_cases_than_memory_holds_are_refused_before_they_are_made(tmp_path, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    many = layers(*(f"{{hw: 7, c: {n}, m: 9, k: 3, pad: 1}}" for n in range(1, 9_001)))
+    path.write_text(f"{many}batch_sizes: {list(range(1, 90_001))}".replace(", ", ","))
+    monkeypatch.setattr(catalogue, "Case", None)
+    with pytest.raises(CatalogueError, match="810000000 cases, 9000 layers at 90000 batch sizes: must be at most"):
         load_sweep(path)

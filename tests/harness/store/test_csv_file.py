@@ -5,7 +5,8 @@ import math
 import pytest
 
 from harness.errors import ResultsError
-from harness.store.csv_file import read_csv
+from harness.store.csv_file import csv_text, read_csv
+from harness.store.files import write_whole
 
 COLUMNS = ("case", "name", "us")
 
@@ -22,9 +23,21 @@ def test_a_text_is_kept_as_it_is(tmp_path, name):
 
 
 def test_numbers_are_numbers_and_empty_cells_are_nan(tmp_path):
-    frame = read(tmp_path, "case,name,us\n1,a,2.5\n2,b,\n3,c,nan\n")
-    assert frame.case.tolist() == [1, 2, 3] and frame.case.dtype == int
-    assert frame.us[0] == 2.5 and math.isnan(frame.us[1]) and math.isnan(frame.us[2])
+    frame = read(tmp_path, "case,name,us\n1,a,2.5\n2,b,\n")
+    assert frame.case.tolist() == [1, 2] and frame.case.dtype == int
+    assert frame.us[0] == 2.5 and math.isnan(frame.us[1])
+    assert math.isnan(read(tmp_path, "case,name,us\nnan,a,1\n").case[0])
+
+
+@pytest.mark.parametrize("time", ["nan", "0", "-1.5", "inf", "-inf", "1e999", "fast"])
+def test_a_time_that_no_clock_tells_reaches_no_table(tmp_path, time):
+    with pytest.raises(ResultsError, match=f"line 3: '{time}' in the column 'us'"):
+        read(tmp_path, f"case,name,us\n1,a,2.5\n2,b,{time}\n")
+
+
+def test_a_column_that_stands_twice_is_told(tmp_path):
+    with pytest.raises(ResultsError, match="'us' twice"):
+        read(tmp_path, "case,name,us,us\n1,a,2.5,3.5\n")
 
 
 def test_more_columns_may_follow(tmp_path):
@@ -41,7 +54,7 @@ def test_a_file_without_rows_has_the_columns(tmp_path):
         ("", ["is not readable as CSV", "restore or delete it"]),
         (b"\xff\xfe\x00", ["is not readable as CSV", "restore or delete it"]),
         ("case,us\n1,2\n", ["lacks the column 'name'", "no times.csv of this project"]),
-        ("case,name,us\n1,a,fast\n", ["'fast' in the column 'us' is no number", "delete that line"]),
+        ("case,name,us\n1,a,fast\n", ["'fast' in the column 'us'", "more than 0", "delete that line"]),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path, text, parts):
@@ -64,7 +77,7 @@ def test_a_missing_file_is_told_with_its_remedy(tmp_path):
         ('2,"b"x,3.5', "line 3: ',' expected after '\"'"),
         ("2,b", "line 3: 2 cells, the header has 3"),
         ("2,b,3.5,4", "line 3: 4 cells, the header has 3"),
-        ("2,b,fast", "line 3: 'fast' in the column 'us' is no number"),
+        ("2,b,fast", "line 3: 'fast' in the column 'us'"),
         ("2,\0,1", "line 3: it has a NUL character"),
     ],
 )
@@ -81,6 +94,18 @@ def test_what_a_spreadsheet_adds_is_read(tmp_path):
 
 def test_a_last_line_that_a_killed_run_left_is_no_row(tmp_path):
     assert read(tmp_path, "case,name,us\n1,a,2.5\n2,b").name.tolist() == ["a"]
+
+
+def test_a_whole_last_line_without_an_end_is_a_row(tmp_path):
+    assert read(tmp_path, "case,name,us\n1,a,2.5\n2,b,3.5").us.tolist() == [2.5, 3.5]
+    assert read(tmp_path, "case,name,us").columns.tolist() == list(COLUMNS)
+
+
+def test_what_is_written_can_be_read(tmp_path):
+    rows = [[1, "a" * 200_000, 2.5], [2, "bad \udc80 byte", 3.5]]
+    write_whole(tmp_path / "times.csv", csv_text(COLUMNS, rows))
+    long, escaped = read_csv(tmp_path / "times.csv", COLUMNS, text=["name"], name="", remedy="").name
+    assert long.startswith("aaa") and escaped == r"bad \udc80 byte"
 
 
 def test_a_folder_is_no_file(tmp_path):

@@ -42,7 +42,10 @@ def test_reports_that_cannot_be_read_are_none(tmp_path):
     assert environment.read(tmp_path) == {}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"environments": []}', b'{"environments": {"a": 1}}', b"\xff"])
+DAMAGED = [b"", b"{", b"[]", b'{"environments": []}', b'{"environments": {"a": 1}}', b"\xff", b'{"a":' * 99_999]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:30]))
 def test_a_damaged_file_is_not_written_over(tmp_path, content):
     path = tmp_path / "environment.json"
     path.write_bytes(content)

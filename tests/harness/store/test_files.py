@@ -6,7 +6,7 @@ import os
 import pytest
 
 from harness.errors import ResultsError
-from harness.store.files import write_whole
+from harness.store.files import read_json, read_regular, write_whole
 
 
 def full_disk(*arguments):
@@ -35,3 +35,45 @@ def test_a_folder_that_is_a_file(tmp_path):
     with pytest.raises(ResultsError, match="cannot write"):
         write_whole(tmp_path / "file" / "a.csv", "")
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a.csv.new").symlink_to(victim)
+    write_whole(tmp_path / "a.csv", "text")
+    assert victim.read_text() == "precious" and (tmp_path / "a.csv").read_text() == "text"
+    assert not (tmp_path / "a.csv").is_symlink() and not (tmp_path / "a.csv.new").is_symlink()
+
+
+def test_the_locale_does_not_choose_the_encoding(tmp_path, monkeypatch):
+    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")
+    write_whole(tmp_path / "a.txt", "µs \udc80")
+    assert read_regular(tmp_path / "a.txt") == b"\xc2\xb5s \\udc80"
+
+
+def no_file(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+def test_what_is_no_regular_file_is_not_read(tmp_path, kind):
+    with pytest.raises(OSError, match="no regular file"):
+        read_regular(no_file(tmp_path, kind))
+    with pytest.raises(ResultsError, match=r"cannot be read \(it is no regular file\): delete it"):
+        read_json(tmp_path / kind, "delete it")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "\udcff", ""])
+def test_what_is_no_json_is_one_sentence(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ResultsError, match=r"^[^\n]*a\.json cannot be read \([^\n]*\): delete it$"):
+        read_json(path, "delete it")

@@ -5,12 +5,14 @@ import errno
 import io
 import multiprocessing
 import os
+import re
 import shutil
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
+from harness.store.csv_file import csv_text
 from harness.sweep.records import COLUMNS, Measurement, ResultsError, ResultsFolder, read
 
 ROW = Measurement(
@@ -82,6 +84,10 @@ def test_columns_are_the_contract():
         {"status": "error", "detail": "", "runs_us": ()},
         {"cold_runs_us": (1.0,) * 10},
         {"status": "incorrect", "runs_us": (), "separated_runs_us": (1.0,)},
+        {"runs_us": (1.0, 0.0)},
+        {"runs_us": (float("nan"),)},
+        {"cold_runs_us": (-1.0,)},
+        {"separated_runs_us": (float("inf"),)},
     ],
     ids=str,
 )
@@ -205,8 +211,8 @@ LINE = ",".join(["x"] * len(COLUMNS))
         (lambda lines: [*lines[:2], lines[2].replace(",", ',"', 1), *lines[3:]], "line 3: "),
         (lambda lines: [*lines[:2], lines[2] + ",1", *lines[3:]], f"line 3: {len(COLUMNS) + 1} cells"),
         (lambda lines: [*lines[:2], "", "half of a row,1,2", *lines[3:]], "line 4: 3 cells"),
-        (lambda lines: [*lines, LINE], "line 8: 'x' in the column 'batch' is no number"),
-        (lambda lines: [line.replace(",ok,", ",well,") for line in lines], "line 2: 'well' is no status"),
+        (lambda lines: [*lines, LINE], "line 8: 'x' in the column 'batch'"),
+        (lambda lines: [line.replace(",ok,", ",well,") for line in lines], "line 2: 'well' in the column 'status'"),
     ],
 )
 def test_a_damaged_line_stops_the_next_run_and_costs_no_row(tmp_path, damage, reason):
@@ -248,13 +254,14 @@ def test_a_folder_that_vanishes_comes_back_with_every_row(tmp_path):
     assert len(read(there / "measurements.csv")) == 2
 
 
-class FullDisk(io.StringIO):
-    """A file on which nothing more can be written."""
+class FullDisk(io.FileIO):
+    """A file on which nothing more can be written: not what it has taken into its buffer either."""
+
+    def write(self, data):
+        return len(data)
 
     def flush(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    close = flush
 
 
 def test_a_full_disk_is_told_and_the_rows_before_are_kept(tmp_path):
@@ -262,7 +269,7 @@ def test_a_full_disk_is_told_and_the_rows_before_are_kept(tmp_path):
     with pytest.raises(ResultsError, match=told), ResultsFolder(tmp_path) as folder:
         folder.append(ROW)
         folder._file.close()
-        folder._file = FullDisk()
+        folder._file = FullDisk(folder.csv_path, "a")
         folder.append(FAILED)
     assert len(read(tmp_path / "measurements.csv")) == 1
 
@@ -270,20 +277,111 @@ def test_a_full_disk_is_told_and_the_rows_before_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"batch": 0}, "has 0 in the column 'batch': must be a whole number of at least 1"),
-        ({"k": -1}, "has -1 in the column 'k'"),
-        ({"h": 10**20}, "in the column 'h'"),
-        ({"c": 1.5}, "has 1.5 in the column 'c'"),
-        ({"provider": "magic"}, "has magic in the column 'provider': must be one of cuconv, "),
+        ({"batch": "0"}, "'0' in the column 'batch': must be a whole number of at least 1"),
+        ({"batch": "1.0"}, "'1.0' in the column 'batch'"),
+        ({"batch": ""}, "'' in the column 'batch'"),
+        ({"batch": "01"}, "'01' in the column 'batch'"),
+        ({"k": "-1"}, "'-1' in the column 'k'"),
+        ({"h": "9" * 21}, f"'{'9' * 21}' in the column 'h'"),
+        ({"h": str(2**31)}, "'2147483648' in the column 'h'"),
+        ({"c": "1.5"}, "'1.5' in the column 'c'"),
+        ({"provider": "magic"}, "'magic' in the column 'provider': must be one of cuconv, "),
+        ({"precision": "fp8"}, "'fp8' in the column 'precision': must be one of fp32, tf32"),
+        ({"run_1_us": "nan"}, "'nan' in the column 'run_1_us': must be a finite number of more than 0"),
+        ({"run_1_us": "0"}, "'0' in the column 'run_1_us'"),
+        ({"mean_us": "-3"}, "'-3' in the column 'mean_us'"),
+        ({"cold_run_2_us": "inf"}, "'inf' in the column 'cold_run_2_us'"),
+        ({"mean_us": ""}, "'ok' with '' in 'mean_us'"),
+        ({"status": "error"}, "'error' with '10' in 'run_1_us'"),
     ],
 )
-def test_rows_of_no_convolution_or_of_an_unknown_provider_are_told(tmp_path, changes, told):
+def test_rows_that_no_sweep_writes_are_told_by_both_doors(tmp_path, changes, told):
     with ResultsFolder(tmp_path) as folder:
         folder.append(ROW)
-        folder.append(replace(ROW, algorithm="auto", **changes))
-    with pytest.raises(ResultsError, match="use the version that measured it, or delete such rows") as error:
-        read(tmp_path / "measurements.csv")
-    assert told in str(error.value)
+    path = tmp_path / "measurements.csv"
+    cells = dict(zip(COLUMNS, ROW.cells(), strict=True)) | changes
+    path.write_text(path.read_text() + csv_text(cells.values(), ()))
+    before = path.read_text()
+    for enter in (lambda: read(path), lambda: ResultsFolder(tmp_path).__enter__()):
+        with pytest.raises(ResultsError, match=re.escape(f"(line 3: {told}")):
+            enter()
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("ending", ["\n", ""])
+def test_a_whole_last_row_is_kept_where_its_line_has_no_end(tmp_path, ending):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(FAILED)
+    path = tmp_path / "measurements.csv"
+    path.write_text(path.read_text().rstrip("\n") + ending)
+    with ResultsFolder(tmp_path) as folder:
+        assert list(folder.rows) == [ROW.key, FAILED.key]
+    assert len(read(path)) == 2
+
+
+def test_an_error_of_any_text_is_a_row_that_can_be_read(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(replace(FAILED, detail="not UTF-8: \udcff, " + "and so on, " * 20_000))
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+    (detail,) = read(tmp_path / "measurements.csv").query("status == 'error'").detail
+    assert detail.startswith("not UTF-8: \\udcff, and so on")
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["moved", "deleted"])
+@pytest.mark.parametrize("locked", [False, True], ids=["copied there", "measured there"])
+@pytest.mark.parametrize("late", [False, True], ids=["before a row", "after the last row"])
+def test_a_sweep_in_the_place_of_the_folder_is_not_written_over(tmp_path, deleted, locked, late):
+    out, other, finished = tmp_path / "paper", tmp_path / "elsewhere", tmp_path / "finished"
+    theirs, last = replace(ROW, batch=256), replace(ROW, algorithm="auto")
+    with ResultsFolder(finished) as folder:
+        folder.append(theirs)
+    if not locked:
+        (finished / ".lock").unlink()
+    before = (finished / "measurements.csv").read_bytes()
+    with pytest.raises(ResultsError, match="was replaced by another folder") as error, ResultsFolder(out) as folder:
+        folder.append(ROW)
+        if late:
+            folder.append(last)
+        shutil.rmtree(out) if deleted else out.rename(other)
+        finished.rename(out)
+        if not late:
+            folder.append(last)
+    assert (out / "measurements.csv").read_bytes() == before
+    assert not (out / "environment.json").exists()
+    kept = tmp_path / "paper-2" if deleted else other
+    assert ("paper-2" in str(error.value)) == deleted
+    assert list(read(kept / "measurements.csv").algorithm) == ["two_stage", "auto"]
+
+
+@pytest.mark.parametrize("what", ["lock", "file"])
+def test_what_is_taken_out_of_the_folder_comes_back(tmp_path, what):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        (tmp_path / {"lock": ".lock", "file": "measurements.csv"}[what]).unlink()
+        folder.append(FAILED)
+        assert len(read(tmp_path / "measurements.csv")) == 2
+        with pytest.raises(ResultsError, match="in use by another run"), ResultsFolder(tmp_path):
+            pass
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".lock").symlink_to(victim)
+    with pytest.raises(ResultsError, match="cannot write to"), ResultsFolder(tmp_path / "out"):
+        pass
+    assert victim.read_text() == "precious" and os.listdir(tmp_path / "out") == [".lock"]
+
+
+@pytest.mark.parametrize("name", [".lock", "measurements.csv"])
+def test_a_fifo_does_not_hold_a_sweep_up(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ResultsError, match="it is no regular file"), ResultsFolder(tmp_path):
+        pass
+    assert (tmp_path / name).is_fifo()
 
 
 GEOMETRY, LATER = ("stride", "dilation", "groups"), COLUMNS[34:]
