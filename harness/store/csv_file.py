@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.store.files import read_regular, shown
+from harness.store.files import inflated, read_regular, shown
 
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
@@ -72,12 +73,15 @@ def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:
     A last line without an end that lacks cells is left out too: a killed run leaves one. Raises ResultsError where the
     file cannot be read, two columns have one name, or a line is no row of as many cells as the header has.
 
-    remedy: what to do where there is no file.
+    remedy: what to do where there is no file. A file called ....gz is compressed.
     """
     try:
-        text = read_regular(path).decode("utf-8-sig")
+        content = read_regular(path)
+        text = (inflated(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except FileNotFoundError:
         raise ResultsError(f"{path} does not exist: {remedy}") from None
+    except zlib.error:
+        raise ResultsError(f"{path} is not readable as CSV (it is no gzip file): {REMEDY}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ResultsError(f"{path} is not readable as CSV ({reason}): {REMEDY}") from None

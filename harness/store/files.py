@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import stat
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,16 @@ def read_regular(path: Path, most: int = -1) -> bytes:
     """The content of a regular file, or its first `most` bytes. Raises OSError where it is no such file."""
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read(most)
+
+
+def inflated(content: bytes) -> bytes:
+    """The text of a gzip file of one or more members, the last of which a killed run may have cut off."""
+    text = b""
+    while content:
+        member = zlib.decompressobj(wbits=31)  # gzip
+        text += member.decompress(content)
+        content = member.unused_data
+    return text
 
 
 def read_json(path: Path, remedy: str) -> Any:

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace, command: str) -> Path:
-    """Write candidates.csv and environment.json, and return their folder."""
+    """Write candidates.csv.gz and environment.json, and return their folder."""
     if not torch.cuda.is_available():
         raise UsageError("no GPU found: measure on one, or fit to the committed times with --fit-only")
     if not options.minutes > 0:

@@ -1,12 +1,13 @@
 """Configurations of every algorithm, timed on a GPU in one precision: the data that the cost models are fitted to.
 
-candidates.csv has a row for each candidate: the case, the configuration as it prints, the time that was predicted when
-it was measured, and the device time of each run in microseconds. A candidate with a wrong output has no row.
+candidates.csv.gz has a row for each candidate: the case, the configuration as it prints, the time that was predicted
+when it was measured, and the device time of each run in microseconds. A candidate with a wrong output has no row.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -100,7 +101,7 @@ def measure(
     chance.shuffle(cases)
     dropped, deadline = 0, _Deadline(minutes, len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file, Compiler(spec.arch) as compiler, deadline:
+    with gzip.open(path, "wt", newline="") as file, Compiler(spec.arch) as compiler, deadline:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         plans = []
@@ -205,13 +206,13 @@ class _Deadline:
 
 
 def add_other_cases(path: Path, before: pd.DataFrame) -> None:
-    """Append to a candidates.csv those rows of an earlier measurement whose cases it does not have."""
+    """Append to a candidates.csv.gz those rows of an earlier measurement whose cases it does not have."""
     measured, cases = (frame.set_index(list(CASE_COLUMNS)).index for frame in (read(path), before))
     before.loc[~cases.isin(measured), list(COLUMNS)].to_csv(path, mode="a", header=False, index=False)
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The complete rows of a candidates.csv; raises ResultsError where it is missing or is something else."""
+    """The complete rows of a candidates.csv.gz; raises ResultsError where it is missing or is something else."""
     remedy = "measure first with 'python -m harness.tune' on a GPU"
-    frame = read_csv(path, COLUMNS, text={"algorithm", "config"}, name="candidates.csv", remedy=remedy)
+    frame = read_csv(path, COLUMNS, text={"algorithm", "config"}, name="candidates.csv.gz", remedy=remedy)
     return frame.dropna()

@@ -1,7 +1,8 @@
-"""Costs from a measured candidates.csv: fit all algorithms, print their regret, write the constants to their file."""
+"""Costs from measured candidates: fit all algorithms, print their regret, write the constants to their file."""
 
 from __future__ import annotations
 
+import gzip
 import multiprocessing
 import os
 from collections import Counter
@@ -24,14 +25,14 @@ from harness.sweep.comparisons import AUTO
 from harness.tune import candidates, fit, refine
 from harness.tune.fit import Row
 
-CSV = "candidates.csv"
+CSV = "candidates.csv.gz"
 TRAINING, ALL = "training", "all"
 
 Constants = dict[str, Any]  # by algorithm
 
 
 def write_fitted(folder: Path, seed: int, precision: str) -> None:
-    """Fit the cost models of a precision to a folder's candidates.csv, print their regret, and write their file.
+    """Fit the cost models of a precision to a folder's candidates.csv.gz, print their regret, and write their file.
 
     The models are fitted twice: to all layers, for the file, and without the layers that the seed holds out, to tell
     how well they generalise. Raises ResultsError where the folder lacks what a fit needs.
@@ -46,7 +47,7 @@ def write_fitted(folder: Path, seed: int, precision: str) -> None:
         print(
             f"{len(frame) - len(known)} rows of {folder / CSV} have a configuration that no algorithm offers: deleted"
         )
-        write_whole(folder / CSV, known.to_csv(index=False))
+        write_whole(folder / CSV, gzip.compress(known.to_csv(index=False).encode(), mtime=0))
     training, held_out = fit.hold_out(rows, seed)
     used = {name: ALGORITHMS[name].costs(precision) for name in offering(precision)}
     fitted = _fit_in_parallel({TRAINING: training, ALL: rows}, device, used)

@@ -43,7 +43,7 @@ class Row:
 
 
 def rows_of(frame: pd.DataFrame, device: DeviceSpec, precision: str = FP32) -> tuple[list[Row], pd.DataFrame]:
-    """The rows of a candidates.csv of one precision, and the part of the table that they are.
+    """The rows of a candidates.csv.gz of one precision, and the part of the table that they are.
 
     A row is left out where its algorithm does not have its configuration, and where its two fastest runs differ by more
     than AGREEMENT: something disturbed the others.

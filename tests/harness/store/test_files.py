@@ -1,12 +1,13 @@
 """Files that are written whole: the old one stays until the new one is there."""
 
 import errno
+import gzip
 import os
 
 import pytest
 
 from harness.errors import ResultsError
-from harness.store.files import read_json, read_regular, write_whole
+from harness.store.files import inflated, read_json, read_regular, write_whole
 
 
 def full_disk(*arguments):
@@ -77,3 +78,10 @@ def test_what_is_no_json_is_one_sentence(tmp_path, text):
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ResultsError, match=r"^[^\n]*a\.json cannot be read \([^\n]*\): delete it$"):
         read_json(path, "delete it")
+
+
+def test_a_compressed_file_may_have_several_members_and_be_cut_off():
+    whole = gzip.compress(b"one\n") + gzip.compress(b"two\n" * 1000)
+    assert inflated(whole) == b"one\n" + b"two\n" * 1000
+    cut = inflated(whole[:-9])
+    assert cut.startswith(b"one\ntwo\n")

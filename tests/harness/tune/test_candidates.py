@@ -1,5 +1,6 @@
-"""Which configurations are measured, and what candidates.csv then has: on the CPU, with torch's convolution."""
+"""Which configurations are measured, and what candidates.csv.gz then has: on the CPU, with torch's convolution."""
 
+import gzip
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_the_configuration_that_an_algorithm_would_choose_is_measured(precision)
 
 
 def test_configurations_of_a_case_print_differently():
-    """candidates.csv has configurations as they print."""
+    """candidates.csv.gz has configurations as they print."""
     for sweep in ("smoke", "unseen"):
         for case in load_sweep(sweep, batches=[64]).cases:
             for algorithm in ALGORITHMS.values():
@@ -91,7 +92,7 @@ def short_runs(monkeypatch):
 
 @each_precision
 def test_what_is_measured_can_be_fitted(toys, on_the_cpu, tmp_path, precision):
-    path = tmp_path / "new" / "candidates.csv"
+    path = tmp_path / "new" / "candidates.csv.gz"
     assert measure(path, precision=precision) == 0
     frame = candidates.read(path)
     rows, known = fit.rows_of(frame, H200, precision)
@@ -103,16 +104,16 @@ def test_what_is_measured_can_be_fitted(toys, on_the_cpu, tmp_path, precision):
 def test_configurations_of_the_library_are_read_as_they_were_written(on_the_cpu, tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "PER_ALGORITHM", 2)
     smallest = min(load_sweep("smoke", batches=[1]).cases, key=lambda case: case.problem.flop)
-    assert measure(tmp_path / "candidates.csv", [smallest]) == 0
-    frame = candidates.read(tmp_path / "candidates.csv")
+    assert measure(tmp_path / "candidates.csv.gz", [smallest]) == 0
+    frame = candidates.read(tmp_path / "candidates.csv.gz")
     rows, known = fit.rows_of(frame, H200)
     found = candidates.candidates_of(smallest.problem, H200, random.Random(1))
     assert len(known) == len(frame) and {row.algorithm for row in rows} == {one.algorithm for one in found}
 
 
 def test_the_kernels_that_are_measured_are_compiled_once_before(toys, on_the_cpu, tmp_path):
-    measure(tmp_path / "candidates.csv")
-    frame = candidates.read(tmp_path / "candidates.csv")
+    measure(tmp_path / "candidates.csv.gz")
+    frame = candidates.read(tmp_path / "candidates.csv.gz")
     launched = {
         (TOYS[name].source, ("TILE", int(config.removeprefix("tile="))))
         for name, config in zip(frame.algorithm, frame.config, strict=True)
@@ -123,8 +124,8 @@ def test_the_kernels_that_are_measured_are_compiled_once_before(toys, on_the_cpu
 def test_a_case_that_no_algorithm_computes_is_passed_over(on_the_cpu, tmp_path):
     """In TF32 this is a filter of more rows than tf32x3 computes: two_stage is FP32 only."""
     layer = Layer(("user",), ("large",), h=40, w=40, c=3, m=8, k=33, pad=0)
-    assert measure(tmp_path / "candidates.csv", [Case(layer, 1)], precision="tf32") == 0
-    assert len(candidates.read(tmp_path / "candidates.csv")) == 0
+    assert measure(tmp_path / "candidates.csv.gz", [Case(layer, 1)], precision="tf32") == 0
+    assert len(candidates.read(tmp_path / "candidates.csv.gz")) == 0
 
 
 def test_wrong_output_is_left_out_and_counted(toys, on_the_cpu, tmp_path, monkeypatch, capsys):
@@ -135,8 +136,8 @@ def test_wrong_output_is_left_out_and_counted(toys, on_the_cpu, tmp_path, monkey
         return (lambda: call().mul_(1.001)) if candidate.algorithm == "toy_small" else call
 
     monkeypatch.setattr(candidates, "prepare", prepare)
-    assert measure(tmp_path / "candidates.csv", cases()[:1]) == len(TOYS["toy_small"].variants("sm_90a"))
-    assert set(candidates.read(tmp_path / "candidates.csv").algorithm) == {"toy_large"}
+    assert measure(tmp_path / "candidates.csv.gz", cases()[:1]) == len(TOYS["toy_small"].variants("sm_90a"))
+    assert set(candidates.read(tmp_path / "candidates.csv.gz").algorithm) == {"toy_large"}
     assert "wrong, left out: toy_small" in capsys.readouterr().out
 
 
@@ -151,17 +152,17 @@ def test_an_interrupted_measurement_keeps_its_rows(toys, on_the_cpu, tmp_path, m
 
     monkeypatch.setattr(candidates, "prepare", prepare)
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path / "candidates.csv")
-    assert len(candidates.read(tmp_path / "candidates.csv").groupby(["batch", "h", "m"])) == 1
+        measure(tmp_path / "candidates.csv.gz")
+    assert len(candidates.read(tmp_path / "candidates.csv.gz").groupby(["batch", "h", "m"])) == 1
 
 
 def test_no_case_is_begun_when_the_time_is_over(toys, on_the_cpu, tmp_path):
-    measure(tmp_path / "candidates.csv", minutes=1e-9)
-    assert len(candidates.read(tmp_path / "candidates.csv")) == 0
+    measure(tmp_path / "candidates.csv.gz", minutes=1e-9)
+    assert len(candidates.read(tmp_path / "candidates.csv.gz")) == 0
 
 
 def test_other_cases_are_kept_where_more_is_added(tmp_path):
-    old = write(tmp_path, measured()) / "candidates.csv"
+    old = write(tmp_path, measured()) / "candidates.csv.gz"
     frame = pd.read_csv(old)
     frame.drop(columns=["stride", "dilation", "groups"]).to_csv(old, index=False)  # as files once were
     before = candidates.read(old)[frame.columns]
@@ -175,9 +176,12 @@ def test_other_cases_are_kept_where_more_is_added(tmp_path):
 
 
 def test_a_file_that_is_something_else_is_refused(tmp_path):
-    path = tmp_path / "candidates.csv"
+    path = tmp_path / "candidates.csv.gz"
     with pytest.raises(ResultsError, match=r"does not exist: measure first with 'python -m harness\.tune'"):
         candidates.read(path)
     path.write_text("batch,h\n1,7\n")
+    with pytest.raises(ResultsError, match="it is no gzip file"):
+        candidates.read(path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(ResultsError, match=r"lacks the column 'w': it is no candidates\.csv"):
         candidates.read(path)

@@ -113,7 +113,7 @@ def test_candidates_of_two_kinds_of_gpu_are_refused(tmp_path, capsys):
 def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, monkeypatch):
     def measure(cases, device, spec, path, *limits):
         write(path.parent / "..", measured())
-        shutil.copy(path.parent.parent / "candidates.csv", path)
+        shutil.copy(path.parent.parent / "candidates.csv.gz", path)
         return 0
 
     monkeypatch.setattr(command, "device_spec", lambda index: H200)
@@ -127,7 +127,7 @@ def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, 
 
 @pytest.mark.parametrize(("precision", "folder"), [("fp32", "tune"), ("tf32", "tune-tf32")])
 def test_each_section_of_the_constants_tells_its_rows(precision, folder):
-    frame = candidates.read(environment.ROOT / "results" / "nvidia-h200" / folder / "candidates.csv")
+    frame = candidates.read(environment.ROOT / "results" / "nvidia-h200" / folder / "candidates.csv.gz")
     text = costs.PATHS[precision].read_text()
     for name, rows in frame.groupby("algorithm"):
         cases = len(rows.drop_duplicates(CASE))

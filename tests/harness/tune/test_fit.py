@@ -68,13 +68,13 @@ def test_layers_are_held_out_at_every_batch_size():
 
 
 def test_rows_are_read_as_they_were_written(tmp_path):
-    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv")
+    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv.gz")
     found, known = fit.rows_of(frame, H200)
     assert found == rows() and known.equals(frame)
 
 
 def test_rows_of_unknown_configurations_and_disturbed_ones_are_left_out(tmp_path):
-    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv")
+    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv.gz")
     frame.loc[0, "config"] = "tile=1x1"
     frame.loc[1, "algorithm"] = "unknown"
     frame.loc[2, ["run_1_us", "run_2_us", "run_3_us"]] = 2.0, 1.0, 1.5

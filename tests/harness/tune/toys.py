@@ -5,6 +5,7 @@ faster. The times are those of other constants than the ones in use.
 """
 
 import csv
+import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def write(folder: Path, measured: Iterable[tuple[Case, str, object, float]], *re
 
     environment.json has these reports, by default that of one H200.
     """
-    with open(folder / "candidates.csv", "w", newline="") as file:
+    with gzip.open(folder / "candidates.csv.gz", "wt", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(candidates.COLUMNS)
         writer.writerows([*case.key, name, config, 1.0, us, us, us, us] for case, name, config, us in measured)
