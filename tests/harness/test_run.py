@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -427,3 +428,19 @@ def test_a_name_that_the_terminal_has_no_letter_for_is_printed_and_written(tmp_p
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "out" / "measurements.csv").layers.tolist() == ["größe"]
+
+
+def test_a_sweep_that_was_put_in_the_place_of_the_folder_is_told_and_stays(tmp_path, monkeypatch, capsys):
+    out, moved = tmp_path / "paper", tmp_path / "moved"
+
+    def replaced(problems, work, options):
+        out.rename(moved)
+        shutil.copytree(moved, out)
+        (out / "measurements.csv").write_text("theirs\n")
+        (out / "environment.json").write_text("theirs\n")
+
+    monkeypatch.setattr(session.supervisor, "run", replaced)
+    assert harness(*SLICE, "--batch", 1, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and str(out) in said and "the folder that was moved" in said
+    assert {(out / name).read_text() for name in ("measurements.csv", "environment.json")} == {"theirs\n"}
