@@ -72,5 +72,6 @@ def folder(text: str) -> Path:
 
 
 def _say(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
+    """Print a message as one line, whatever the values in it are, and return the exit code."""
+    print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message), file=sys.stderr)
     return code

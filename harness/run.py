@@ -39,13 +39,15 @@ def _run(options: argparse.Namespace) -> None:
     options.group = hosts.group()
     first = options.group is None or options.group.rank == 0
     device = _device(options.device, options.group)
-    if first and device.type == "cpu" and (note := _note_on_a_cpu(options)):
+    only_shown = options.list or options.dry_run
+    kind = "cuda" if only_shown and options.device is None else device.type  # what a GPU measures is shown without one
+    if first and kind == "cpu" and (note := _note_on_a_cpu(options)):
         print(note)
-    chosen = _sweep(options, device)
-    providers = _providers(options, device)
+    chosen = _sweep(options, kind)
+    providers = _providers(options, kind)
     algorithms = _algorithms(options, providers)
     if options.list:
-        _print_list(chosen, device)
+        _print_list(chosen, kind)
     elif options.dry_run:
         _print_cases(chosen, providers, options.runs or chosen.runs)
     else:
@@ -223,13 +225,13 @@ def _note_on_a_cpu(options: argparse.Namespace) -> str:
     return " ".join(parts)
 
 
-def _sweep(options: argparse.Namespace, device: torch.device) -> Sweep:
+def _sweep(options: argparse.Namespace, kind: str) -> Sweep:
     if options.runs is not None and not 1 <= options.runs <= MAX_RUNS:
         raise UsageError(f"--runs {options.runs}: must be from 1 to {MAX_RUNS}")
     # A CPU's default is small, but a slice that was asked for by name is looked for where all layers are.
     config = options.config
     if config is None:
-        config = "smoke" if device.type == "cpu" and not _slices(options) else "paper"
+        config = "smoke" if kind == "cpu" and not _slices(options) else "paper"
     _check_name(config, options.out)
     return load_sweep(
         config, networks=options.net, batches=options.batch, filter_sizes=options.filter_size, layers=options.layer
@@ -247,18 +249,16 @@ def _check_name(config: str, out: Path | None) -> None:
         )
 
 
-def _providers(options: argparse.Namespace, device: torch.device) -> tuple[str, ...]:
-    there = [provider for provider in PROVIDERS.values() if provider.device == device.type]
+def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
+    there = [provider for provider in PROVIDERS.values() if provider.device == kind]
     possible = [provider.name for provider in there if options.precision in provider.precisions]
     if not possible:
-        raise UsageError(f"--precision {options.precision}: on {device.type} everything computes in {FP32}; use a GPU")
+        raise UsageError(f"--precision {options.precision}: on {kind} everything computes in {FP32}; use a GPU")
     for name in options.provider or ():
-        if device.type == "cpu" and name in PROVIDERS and name not in possible:
+        if kind == "cpu" and name in PROVIDERS and name not in possible:
             raise UsageError(f"--provider {name}: it needs a GPU; on a CPU it must be one of {', '.join(possible)}")
         if name not in possible:
-            raise UsageError(
-                f"--provider {name}: on {device.type} in {options.precision} there are {', '.join(possible)}"
-            )
+            raise UsageError(f"--provider {name}: on {kind} in {options.precision} there are {', '.join(possible)}")
     return tuple(options.provider or [name for name in possible if not PROVIDERS[name].optional])
 
 
@@ -275,10 +275,10 @@ def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> froz
     return frozenset(options.algorithm) if options.algorithm else None
 
 
-def _print_list(chosen: Sweep, device: torch.device) -> None:
+def _print_list(chosen: Sweep, kind: str) -> None:
     print(f"networks: {', '.join(known_networks())}")
     for provider in PROVIDERS.values():
-        if provider.device == device.type:
+        if provider.device == kind:
             names = ", ".join(provider.algorithms) or "engines, listed by cuDNN for each case"
             print(f"provider {provider.name}{', only where --provider names it' * provider.optional}: {names}")
     batch = chosen.cases[0].batch

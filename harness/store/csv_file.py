@@ -57,6 +57,7 @@ def _is_number(cells: pd.Series) -> pd.Series:
     return cells.isin(["", "nan"]) | pd.to_numeric(cells, errors="coerce").notna()
 
 
+_NO_PART_OF_A_LINE = re.compile("[\0\r\n]+")
 _TIME = Rule("a finite number of more than 0, or empty", _is_time)
 _NUMBER = Rule("a number, or empty", _is_number)
 _NAME_OF_A_TIME = re.compile("(.*_)?(us|ms)")
@@ -123,14 +124,20 @@ def _unended(path: Path, number: int, line: str) -> list[str]:
 
 
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Rows below a header as the text of a CSV file, each on a line of its own; very long cells are cut."""
+    """Rows below a header as the text of a CSV file, each on a line of its own.
+
+    Line ends and NUL characters in a cell become spaces, and a very long cell is cut: `rows_of` reads what is written.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_cut, cells) for cells in (header, *rows))
+    csv.writer(text, lineterminator="\n").writerows(map(_writable, cells) for cells in (header, *rows))
     return text.getvalue()
 
 
-def _cut(cell: object) -> object:
-    return f"{cell[: LONGEST - 3]}..." if isinstance(cell, str) and len(cell) > LONGEST else cell
+def _writable(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    line = _NO_PART_OF_A_LINE.sub(" ", cell)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
 
 
 def damaged(path: Path, number: int, reason: str) -> ResultsError:

@@ -37,6 +37,7 @@ from harness.sweep.worker import LIMIT_S
 
 POLL_S = 0.02
 SILENT_S = 2 * LIMIT_S  # without a word of any process before the first gives up
+OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # its environment variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +51,27 @@ class Group:
 
 
 def group() -> Group | None:
-    """The group that this process belongs to; None where torchrun did not start it."""
+    """The group that this process belongs to; None where torchrun did not start it.
+
+    Raises UsageError where the variables that torchrun sets are missing or contradict each other.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    rank, local_rank, size = map(_number_of_torchrun, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    if not (local_rank <= rank < size and os.environ.get("MASTER_ADDR") and _number_of_torchrun("MASTER_PORT")):
+    rank, local_rank, size, port = map(_number, ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if not (0 <= local_rank <= rank < size and port > 0 and os.environ.get("MASTER_ADDR")):
+        found = ", ".join(f"{name}={os.environ.get(name, '')[:60]}" for name in OF_TORCHRUN)
         raise UsageError(
-            f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size}, MASTER_ADDR={os.environ.get('MASTER_ADDR')}: "
-            f"these are no process of a torchrun; {_START_ANEW}"
+            f"TORCHELASTIC_RUN_ID is set, but {found} are not of a process that torchrun started: start the command "
+            "with torchrun, or 'unset TORCHELASTIC_RUN_ID'"
         )
     store, rank, size = next(rendezvous("env://"))
     return Group(rank, size, local_rank, PrefixStore("cuconv", store))
 
 
-_START_ANEW = "start with torchrun, or 'unset TORCHELASTIC_RUN_ID'"
-
-
-def _number_of_torchrun(name: str) -> int:
-    """The value of a variable that torchrun sets. Raises UsageError where it is missing, or no whole number."""
-    value = os.environ.get(name)
-    if value is None or not re.fullmatch("[0-9]{1,9}", value):
-        found = "is not set" if value is None else f"is {value!r}"
-        raise UsageError(f"{name} {found}, but TORCHELASTIC_RUN_ID is set: must be a whole number; {_START_ANEW}")
-    return int(value)
+def _number(variable: str) -> int:
+    """The whole number in an environment variable; -1 where there is none."""
+    value = os.environ.get(variable, "")
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else -1
 
 
 class SharedWork:

@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 CSV = "measurements.csv"
+DIGITS = 6  # of a number that is written: a millionth is less than the clock resolves
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
@@ -162,7 +163,7 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.9g}"
+        return f"{value:.{DIGITS}g}"
     return " ".join(str(value).split())
 
 

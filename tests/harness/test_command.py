@@ -61,3 +61,8 @@ def test_a_reader_that_is_gone_is_no_traceback(lines):
     done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_value_with_line_ends_and_escapes_is_shown_on_one_line(capsys):
+    assert ends(UsageError("--out a\nb\x1b[31m\udcff: must be a folder")) == 2
+    assert capsys.readouterr().err == "harness.it: --out a\\nb\\x1b[31m\\udcff: must be a folder\n"

@@ -1,6 +1,7 @@
 """Two measurements compared: what is faster, slower, the same or unclear, and how the command ends."""
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -165,3 +166,26 @@ def test_another_time_is_compared_by_its_own_runs(folders, capsys):
     capsys.readouterr()
     assert compare.main([*both, "--time", "separated"]) == 2
     assert "has 0 separated times that fit the options" in capsys.readouterr().err
+
+
+def test_a_revision_is_no_option_of_git(tmp_path, monkeypatch, capsys):
+    old = "--output=victim"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    assert compare.main(["--", f"{old}:measurements.csv", f"{old}:measurements.csv"]) == 2
+    said = capsys.readouterr().err
+    assert old in said and said.count("\n") == 1
+    assert not any(path.name.startswith("victim") for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["fifo.csv", "device.csv", "measurements.csv", "n" * 300])
+def test_what_is_no_regular_file_is_told(tmp_path, capsys, kind):
+    path = tmp_path / kind
+    if kind == "device.csv":
+        path.symlink_to("/dev/zero")
+    elif len(kind) < 256:
+        os.mkfifo(path)
+    assert compare.main([str(path), str(path)]) == 2
+    said = capsys.readouterr().err
+    assert str(path) in said and said.count("\n") == 1

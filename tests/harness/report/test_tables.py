@@ -1,6 +1,7 @@
 """The command that prints every table, and what it prints where something is missing."""
 
 import pandas as pd
+import pytest
 
 from harness.experiments.accuracy import rows as accuracy
 from harness.experiments.copies import rows as bandwidth
@@ -71,3 +72,12 @@ def test_copies_that_are_something_else_end_the_command(tmp_path, capsys):
     assert tables.main(["--results", str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert f"{path} lacks the column 'way'" in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--device", "--sweep"])
+@pytest.mark.parametrize("name", ["/etc", "..", "*", "[", "", "a\0b"])
+def test_a_name_is_no_pattern_and_no_path(tmp_path, capsys, option, name):
+    write(tmp_path, SWEEP)
+    assert tables.main(["--results", str(tmp_path), option, name]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "measurements.csv under" in said

@@ -102,10 +102,10 @@ def test_a_whole_last_line_without_an_end_is_a_row(tmp_path):
 
 
 def test_what_is_written_can_be_read(tmp_path):
-    rows = [[1, "a" * 200_000, 2.5], [2, "bad \udc80 byte", 3.5]]
+    rows = [[1, "a" * 200_000, 2.5], [2, "bad \udc80 byte", 3.5], [3, 'a\0b\r\n"c"', 4.5]]
     write_whole(tmp_path / "times.csv", csv_text(COLUMNS, rows))
-    long, escaped = read_csv(tmp_path / "times.csv", COLUMNS, text=["name"], name="", remedy="").name
-    assert long.startswith("aaa") and escaped == r"bad \udc80 byte"
+    long, escaped, line = read_csv(tmp_path / "times.csv", COLUMNS, text=["name"], name="", remedy="").name
+    assert long.startswith("aaa") and escaped == r"bad \udc80 byte" and line == 'a b "c"'
 
 
 def test_a_folder_is_no_file(tmp_path):

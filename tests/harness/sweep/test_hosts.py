@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,3 +168,25 @@ def test_torchrun_with_more_processes_than_gpus_is_told_the_remedy():
         run._device(None, one)
     with pytest.raises(UsageError, match="--device cuda:1: torchrun gives each process its own GPU"):
         run._device("cuda:1", one)
+
+
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, None) for name in TORCHRUN),
+        *(("RANK", value) for value in ("one", "-1", "", "1", "1.0", "9" * 400)),
+        ("WORLD_SIZE", "0"),
+        ("LOCAL_RANK", "7"),
+        ("MASTER_PORT", "0"),
+    ],
+)
+def test_variables_that_torchrun_did_not_set_are_told(monkeypatch, name, value):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for variable, fine in (TORCHRUN | {name: value}).items():
+        monkeypatch.delenv(variable, raising=False) if fine is None else monkeypatch.setenv(variable, fine)
+    told = re.escape(f"{name}={(value or '')[:60]}")
+    with pytest.raises(UsageError, match=f"{told}.*start the command with torchrun, or 'unset TORCHELASTIC_RUN_ID'"):
+        hosts.group()
