@@ -100,7 +100,7 @@ def measure(
     chance.shuffle(cases)
     dropped, deadline = 0, _Deadline(minutes, len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file, Compiler(spec.arch) as compiler, deadline:
+    with open(path, "w", newline="", encoding="utf-8") as file, Compiler(spec.arch) as compiler, deadline:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         plans = []
