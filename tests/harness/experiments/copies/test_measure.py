@@ -83,7 +83,7 @@ def test_table_counts_both_ways():
         ("", "not readable as CSV"),
         ("bytes,mean_us\n1024,2\n", "lacks the column 'way'"),
         (",".join(COLUMNS) + "\n", "must have rows"),
-        (",".join(COLUMNS) + "\n1024,copy" + ",0" * 10 + "\n", "above 0"),
+        (",".join(COLUMNS) + "\n1024,copy" + ",0" * 10 + "\n", "more than 0"),
         (",".join(COLUMNS) + "\n1024,copy" + ",1" * 9 + ",\n", "above 0"),
         (",".join(COLUMNS) + "\n1024,copy" + ",x" * 10 + "\n", "not readable as CSV"),
     ],
