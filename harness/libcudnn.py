@@ -15,7 +15,7 @@ def loaded() -> tuple[str, int] | None:
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.version()  # loads it where it is not yet loaded
     maps = Path("/proc/self/maps")
-    text = maps.read_text() if maps.exists() else ""
+    text = maps.read_text(encoding="utf-8", errors="surrogateescape") if maps.exists() else ""
     found = re.search(r"^[^/]*(/.*/libcudnn\.so[.\d]*)$", text, re.MULTILINE)
     if found is None:
         return None

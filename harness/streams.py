@@ -50,8 +50,7 @@ def _safe(stream: Any, descriptor: int, ends_with_its_reader: bool) -> Any:
         io.BufferedWriter(_Descriptor(descriptor, ends_with_its_reader)),
         encoding=stream.encoding if stream else "utf-8",
         errors="backslashreplace",
-        line_buffering=stream.line_buffering if stream else True,
-        write_through=stream.write_through if stream else False,
+        line_buffering=stream is None or stream.line_buffering or stream.write_through,  # the last with python -u
     )
 
 

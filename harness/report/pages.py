@@ -42,7 +42,7 @@ from harness.report.speedups import (
     with_tf32,
     worst_table,
 )
-from harness.store.files import write_whole
+from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
 from harness.sweep.provenance import mixture, provenance
@@ -60,9 +60,10 @@ def rewrite(page: Path, found: Sequence[Results], plots: Path) -> int:
     names no table.
     """
     try:
-        text = page.read_text()
-    except OSError as error:
-        raise UsageError(f"cannot read {page} ({error.strerror}): name pages that exist") from None
+        text = read_regular(page).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UsageError(f"cannot read {page} ({reason}): name pages that exist") from None
     link = os.path.relpath(plots.resolve(), page.resolve().parent)
     pieces, at, tables = [], 0, 0
     while begin := BEGIN.search(text, at):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.errors import ResultsError
@@ -32,8 +33,7 @@ class LockedFolder:
 
     def close(self) -> None:
         """Give the lock back."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
+        _close(self._descriptors)
         self._descriptors = ()
 
     def is_ours(self) -> bool:
@@ -63,8 +63,9 @@ class LockedFolder:
         """
         if not self.is_ours():
             print(f"{self.path} was moved or deleted: it is made again, with all rows", file=sys.stderr)
-            self.close()
+            replaced = self._descriptors
             self._take()
+            _close(replaced)
         write_whole(self.path / name, content)
 
     def _take(self) -> None:
@@ -79,9 +80,14 @@ class LockedFolder:
                 raise
         except OSError as error:
             raise ResultsError(f"cannot write to {self.path} ({error.strerror}): {another}") from None
-        self._descriptors = (lock, folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self.close()
+            _close((lock, folder))
             raise ResultsError(f"{self.path} is in use by another run: wait for it, or {another}") from None
+        self._descriptors = (lock, folder)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

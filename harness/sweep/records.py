@@ -111,8 +111,8 @@ class Measurement:
             )
         if (most := max(len(runs) for runs in self._runs().values())) > MAX_RUNS:
             raise ValueError(f"{most} runs: at most {MAX_RUNS}")
-        if not all(0 < run < inf for runs in self._runs().values() for run in runs):
-            raise ValueError("a time is a finite number of more than 0")
+        if wrong := [run for runs in self._runs().values() for run in runs if not 0 < run < inf]:
+            raise ValueError(f"a time of {wrong[0]:g} us: must be finite and more than 0")
         if self.status != "ok" and (self.separated_runs_us or self.cold_runs_us):
             raise ValueError(f"status {self.status!r} with separated or cold runs: only rows that are ok have times")
         if self.status == "ok" and self.rel_l2_error is None:

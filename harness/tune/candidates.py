@@ -101,7 +101,7 @@ def measure(
     chance.shuffle(cases)
     dropped, deadline = 0, _Deadline(minutes, len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", newline="") as file, Compiler(spec.arch) as compiler, deadline:
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file, Compiler(spec.arch) as compiler, deadline:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         plans = []

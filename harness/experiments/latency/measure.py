@@ -106,3 +106,7 @@ def set_torch() -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

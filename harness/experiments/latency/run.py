@@ -72,7 +72,8 @@ def _rows(process: Process, seed: int, environment: str, folder: Path) -> Genera
     cache = folder / f"{use}-{process.contender}-{process.network.replace('/', '-')}"
     variables = os.environ | {CACHE_VARIABLE: str(cache)}
     with (
-        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would fill up
+        # A pipe that nobody reads would fill up.
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(
             [sys.executable, "-m", *_arguments(process, seed, folder)],
             stdout=subprocess.PIPE, stderr=errors, text=True, env=variables,

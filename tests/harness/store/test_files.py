@@ -47,10 +47,9 @@ def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path):
     assert not (tmp_path / "a.csv").is_symlink() and not (tmp_path / "a.csv.new").is_symlink()
 
 
-def test_the_locale_does_not_choose_the_encoding(tmp_path, monkeypatch):
-    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")
-    write_whole(tmp_path / "a.txt", "µs \udc80")
-    assert read_regular(tmp_path / "a.txt") == b"\xc2\xb5s \\udc80"
+def test_a_text_is_utf_8_and_a_lone_surrogate_its_escape(tmp_path):
+    write_whole(tmp_path / "a.txt", "größe \udc80")
+    assert read_regular(tmp_path / "a.txt") == b"gr\xc3\xb6\xc3\x9fe \\udc80"
 
 
 def no_file(tmp_path, kind):

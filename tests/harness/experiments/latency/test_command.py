@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -205,3 +206,9 @@ def test_the_program_that_is_started_imports_little():
         for name in loaded
         if name.startswith("harness.") and not name.startswith(("harness.experiments", "harness.streams"))
     ]
+
+
+def test_what_is_started_for_a_measurement_is_a_program(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["measure"])
+    with pytest.raises((SystemExit, ValueError, IndexError)):
+        runpy.run_module(run.MEASURE, run_name="__main__")
