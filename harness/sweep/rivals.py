@@ -21,7 +21,7 @@ RIVALS = 3  # of each case, in a quick look
 RIVALS_OF_OTHER_TIMES = 5  # of each case, with separated and cold times
 SHOWN_BESIDE = ("cuconv_prepared", "cublas")  # neither subjects nor rivals: all their algorithms qualify
 
-# The (provider, algorithm) pairs to measure for each case (batch, h, w, c, m, k, pad).
+# The (provider, algorithm) pairs to measure for each case, by its key.
 Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]
 
 

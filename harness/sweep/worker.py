@@ -1,7 +1,7 @@
 """The process that measures the cases of a sweep on one device, one after the other, for a supervisor.
 
 A convolution under test may break its CUDA context, hang, or end its process. All of that stays in here. What the
-process says goes through a pipe: `sweep.Begins` before anything that may break, then the rows.
+process says goes through a pipe: `one_case.Begins` before anything that may break, then the rows.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     names = ", ".join(network_models.NETWORKS)
     add("--net", nargs="+", metavar="NETWORK", default=list(network_models.NETWORKS),
-        help=f"these networks: {names}, torchvision:NAME, timm:NAME (default: the named six)")  # fmt: skip
+        help=f"these networks: {names}, torchvision:NAME, timm:NAME (default: the named)")  # fmt: skip
     add("--batch", nargs="+", type=int, metavar="N", default=list(BATCHES), help="batch sizes (default: 1 8 32)")
     add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS),
         help="tf32: torch and cuConv with TF32 allowed, in rows of their own (default: both)")  # fmt: skip

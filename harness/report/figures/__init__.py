@@ -1,10 +1,10 @@
 """The figures of the results, drawn from measurements.csv and environment.json alone.
 
-plots/DEVICE/SWEEP/overview.png              the speedup of auto on every case, for the README
-plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.png   the paper's three figures, in the paper's range of batch sizes
-plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.*      all batch sizes, where that is more
-plots/DEVICE/SWEEP/speedup_tf32_KxK.*              auto in TF32 over the best cuDNN with TF32 allowed
-plots/DEVICE/SWEEP/rivals.png                the fastest rival of each case, and the speedup over it
+plots/DEVICE/SWEEP/overview.png                   the speedup of auto on every case, for the README
+plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.png        the paper's three figures, in the paper's range of batch sizes
+plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.png   all batch sizes, where that is more
+plots/DEVICE/SWEEP/speedup_tf32_KxK.png           auto in TF32 over the best cuDNN with TF32 allowed
+plots/DEVICE/SWEEP/rivals.png                     the fastest rival of each case, and the speedup over it
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
 The same data draws the same bytes. `python -m harness.report figures` redraws all.
