@@ -14,6 +14,13 @@ _ALL = ("numpy", "pandas", "pydantic", "yaml")
 _DRAWING = ("matplotlib", "PIL")
 _MEASURING = ("nvtx", "torch", "tqdm")
 _WITH_VERBS = ("harness.experiments", "harness.report")  # programs whose first argument is a verb
+_COMMANDS = ("harness.run", "harness.networks", "harness.latency", "harness.compare", "harness.tune", *_WITH_VERBS)
+_STARTED = (  # by make, by who changes kernels, and by harness.latency
+    "harness.store.proof",
+    "harness.tune.variants",
+    "harness.experiments.latency.measure",
+    "harness.experiments.latency.start",
+)
 # What a command imports beside _ALL; the commands that are not here measure.
 _BESIDE = {
     "harness.report": (),
@@ -31,6 +38,18 @@ def _command() -> str:
     after = typed[typed.index("-m") + 1 :] if "-m" in typed[:-1] else [""]
     command = " ".join(after[: 2 if after[0] in _WITH_VERBS else 1])
     return command if command.partition(".")[0] == "harness" else ""
+
+
+def _check_is_one(command: str) -> None:
+    """End with one sentence and exit code 2 where a module is run that is no command: Python would do so silently."""
+    program = command.partition(" ")[0]
+    if program not in (*_COMMANDS, *_STARTED):
+        print(
+            f"{program} is no command: the commands are {', '.join(_COMMANDS)}, and CHANGELOG.md has the new names of "
+            "old ones",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def _check_packages(command: str) -> None:
@@ -56,4 +75,5 @@ if _running := _command():
 
     streams.secure()
     _end_by_interrupt()
+    _check_is_one(_running)
     _check_packages(_running)

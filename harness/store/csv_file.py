@@ -27,7 +27,7 @@ LONGEST = 10_000  # characters of a cell that is written; Python's reader takes 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a column's cells may hold. `holds` takes the cells as text, and returns for each whether it is right."""
+    """A rule of a column's cells. `holds` takes the cells as text, and returns for each whether it is right."""
 
     allowed: str  # it ends the sentence "X in the column Y: must be ..."
     holds: Callable[[pd.Series], pd.Series]

@@ -116,7 +116,7 @@ class SharedWork:
 
 
 class Writer:
-    """What writes the rows of all processes, in a thread of the first.
+    """The writer of all processes' rows, in a thread of the first.
 
     Use as a context manager: its end waits until all processes have ended, and raises what stopped the writer.
     """

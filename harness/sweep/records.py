@@ -192,7 +192,7 @@ _RULES = (
     | {column: whole_number(0 if column == "pad" else 1) for column in CASE_COLUMNS}
     | {"provider": one_of(tuple(PROVIDERS)), "precision": one_of(PRECISIONS), "status": one_of(STATUSES)}
 )
-"""What the cells of a file may hold, for its readers and for a sweep that adds rows to it."""
+"""The rules of a file's cells, for its readers and for a sweep that adds rows to it."""
 
 
 def read(csv_path: Path) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What tests of the harness share: the texts of figures."""
+"""A fixture that tests of the harness share: the texts of figures."""
 
 import pytest
 

@@ -1,10 +1,13 @@
-"""A command of the harness whose packages are not installed says so in one sentence."""
+"""A command of the harness that cannot begin, for want of packages or of itself, says so in one sentence."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import harness
 
 
 def ends(folder, *arguments, without):
@@ -45,3 +48,17 @@ def test_a_bare_interpreter_has_nothing():
 
 def test_the_list_of_layers_needs_no_package_for_drawing(tmp_path):
     assert ends(tmp_path, "harness.run", "--device", "cpu", "--list", without=["matplotlib", "PIL", "scipy"]) == (0, "")
+
+
+@pytest.mark.parametrize("old", ["harness.report.tables", "harness.measure.accuracy"])
+def test_a_module_that_is_no_command_says_so(tmp_path, old):
+    code, said = ends(tmp_path, old, without=())
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith(f"{old} is no command: the commands are harness.run, ")
+
+
+def test_every_program_of_the_harness_is_known():
+    root = Path(harness.__file__).parent
+    guarded = [path for path in root.rglob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    names = {".".join(("harness", *path.relative_to(root).with_suffix("").parts)) for path in guarded}
+    assert {name.removesuffix(".__main__") for name in names} == {*harness._COMMANDS, *harness._STARTED}

@@ -1,4 +1,4 @@
-"""What cuConv's contender offers, without a GPU."""
+"""The offers of cuConv's contender, without a GPU."""
 
 import pytest
 
