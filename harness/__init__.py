@@ -21,7 +21,7 @@ _STARTED = (  # by make, by who changes kernels, and by harness.latency
     "harness.experiments.latency.measure",
     "harness.experiments.latency.start",
 )
-# What a command imports beside _ALL; the commands that are not here measure.
+# What a command imports beside _ALL; a command that is not here imports _MEASURING.
 _BESIDE = {
     "harness.report": (),
     "harness.report docs": _DRAWING,
@@ -41,7 +41,7 @@ def _command() -> str:
 
 
 def _check_is_one(command: str) -> None:
-    """End with one sentence and exit code 2 where a module is run that is no command: Python would do so silently."""
+    """End with one sentence and exit code 2 where a module is run that is no command, and would silently do nothing."""
     program = command.partition(" ")[0]
     if program not in (*_COMMANDS, *_STARTED):
         print(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def loaded() -> tuple[str, int] | None:
-    """Its path, and its version, such as 91900 for 9.19.0; None where torch has loaded none."""
+    """The path and version of that library, such as 91900 for 9.19.0; None where torch has loaded none."""
     import torch
 
     if torch.backends.cudnn.is_available():

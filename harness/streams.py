@@ -13,7 +13,10 @@ from typing import Any
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor whose writes do not fail: what cannot be written is dropped, and `lost` says why."""
+    """A descriptor whose writes do not fail: what cannot be written is dropped, and `lost` says why.
+
+    Where it ends with its reader, as standard output does, a pipe that nobody reads any more raises BrokenPipeError.
+    """
 
     def __init__(self, descriptor: int, ends_with_its_reader: bool):
         super().__init__(descriptor, "w", closefd=False)
@@ -45,7 +48,7 @@ def secure() -> None:
 
 
 def _safe(stream: Any, descriptor: int, ends_with_its_reader: bool) -> Any:
-    """A stream like another, which is None where its descriptor was closed."""
+    """A safe stream in the place of another; `stream` is None where its descriptor was closed."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Descriptor(descriptor, ends_with_its_reader)),
         encoding=stream.encoding if stream else "utf-8",

@@ -71,7 +71,7 @@ def convert(
         inputs = Inputs(example)
         converted_and_report = _Conversion(model, inputs, precision, progress).run()
     if any(tensor.is_cuda for tensor in inputs.tensors):
-        gc.collect()  # what the capture leaves behind; otherwise Python looks for it in a forward soon, for 0.2 s
+        gc.collect()  # what the capture leaves; otherwise Python collects it during some later forward, for 0.2 s
     return converted_and_report
 
 

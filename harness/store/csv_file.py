@@ -71,8 +71,8 @@ def rule_of(column: str) -> Rule:
 def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:
     """The rows of a CSV file with their line numbers, the header first; empty lines are left out.
 
-    A last line without an end that lacks cells is left out too: a killed run leaves one. Raises ResultsError where the
-    file cannot be read, two columns have one name, or a line is no row of as many cells as the header has.
+    A last line without an end is left out too unless it is a whole row: a killed run leaves one. Raises ResultsError
+    where the file cannot be read, two columns have one name, or a line is no row of as many cells as the header has.
 
     remedy: what to do where there is no file. A file called ....gz is compressed.
     """

@@ -37,7 +37,9 @@ class LockedFolder:
         self._descriptors = ()
 
     def is_ours(self) -> bool:
-        """Whether the path still names the folder that is locked; False where nothing is there.
+        """Whether the path still names the folder that is locked; False where it may be filled again.
+
+        That is where nothing is there, or an empty folder, or this folder without its lock.
 
         Raises FolderReplaced where another folder is there that has files or a lock of its own.
         """

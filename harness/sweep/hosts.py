@@ -5,10 +5,10 @@ first process, which writes them into the one results folder. Where a process en
 host; `--resume` then measures what is missing.
 
 Keys of the store:
-    wanted      what is to be measured on each case, from the first process
+    wanted/I    what is to be measured on case I, from the first process
     head        the number of cases that were drawn
     said/R/I    the I-th message of rank R: its environment, a row, a case that it finished, or its end
-    stop        set where the first process cannot write: nothing more is drawn
+    stop        set when the writer ends, for whatever reason: nothing more is drawn
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _number(variable: str) -> int:
 
 
 class SharedWork:
-    """The part of a process in the work: it draws cases, and sends its rows to the first process."""
+    """The work of one process: it draws cases, and sends its rows to the first process."""
 
     def __init__(self, group: Group, cases: Sequence[Case], device: str, facts: dict[str, Any]):
         """device: the name of its folder under results/. facts: the process's report of its environment."""
@@ -93,7 +93,7 @@ class SharedWork:
         self._say({"ended": True})
 
     def offered(self, count: int) -> None:
-        """The progress bar of the first process moves by whole cases."""
+        """Do nothing: the progress bar moves by whole cases."""
 
     def append(self, row: Measurement) -> None:
         """Send a row to the first process."""
@@ -118,7 +118,8 @@ class SharedWork:
 class Writer:
     """The writer of all processes' rows, in a thread of the first.
 
-    Use as a context manager: its end waits until all processes have ended, and raises what stopped the writer.
+    Use as a context manager: its end waits until all processes have ended, and raises what stopped the writer. After
+    an exception it stops at once.
     """
 
     def __init__(

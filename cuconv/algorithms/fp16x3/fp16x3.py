@@ -64,7 +64,7 @@ class Costs(WeightPackingCosts):
     multiply: float = constant("the consumers' time for 2**18 FP32 multiply-adds")
     narrow: float = constant("the same, in addition, for a chain of products of a narrow tile")
     write: float = constant("a block's time to write 2**14 outputs")
-    write_narrow: float = constant("the same, in addition, of a narrow tile")
+    write_narrow: float = constant("added to write 2**14 outputs of a narrow tile")
     publish: float = constant("a block's time to publish 2**14 partial sums")
     accumulate: float = constant("a block's time to add 2**14 partial sums of another block")
     memory: float = constant("2**20 bytes of operands through device memory")
@@ -214,8 +214,8 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
 def _narrow_tiles(filters: int) -> list[Tile]:
     """Narrow tiles of equally many filters, where they pad less than multiples of 64 do.
 
-    Each is offered with as many positions as the registers hold, and with half of them. Sums that leave no registers
-    are too many: 32x512 was the fastest on 2 of 29 cases, and 32x256 is up to 1.6 times faster.
+    Each is offered with as many positions as the registers hold beside what else they are for, and with half of them.
+    A tile of MAX_SUMS leaves them too few: 32x512 was the fastest on 2 of 29 cases.
     """
     tiles = set()
     for most in (MAX_FILTERS, MAX_FILTERS // 2):

@@ -45,7 +45,7 @@ CLUSTER_SIZES = (1, 2, 3, 4, 5, 6, 8, 14, 16)  # values of split_k
 FILLING_CLUSTER_SIZES = (3, 5, 6, 14)  # fill the SMs better than a power of two, of use only where blocks are few
 FEW_BLOCKS_PER_SM = 3  # up to which those sizes are candidates
 
-# Strides by the size of a filter, of layers that kernels are specialised for; both are alike in both directions.
+# Kernels are specialised for square filters of these sizes with these strides, equal in both directions.
 STRIDES = {1: (1, 2), 2: (2,), 3: (1, 2), 4: (4,), 5: (1,), 7: (1, 2), 11: (4,)}
 
 
