@@ -27,10 +27,10 @@ from harness.store import environment
 from harness.store.environment import ROOT
 from harness.store.files import read_regular
 from harness.store.markdown import markdown, times
-from harness.store.times import HOT, TIMES, at_time
+from harness.store.times import HOT, TIMES, at_time, hot_runs
 from harness.sweep.comparisons import Results, each, geometric_mean, grouped, layer_label, problem_of, timed
 from harness.sweep.provenance import provenance
-from harness.sweep.records import KEY_COLUMNS, RUN_COLUMNS, read
+from harness.sweep.records import KEY_COLUMNS, read
 
 WORSE_FOUND = 1  # the exit code
 # Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:
@@ -134,9 +134,10 @@ def verdicts(old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD)
     must differ too, by a two-sided Mann-Whitney test, and by more than the GPU's clocks do where both rows have them;
     otherwise the verdict is "unclear".
     """
-    keys, columns = list(KEY_COLUMNS), [*KEY_COLUMNS, *RUN_COLUMNS, CLOCK]
-    joined = old[columns].merge(new[columns], on=keys, suffixes=("_old", "_new"))
-    before, after = ([_runs(joined, i, when) for i in range(len(joined))] for when in ("old", "new"))
+    keys = list(KEY_COLUMNS)
+    parts = [rows[[*keys, CLOCK]].assign(runs=_runs(rows)) for rows in (old, new)]
+    joined = parts[0].merge(parts[1], on=keys, suffixes=("_old", "_new"))
+    before, after = joined.runs_old, joined.runs_new
     found = joined[keys].assign(old_us=list(map(np.median, before)), new_us=list(map(np.median, after)))
     found["ratio"] = found.new_us / found.old_us
     by_clock = (joined[f"{CLOCK}_old"] / joined[f"{CLOCK}_new"]).fillna(1.0)
@@ -144,10 +145,10 @@ def verdicts(old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD)
     return found
 
 
-def _runs(joined: pd.DataFrame, row: int, when: str) -> np.ndarray:
-    """The times of a row's runs, in microseconds."""
-    cells = joined.iloc[row][[f"{column}_{when}" for column in RUN_COLUMNS]].to_numpy(float)
-    return cells[~np.isnan(cells)]
+def _runs(rows: pd.DataFrame) -> pd.Series:
+    """The times of each row's runs, in microseconds, as an array."""
+    cells = hot_runs(rows).to_numpy(float)
+    return pd.Series([row[~np.isnan(row)] for row in cells], index=rows.index, dtype=object)
 
 
 def _verdict(old: np.ndarray, new: np.ndarray, by_clock: float, threshold: float) -> str:

@@ -17,7 +17,7 @@ from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, PRECISIONS
 from harness.report.speedups import summary_table, with_tf32
 from harness.store import environment
-from harness.store.times import MAX_RUNS
+from harness.store.times import MOST_RUNS
 from harness.sweep import hosts, second_pass, session
 from harness.sweep.comparisons import Results
 from harness.sweep.hosts import Group
@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--against", choices=["best"], help="a quick look: ours and the three fastest rivals of each case by results/")
     add("--device", help="cuda, cuda:1, ... or cpu (default: the current GPU, or else the CPU)")
-    add("--runs", type=int, help=f"timed runs of each algorithm, 1 to {MAX_RUNS} (default: the sweep's)")
+    add("--runs", type=int, help=f"timed runs of each algorithm, 1 to {MOST_RUNS} (default: the sweep's)")
     add("--seed", type=int, default=0, help="of the data and of the order of algorithms (default: 0)")
     add("--out", type=command.folder, help="results folder (default: results/DEVICE/SWEEP)")
     add(
@@ -226,8 +226,8 @@ def _note_on_a_cpu(options: argparse.Namespace) -> str:
 
 
 def _sweep(options: argparse.Namespace, kind: str) -> Sweep:
-    if options.runs is not None and not 1 <= options.runs <= MAX_RUNS:
-        raise UsageError(f"--runs {options.runs}: must be from 1 to {MAX_RUNS}")
+    if options.runs is not None and not 1 <= options.runs <= MOST_RUNS:
+        raise UsageError(f"--runs {options.runs}: must be from 1 to {MOST_RUNS}")
     # A CPU's default is small, but a slice that was asked for by name is looked for where all layers are.
     config = options.config
     if config is None:

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from harness.cases.yaml_file import shown
 from harness.errors import CatalogueError
-from harness.store.times import MAX_RUNS
+from harness.store.times import MOST_RUNS, RUNS
 
 # The models of the files. A description ends the sentence "FIELD is VALUE: must be ...".
 
@@ -146,7 +146,7 @@ class Settings(_Strict):
     batch_sizes: Annotated[list[Size], AfterValidator(_distinct)] = Field(
         default=[1], min_length=1, description=f"a list of different batch sizes, each {COUNTING}"
     )
-    runs: int = Field(default=MAX_RUNS, ge=1, le=MAX_RUNS, description=f"a whole number from 1 to {MAX_RUNS}")
+    runs: int = Field(default=RUNS, ge=1, le=MOST_RUNS, description=f"a whole number from 1 to {MOST_RUNS}")
     workspace_limit_mib: Size = 1024
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 
 from harness.precision import FP32
 from harness.store.markdown import markdown
+from harness.store.times import hot_runs
 from harness.sweep.comparisons import AUTO, BATCH_INVARIANT, CASE, Results, each, problem_of, timed
-from harness.sweep.records import RUN_COLUMNS
 
 OURS = "cuconv"
 SAME_CLOCK = 0.005  # clocks that differ by less are equal
@@ -26,7 +26,7 @@ def pairs(results: Results) -> pd.DataFrame:
     """
     rows = timed(results.frame, FP32)
     rows = rows[(rows.provider == OURS) & rows.sm_clock_mhz.notna() & (rows.algorithm != BATCH_INVARIANT)]
-    shown = rows.assign(us=rows[list(RUN_COLUMNS)].median(axis=1), clock=rows.sm_clock_mhz, power=rows.power_w)
+    shown = rows.assign(us=hot_runs(rows).median(axis=1), clock=rows.sm_clock_mhz, power=rows.power_w)
     shown = shown[[*CASE, "algorithm", "detail", "us", "clock", "power"]]
     autos = shown[shown.algorithm == AUTO].drop(columns="algorithm")
     return autos.merge(shown[shown.algorithm != AUTO], on=[*CASE, "detail"], suffixes=("_1", "_2"))

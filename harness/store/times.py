@@ -6,9 +6,13 @@ before each call. docs/timing.md tells how each is taken.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import pandas as pd
 
-MAX_RUNS = 9
+RUNS = 9  # of the paper, and of every measurement that asks for no other number
+MOST_RUNS = 99
 HOT, SEPARATED, COLD = TIMES = ("hot", "separated", "cold")
 # What a reader of a table or a figure must know of a time.
 NOTES = {
@@ -18,10 +22,20 @@ NOTES = {
 }
 
 
-def run_columns(time: str) -> tuple[str, ...]:
-    """The columns of a time's runs, in microseconds, such as "run_1_us" and "cold_run_1_us"."""
+def run_columns(time: str, runs: int = RUNS) -> tuple[str, ...]:
+    """The columns of so many runs of a time, in microseconds, such as "run_1_us" and "cold_run_1_us"."""
     start = "" if time == HOT else f"{time}_"
-    return tuple(f"{start}run_{i}_us" for i in range(1, MAX_RUNS + 1))
+    return tuple(f"{start}run_{i}_us" for i in range(1, runs + 1))
+
+
+def runs_in(columns: Iterable[str]) -> int:
+    """The number of runs that a file with these columns has room for."""
+    return sum(re.fullmatch(r"run_[0-9]+_us", column) is not None for column in columns)
+
+
+def hot_runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """The hot runs of each row, or those of a time that `at_time` put in their place; absent ones are NaN."""
+    return frame[list(run_columns(HOT, runs_in(frame.columns)))]
 
 
 def mean_column(time: str) -> str:
@@ -30,13 +44,14 @@ def mean_column(time: str) -> str:
 
 
 def at_time(frame: pd.DataFrame, time: str) -> pd.DataFrame:
-    """Rows of measurements.csv with a time in the columns of hot, mean_us and run_1_us to run_9_us.
+    """Rows of measurements.csv with a time in the columns of hot, mean_us and those of the runs.
 
     A row that was not measured so has no time there.
     """
     if time == HOT:
         return frame
     columns = {mean_column(HOT): frame[mean_column(time)]}
-    for hot, other in zip(run_columns(HOT), run_columns(time), strict=True):
+    runs = runs_in(frame.columns)
+    for hot, other in zip(run_columns(HOT, runs), run_columns(time, runs), strict=True):
         columns[hot] = frame[other]
     return frame.assign(**columns)

@@ -21,7 +21,7 @@ from cuconv.problem import ConvProblem
 from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.csv_file import GEOMETRY
-from harness.store.times import HOT, TIMES, at_time
+from harness.store.times import HOT, TIMES, at_time, hot_runs
 from harness.sweep import records
 from harness.sweep.records import CASE_COLUMNS, ResultsError
 
@@ -58,7 +58,7 @@ class Results:
     """The measurements of one device and sweep.
 
     device: its folder's name under results/, "cpu" or a GPU's. frame: rows as `records.read` returns them. folder:
-    results/DEVICE/SWEEP. time: which of a row's times mean_us and run_1_us to run_9_us are, one of times.TIMES.
+    results/DEVICE/SWEEP. time: which of a row's times mean_us and the runs are, one of times.TIMES.
     """
 
     device: str
@@ -207,7 +207,7 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
         beside = fastest(others[others.provider == name])[[*CASE, "mean_us"]]
         cases = cases.merge(beside.rename(columns={"mean_us": f"{name}_us"}), on=CASE, how="left")
 
-    runs = timed(frame, ours)[list(records.RUN_COLUMNS)]
+    runs = hot_runs(timed(frame, ours))
     mine, parts = timed(frame, ours).assign(least_us=runs.min(axis=1), most_us=runs.max(axis=1)), []
     for subject in who.subjects:
         entered = frame[(frame.provider == who.provider) & (frame.status != "unsupported")]

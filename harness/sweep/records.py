@@ -2,8 +2,8 @@
 
 Rows are appended and flushed as they are measured, so that a crash keeps them. A line that is no row stops a command
 before it writes. A newer row of the same case, algorithm and precision replaces the older one. Closing the folder
-rewrites the file without the replaced rows, atomically. Times have nine significant digits, because the event timer is
-a 32-bit float. Files of older versions lack the columns in ABSENT; opening their folder adds them.
+rewrites the file without the replaced rows, atomically. Files of older versions lack the columns in ABSENT; opening
+their folder adds them. A file has columns for nine runs of a time, and for more where a row has more.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ from harness.store.csv_file import (
 )
 from harness.store.files import encoded, open_regular, write_whole
 from harness.store.locked_folder import FolderReplaced, LockedFolder
-from harness.store.times import COLD, HOT, MAX_RUNS, SEPARATED, mean_column, run_columns
+from harness.store.times import COLD, HOT, MOST_RUNS, RUNS, SEPARATED, mean_column, run_columns, runs_in
 
 __all__ = [
     "CASE_COLUMNS",
-    "COLUMNS",
     "KEY_COLUMNS",
-    "MAX_RUNS",
-    "RUN_COLUMNS",
     "STATUSES",
     "Measurement",
     "ResultsError",
     "ResultsFolder",
+    "columns_of",
     "read",
 ]
 
@@ -57,7 +55,6 @@ DIGITS = 6  # of a number that is written: a millionth is less than the clock re
 STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
-RUN_COLUMNS = run_columns(HOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +106,8 @@ class Measurement:
             raise ValueError(
                 f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok carry times"
             )
-        if (most := max(len(runs) for runs in self._runs().values())) > MAX_RUNS:
-            raise ValueError(f"{most} runs: at most {MAX_RUNS}")
+        if self.most_runs > MOST_RUNS:
+            raise ValueError(f"{self.most_runs} runs: at most {MOST_RUNS}")
         if wrong := [run for runs in self._runs().values() for run in runs if not 0 < run < inf]:
             raise ValueError(f"a time of {wrong[0]:g} us: must be finite and more than 0")
         if self.status != "ok" and (self.separated_runs_us or self.cold_runs_us):
@@ -146,14 +143,22 @@ class Measurement:
         """The values of CASE_COLUMNS."""
         return tuple(getattr(self, column) for column in CASE_COLUMNS)
 
-    def cells(self) -> list[str]:
-        """The row as text, in the order of COLUMNS."""
-        times: dict[str, str] = {}
-        for time, runs in self._runs().items():
-            cells = [_text(run) for run in runs] + [""] * (MAX_RUNS - len(runs))
-            times |= dict(zip(run_columns(time), cells, strict=True))
-            times[mean_column(time)] = _text(fmean(runs) if runs else None)
-        return [times[column] if column in times else _text(getattr(self, column)) for column in COLUMNS]
+    @property
+    def most_runs(self) -> int:
+        """The number of runs of the time that has the most."""
+        return max(map(len, self._runs().values()))
+
+    def cells(self) -> dict[str, str]:
+        """The row as text, by column."""
+        found: dict[str, str] = {}
+        for name in (f.name for f in fields(self)):
+            if (time := _RUNS_OF.get(name)) is None:
+                found[name] = _text(getattr(self, name))
+                continue
+            runs = getattr(self, name)
+            found |= dict(zip(run_columns(time, len(runs)), map(_text, runs), strict=True))
+            found[mean_column(time)] = _text(fmean(runs) if runs else None)
+        return found
 
     def _runs(self) -> dict[str, tuple[float, ...]]:
         return {HOT: self.runs_us, SEPARATED: self.separated_runs_us, COLD: self.cold_runs_us}
@@ -170,29 +175,33 @@ def _text(value: object) -> str:
 _RUNS_OF = {"runs_us": HOT, "separated_runs_us": SEPARATED, "cold_runs_us": COLD}
 
 
-def _columns() -> tuple[str, ...]:
-    """The fields of Measurement in their order; the runs of a time take a column each, and their mean follows."""
+def columns_of(runs: int = RUNS) -> tuple[str, ...]:
+    """The columns of a file with room for so many runs of each time.
+
+    They are the fields of Measurement in their order; the runs of a time take a column each, and their mean follows.
+    """
     names: list[str] = []
     for name in (f.name for f in fields(Measurement)):
         time = _RUNS_OF.get(name)
-        names += [name] if time is None else [*run_columns(time), mean_column(time)]
+        names += [name] if time is None else [*run_columns(time, runs), mean_column(time)]
     return tuple(names)
 
 
-COLUMNS = _columns()
-_KEY_AT = [COLUMNS.index(column) for column in KEY_COLUMNS]
-ABSENT = ABSENT_GEOMETRY | dict.fromkeys(COLUMNS[COLUMNS.index("environment") + 1 :], "")
-"""The columns that files of older versions lack, with the text of their cells there."""
+def _absent(columns: tuple[str, ...]) -> dict[str, str]:
+    """The columns that files of older versions lack, with the text of their cells there."""
+    return ABSENT_GEOMETRY | dict.fromkeys(columns[columns.index("environment") + 1 :], "")
+
+
 _TEXT = (  # an environment may be called 12345678 or 1e5
     *("networks", "layers", "provider", "algorithm", "precision", "status", "detail"),
     *("timing", "timestamp", "environment", "throttle"),
 )
-_RULES = (
-    {column: rule_of(column) for column in COLUMNS if column not in _TEXT}
-    | {column: whole_number(0 if column == "pad" else 1) for column in CASE_COLUMNS}
-    | {"provider": one_of(tuple(PROVIDERS)), "precision": one_of(PRECISIONS), "status": one_of(STATUSES)}
-)
-"""The rules of a file's cells, for its readers and for a sweep that adds rows to it."""
+_RULES = {column: whole_number(0 if column == "pad" else 1) for column in CASE_COLUMNS} | {
+    "provider": one_of(tuple(PROVIDERS)),
+    "precision": one_of(PRECISIONS),
+    "status": one_of(STATUSES),
+}
+"""The rules of a file's cells that are no plain numbers, for its readers and for a sweep that adds rows to it."""
 
 
 def read(csv_path: Path) -> pd.DataFrame:
@@ -202,20 +211,26 @@ def read(csv_path: Path) -> pd.DataFrame:
     """
     frame = _checked(csv_path, rows_of(csv_path, "measure first with 'python -m harness.run'"))
     newest = frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
-    return with_numbers(newest, [column for column in COLUMNS if column not in _TEXT])
+    return with_numbers(newest, [column for column in columns_of(runs_in(frame.columns)) if column not in _TEXT])
 
 
 def _checked(path: Path, rows: list[tuple[int, list[str]]]) -> pd.DataFrame:
     """Rows as a frame of texts; raises ResultsError for one that no sweep of this version writes."""
-    frame, lines = text_frame(path, rows, COLUMNS, ABSENT, CSV)
-    check(path, frame, lines, _RULES)
-    for column in (RUN_COLUMNS[0], mean_column(HOT)):
+    columns = columns_of(_room(rows))
+    frame, lines = text_frame(path, rows, columns, _absent(columns), CSV)
+    check(path, frame, lines, {column: rule_of(column) for column in columns if column not in _TEXT} | _RULES)
+    for column in ("run_1_us", mean_column(HOT)):
         wrong = frame["status"].eq("ok") == frame[column].eq("")
         if wrong.any():
             at = int(wrong.to_numpy().argmax())
             status, cell = frame["status"].iloc[at], frame[column].iloc[at]
             raise damaged(path, lines[at], f"{status!r} with {cell!r} in {column!r}: the rows that are 'ok' have times")
     return frame
+
+
+def _room(rows: list[tuple[int, list[str]]]) -> int:
+    """The number of runs that a file of these rows has columns for; no file of this project has fewer than RUNS."""
+    return max(RUNS, runs_in(rows[0][1]))
 
 
 class ResultsFolder:
@@ -228,7 +243,8 @@ class ResultsFolder:
     def __init__(self, folder: Path):
         self.folder = folder
         self.csv_path = folder / CSV
-        self.rows: dict[tuple[str, ...], list[str]] = {}
+        self.rows: dict[tuple[str, ...], dict[str, str]] = {}
+        self._runs = RUNS
         self._replaced: ResultsError | None = None
 
     def __enter__(self) -> ResultsFolder:
@@ -251,16 +267,17 @@ class ResultsFolder:
 
     def cell(self, key: tuple[str, ...], column: str) -> str:
         """The text of one column of a stored row."""
-        return self.rows[key][COLUMNS.index(column)]
+        return self.rows[key][column]
 
     def append(self, row: Measurement) -> None:
         """Write the row at once, so that nothing measured is lost; raises ResultsError where it cannot be written."""
         cells = row.cells()
-        if not (self._is_ours(cells) and self._is_open()):
+        if not (self._is_ours(cells) and self._is_open() and row.most_runs <= self._runs):
+            self._runs = max(row.most_runs, self._runs)
             self._rewrite()
             self._open()
         try:
-            self._file.write(encoded(csv_text(cells, ())))
+            self._file.write(encoded(self._line(cells)))
             self._file.flush()
         except OSError as error:
             raise ResultsError(
@@ -281,20 +298,30 @@ class ResultsFolder:
         is_empty = self.csv_path.is_file() and not self.csv_path.stat().st_size
         if self.csv_path.exists() and not is_empty:
             rows = rows_of(self.csv_path)
-            header = rows[0][1]
-            if header != [column for column in COLUMNS if column in header or column not in ABSENT]:
+            header, self._runs = rows[0][1], _room(rows)
+            columns = columns_of(self._runs)
+            if header != [column for column in columns if column in header or column not in _absent(columns)]:
                 raise ResultsError(
                     f"{self.csv_path} has other columns than this version writes: move it away, or use --out"
                 )
             frame = _checked(self.csv_path, rows)
-            for cells in frame[list(COLUMNS)].to_numpy(object).tolist():
-                self.rows[tuple(cells[i] for i in _KEY_AT)] = cells
+            for line in frame[list(columns)].to_numpy(object).tolist():
+                cells = dict(zip(columns, line, strict=True))
+                self.rows[tuple(cells[column] for column in KEY_COLUMNS)] = cells
         self._rewrite()
 
     def _rewrite(self) -> None:
         """Replace the file by its current rows in one step."""
         self._is_ours()
-        self._locked.write(CSV, csv_text(COLUMNS, self.rows.values()))
+        self._locked.write(CSV, self._text())
+
+    def _text(self, *pending: dict[str, str]) -> str:
+        """The file with all rows, and these below them."""
+        lines = map(self._line, [*self.rows.values(), *pending])
+        return csv_text(columns_of(self._runs), ()) + "".join(lines)
+
+    def _line(self, cells: Mapping[str, str]) -> str:
+        return csv_text((cells.get(column, "") for column in columns_of(self._runs)), ())
 
     def _is_open(self) -> bool:
         """Whether the file that is open is the one that the path names."""
@@ -303,7 +330,7 @@ class ResultsFolder:
         except OSError:
             return False
 
-    def _is_ours(self, *pending: list[str]) -> bool:
+    def _is_ours(self, *pending: dict[str, str]) -> bool:
         """Whether the folder is still there. Raises ResultsError where another one is in its place.
 
         pending: the cells of a row that no file has yet, which is kept then as well.
@@ -315,13 +342,13 @@ class ResultsFolder:
                 self._replaced = ResultsError(f"{error}; the rows of this run are in {self._kept(*pending)}")
         raise self._replaced
 
-    def _kept(self, *pending: list[str]) -> str:
+    def _kept(self, *pending: dict[str, str]) -> str:
         """Keep all rows beside a folder that is not ours, and name the place: the open file, or else a new folder."""
-        self._file.write(encoded("".join(csv_text(cells, ()) for cells in pending)))
+        self._file.write(encoded("".join(map(self._line, pending))))
         self._file.flush()
         if os.fstat(self._file.fileno()).st_nlink:
             return "the folder that was moved"
         names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))
         aside = next(folder for folder in names if not folder.exists())
-        write_whole(aside / CSV, csv_text(COLUMNS, [*self.rows.values(), *pending]))
+        write_whole(aside / CSV, self._text(*pending))
         return str(aside)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness import compare
-from harness.sweep.records import MAX_RUNS, read
+from harness.store.times import RUNS
+from harness.sweep.records import read
 from tests.helpers import row, write
 
-OLD = [10.0 + 0.01 * i for i in range(MAX_RUNS)]
+OLD = [10.0 + 0.01 * i for i in range(RUNS)]
 
 
 def timed(us, **options):

@@ -238,7 +238,7 @@ def test_an_unknown_layer_is_told_with_a_few_that_resemble_it(capsys):
         (["--layer", "nolayer"], ["nolayer", "5a_5x5red"]),
         (["--filter-size", "11"], ["11", "3, 5, 1"]),
         (["--batch", "0"], ["0"]),
-        (["--runs", "10"], ["10", "1 to 9"]),
+        (["--runs", "100"], ["100", "1 to 99"]),
         (["--device", "cuda:99"], ["cuda:99", "cpu"]),
         (["--precision", "tf32"], ["--precision tf32", "cpu", "fp32", "use a GPU"]),
     ],
@@ -349,7 +349,7 @@ def test_a_sweep_of_errors_alone_is_no_success(tmp_path, capsys):
         (["--algorithm", "bogus", "--dry-run"], "--algorithm bogus: the algorithms of cpu are"),
         (["--algorithm", "bogus", "--list"], "--algorithm bogus: the algorithms of cpu are"),
         (["--provider", "bogus", "--list"], "--provider bogus"),
-        (["--runs", "99", "--list"], "--runs 99"),
+        (["--runs", "100", "--list"], "--runs 100"),
     ],
 )
 def test_options_are_checked_where_nothing_is_measured(arguments, why, capsys):

@@ -27,7 +27,7 @@ from harness.stopwatch import timing
 from harness.store import environment
 from harness.store.files import write_whole
 from harness.store.markdown import markdown
-from harness.store.times import MAX_RUNS
+from harness.store.times import RUNS
 
 Copy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the first to the second
 
@@ -59,7 +59,7 @@ def measure(device: torch.device, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
 def _time_us(copy: Copy, source: torch.Tensor, target: torch.Tensor) -> tuple[float, ...]:
     call = partial(copy, source, target)
     call()
-    return timing.measure(call, MAX_RUNS, source.device).runs_us
+    return timing.measure(call, RUNS, source.device).runs_us
 
 
 def write(folder: Path, copies: pd.DataFrame) -> Path:

@@ -10,10 +10,10 @@ import pandas as pd
 
 from harness.errors import ResultsError
 from harness.store.csv_file import read_csv
-from harness.sweep.records import RUN_COLUMNS
+from harness.store.times import HOT, run_columns
 
 FOLDER, CSV = "bandwidth", "bandwidth.csv"  # in results/DEVICE
-COLUMNS = ("bytes", "way", *RUN_COLUMNS, "mean_us")
+COLUMNS = ("bytes", "way", *run_columns(HOT), "mean_us")
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from harness.experiments.networks.contenders import Forward, Options, Prepare
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkTime
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
-from harness.store.times import MAX_RUNS
+from harness.store.times import RUNS
 
 RUN_US = 50_000.0  # the least duration of a run
 MAX_FORWARDS = 2_000  # the most in a run
@@ -122,7 +122,7 @@ class Settings:
     options: Options
     seed: int = 0
     environment: str = ""
-    runs: int = MAX_RUNS
+    runs: int = RUNS
 
 
 @dataclass(slots=True, eq=False)

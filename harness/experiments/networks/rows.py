@@ -16,8 +16,7 @@ import pandas as pd
 from harness.errors import ResultsError
 from harness.store.csv_file import csv_text, read_csv, rows_of
 from harness.store.locked_folder import LockedFolder
-from harness.store.times import MAX_RUNS
-from harness.sweep.records import RUN_COLUMNS
+from harness.store.times import HOT, RUNS, run_columns
 
 FOLDER, CSV, BREAKDOWN_CSV = "networks", "networks.csv", "breakdown.csv"  # in results/DEVICE
 GRAPH, EAGER = MODES = ("graph", "eager")
@@ -29,7 +28,7 @@ CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
 TORCHVISION = "torchvision"
 
 KEY_COLUMNS = ("network", "source", "batch", "contender", "precision", "mode")
-_MEASURED = ("rel_l2_error", "peak_memory_bytes", "first_forward_s", *RUN_COLUMNS, "mean_us")
+_MEASURED = ("rel_l2_error", "peak_memory_bytes", "first_forward_s", *run_columns(HOT), "mean_us")
 COLUMNS = (*KEY_COLUMNS, "status", "detail", *_MEASURED, "environment")
 _TEXT = ("network", "source", "contender", "precision", "mode", "status", "detail", "environment")
 REMEDY = "measure first with 'python -m harness.networks' on a GPU"
@@ -64,13 +63,16 @@ class NetworkTime:
     def __post_init__(self) -> None:
         if (self.status == OK) != bool(self.runs_us) or self.status not in (OK, ERROR):
             raise ValueError(f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok have")
-        if len(self.runs_us) > MAX_RUNS:
-            raise ValueError(f"{len(self.runs_us)} runs: at most {MAX_RUNS}")
+        if len(self.runs_us) > RUNS:
+            raise ValueError(f"{len(self.runs_us)} runs: at most {RUNS}")
 
     def cells(self) -> list[str]:
         """The row as text, in the order of COLUMNS."""
-        runs = [*self.runs_us, *[None] * (MAX_RUNS - len(self.runs_us))]
-        times = {**dict(zip(RUN_COLUMNS, runs, strict=True)), "mean_us": fmean(self.runs_us) if self.runs_us else None}
+        runs = [*self.runs_us, *[None] * (RUNS - len(self.runs_us))]
+        times = {
+            **dict(zip(run_columns(HOT), runs, strict=True)),
+            "mean_us": fmean(self.runs_us) if self.runs_us else None,
+        }
         values = {**times, "detail": " ".join(self.detail.split())[:DETAIL_LENGTH]}
         return [_text(values[column] if column in values else getattr(self, column)) for column in COLUMNS]
 

@@ -14,7 +14,7 @@ import pandas as pd
 from harness.contenders.registry import PROVIDERS, shown
 from harness.experiments.copies import rows as bandwidth
 from harness.precision import FP32, TF32
-from harness.store.times import COLD, SEPARATED, mean_column
+from harness.store.times import COLD, SEPARATED, hot_runs, mean_column
 from harness.sweep.comparisons import (
     CASE,
     FLOOR_BYTES_PER_S,
@@ -28,7 +28,6 @@ from harness.sweep.comparisons import (
     rivals,
     timed,
 )
-from harness.sweep.records import RUN_COLUMNS
 
 ENGINES = "cudnn_engine"
 MOST_ENGINES = 3  # the fastest of a case, in each precision; there are up to fifty
@@ -88,6 +87,7 @@ def details(results: Results) -> list[list[list[Any]]]:
     engines = engines[engines.provider == ENGINES].sort_values("mean_us")
     kept = engines.groupby([*CASE, "precision"]).head(MOST_ENGINES).index
     rows = frame[(frame.provider != ENGINES) | frame.index.isin(kept)].sort_values("mean_us", na_position="last")
+    rows = rows.assign(runs=pd.Series(list(hot_runs(rows).to_numpy()), index=rows.index))
     by_case = {key: members for key, members in rows.groupby(CASE, sort=False)}
     cases = results.of_subject()
     keys = cases[cases.mean_us.notna()][CASE].itertuples(index=False, name=None)
@@ -95,7 +95,7 @@ def details(results: Results) -> list[list[list[Any]]]:
 
 
 def _detail(row: Any) -> list[Any]:
-    runs = [value for column in RUN_COLUMNS if not np.isnan(value := getattr(row, column))]
+    runs = [run for run in row.runs if not np.isnan(run)]
     error = None if np.isnan(row.rel_l2_error) else float(f"{row.rel_l2_error:.2e}")
     workspace = None if np.isnan(row.workspace_bytes) else int(row.workspace_bytes)
     others = [getattr(row, mean_column(time)) for time in (SEPARATED, COLD)]

@@ -84,7 +84,7 @@ def _heading(results: Results, ours: str) -> str:
     return (
         f"<h1>{ours} beside every rival: sweep {results.sweep}</h1><p>{provenance(results)}. A case is called {SIZES}. "
         "Click on a case for all of its algorithms. Times are microseconds of a call, calls one after the other in a "
-        "CUDA graph, the mean of nine runs.</p>"
+        "CUDA graph, the mean of its runs.</p>"
     )
 
 
@@ -135,7 +135,7 @@ def _column(name: str, title: str, formatter: Any, width: int) -> TableColumn:
 
 
 def _detail(cases: ColumnDataSource, details: list[list[list[Any]]]) -> Any:
-    """The algorithms of the selected case, and their nine runs."""
+    """The algorithms of the selected case, and their runs."""
     algorithms = ColumnDataSource({name: [] for name in ("name", *TIMES, "error", "workspace", "status")})
     runs = ColumnDataSource({"name": [""], "us": [1.0], "run": [1]})  # an empty logarithmic axis is an error
     title = Div(text="No case is selected.", width=HALF - 60)
@@ -150,7 +150,7 @@ def _detail(cases: ColumnDataSource, details: list[list[list[Any]]]) -> Any:
         source=algorithms, columns=columns, width=HALF - 60, height=220, index_position=None, reorderable=False
     )
     plot = figure(
-        y_range=FactorRange(""), width=HALF - 60, height=260, title="nine runs, us", toolbar_location=None,
+        y_range=FactorRange(""), width=HALF - 60, height=260, title="runs, us", toolbar_location=None,
         x_axis_type="log",
     )  # fmt: skip
     plot.scatter("us", "name", source=runs, size=5, color=RED, alpha=0.6)

@@ -109,9 +109,9 @@ WRONG_FILES = {
     "batch size as text": (OWN + "batch_sizes: ['8']", ["batch_sizes has '8'", "whole number"]),
     "no batch sizes": (OWN + "batch_sizes: []", ["batch_sizes is []", "list"]),
     "one batch size": (OWN + "batch_sizes: 8", ["batch_sizes is 8", "list"]),
-    "no runs": (OWN + "runs: 0", ["runs is 0", "from 1 to 9"]),
-    "too many runs": (OWN + "runs: 10", ["runs is 10", "from 1 to 9"]),
-    "runs as truth value": (OWN + "runs: yes", ["runs is True", "from 1 to 9"]),
+    "no runs": (OWN + "runs: 0", ["runs is 0", "from 1 to 99"]),
+    "too many runs": (OWN + "runs: 100", ["runs is 100", "from 1 to 99"]),
+    "runs as truth value": (OWN + "runs: yes", ["runs is True", "from 1 to 99"]),
     "no workspace": (OWN + "workspace_limit_mib: 0", ["workspace_limit_mib is 0", "at least 1"]),
     "unknown key": (OWN + "seed: 1", ["unknown key 'seed'", "layers", "batch_sizes", "runs", "workspace_limit_mib"]),
     "unknown network": (

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from harness.store.csv_file import csv_text
-from harness.sweep.records import COLUMNS, Measurement, ResultsError, ResultsFolder, read
+from harness.store.times import COLD, at_time, hot_runs
+from harness.sweep.records import Measurement, ResultsError, ResultsFolder, columns_of, read
 
 ROW = Measurement(
     networks="googlenet;resnet50",
@@ -58,6 +59,14 @@ TIMED_THRICE = replace(
 )
 
 
+COLUMNS = columns_of()
+
+
+def cells_of(row):
+    """A row's line in a file of nine runs."""
+    return [row.cells().get(column, "") for column in COLUMNS]
+
+
 def test_columns_are_the_contract():
     assert COLUMNS[:20] == (
         *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups"),
@@ -78,10 +87,10 @@ def test_columns_are_the_contract():
         {"status": "fine"},
         {"runs_us": ()},
         {"rel_l2_error": None},
-        {"runs_us": (1.0,) * 10},
+        {"runs_us": (1.0,) * 100},
         {"status": "incorrect", "detail": "error 2"},
         {"status": "error", "detail": "", "runs_us": ()},
-        {"cold_runs_us": (1.0,) * 10},
+        {"cold_runs_us": (1.0,) * 100},
         {"status": "incorrect", "runs_us": (), "separated_runs_us": (1.0,)},
         {"runs_us": (1.0, 0.0)},
         {"runs_us": (float("nan"),)},
@@ -289,7 +298,7 @@ def test_rows_that_no_sweep_writes_are_told_by_both_doors(tmp_path, changes, tol
     with ResultsFolder(tmp_path) as folder:
         folder.append(ROW)
     path = tmp_path / "measurements.csv"
-    cells = dict(zip(COLUMNS, ROW.cells(), strict=True)) | changes
+    cells = dict(zip(COLUMNS, cells_of(ROW), strict=True)) | changes
     path.write_text(path.read_text() + csv_text(cells.values(), ()))
     before = path.read_text()
     for enter in (lambda: read(path), lambda: ResultsFolder(tmp_path).__enter__()):
@@ -337,7 +346,7 @@ def test_files_of_older_versions_lack_columns_and_get_them(tmp_path, absent):
     with ResultsFolder(tmp_path) as folder:
         assert list(folder.rows) == [ROW.key, FAILED.key]
         folder.append(replace(TIMED_THRICE, algorithm="fp16x3"))
-    assert lines_of(tmp_path)[:3] == [list(COLUMNS), ROW.cells(), FAILED.cells()]
+    assert lines_of(tmp_path)[:3] == [list(COLUMNS), cells_of(ROW), cells_of(FAILED)]
     assert read(path).separated_us[2] == 12.0
 
 
@@ -351,3 +360,25 @@ def test_columns_in_another_order_are_no_older_version(tmp_path):
     with pytest.raises(ResultsError, match="has other columns than this version writes"), ResultsFolder(tmp_path):
         pass
     assert path.read_text() == before
+
+
+MANY = replace(ROW, algorithm="winograd", runs_us=tuple(float(i) for i in range(1, 100)), cold_runs_us=(5.0, 6.0))
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one sweep", "resumed"])
+def test_a_row_of_99_runs_stands_beside_rows_of_nine(tmp_path, at_once):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        if at_once:
+            folder.append(MANY)
+    if not at_once:
+        with ResultsFolder(tmp_path) as folder:
+            folder.append(MANY)
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(FAILED)
+    header, *lines = lines_of(tmp_path)
+    assert header == list(columns_of(99)) and {len(line) for line in lines} == {len(header)}
+    nine, many, failed = (row for _, row in read(tmp_path / "measurements.csv").iterrows())
+    assert (nine.run_9_us, nine.mean_us, many.run_99_us, many.mean_us) == (18.0, 14.0, 99.0, 50.0)
+    assert pd.isna([nine.run_10_us, many.cold_run_3_us, failed.run_99_us]).all() and many.cold_us == 5.5
+    assert hot_runs(at_time(read(tmp_path / "measurements.csv"), COLD)).loc[1].dropna().tolist() == [5.0, 6.0]

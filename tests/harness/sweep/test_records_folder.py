@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.sweep.records import COLUMNS, ResultsError, ResultsFolder, read
-from tests.harness.sweep.test_records import FAILED, ROW, lines_of
+from harness.sweep.records import ResultsError, ResultsFolder, read
+from tests.harness.sweep.test_records import COLUMNS, FAILED, ROW, cells_of, lines_of
 
 
 def test_a_folder_that_vanishes_comes_back_with_every_row(tmp_path):
@@ -26,7 +26,7 @@ def test_a_folder_that_vanishes_is_made_again_with_all_rows(tmp_path, capsys, de
         folder.append(ROW)
         shutil.rmtree(out) if deleted else out.rename(other)
         folder.append(replace(ROW, algorithm="auto"))
-        assert lines_of(out) == [list(COLUMNS), ROW.cells(), replace(ROW, algorithm="auto").cells()], "at once"
+        assert lines_of(out) == [list(COLUMNS), cells_of(ROW), cells_of(replace(ROW, algorithm="auto"))], "at once"
         with pytest.raises(ResultsError, match="in use by another run"), ResultsFolder(out):
             pass
     assert len(read(out / "measurements.csv")) == 2

@@ -8,9 +8,10 @@ import torch
 
 from harness.cases.catalogue import load_sweep
 from harness.errors import GpuLost, UsageError
+from harness.store.times import RUNS
 from harness.sweep import supervisor, work, worker
 from harness.sweep.one_case import Options
-from harness.sweep.records import MAX_RUNS, ResultsFolder, read
+from harness.sweep.records import ResultsFolder, read
 from harness.sweep.work import Choice, OwnWork
 from tests.harness.sweep import faulty
 
@@ -51,7 +52,7 @@ def test_every_case_and_algorithm_has_a_row_and_the_file_keeps_the_contract(tiny
     assert set(frame["provider"]) == {"cpu"} and set(frame["precision"]) == {"fp32"}
     assert (frame["layers"] == "5a_5x5red").all() and (frame["networks"] == "googlenet").all()
     assert frame[["run_1_us", "run_2_us"]].notna().all(axis=None)
-    assert frame[[f"run_{i}_us" for i in range(3, MAX_RUNS + 1)]].isna().all(axis=None)
+    assert frame[[f"run_{i}_us" for i in range(3, RUNS + 1)]].isna().all(axis=None)
     assert (abs(frame["mean_us"] * 2 / (frame["run_1_us"] + frame["run_2_us"]) - 1) < 1e-5).all()
     assert (frame["rel_l2_error"] < 1e-5).all()
 
