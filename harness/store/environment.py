@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV fi
 
 ENVIRONMENT = "environment.json"
 ROOT = Path(__file__).resolve().parents[2]
+# The folders of code that a row may depend on; a change of a table or a figure makes no row one of other code.
+MEASURING = ("cuconv", *(f"harness/{room}" for room in ("cases", "stopwatch", "contenders", "sweep", "experiments")))
 # The facts that may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid")
 CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
@@ -86,7 +88,7 @@ def report(device: torch.device, command: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
-        "code": fingerprint("cuconv", "harness"),
+        "code": fingerprint(*MEASURING),
         "commit": commit(),
         "commands": [{"command": command, "date": datetime.now(UTC).isoformat(timespec="seconds")}],
     }

@@ -13,7 +13,7 @@ CPU = GPU | {"gpu": None}
 
 def test_a_report_names_the_processor_and_what_was_typed():
     facts = environment.report(torch.device("cpu"), "python -m harness.run")
-    assert facts["cpu"] and facts["code"] == environment.fingerprint("cuconv", "harness")
+    assert facts["cpu"] and facts["code"] == environment.fingerprint(*environment.MEASURING)
     assert [entry["command"] for entry in facts["commands"]] == ["python -m harness.run"]
 
 
@@ -34,6 +34,13 @@ def test_the_fingerprint_is_of_code_and_not_of_words(monkeypatch, tmp_path):
     assert environment.fingerprint("code") == before
     (tmp_path / "code" / "b.toml").write_text("us = 2.6\n")
     assert environment.fingerprint("code") != before
+
+
+def test_the_code_that_measures_is_in_the_fingerprint():
+    every = environment.fingerprint(*environment.MEASURING)
+    for folder in environment.MEASURING:
+        others = [other for other in environment.MEASURING if other != folder]
+        assert environment.fingerprint(*others) != every, folder
 
 
 def test_reports_that_cannot_be_read_are_none(tmp_path):
