@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from math import prod
@@ -21,12 +21,13 @@ import torch
 from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness.cases.catalogue import Case
 from harness.contenders.base import Contender, NotRunnable, Offer, Operands, Prepared
-from harness.contenders.registry import PROVIDERS, comparison
+from harness.contenders.registry import PROVIDERS, comparison, shown
 from harness.precision import FP32
-from harness.stopwatch import timing
+from harness.stopwatch import between, timing
 from harness.stopwatch.clocks import CaseClocks, Steadily, sensors_of
 from harness.stopwatch.gpu import available_bytes, check_alive, first_line, out_of_memory
 from harness.stopwatch.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
+from harness.store.times import COLD, SEPARATED
 from harness.sweep import second_pass
 from harness.sweep.records import Measurement
 from harness.sweep.rivals import takes_part
@@ -105,20 +106,14 @@ def measure_case(task: Task, entered: Mapping[str, Contender], options: Options)
     Rows of the second pass follow, which replace earlier ones. Before each row comes what begins. Raises GpuLost where
     a call broke the CUDA context.
     """
-    case = task.case
-    seed = zlib.crc32(f"{options.seed} {case.label}".encode())
     yield Begins()
     try:
-        _check_room(case, options.device)
-        generator = torch.Generator(options.device).manual_seed(seed)
-        operands = Operands.random(case.problem, generator)
-        verifier = Verifier(case.problem, operands.input, operands.weight, generator)
+        case = CaseUnderTest(task.case, options)
     except Exception as error:
-        _after_error(f"making the tensors of {case.label}", error, options.device)
+        _after_error(f"making the tensors of {task.case.label}", error, options.device)
         detail = f"the case's tensors cannot be made: {first_line(error)}"
         yield from rows_without_times(Begins(), task, options, "error", detail)
         return
-
     offers: list[Offer] = []
     for provider, contender in entered.items():
         if (provider, "") in task.broken:
@@ -126,110 +121,143 @@ def measure_case(task: Task, entered: Mapping[str, Contender], options: Options)
         elif _may_offer(task, provider, options):
             yield Begins(provider)
             try:
-                offers += contender.offers(case.problem, operands, options.workspace_limit)
+                offers += contender.offers(case.problem, case.operands, options.workspace_limit)
             except Exception as error:
-                _after_error(f"{provider} on {case.label}", error, options.device)
-                detail = f"{type(error).__name__}: {first_line(error)}"
-                yield from rows_without_times(Begins(provider), task, options, "error", detail)
+                _after_error(f"{provider} on {task.case.label}", error, options.device)
+                yield from rows_without_times(Begins(provider), task, options, "error", said_of(error))
     offers = [offer for offer in offers if _wanted(task, offer.provider, offer.algorithm, options)]
-    random.Random(seed).shuffle(offers)
+    random.Random(case.seed).shuffle(offers)
     yield Offered(len(offers))
-    clocks = CaseClocks(sensors_of(options.device))
-    measured: second_pass.Measured = []
-    with nvtx.annotate(case.label):
-        for offer in offers:
-            begins = Begins(offer.provider, offer.algorithm)
-            if (offer.provider, offer.algorithm) in task.broken:
-                detail = task.broken[offer.provider, offer.algorithm]
-                yield from rows_without_times(begins, task, options, "error", detail)
-                continue
-            yield begins
-            with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
-                row = _measure_offer(case, offer, operands, verifier, options, clocks.steadily)
-            measured.append((offer, row))
-            yield row
-        yield from _second_pass(case, measured, operands, verifier, options, clocks)
+    with nvtx.annotate(task.case.label):
+        yield from _both_passes(task, case, offers, options)
     if options.device.type == "cuda" and _reserved_share(options.device) > 0.5:
         torch.cuda.empty_cache()
 
 
-def _second_pass(
-    case: Case,
-    measured: second_pass.Measured,
-    operands: Operands,
-    verifier: Verifier,
-    options: Options,
-    clocks: CaseClocks,
-) -> Iterator[Event]:
-    """The rows that are measured again, or completed, once all hot times of the case are known."""
-
-    def again(offer: Offer, steadily: Steadily) -> Measurement:
-        return _measure_offer(case, offer, operands, verifier, options, steadily)
-
-    def on_error(what: str, error: Exception) -> None:
-        _after_error(what, error, options.device)
-
-    notes: list[str] = []
-    steps = second_pass.low_clocks_again(measured, clocks, again)
+def _both_passes(task: Task, case: CaseUnderTest, offers: list[Offer], options: Options) -> Iterator[Event]:
+    """The hot times of all offers; then what is measured again, or completed, once these are known."""
+    measured: second_pass.Measured = []
+    for offer in offers:
+        begins = Begins(offer.provider, offer.algorithm)
+        if (offer.provider, offer.algorithm) in task.broken:
+            detail = task.broken[offer.provider, offer.algorithm]
+            yield from rows_without_times(begins, task, options, "error", detail)
+            continue
+        yield begins
+        with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
+            row = case.measure(offer, case.clocks.steadily)
+        measured.append((offer, row))
+        yield row
+    steps = second_pass.low_clocks_again(measured, case.clocks, case.measure)
     if options.other_times:
-        others = second_pass.OtherTimes(
-            case.label, options.device, options.runs, verifier, clocks.steadily, on_error, notes.append
-        )
-        steps = chain(steps, second_pass.other_times(measured, options.device_slug, others.complete))
+        steps = chain(steps, second_pass.other_times(measured, options.device_slug, case.complete))
     for offer, measure in steps:
         yield Begins(offer.provider, offer.algorithm)
         with nvtx.annotate(f"{offer.provider} {offer.algorithm}, second pass"):
             row = measure()
-        yield from map(Note, notes)
-        notes.clear()
+        yield from map(Note, case.notes)
+        case.notes.clear()
         yield row
 
 
-def _measure_offer(
-    case: Case, offer: Offer, operands: Operands, verifier: Verifier, options: Options, steadily: Steadily
-) -> Measurement:
-    def row(status: str, detail: str, **measured: Any) -> Measurement:
-        return _row(case, offer.provider, offer.algorithm, offer.precision, status, detail, options, **measured)
+class CaseUnderTest:
+    """A case with its tensors, the verifier of outputs, and the clocks of all of its rows.
 
-    try:
-        prepared = offer.prepare()
-        return _verify_and_time(prepared, operands, verifier, options, row, steadily)
-    except NotRunnable as reason:
-        return row(reason.status, str(reason))
-    except UnsupportedProblem as reason:
-        return row("unsupported", str(reason))
-    except timing.TooSlow as reason:
-        return row("timeout", str(reason))
-    except Exception as error:
-        _after_error(f"{offer.provider} {offer.algorithm} on {case.label}", error, options.device)
-        return row("error", f"{type(error).__name__}: {first_line(error)}")
+    notes: sentences for the user about times that there are not.
+    """
+
+    def __init__(self, case: Case, options: Options):
+        """Raises MemoryError where the device has no room for the tensors."""
+        _check_room(case, options.device)
+        self._case, self._options = case, options
+        self.problem = case.problem
+        self.seed = zlib.crc32(f"{options.seed} {case.label}".encode())
+        generator = torch.Generator(options.device).manual_seed(self.seed)
+        self.operands = Operands.random(case.problem, generator)
+        self._verifier = Verifier(case.problem, self.operands.input, self.operands.weight, generator)
+        self.clocks = CaseClocks(sensors_of(options.device))
+        self.notes: list[str] = []
+
+    def measure(self, offer: Offer, steadily: Steadily) -> Measurement:
+        """The row of an offer's hot times, or of what prevents them; steadily: repeats runs at a low clock."""
+
+        def row(status: str, detail: str, **measured: Any) -> Measurement:
+            named = offer.provider, offer.algorithm, offer.precision
+            return _row(self._case, *named, status, detail, self._options, **measured)
+
+        try:
+            return self._verify_and_time(offer.prepare(), row, steadily)
+        except NotRunnable as reason:
+            return row(reason.status, str(reason))
+        except UnsupportedProblem as reason:
+            return row("unsupported", str(reason))
+        except timing.TooSlow as reason:
+            return row("timeout", str(reason))
+        except Exception as error:
+            _after_error(f"{offer.provider} {offer.algorithm} on {self._case.label}", error, self._options.device)
+            return row("error", said_of(error))
+
+    def _verify_and_time(self, prepared: Prepared, row: Callable[..., Measurement], steadily: Steadily) -> Measurement:
+        self.operands.output.fill_(torch.nan)
+        before = self._verifier.errors(prepared.call())
+        facts: dict[str, Any] = {
+            "workspace_bytes": prepared.workspace_bytes,
+            "rel_l2_error": before.rel_l2,
+            "max_abs_error": before.max_abs,
+        }
+        if not before.acceptable:
+            return row("incorrect", _why_incorrect(before), **facts)
+
+        timed = timing.measure(prepared.call, self._options.runs, self._options.device, steadily)
+        after = self._errors_of(timed)
+        if not after.acceptable:
+            return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
+        facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
+        return row("ok", prepared.detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
+
+    def complete(self, offer: Offer, row: Measurement) -> Measurement:
+        """A row with its separated and cold times.
+
+        A time that an error prevents is left out. The row is "incorrect" where an output is wrong.
+        """
+        what = f"{shown(offer.provider, offer.algorithm)} on {self._case.label}"
+        try:
+            call = offer.prepare().call
+            for time in (SEPARATED, COLD):
+                row = self._with_time(time, call, row, what)
+                if row.status != "ok":
+                    break
+        except Exception as error:
+            _after_error(what, error, self._options.device)
+            self.notes.append(f"{what} has no separated or no cold time: {said_of(error)}")
+        return row
+
+    def _with_time(self, time: str, call: Callable[[], torch.Tensor], row: Measurement, what: str) -> Measurement:
+        """The row with the runs of one time, after its output is verified."""
+        count = min(row.calls_per_run or 1, between.MAX_CALLS[time])
+        work = between.work(time, self._options.device)
+        timed = between.measure(call, work, count, self._options.runs, self.clocks.steadily)
+        errors = self._errors_of(timed)
+        if not errors.acceptable:
+            detail = f"in its {time} calls: relative L2 error {errors.rel_l2:.3g}"
+            return replace(row, status="incorrect", detail=detail, runs_us=(), separated_runs_us=(), cold_runs_us=())
+        if min(timed.runs_us) <= 0:
+            self.notes.append(f"{what} has no {time} time: it is lost in the scatter of the work between its calls")
+            return row
+        repeats = None if row.remeasured is None else row.remeasured + (timed.remeasured or 0)
+        if time == SEPARATED:
+            return replace(row, remeasured=repeats, separated_runs_us=timed.runs_us)
+        return replace(row, remeasured=repeats, cold_runs_us=timed.runs_us)
+
+    def _errors_of(self, timed: timing.Timing) -> Errors:
+        """The errors of what the timed calls write now."""
+        timed.output.fill_(torch.nan)
+        return self._verifier.errors(timed.again())
 
 
-def _verify_and_time(
-    prepared: Prepared,
-    operands: Operands,
-    verifier: Verifier,
-    options: Options,
-    row: Callable[..., Measurement],
-    steadily: Steadily,
-) -> Measurement:
-    operands.output.fill_(torch.nan)
-    before = verifier.errors(prepared.call())
-    facts: dict[str, Any] = {
-        "workspace_bytes": prepared.workspace_bytes,
-        "rel_l2_error": before.rel_l2,
-        "max_abs_error": before.max_abs,
-    }
-    if not before.acceptable:
-        return row("incorrect", _why_incorrect(before), **facts)
-
-    timed = timing.measure(prepared.call, options.runs, options.device, steadily)
-    timed.output.fill_(torch.nan)
-    after = verifier.errors(timed.again())
-    if not after.acceptable:
-        return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
-    facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
-    return row("ok", prepared.detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
+def said_of(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _why_incorrect(errors: Errors) -> str:
