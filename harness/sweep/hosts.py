@@ -19,6 +19,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -167,7 +168,8 @@ class Writer:
         except Exception as error:
             self._error = error
         finally:
-            self._store.set("stop", "")
+            with suppress(DistError):  # torchrun, whose store it is, ends where a process was killed
+                self._store.set("stop", "")
 
     def _listen(self, rank: int, bar: Any) -> bool:
         """Take in what a process has said since the last time; returns whether that is anything."""
