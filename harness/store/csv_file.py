@@ -22,6 +22,7 @@ from harness.store.files import inflated, read_regular, shown
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
 ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
+DIGITS = 9  # of a number that is written
 LONGEST = 10_000  # characters of a cell that is written; Python's reader takes 131072
 
 
@@ -126,7 +127,8 @@ def _unended(path: Path, number: int, line: str) -> list[str]:
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """Rows below a header as the text of a CSV file, each on a line of its own.
 
-    Line ends and NUL characters in a cell become spaces, and a very long cell is cut: `rows_of` reads what is written.
+    None is an empty cell, and a float has nine significant digits. Line ends and NUL characters in a text become
+    spaces, and a very long text is cut: `rows_of` reads what is written.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_writable, cells) for cells in (header, *rows))
@@ -134,6 +136,8 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _writable(cell: object) -> object:
+    if isinstance(cell, float):
+        return f"{cell:.{DIGITS}g}"
     if not isinstance(cell, str):
         return cell
     line = _NO_PART_OF_A_LINE.sub(" ", cell)

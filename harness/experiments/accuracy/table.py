@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.contenders import registry
-from harness.experiments.accuracy import rows as accuracy
+from harness.experiments.accuracy.rows import ACCURACY
 from harness.store.markdown import NONE, markdown, of
 from harness.sweep.comparisons import Results
 from harness.sweep.records import CASE_COLUMNS
@@ -21,16 +21,14 @@ NORMWISE = (
 
 def magnitudes_of(results: Results) -> str:
     """The tables of the device's accuracy.csv, or a sentence that says how to measure one."""
-    path = results.folder.parent / accuracy.FOLDER / accuracy.CSV
-    if not path.exists():
-        return f"Not measured on {results.device}: run 'python -m harness.experiments accuracy' there."
-    return tables_of(accuracy.read(path))
+    frame = ACCURACY.find(results.folder.parent)
+    return ACCURACY.missing(results.device) if frame is None else tables_of(frame)
 
 
 def tables_of(frame: pd.DataFrame) -> str:
     """The norm-wise errors, then the componentwise ones or a sentence that these are not measured.
 
-    frame: as `rows.read` returns it.
+    frame: as `Table.read` returns it.
     """
     again = "Componentwise errors are not measured: run 'python -m harness.experiments accuracy' again."
     table = componentwise_table(frame)
@@ -41,7 +39,7 @@ def tables_of(frame: pd.DataFrame) -> str:
 def magnitudes_table(frame: pd.DataFrame) -> str:
     """Algorithms x NORMWISE: median and worst error over the cases that ran, "bad" where an output is not finite.
 
-    frame: as `rows.read` returns it. The last column counts the cases on which cuConv has more
+    frame: as `Table.read` returns it. The last column counts the cases on which cuConv has more
     than twice the error of a plain FP32 sum, cuDNN's implicit_gemm, on the same data. It leaves out the cases where
     either error is not finite.
     """

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import pandas as pd
@@ -22,10 +21,9 @@ import torch
 from cuconv.problem import FLOAT_BYTES
 from harness import command, progress, variables
 from harness.errors import UsageError
-from harness.experiments.copies.rows import COLUMNS, CSV, FOLDER
+from harness.experiments.copies.rows import BANDWIDTH, COLUMNS
 from harness.stopwatch import timing
 from harness.store import environment
-from harness.store.files import write_whole
 from harness.store.markdown import markdown
 from harness.store.times import MAX_RUNS
 
@@ -62,12 +60,6 @@ def _time_us(copy: Copy, source: torch.Tensor, target: torch.Tensor) -> tuple[fl
     return timing.measure(call, MAX_RUNS, source.device).runs_us
 
 
-def write(folder: Path, copies: pd.DataFrame) -> Path:
-    """Replace bandwidth.csv of a folder; returns its path."""
-    write_whole(folder / CSV, copies.to_csv(index=False, float_format="%.9g"))
-    return folder / CSV
-
-
 def render(copies: pd.DataFrame) -> str:
     """A markdown table: MiB moved, microseconds, TB/s."""
     rows = [
@@ -96,6 +88,6 @@ def _run(arguments: Sequence[str] | None) -> None:
         needed = max(SIZES) / 2**30
         raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
     print(render(copies))
-    path = write(environment.results_folder(FOLDER), copies)
+    path = BANDWIDTH.write(environment.results_folder(BANDWIDTH.folder), copies.itertuples(index=False))
     environment.report_gpu(path.parent, environment.command_line("harness.experiments copies", arguments), alone=True)
     print(f"written: {path}")

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import astuple
 
 import torch
 
 from harness import command, precision, variables
 from harness.errors import ResultsError, UsageError
 from harness.experiments.latency.plan import LEAST, MAX_SIZES, MOST, SEED, START_NETWORK, Process, processes, typed
-from harness.experiments.latency.rows import CONTENDERS, CSV, FOLDER, SIZE, START, LatencyFile, read
+from harness.experiments.latency.rows import CONTENDERS, LATENCY, SIZE, START
 from harness.experiments.latency.run import measure
 from harness.experiments.latency.table import sizes_table, starts_table
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.rows import label
 from harness.store import environment
+from harness.store.locked_folder import LockedFolder
+from harness.store.table import GroupedRows
 
 NAME = "harness.latency"
 NETWORKS, SIZES, WHATS = ("resnet18", "mobilenet_v2"), 40, (SIZE, START)
@@ -46,18 +49,18 @@ def _run(options: argparse.Namespace, line: str) -> None:
     variables.refuse()
     for network in dict.fromkeys(process.network for process in planned):
         network_models.find(typed(network))  # before anything is measured
-    folder = options.out or environment.results_folder(FOLDER)
-    file, environments = LatencyFile(folder), environment.EnvironmentFile(folder)
-    facts = environment.report(torch.device("cuda", torch.cuda.current_device()), line)
-    entered = environments.enter({**facts, **network_models.versions()})
-    try:
-        failed = measure(planned, options.seed, entered, file.replace)
-    finally:
-        environments.keep(file.environments)
-    if file.path.exists():
-        rows = read(folder / CSV)
-        print("\n\n".join(table for table in (sizes_table(rows), starts_table(rows)) if table))
-        print(f"\nresults: {file.path}")
+    with LockedFolder(options.out or environment.results_folder(LATENCY.folder)) as folder:
+        rows, environments = GroupedRows(folder, LATENCY), environment.EnvironmentFile(folder.path, folder.write)
+        facts = environment.report(torch.device("cuda", torch.cuda.current_device()), line)
+        entered = environments.enter({**facts, **network_models.versions()})
+        try:
+            failed = measure(planned, options.seed, entered, lambda found: rows.replace(map(astuple, found)))
+        finally:
+            environments.keep(rows.environments)
+    if rows.path.exists():
+        frame = LATENCY.read(rows.path)
+        print("\n\n".join(table for table in (sizes_table(frame), starts_table(frame)) if table))
+        print(f"\nresults: {rows.path}")
     if failed:
         raise ResultsError(
             f"{len(failed)} of {len(planned)} processes failed or need one that did, so that rows are missing or old: "

@@ -105,10 +105,9 @@ def _detail(row: Any) -> list[Any]:
 
 def ceilings(results: Results) -> tuple[float, str, float]:
     """Bytes/s of the roofline, where they come from, and its FLOP/s, a fixed yardstick."""
-    path = results.folder.parent / bandwidth.FOLDER / bandwidth.CSV
-    if not path.exists():
+    copies = bandwidth.find(results.folder.parent)
+    if copies is None:
         return FLOOR_BYTES_PER_S, "a fixed yardstick", FLOOR_FLOP_PER_S
-    copies = bandwidth.read(path)
     largest = copies.iloc[-1]
     return 1e6 * float(largest.bytes) / float(largest.mean_us), "a copy on this device", FLOOR_FLOP_PER_S
 
