@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
 
@@ -154,36 +154,26 @@ def _not_run(case: Case, offer: Offer, magnitudes: str, reason: NotRunnable | Un
     return Row(case, offer.provider, offer.algorithm, magnitudes, status, str(reason))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.experiments accuracy",
-        description="Errors on data of far from ordinary magnitudes.",
-    )
-    parser.add_argument(
-        "--net",
-        nargs="+",
-        metavar="NETWORK",
-        help="a quick look at the layers of these networks of the paper alone",
-    )
-    parser.add_argument(
-        "--out",
-        type=command.folder,
-        help=f"results folder (default: results/DEVICE/{ACCURACY.folder}, or results/DEVICE/{SLICE} with --net)",
-    )
-    options = parser.parse_args(arguments)
+def _run(options: argparse.Namespace) -> None:
     precision.set_for_process(FP32)
-    line = environment.command_line("harness.experiments accuracy", arguments)
-    return command.exit_code("harness.experiments accuracy", lambda: _run(options, line))
-
-
-def _run(options: argparse.Namespace, line: str) -> None:
     sweep = load_sweep("paper", networks=options.net, batches=[BATCH])
     entered = {provider: load(provider) for provider in SHOWN}
     device = torch.device("cuda", torch.cuda.current_device())
     folder = options.out or environment.results_folder(SLICE if options.net else ACCURACY.folder)
     rows = measure(sweep.cases, entered, device, sweep.workspace_limit)
     path = ACCURACY.write(folder, (row.cells() for row in rows))
-    environment.report_gpu(folder, line, alone=True)
+    environment.report_gpu(folder, options.typed, alone=True)
     print(tables_of(ACCURACY.read(path)))
     print(f"written: {path}")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--net", nargs="+", metavar="NETWORK", help="a quick look at the layers of these networks of the paper alone")
+    default = f"results/DEVICE/{ACCURACY.folder}, or results/DEVICE/{SLICE} with --net"
+    add("--out", type=command.folder, help=f"results folder (default: {default})")
+
+
+main = command.program(
+    "harness.experiments accuracy", "Errors on data of far from ordinary magnitudes.", _run, _add_options
+)

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 
 from cuconv.problem import FLOAT_BYTES
-from harness import command, progress, variables
+from harness import command, progress
 from harness.errors import UsageError
 from harness.experiments.copies.rows import BANDWIDTH, COLUMNS
 from harness.stopwatch import timing
@@ -69,25 +69,17 @@ def render(copies: pd.DataFrame) -> str:
     return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.experiments copies", description="Times of plain copies on the device."
-    )
-    parser.parse_args(arguments)
-    return command.exit_code("harness.experiments copies", lambda: _run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> None:
-    if not torch.cuda.is_available():
-        raise UsageError("copies are measured on an NVIDIA GPU, and torch sees none")
-    variables.refuse()
+def _run(options: argparse.Namespace) -> None:
+    device = environment.current_gpu("copies")
     try:
-        copies = measure(torch.device("cuda", torch.cuda.current_device()))
+        copies = measure(device)
     except torch.OutOfMemoryError:
         needed = max(SIZES) / 2**30
         raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
     print(render(copies))
     path = BANDWIDTH.write(environment.results_folder(BANDWIDTH.folder), copies.itertuples(index=False))
-    environment.report_gpu(path.parent, environment.command_line("harness.experiments copies", arguments), alone=True)
+    environment.report_gpu(path.parent, options.typed, alone=True)
     print(f"written: {path}")
+
+
+main = command.program("harness.experiments copies", "Times of plain copies on the device.", _run)

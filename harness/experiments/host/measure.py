@@ -91,18 +91,14 @@ def render(rows: Sequence[HostTime]) -> str:
     return markdown(header, [[layer, *(times.get((layer, *kind), "") for kind in kinds)] for layer in layers])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(prog="python -m harness.experiments host", description="Host time of a call.")
-    parser.parse_args(arguments)
-    return command.exit_code("harness.experiments host", lambda: _run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> None:
+def _run(options: argparse.Namespace) -> None:
     load("cuconv")
     first = measure_first("cuda", torch.cuda.synchronize)  # it needs torchvision, and says so at once
     rows = measure(LAYERS, "cuda", torch.cuda.synchronize) + first
     print(render(rows))
     folder = environment.results_folder(HOST.folder)
     HOST.write(folder, map(astuple, rows))
-    environment.report_gpu(folder, environment.command_line("harness.experiments host", arguments), alone=True)
+    environment.report_gpu(folder, options.typed, alone=True)
+
+
+main = command.program("harness.experiments host", "Host time of a call.", _run)

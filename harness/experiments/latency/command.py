@@ -10,9 +10,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import astuple
 
-import torch
-
-from harness import command, precision, variables
+from harness import command, precision
 from harness.errors import ResultsError, UsageError
 from harness.experiments.latency.plan import LEAST, MAX_SIZES, MOST, SEED, START_NETWORK, Process, processes, typed
 from harness.experiments.latency.rows import CONTENDERS, LATENCY, SIZE, START
@@ -24,34 +22,21 @@ from harness.store import environment
 from harness.store.locked_folder import LockedFolder
 from harness.store.table import GroupedRows
 
-NAME = "harness.latency"
 NETWORKS, SIZES, WHATS = ("resnet18", "mobilenet_v2"), 40, (SIZE, START)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for a user's mistake or a failed process, 130 for Ctrl-C."""
-    options = _parser().parse_args(arguments)
+def _run(options: argparse.Namespace) -> None:
     precision.set_for_process(precision.FP32)  # of the processes that this one starts
-    go_on = "measure the rest with --what, --net and --contender"
-    return command.exit_code(NAME, lambda: _run(options, environment.command_line(NAME, arguments)), go_on)
-
-
-def _run(options: argparse.Namespace, line: str) -> None:
     planned = _planned(options)
     if options.dry_run:
         _print_plan(planned, options)
         return
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "first results are measured on an NVIDIA GPU, and torch sees none: "
-            "'--dry-run' prints what would be measured"
-        )
-    variables.refuse()
+    device = environment.current_gpu("first results", ": '--dry-run' prints what would be measured")
     for network in dict.fromkeys(process.network for process in planned):
         network_models.find(typed(network))  # before anything is measured
     with LockedFolder(options.out or environment.results_folder(LATENCY.folder)) as folder:
         rows, environments = GroupedRows(folder, LATENCY), environment.EnvironmentFile(folder.path, folder.write)
-        facts = environment.report(torch.device("cuda", torch.cuda.current_device()), line)
+        facts = environment.report(device, options.typed)
         entered = environments.enter({**facts, **network_models.versions()})
         try:
             failed = measure(planned, options.seed, entered, lambda found: rows.replace(map(astuple, found)))
@@ -96,11 +81,7 @@ def _print_plan(planned: Sequence[Process], options: argparse.Namespace) -> None
     print(f"{len(planned)} processes, {sum(process.rows for process in planned)} rows")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}",
-        description="Time the first results of new input sizes and of new processes. Options take several values.",
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--net", nargs="+", metavar="NETWORK", default=list(NETWORKS),
         help=f"networks of torchvision, or timm:NAME, for new sizes (default: {' '.join(NETWORKS)})")  # fmt: skip
@@ -112,4 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--out", type=command.folder, metavar="FOLDER", help="results folder (default: results/DEVICE/latency)")
     add("--dry-run", action="store_true", help="print what would be measured and stop")
-    return parser
+
+
+main = command.program(
+    "harness.latency",
+    "Time the first results of new input sizes and of new processes. Options take several values.",
+    _run,
+    _add_options,
+    "measure the rest with --what, --net and --contender",
+)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from harness import command, precision, variables
+from harness import command, precision
 from harness.errors import UsageError
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _each_precision(options.precision, typed)
     precision.set_for_process(options.precision[0])
     go_on = "measure the rest with --net, --batch and --contender"
-    return command.exit_code(NAME, lambda: _run(options, environment.command_line(NAME, typed)), go_on)
+    return command.exit_code(NAME, lambda: _run(options, command.line(NAME, typed)), go_on)
 
 
 def _each_precision(precisions: Sequence[str], typed: Sequence[str]) -> int:
@@ -63,12 +63,7 @@ def _run(options: argparse.Namespace, typed: str) -> None:
     if options.dry_run:
         _print_plan(options)
         return
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "whole networks are measured on an NVIDIA GPU, and torch sees none: "
-            "'--dry-run' prints what would be measured"
-        )
-    variables.refuse()
+    environment.current_gpu("whole networks", ": '--dry-run' prints what would be measured")
     found = [network_models.find(name) for name in dict.fromkeys(options.net)]
     set_torch(options.precision[0])
     machine = networks.Gpu()
@@ -164,6 +159,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--max-autotune", action="store_true", help="let torch.compile tune its kernels, which takes minutes")
     add("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
-    add("--out", type=Path, help="results folder (default: results/DEVICE/networks)")
+    add("--out", type=command.folder, help="results folder (default: results/DEVICE/networks)")
     add("--dry-run", action="store_true", help="print what would be measured and stop")
     return parser
