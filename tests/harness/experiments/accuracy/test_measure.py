@@ -322,7 +322,7 @@ def test_a_quick_look_leaves_the_measurement_as_it_is(tmp_path, monkeypatch, cap
 def test_without_a_gpu_a_sentence_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accuracy.main([]) == 2
-    assert capsys.readouterr().err.startswith("harness.experiments accuracy: cuConv's kernels need an NVIDIA GPU")
+    assert capsys.readouterr().err.startswith("harness.experiments accuracy: cuConv needs an NVIDIA GPU")
 
 
 def test_the_paper_s_layers_are_all_there():
