@@ -88,7 +88,7 @@ def report(device: torch.device, command: str) -> dict[str, Any]:
         "cpu": _try(_cpu_name) or platform.processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": _version("numpy"),
+        "numpy": version("numpy"),
         "code": fingerprint("cuconv", "harness"),
         "commit": commit(),
         "commands": [{"command": command, "date": datetime.now(UTC).isoformat(timespec="seconds")}],
@@ -205,8 +205,8 @@ def _gpu_facts(device: torch.device) -> dict[str, Any]:
         "cuda_runtime": torch.version.cuda,
         "cudnn": library[1],
         "cudnn_library": Path(library[0]).name if library[0] else None,
-        "cupy": _version("cupy-cuda13x") or _version("cupy-cuda12x"),
-        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
+        "cupy": version("cupy-cuda13x") or version("cupy-cuda12x"),
+        "cudnn_frontend": version("nvidia-cudnn-frontend"),
         "nvrtc": _try(lambda: ".".join(map(str, _nvrtc_version()))),
     }
 
@@ -249,7 +249,8 @@ def _cpu_name() -> str:
     return line.split(":", 1)[1].strip()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package, None where it is not installed."""
     return _try(lambda: metadata.version(package))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
 from harness.contenders import registry
@@ -48,15 +50,11 @@ def magnitudes_table(frame: pd.DataFrame) -> str:
     same = [*CASE_COLUMNS, "magnitudes"]
     plain = ran[(ran.provider == PLAIN[0]) & (ran.algorithm == PLAIN[1])].set_index(same).rel_l2_error.rename("plain")
     body = []
-    for provider in SHOWN:
-        for name in registry.PROVIDERS[provider].algorithms:
-            mine = ran[(ran.provider == provider) & (ran.algorithm == name)].join(plain, on=same)
-            if mine.empty:
-                continue
-            both = mine.dropna(subset=["rel_l2_error", "plain"])
-            over = of(int((both.rel_l2_error > 2 * both.plain).sum()), len(both)) if provider == "cuconv" else NONE
-            errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
-            body.append([registry.shown(provider, name), *errors, over])
+    for provider, name, mine in _by_algorithm(ran.join(plain, on=same)):
+        both = mine.dropna(subset=["rel_l2_error", "plain"])
+        over = of(int((both.rel_l2_error > 2 * both.plain).sum()), len(both)) if provider == "cuconv" else NONE
+        errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
+        body.append([registry.shown(provider, name), *errors, over])
     return markdown(["algorithm", *kinds, "over 2x implicit_gemm"], body)
 
 
@@ -70,14 +68,19 @@ def componentwise_table(frame: pd.DataFrame) -> str:
     if ran.componentwise_error.isna().all():
         return ""
     kinds, body = list(dict.fromkeys(frame.magnitudes)), []
+    for provider, name, mine in _by_algorithm(ran):
+        errors = [_worst(mine[mine.magnitudes == kind].componentwise_error) for kind in kinds]
+        body.append([registry.shown(provider, name), *errors, _worst(mine.componentwise_error)])
+    return markdown(["algorithm", *kinds, "all kinds"], body)
+
+
+def _by_algorithm(ran: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(provider, algorithm, rows) of each algorithm that has rows, in order of display."""
     for provider in SHOWN:
         for name in registry.PROVIDERS[provider].algorithms:
             mine = ran[(ran.provider == provider) & (ran.algorithm == name)]
-            if mine.empty:
-                continue
-            errors = [_worst(mine[mine.magnitudes == kind].componentwise_error) for kind in kinds]
-            body.append([registry.shown(provider, name), *errors, _worst(mine.componentwise_error)])
-    return markdown(["algorithm", *kinds, "all kinds"], body)
+            if not mine.empty:
+                yield provider, name, mine
 
 
 def _worst(errors: pd.Series) -> str:
