@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.store.csv_file import csv_text, read_csv, rows_of
+from harness.store.csv_file import check, csv_text, rows_of, rule_of, text_frame, with_numbers
 from harness.store.files import write_whole
 from harness.store.locked_folder import LockedFolder
 
@@ -42,8 +42,14 @@ class Table:
         return f"Not measured on {device}: {self.remedy}."
 
     def read(self, path: Path) -> pd.DataFrame:
-        """The rows of a file. Raises ResultsError where it is missing or is something else."""
-        return read_csv(path, self.columns, text=self.text, absent=self.absent, name=self.name, remedy=self.remedy)
+        """The rows of a file. Raises ResultsError where it is missing or is something else.
+
+        Cells of `text` are kept as they are: a text may be "nan" or "1e5". The others are numbers, as `rule_of` says.
+        """
+        frame, lines = text_frame(path, rows_of(path, self.remedy), self.columns, self.absent, self.name)
+        numbers = [column for column in self.columns if column not in self.text]
+        check(path, frame, lines, {column: rule_of(column) for column in numbers})
+        return with_numbers(frame, numbers)
 
     def path(self, device: Path) -> Path:
         """The place of the file under results/DEVICE."""
