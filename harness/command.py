@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,36 @@ from harness import streams
 from harness.errors import GpuLost, UserError
 
 OK, GPU_LOST, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+
+def program(
+    name: str,
+    description: str,
+    work: Callable[[argparse.Namespace], None],
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    go_on: str = "",
+) -> Callable[..., int]:
+    """The `main` of a command: it parses arguments, does the work, and returns the exit code as `exit_code` does.
+
+    name: such as "harness.report tables". work takes the options, whose `typed` is the command line.
+    """
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
+        add_options(parser)
+        options = parser.parse_args(arguments)
+        options.typed = line(name, arguments)
+        return exit_code(name, lambda: work(options), go_on)
+
+    return main
+
+
+def line(name: str, arguments: Sequence[str] | None) -> str:
+    """The command line of a command, such as "harness.report tables", as a user types it.
+
+    arguments: those after its name; None for those of this process.
+    """
+    return shlex.join(["python", "-m", *name.split(), *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:

@@ -30,7 +30,7 @@ from harness.sweep.rivals import Entrants, fastest_rivals
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
-    options.command = environment.command_line("harness.run", arguments)
+    options.command = command.line("harness.run", arguments)
     precision.set_for_process(options.precision)
     return command.exit_code("harness.run", lambda: _run(options), go_on="go on with the same command and --resume")
 

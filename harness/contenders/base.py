@@ -6,9 +6,11 @@ To add one: a module with a class `Contender`, and an entry in PROVIDERS of regi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -76,7 +78,7 @@ class Offer:
 
 
 class Contender(ABC):
-    """A library to measure. The constructor raises Unavailable where the library is absent.
+    """A library to measure. The constructor raises Unavailable where the library is absent; `load` looks for the GPU.
 
     One instance serves a whole sweep, in one precision.
     """
@@ -103,9 +105,25 @@ def load(provider: str, precision: str = FP32) -> Contender:
     if precision != of_process():
         raise RuntimeError(f"this process measures {of_process()}: measure {precision} in another")
     variables.refuse()
-    module = import_module(f"harness.contenders.{PROVIDERS[provider].module}")
+    entry = PROVIDERS[provider]
+    if entry.device == "cuda" and not torch.cuda.is_available():
+        raise Unavailable(f"{entry.label} needs an NVIDIA GPU, and torch sees none")
+    module = import_module(f"harness.contenders.{entry.module}")
     contender: Contender = module.Contender(precision)
     return contender
+
+
+@contextmanager
+def temporarily(*settings: tuple[Any, str, Any]) -> Iterator[None]:
+    """Set attributes, each given as (object, name, value); the values before are restored at the end."""
+    before = [(place, name, getattr(place, name)) for place, name, _ in settings]
+    try:
+        for place, name, value in settings:
+            setattr(place, name, value)
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
 
 
 def check_workspace(needed: int, limit: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from cuconv import reference
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace, temporarily
 
 COMPLEX_BYTES = 2 * FLOAT_BYTES
 
@@ -66,16 +65,10 @@ def _native(problem: ConvProblem, operands: Operands, workspace_limit: int) -> P
     return Prepared(call, 0, "torch's own workspace is not known")
 
 
-@contextmanager
-def _onednn_settings(enabled: bool) -> Iterator[None]:
+def _onednn_settings(enabled: bool) -> AbstractContextManager[None]:
     """oneDNN on or off, and in FP32; the settings before are restored at the end."""
     onednn: Any = torch.backends.mkldnn
-    before = (onednn.enabled, onednn.conv.fp32_precision)
-    try:
-        onednn.enabled, onednn.conv.fp32_precision = enabled, "ieee"
-        yield
-    finally:
-        onednn.enabled, onednn.conv.fp32_precision = before
+    return temporarily((onednn, "enabled", enabled), (onednn.conv, "fp32_precision", "ieee"))
 
 
 def _fft(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:

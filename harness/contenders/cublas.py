@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -16,32 +14,15 @@ from harness.contenders.base import (
     Offer,
     Operands,
     Prepared,
-    Unavailable,
     check_workspace,
     measured_workspace,
+    temporarily,
 )
-from harness.precision import FP32, IN_TORCH
-
-
-@contextmanager
-def _computing_in(precision: str) -> Iterator[None]:
-    """The precision of torch's matrix products; the one before is restored at the end."""
-    matmul: Any = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = IN_TORCH[precision]
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+from harness.precision import IN_TORCH
 
 
 class Contender(base.Contender):
-    """cuBLAS, which is not cuDNN, but which a user could call instead. Raises Unavailable without a GPU."""
-
-    def __init__(self, precision: str = FP32) -> None:
-        super().__init__(precision)
-        if not torch.cuda.is_available():
-            raise Unavailable("cuBLAS needs an NVIDIA GPU, and torch sees none")
+    """cuBLAS, which is not cuDNN, but which a user could call instead."""
 
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """The one algorithm, bmm, for every case; it runs on 1x1 filters only."""
@@ -59,7 +40,7 @@ def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace
     multiply = _product(problem, operands)
 
     def call() -> torch.Tensor:
-        with _computing_in(precision):
+        with temporarily((torch.backends.cuda.matmul, "fp32_precision", IN_TORCH[precision])):
             multiply()
         return operands.output
 

@@ -15,18 +15,12 @@ from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from cuconv.select import BATCH_INVARIANT
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace
 from harness.contenders.compiling import compile_for
-from harness.precision import FP32
 
 
 class Contender(base.Contender):
-    """The library of this project. Raises Unavailable without a GPU."""
-
-    def __init__(self, precision: str = FP32) -> None:
-        super().__init__(precision)
-        if not torch.cuda.is_available():
-            raise Unavailable("cuConv's kernels need an NVIDIA GPU, and torch sees none")
+    """The library of this project."""
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
         """Compile the kernels that the sweep will launch; None stands for every algorithm."""

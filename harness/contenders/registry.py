@@ -8,32 +8,49 @@ the paper's two stages in plain torch, and the rivals are torch's own convolutio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.select import BATCH_INVARIANT
 from harness.precision import FP32, PRECISIONS
 
 
+class Role(Enum):
+    """The place of a provider in the comparison on a GPU."""
+
+    OURS = "a subject, which is compared with the best of the rivals"
+    PREPARED = "ours with work done before the call, in a table of its own"
+    RIVAL = "one of those whose best is compared with a subject"
+    BESIDE = "compared with a subject by itself, beside the best of the rivals"
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """A contender, by its name in the CSV and on the command line.
 
-    label: its name in tables and figures. device: "cuda" or "cpu". module: its file under harness/contenders.
+    label: its name in tables and figures. role: None for the one on a CPU, whose algorithms are ours or rivals.
+    module: its file under harness/contenders.
     colours: the colour of each of its algorithms, in order of display; empty where algorithms are listed case by case.
     colour: the colour of the algorithms that are not in `colours`. precisions: those that it can be measured in.
-    optional: a sweep measures it where --provider names it, and not by default.
+    optional: a sweep measures it where --provider names it, and not by default. particular: a few words on its times.
     """
 
     name: str
     label: str
-    device: str
+    role: Role | None
     module: str
     colours: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
     precisions: tuple[str, ...] = (FP32,)
     optional: bool = False
+    particular: str = ""
+
+    @property
+    def device(self) -> str:
+        """The kind of device that it computes on, "cuda" or "cpu"."""
+        return "cuda" if self.role else "cpu"
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -49,73 +66,36 @@ class Provider:
         return self.colours.get(algorithm, self.colour)
 
 
-def _in_one_colour(algorithms: Iterable[str], colour: str) -> dict[str, str]:
-    return dict.fromkeys(algorithms, colour)
-
-
 # The library's own choice first, then its algorithms: the registry of the library begins with the paper's, which
 # everything here shows last.
 _CUCONV = ("auto", BATCH_INVARIANT, *reversed(ALGORITHMS))
 _RED = "#d1495b"
 
-PROVIDERS = {
-    provider.name: provider
-    for provider in (
-        Provider("cuconv", "cuConv", "cuda", "cuconv_gpu", _in_one_colour(_CUCONV, _RED), _RED, PRECISIONS),
-        Provider(
-            "cuconv_prepared",
-            "cuConv prepared",
-            "cuda",
-            "cuconv_prepared",
-            {"auto": "#8c2d3a"},
-            precisions=PRECISIONS,
-        ),
-        Provider(
-            "cudnn",
-            "cuDNN",
-            "cuda",
-            "cudnn_classic",
-            {
-                "implicit_gemm": "#9ecae1",
-                "implicit_precomp_gemm": "#3182bd",
-                "gemm": "#08519c",
-                "direct": "#bdbdbd",
-                "fft": "#a1d99b",
-                "fft_tiling": "#31a354",
-                "winograd": "#fdd0a2",
-                "winograd_nonfused": "#fd8d3c",
-            },
-            precisions=PRECISIONS,
-        ),
-        Provider("cudnn_engine", "cuDNN engine", "cuda", "cudnn_engines", {}, "#756bb1", PRECISIONS),
-        Provider(
-            "torch",
-            "torch cuDNN",
-            "cuda",
-            "torch_cudnn",
-            _in_one_colour(("default", "benchmark", "deterministic"), "#17a2b8"),
-            precisions=PRECISIONS,
-        ),
-        Provider("cublas", "cuBLAS", "cuda", "cublas", {"bmm": "#636363"}, precisions=PRECISIONS),
-        Provider("cutlass", "CUTLASS", "cuda", "cutlass", {"fast_fp32": "#6a994e"}, optional=True),
-        Provider("torch_compile", "torch.compile", "cuda", "torch_compile", {"max_autotune": "#b5838d"}, optional=True),
-        Provider(
-            "cpu",
-            "CPU",
-            "cpu",
-            "cpu",
-            {"two_stage": _RED, "onednn": "#3182bd", "native": "#08519c", "fft": "#a1d99b"},
-        ),
-    )
-}
+_CLASSIC = {
+    "implicit_gemm": "#9ecae1", "implicit_precomp_gemm": "#3182bd", "gemm": "#08519c", "direct": "#bdbdbd",
+    "fft": "#a1d99b", "fft_tiling": "#31a354", "winograd": "#fdd0a2", "winograd_nonfused": "#fd8d3c",
+}  # fmt: skip
+_TORCH = dict.fromkeys(("default", "benchmark", "deterministic"), "#17a2b8")
+_CPU = {"two_stage": _RED, "onednn": "#3182bd", "native": "#08519c", "fft": "#a1d99b"}
+
+_ALL = (
+    Provider("cuconv", "cuConv", Role.OURS, "cuconv_gpu", dict.fromkeys(_CUCONV, _RED), _RED, PRECISIONS),
+    Provider("cuconv_prepared", "cuConv prepared", Role.PREPARED, "cuconv_prepared", {"auto": "#8c2d3a"}, "",
+             PRECISIONS),
+    Provider("cudnn", "cuDNN", Role.RIVAL, "cudnn_classic", _CLASSIC, "", PRECISIONS),
+    Provider("cudnn_engine", "cuDNN engine", Role.RIVAL, "cudnn_engines", {}, "#756bb1", PRECISIONS),
+    Provider("torch", "torch cuDNN", Role.RIVAL, "torch_cudnn", _TORCH, "", PRECISIONS),
+    Provider("cublas", "cuBLAS", Role.BESIDE, "cublas", {"bmm": "#636363"}, "", PRECISIONS,
+             particular="where it applies"),
+    Provider("cutlass", "CUTLASS", Role.BESIDE, "cutlass", {"fast_fp32": "#6a994e"}, optional=True,
+             particular="whose operands are NHWC before the call"),
+    Provider("torch_compile", "torch.compile", Role.BESIDE, "torch_compile", {"max_autotune": "#b5838d"},
+             optional=True, particular="where it was measured"),
+    Provider("cpu", "CPU", None, "cpu", _CPU),
+)  # fmt: skip
+PROVIDERS = {provider.name: provider for provider in _ALL}
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
-CUDNN_PROVIDERS = ("cudnn", "cudnn_engine", "torch")
-BESIDE = {
-    "cublas": "where it applies",
-    "cutlass": "whose operands are NHWC before the call",
-    "torch_compile": "where it was measured",
-}
-"""The providers that are compared by themselves, beside the best of the rivals, and what is particular about each."""
+BESIDE = tuple(name for name, provider in PROVIDERS.items() if provider.role is Role.BESIDE)
 
 
 def shown(provider: str, algorithm: str) -> str:
@@ -155,7 +135,7 @@ class Comparison:
         """Whether the subjects are compared with an algorithm."""
         if self.provider == "cpu":
             return provider == "cpu" and algorithm not in self.subjects
-        return provider in CUDNN_PROVIDERS
+        return PROVIDERS[provider].role is Role.RIVAL
 
 
 def comparison(device: str) -> Comparison:

@@ -5,8 +5,7 @@ Optional: a sweep measures it where --provider names it, because each case is co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -16,37 +15,35 @@ import torch.nn.functional as F
 
 from cuconv.problem import ConvProblem
 from harness.contenders import base
-from harness.contenders.base import Offer, Operands, Prepared, Unavailable, check_workspace, measured_workspace
+from harness.contenders.base import (
+    Offer,
+    Operands,
+    Prepared,
+    Unavailable,
+    check_workspace,
+    measured_workspace,
+    temporarily,
+)
 from harness.precision import FP32, IN_TORCH
 
 MODE = "max-autotune-no-cudagraphs"  # the harness captures the graph itself, for every contender alike
 
 
-@contextmanager
-def _computing_in(precision: str) -> Iterator[None]:
+def _computing_in(precision: str) -> AbstractContextManager[None]:
     """The precision of torch's convolutions and matrix products; the ones before are restored at the end.
 
     cuDNN reads that of cudnn.conv, and Inductor those of cudnn and matmul when it makes kernels of its templates.
     """
     backends: Any = torch.backends
     places = (backends.cudnn, backends.cudnn.conv, backends.cuda.matmul)
-    before = [place.fp32_precision for place in places]
-    try:
-        for place in places:
-            place.fp32_precision = IN_TORCH[precision]
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
+    return temporarily(*((place, "fp32_precision", IN_TORCH[precision]) for place in places))
 
 
 class Contender(base.Contender):
-    """torch.compile. Raises Unavailable without a GPU, and without Triton, which compiles its kernels."""
+    """torch.compile. Raises Unavailable without Triton, which compiles its kernels."""
 
     def __init__(self, precision: str = FP32) -> None:
         super().__init__(precision)
-        if not torch.cuda.is_available():
-            raise Unavailable("torch.compile is measured on an NVIDIA GPU, and torch sees none")
         if find_spec("triton") is None:
             raise Unavailable("torch.compile's kernels need Triton, which is not installed: pip install triton")
 

@@ -9,8 +9,8 @@ before each choice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from cuconv.problem import ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace, temporarily
 from harness.precision import FP32, IN_TORCH
 
 # Read once, at the first convolution of the process; importing torch is not yet one.
@@ -36,36 +36,32 @@ class _Mode:
 MODES = {"default": _Mode(), "benchmark": _Mode(benchmark=True), "deterministic": _Mode(deterministic=True)}
 
 
-@contextmanager
-def _settings(mode: _Mode, precision: str = FP32) -> Iterator[None]:
+def _settings(mode: _Mode, precision: str = FP32) -> AbstractContextManager[None]:
     """torch's cuDNN settings of a mode, in FP32 or with TF32 allowed; the settings before are restored at the end."""
     cudnn: Any = torch.backends.cudnn
-    before = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, cudnn.conv.fp32_precision)
-    try:
-        limit = 0  # a benchmark tries all plans
-        _set(True, mode.benchmark, limit, mode.deterministic, IN_TORCH[precision])
-        yield
-    finally:
-        _set(*before)
-
-
-def _set(enabled: bool, benchmark: bool, benchmark_limit: int, deterministic: bool, fp32_precision: str) -> None:
-    cudnn: Any = torch.backends.cudnn
-    cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit = enabled, benchmark, benchmark_limit
-    cudnn.deterministic = deterministic
-    cudnn.conv.fp32_precision = fp32_precision  # torch raises where allow_tf32, its older name, is set too
+    return temporarily(
+        (cudnn, "enabled", True),
+        (cudnn, "benchmark", mode.benchmark),
+        (cudnn, "benchmark_limit", 0),  # a benchmark tries all plans
+        (cudnn, "deterministic", mode.deterministic),
+        (
+            cudnn.conv,
+            "fp32_precision",
+            IN_TORCH[precision],
+        ),  # torch raises where allow_tf32, its older name, is set too
+    )
 
 
 class Contender(base.Contender):
     """torch.nn.functional.conv2d, called from one thread.
 
-    Raises Unavailable without a GPU, without cuDNN, and where torch's plan cache is not limited to one plan.
+    Raises Unavailable without cuDNN, and where torch's plan cache is not limited to one plan.
     """
 
     def __init__(self, precision: str = FP32) -> None:
         super().__init__(precision)
-        if not (torch.cuda.is_available() and torch.backends.cudnn.is_available()):
-            raise Unavailable("torch sees no NVIDIA GPU with cuDNN")
+        if not torch.backends.cudnn.is_available():
+            raise Unavailable("this build of torch has no cuDNN")
         self._other = torch.zeros(1, 1, 3, 3, device="cuda"), torch.zeros(1, 1, 2, 2, device="cuda")
         self._chosen_by: object = None  # the call whose plan is in torch's cache
         if self._cache_outlives_eviction():

@@ -50,10 +50,10 @@ def memory_bound_table(results: Results) -> str:
     cases = memory_bound(results)
     if cases.empty:
         return ""
-    csv_path = results.folder.parent / bandwidth.FOLDER / bandwidth.CSV
-    if not csv_path.exists():
-        return f"No copies were measured on {results.device}: run 'python -m harness.experiments copies' there."
-    found = shares(cases, bandwidth.read(csv_path))
+    copies = bandwidth.find(results.folder.parent)
+    if copies is None:
+        return bandwidth.BANDWIDTH.missing(results.device)
+    found = shares(cases, copies)
     note = (
         f"Time of a copy of as many bytes over time of {results.shown(results.subject)}: "
         f"{GOAL:.0%} or more on {_reached(found)} cases."
@@ -72,13 +72,13 @@ def depthwise_table(results: Results | None, device: str) -> str:
 
     results: those of a sweep with groups, None where it was not measured on the device.
     """
-    csv_path = results.folder.parent / bandwidth.FOLDER / bandwidth.CSV if results else None
-    if results is None or csv_path is None or not csv_path.exists():
+    copies = bandwidth.find(results.folder.parent) if results else None
+    if results is None or copies is None:
         return f"Layers with groups, or copies, were not measured on {device}."
     cases = results.of_subject()
     moved = np.array([problem_of(case).min_bytes for case in each(cases)])
     cases = cases[(cases.groups == cases.c) & (cases.m == cases.c) & (moved >= LEAST_BYTES)]
-    found = shares(cases, bandwidth.read(csv_path))
+    found = shares(cases, copies)
     note = (
         f"Time of a copy of as many bytes over time of {results.shown(results.subject)}, depthwise layers that move "
         f"{LEAST_BYTES / 1e6:g} MB or more: {DEPTHWISE_GOAL:.0%} or more on "

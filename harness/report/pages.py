@@ -31,6 +31,7 @@ from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.clocks import clocks_table
 from harness.report.memory_bound import depthwise_table, memory_bound_table
+from harness.report.options import add_results
 from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
 from harness.report.speedups import (
@@ -208,20 +209,6 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 where a page or the results cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.report docs",
-        description="Rewrite the tables between the markers of pages, from the CSV files of the results.",
-    )
-    parser.add_argument("pages", nargs="*", type=Path, help="pages to rewrite (default: README.md and docs/*.md)")
-    parser.add_argument(
-        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
-    )
-    options = parser.parse_args(arguments)
-    return command.exit_code("harness.report docs", lambda: _rewrite_all(options))
-
-
 def _rewrite_all(options: argparse.Namespace) -> None:
     pages = options.pages or [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
     found = [results for results in find_results(options.results, sweep=SWEEP) if results.on_gpu]
@@ -230,3 +217,16 @@ def _rewrite_all(options: argparse.Namespace) -> None:
     for page in pages:
         if tables := rewrite(page, found, options.results.parent / "plots"):
             print(f"{page}: {tables} {'table' if tables == 1 else 'tables'}")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pages", nargs="*", type=Path, help="pages to rewrite (default: README.md and docs/*.md)")
+    add_results(parser)
+
+
+main = command.program(
+    "harness.report docs",
+    "Rewrite the tables between the markers of pages, from the CSV files of the results.",
+    _rewrite_all,
+    _add_options,
+)

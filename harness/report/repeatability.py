@@ -90,29 +90,27 @@ def _most_moved(moved: pd.DataFrame, results: Results) -> str:
     return f"The cases that move most:\n\n{markdown(header, body)}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 where the folders cannot be compared."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.report repeatability",
-        description="How far the same case moves between whole sweeps, and how often the winner changes.",
-    )
-    parser.add_argument(
-        "folders",
-        nargs="+",
-        type=command.folder,
-        metavar="FOLDER",
-        help="a folder with the measurements.csv of a sweep",
-    )
-    parser.add_argument("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
-    options = parser.parse_args(arguments)
-    return command.exit_code(
-        "harness.report repeatability", lambda: print(report(_read(options.folders, options.time)))
-    )
-
-
 def _read(folders: Sequence[Path], time: str) -> list[Results]:
     """The sweeps of different folders. Raises UsageError for fewer than two."""
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         named = " ".join(map(str, folders))
         raise UsageError(f"{named}: name at least two different folders, each with the measurements.csv of one sweep")
     return [Results.read(folder.resolve()).at(time) for folder in folders]
+
+
+def _print(options: argparse.Namespace) -> None:
+    print(report(_read(options.folders, options.time)))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folders", nargs="+", type=command.folder, metavar="FOLDER", help="a folder with a sweep's measurements.csv")
+    add("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
+
+
+main = command.program(
+    "harness.report repeatability",
+    "How far the same case moves between whole sweeps, and how often the winner changes.",
+    _print,
+    _add_options,
+)

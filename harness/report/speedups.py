@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.contenders import registry
+from harness.contenders.registry import Role
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import (
@@ -70,11 +71,12 @@ def against_others(rows: pd.DataFrame) -> list[str]:
     A provider that has no time has no sentence.
     """
     sentences = []
-    for name, where in registry.BESIDE.items():
+    for name in registry.BESIDE:
         other = summarise(rows.assign(rival_us=rows[f"{name}_us"], speedup=rows[f"{name}_speedup"]))
         if other.of:
-            label, mean = registry.PROVIDERS[name].label, times(other.geometric)
-            sentences.append(f"Against {label}, {where}: faster on {other.wins} of {other.of}, geometric mean {mean}.")
+            beside, mean = registry.PROVIDERS[name], times(other.geometric)
+            against = f"Against {beside.label}, {beside.particular}"
+            sentences.append(f"{against}: faster on {other.wins} of {other.of}, geometric mean {mean}.")
     return sentences
 
 
@@ -171,9 +173,9 @@ def tf32_sentence(results: Results) -> str:
 def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
     """One sentence, or none, on the rivals that were measured in FP32 and not with TF32 allowed."""
     measured = {precision: set(frame[frame.precision == precision].provider) for precision in PRECISIONS}
-    rivals = (*registry.CUDNN_PROVIDERS, "cublas")
-    missing = [name for name in rivals if name in measured[FP32] - measured[TF32]]
-    labels = " and ".join(registry.PROVIDERS[name].label for name in missing)
+    others = [one for one in registry.PROVIDERS.values() if one.role in (Role.RIVAL, Role.BESIDE) and not one.optional]
+    missing = [one for one in others if one.name in measured[FP32] - measured[TF32]]
+    labels = " and ".join(one.label for one in missing)
     return [f"Not measured with TF32 allowed: {labels}."] if missing else []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness import command
@@ -14,6 +14,7 @@ from harness.precision import PRECISIONS
 from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
 from harness.report.memory_bound import memory_bound_table
+from harness.report.options import add_source
 from harness.report.paper import networks_table, paper_table
 from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32
 from harness.sweep.comparisons import Results, find_results
@@ -50,23 +51,12 @@ def whole_networks(devices: Iterable[Path]) -> list[str]:
     return [f"## {device}, whole networks\n\n{table}" for device, table in tables if table]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 where there is nothing to print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.report tables", description="Print the tables of the results, in markdown."
-    )
-    parser.add_argument(
-        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
-    )
-    parser.add_argument("--device", help="only this device's results")
-    parser.add_argument("--sweep", help="only this sweep's results")
-    options = parser.parse_args(arguments)
-    return command.exit_code("harness.report tables", lambda: _print(options))
-
-
 def _print(options: argparse.Namespace) -> None:
     found = find_results(options.results, options.device, options.sweep)
     tables = [f"## Layers\n\n{networks_table()}", *map(report, found)]
     if not options.sweep:
         tables += whole_networks({results.folder.parent for results in found})
     print("\n\n".join(tables))
+
+
+main = command.program("harness.report tables", "Print the tables of the results, in markdown.", _print, add_source)

@@ -10,7 +10,7 @@ import csv
 import io
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from harness.store.files import inflated, read_regular, shown
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
 ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
+DIGITS = 9  # of a number that is written
 LONGEST = 10_000  # characters of a cell that is written; Python's reader takes 131072
 
 
@@ -126,7 +127,8 @@ def _unended(path: Path, number: int, line: str) -> list[str]:
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """Rows below a header as the text of a CSV file, each on a line of its own.
 
-    Line ends and NUL characters in a cell become spaces, and a very long cell is cut: `rows_of` reads what is written.
+    None is an empty cell, and a float has nine significant digits. Line ends and NUL characters in a text become
+    spaces, and a very long text is cut: `rows_of` reads what is written.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_writable, cells) for cells in (header, *rows))
@@ -134,6 +136,8 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _writable(cell: object) -> object:
+    if isinstance(cell, float):
+        return f"{cell:.{DIGITS}g}"
     if not isinstance(cell, str):
         return cell
     line = _NO_PART_OF_A_LINE.sub(" ", cell)
@@ -148,7 +152,11 @@ def damaged(path: Path, number: int, reason: str) -> ResultsError:
 def text_frame(
     path: Path, rows: list[tuple[int, list[str]]], columns: Sequence[str], absent: Mapping[str, str], name: str
 ) -> tuple[pd.DataFrame, list[int]]:
-    """The rows that `rows_of` returned, as a frame of texts, and their line numbers. The arguments are `read_csv`'s."""
+    """The rows that `rows_of` returned, as a frame of texts, and their line numbers.
+
+    columns: those that must be there. absent: those of them that a file may lack, with the text of their cells there.
+    name: what the file is called. Raises ResultsError for a file of something else.
+    """
     (_, header), *lines = rows
     frame = pd.DataFrame([cells for _, cells in lines], columns=header, dtype="str")
     frame = frame.assign(**{column: absent[column] for column in columns if column in absent and column not in header})
@@ -171,26 +179,3 @@ def with_numbers(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
     """A frame of texts, with numbers in these columns; an empty cell or "nan" is NaN."""
     known = {column: frame[column].where(~frame[column].isin(["", "nan"]), None) for column in columns}
     return frame.assign(**{column: pd.to_numeric(cells) for column, cells in known.items()})
-
-
-def read_csv(
-    path: Path,
-    columns: Sequence[str],
-    *,
-    text: Collection[str] = (),
-    absent: Mapping[str, str] = ABSENT_GEOMETRY,
-    name: str,
-    remedy: str,
-) -> pd.DataFrame:
-    """The rows of a CSV file, with at least these columns.
-
-    Cells of the columns in `text` are kept as they are: a text may be "nan" or "1e5". The other columns hold numbers,
-    as `rule_of` says. Raises ResultsError where the file is missing or is something else.
-
-    absent: the columns that a file may lack, with the text of their cells there.
-    name: what the file is called, such as "accuracy.csv". remedy: how to get it, such as "measure first with ...".
-    """
-    frame, lines = text_frame(path, rows_of(path, remedy), columns, absent, name)
-    numbers = [column for column in columns if column not in text]
-    check(path, frame, lines, {column: rule_of(column) for column in numbers})
-    return with_numbers(frame, numbers)

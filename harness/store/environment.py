@@ -12,20 +12,18 @@ import json
 import os
 import platform
 import re
-import shlex
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import libcudnn
-from harness.errors import ResultsError
+from harness.errors import ResultsError, UsageError
 from harness.store import code
 from harness.store.files import read_json, write_whole
-from harness.variables import recorded
+from harness.variables import recorded, refuse
 
 if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV files need no torch
     import torch
@@ -66,12 +64,17 @@ def fingerprint(*folders: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def command_line(program: str, arguments: Sequence[str] | None) -> str:
-    """The command line of a program of the harness, such as "harness.report tables", as a user types it.
+def current_gpu(what: str, instead: str = "") -> torch.device:
+    """The GPU that a command measures on. Raises UsageError without one, or where a variable would change its times.
 
-    arguments: those after the program's name; None for those of this process.
+    what: the plural that is measured. instead: the end of the message, what can be done without a GPU.
     """
-    return shlex.join(["python", "-m", *program.split(), *(sys.argv[1:] if arguments is None else arguments)])
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(f"{what} are measured on an NVIDIA GPU, and torch sees none{instead}")
+    refuse()
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def report(device: torch.device, command: str) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def report(device: torch.device, command: str) -> dict[str, Any]:
         "cpu": _try(_cpu_name) or platform.processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": _version("numpy"),
+        "numpy": version("numpy"),
         "code": fingerprint(*MEASURING),
         "commit": commit(),
         "commands": [{"command": command, "date": datetime.now(UTC).isoformat(timespec="seconds")}],
@@ -204,8 +207,8 @@ def _gpu_facts(device: torch.device) -> dict[str, Any]:
         "cuda_runtime": torch.version.cuda,
         "cudnn": library[1],
         "cudnn_library": Path(library[0]).name if library[0] else None,
-        "cupy": _version("cupy-cuda13x") or _version("cupy-cuda12x"),
-        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
+        "cupy": version("cupy-cuda13x") or version("cupy-cuda12x"),
+        "cudnn_frontend": version("nvidia-cudnn-frontend"),
         "nvrtc": _try(lambda: ".".join(map(str, _nvrtc_version()))),
     }
 
@@ -248,7 +251,8 @@ def _cpu_name() -> str:
     return line.split(":", 1)[1].strip()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package, None where it is not installed."""
     return _try(lambda: metadata.version(package))
 
 

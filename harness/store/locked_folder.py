@@ -22,7 +22,7 @@ class LockedFolder:
     """A folder with a lock in its file .lock, which is made where it is missing.
 
     Every file of the folder that is replaced is replaced by `write`. It compares the locked file with the one that the
-    path names now, so that files of another folder are never written over.
+    path names now, so that files of another folder are never written over. Use as a context manager.
     """
 
     def __init__(self, path: Path):
@@ -30,6 +30,12 @@ class LockedFolder:
         self.path = path
         self._descriptors: tuple[int, ...] = ()  # of the lock and the folder; held, so that no other has their inode
         self._take()
+
+    def __enter__(self) -> LockedFolder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Give the lock back."""

@@ -13,13 +13,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from harness.contenders import registry
+from harness.contenders.registry import Role
 from harness.precision import FP32
 from harness.sweep import comparisons
 from harness.sweep.records import CASE_COLUMNS, read
 
 RIVALS = 3  # of each case, in a quick look
 RIVALS_OF_OTHER_TIMES = 5  # of each case, with separated and cold times
-SHOWN_BESIDE = ("cuconv_prepared", "cublas")  # neither subjects nor rivals: all their algorithms qualify
 
 # The (provider, algorithm) pairs to measure for each case, by its key.
 Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]
@@ -78,9 +78,15 @@ def qualifying(rows: Sequence[Row], device: str) -> list[Row]:
     ours = registry.comparison(device)
     timed = sorted((row for row in rows if row.mean_us), key=lambda row: row.mean_us or 0)
     mine = [row for row in timed if row.provider == ours.provider and row.algorithm in ours.subjects]
-    beside = [row for row in timed if row.provider in SHOWN_BESIDE]
+    beside = [row for row in timed if _is_beside(row.provider)]
     rivals = [row for row in timed if ours.is_rival(row.provider, row.algorithm)]
     return [*mine, *beside, *rivals[:RIVALS_OF_OTHER_TIMES]]
+
+
+def _is_beside(provider: str) -> bool:
+    """Whether a provider that every sweep measures is neither ours nor a rival."""
+    found = registry.PROVIDERS[provider]
+    return found.role in (Role.PREPARED, Role.BESIDE) and not found.optional
 
 
 def lacking_times(rows: Iterable[Timed], device: str) -> set[tuple[str, str]]:

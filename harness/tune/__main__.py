@@ -6,13 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
-
 from cuconv.device import device_spec
-from harness import variables
+from harness import command
 from harness.cases.catalogue import load_sweep
-from harness.command import exit_code
-from harness.command import folder as folder_option
 from harness.errors import UsageError
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store import environment
@@ -23,46 +19,29 @@ FOLDERS = {FP32: "tune", TF32: "tune-tf32"}  # under results/DEVICE, for the can
 MINUTES = 4.0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
-    options = _parser().parse_args(arguments)
-    command = environment.command_line("harness.tune", arguments)
-
-    def work() -> None:
-        if options.add and options.fit_only:
-            raise UsageError(
-                "--add --fit-only: the first adds measurements, the second makes none, leave one of them out"
-            )
-        folder = _measured_folder(options) if options.fit_only else _measure(options, command)
-        costs_file.write_fitted(folder, options.seed, options.precision)
-
-    return exit_code("harness.tune", work, "fit to them with --fit-only")
+def _run(options: argparse.Namespace) -> None:
+    if options.add and options.fit_only:
+        raise UsageError("--add --fit-only: the first adds measurements, the second makes none, leave one of them out")
+    folder = _measured_folder(options) if options.fit_only else _measure(options)
+    costs_file.write_fitted(folder, options.seed, options.precision)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.tune",
-        description="Measure configurations on a GPU, fit the cost models to them, write cuconv/costs*.toml.",
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", default="tuning", help="a sweep of configs/ by name, or a YAML file of your own (default: tuning)")
     add("--precision", choices=PRECISIONS, default=FP32, help="of the cost models to measure and fit (default: fp32)")
     add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
     add("--seed", type=int, default=0, help="of the data, the order of the cases and the hold-out (default: 0)")
-    add("--out", type=folder_option, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
+    add("--out", type=command.folder, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
     add("--add", action="store_true", help="keep the folder's rows of other cases, of the same kind of GPU")
     add("--fit-only", action="store_true", help="fit to the rows that the folder has; needs no GPU")
-    return parser
 
 
-def _measure(options: argparse.Namespace, command: str) -> Path:
+def _measure(options: argparse.Namespace) -> Path:
     """Write candidates.csv.gz and environment.json, and return their folder."""
-    if not torch.cuda.is_available():
-        raise UsageError("no GPU found: measure on one, or fit to the committed times with --fit-only")
+    device = environment.current_gpu("candidates", ": fit to the committed times with --fit-only")
     if not options.minutes > 0:
         raise UsageError(f"--minutes {options.minutes:g}: must be above 0")
-    variables.refuse()
-    device = torch.device("cuda", torch.cuda.current_device())
     sweep = load_sweep(options.config)
     folder = options.out or Path("results") / environment.device_slug(device) / FOLDERS[options.precision]
     try:
@@ -70,7 +49,7 @@ def _measure(options: argparse.Namespace, command: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write to {folder} ({error.strerror}): choose another folder with --out") from None
     before = candidates.read(folder / CSV) if options.add and (folder / CSV).exists() else None
-    environment.report_gpu(folder, command, alone=before is None)
+    environment.report_gpu(folder, options.typed, alone=before is None)
     spec = device_spec(device.index)
     limits = (options.minutes, options.seed, options.precision)
     try:
@@ -93,6 +72,14 @@ def _measured_folder(options: argparse.Namespace) -> Path:
         raise UsageError(f"--fit-only without --out needs {what}, there is {names}: choose one with --out")
     return found[0].parent
 
+
+main = command.program(
+    "harness.tune",
+    "Measure configurations on a GPU, fit the cost models to them, write cuconv/costs*.toml.",
+    _run,
+    _add_options,
+    "fit to them with --fit-only",
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -32,19 +32,14 @@ from harness.precision import FP32, TF32
 from harness.stopwatch import timing
 from harness.stopwatch.gpu import check_alive, out_of_memory
 from harness.stopwatch.verify import Verifier
-from harness.store.csv_file import read_csv
+from harness.store.csv_file import ABSENT_GEOMETRY
+from harness.store.table import Table
 from harness.sweep.records import CASE_COLUMNS
 
 RUNS = 3
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, RUNS + 1))
-COLUMNS = (
-    *CASE_COLUMNS,
-    "algorithm",
-    "config",
-    "predicted_us",
-    *RUN_COLUMNS,
-    "best_us",
-)
+COLUMNS = (*CASE_COLUMNS, "algorithm", "config", "predicted_us", *RUN_COLUMNS, "best_us")
+CANDIDATES = Table("tune", "candidates.csv.gz", COLUMNS, ("algorithm", "config"), "harness.tune", ABSENT_GEOMETRY)
 TOLERANCES = {FP32: 1e-5, TF32: 1e-3}  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6, TF32 3e-4
 MAX_FLOP = 2e11  # of a case: larger ones show nothing but throughput, at milliseconds a call
 MAX_RATIO = 3.0  # a candidate is left out where it is predicted so many times slower than the algorithm's fastest
@@ -213,6 +208,4 @@ def add_other_cases(path: Path, before: pd.DataFrame) -> None:
 
 def read(path: Path) -> pd.DataFrame:
     """The complete rows of a candidates.csv.gz; raises ResultsError where it is missing or is something else."""
-    remedy = "measure first with 'python -m harness.tune' on a GPU"
-    frame = read_csv(path, COLUMNS, text={"algorithm", "config"}, name="candidates.csv.gz", remedy=remedy)
-    return frame.dropna()
+    return CANDIDATES.read(path).dropna()

@@ -241,25 +241,25 @@ def write(variants: list[Variant]) -> None:
         print(f"{name}: {len(of_algorithm)} variants")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.tune.variants",
-        description='Choose the kernel variants that "auto" may take, by the cost models, and list them.',
-    )
+def _run(options: argparse.Namespace) -> None:
+    losses = losses_of(list(asked(options.seed)))
+    while worse := spilling(found := chosen(losses)):
+        print(f"{len(worse)} of these variants spill registers: chosen again, without them")
+        for variant in worse:
+            del losses.of[variant]
+    write(found)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random layers (default: 0)")
-    options = parser.parse_args(arguments)
 
-    def work() -> None:
-        losses = losses_of(list(asked(options.seed)))
-        while worse := spilling(found := chosen(losses)):
-            print(f"{len(worse)} of these variants spill registers: chosen again, without them")
-            for variant in worse:
-                del losses.of[variant]
-        write(found)
 
-    return command.exit_code("harness.tune.variants", work)
-
+main = command.program(
+    "harness.tune.variants",
+    'Choose the kernel variants that "auto" may take, by the cost models, and list them.',
+    _run,
+    _add_options,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
-from pathlib import Path
 
-import pandas as pd
 import torch
 
 from cuconv import reference
@@ -30,16 +28,14 @@ from harness import command, precision, progress
 from harness.cases.catalogue import Case, load_sweep
 from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load
 from harness.experiments.accuracy.magnitudes import MAGNITUDES
-from harness.experiments.accuracy.rows import COLUMNS, CSV, FOLDER, read
+from harness.experiments.accuracy.rows import ACCURACY
 from harness.experiments.accuracy.table import SHOWN, tables_of
 from harness.precision import FP32
 from harness.store import environment
-from harness.store.files import write_whole
 
 BATCH = 4  # of the paper's layers: enough images to differ, and a batch size of no sweep
 
-
-SLICE = f"{FOLDER}-slice"  # the folder of a quick look, which leaves the full measurement as it is
+SLICE = f"{ACCURACY.folder}-slice"  # the folder of a quick look, which leaves the full measurement as it is
 UNIT_ROUNDOFF, SMALLEST = 2.0**-24, 2.0**-149  # of FP32; the smallest positive number is subnormal
 
 
@@ -57,12 +53,11 @@ class Row:
     componentwise_error: float | None = None
     worst_image_error: float | None = None
 
-    def cells(self) -> list[str]:
-        """The row as text, in the order of COLUMNS."""
-        found = (self.rel_l2_error, self.componentwise_error, self.worst_image_error)
-        errors = ["" if error is None else f"{error:.9g}" for error in found]
+    def cells(self) -> list[object]:
+        """The row in the order of accuracy.csv's columns."""
+        errors = (self.rel_l2_error, self.componentwise_error, self.worst_image_error)
         detail = " ".join(self.detail.split())
-        return [*map(str, self.case.key), self.provider, self.algorithm, self.magnitudes, self.status, detail, *errors]
+        return [*self.case.key, self.provider, self.algorithm, self.magnitudes, self.status, detail, *errors]
 
 
 def relative_error(output: torch.Tensor, truth: torch.Tensor, unit: torch.Tensor) -> float:
@@ -159,42 +154,26 @@ def _not_run(case: Case, offer: Offer, magnitudes: str, reason: NotRunnable | Un
     return Row(case, offer.provider, offer.algorithm, magnitudes, status, str(reason))
 
 
-def write(folder: Path, rows: Iterable[Row]) -> Path:
-    """Write accuracy.csv of a folder when all rows are there, replacing it; returns its path."""
-    frame = pd.DataFrame([row.cells() for row in rows], columns=list(COLUMNS))
-    write_whole(folder / CSV, frame.to_csv(index=False))
-    return folder / CSV
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.experiments accuracy",
-        description="Errors on data of far from ordinary magnitudes.",
-    )
-    parser.add_argument(
-        "--net",
-        nargs="+",
-        metavar="NETWORK",
-        help="a quick look at the layers of these networks of the paper alone",
-    )
-    parser.add_argument(
-        "--out",
-        type=command.folder,
-        help=f"results folder (default: results/DEVICE/{FOLDER}, or results/DEVICE/{SLICE} with --net)",
-    )
-    options = parser.parse_args(arguments)
+def _run(options: argparse.Namespace) -> None:
     precision.set_for_process(FP32)
-    line = environment.command_line("harness.experiments accuracy", arguments)
-    return command.exit_code("harness.experiments accuracy", lambda: _run(options, line))
-
-
-def _run(options: argparse.Namespace, line: str) -> None:
     sweep = load_sweep("paper", networks=options.net, batches=[BATCH])
     entered = {provider: load(provider) for provider in SHOWN}
     device = torch.device("cuda", torch.cuda.current_device())
-    folder = options.out or environment.results_folder(SLICE if options.net else FOLDER)
-    path = write(folder, measure(sweep.cases, entered, device, sweep.workspace_limit))
-    environment.report_gpu(folder, line, alone=True)
-    print(tables_of(read(path)))
+    folder = options.out or environment.results_folder(SLICE if options.net else ACCURACY.folder)
+    rows = measure(sweep.cases, entered, device, sweep.workspace_limit)
+    path = ACCURACY.write(folder, (row.cells() for row in rows))
+    environment.report_gpu(folder, options.typed, alone=True)
+    print(tables_of(ACCURACY.read(path)))
     print(f"written: {path}")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--net", nargs="+", metavar="NETWORK", help="a quick look at the layers of these networks of the paper alone")
+    default = f"results/DEVICE/{ACCURACY.folder}, or results/DEVICE/{SLICE} with --net"
+    add("--out", type=command.folder, help=f"results folder (default: {default})")
+
+
+main = command.program(
+    "harness.experiments accuracy", "Errors on data of far from ordinary magnitudes.", _run, _add_options
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
 from harness.contenders import registry
-from harness.experiments.accuracy import rows as accuracy
+from harness.experiments.accuracy.rows import ACCURACY
 from harness.store.markdown import NONE, markdown, of
 from harness.sweep.comparisons import Results
 from harness.sweep.records import CASE_COLUMNS
@@ -21,16 +23,14 @@ NORMWISE = (
 
 def magnitudes_of(results: Results) -> str:
     """The tables of the device's accuracy.csv, or a sentence that says how to measure one."""
-    path = results.folder.parent / accuracy.FOLDER / accuracy.CSV
-    if not path.exists():
-        return f"Not measured on {results.device}: run 'python -m harness.experiments accuracy' there."
-    return tables_of(accuracy.read(path))
+    frame = ACCURACY.find(results.folder.parent)
+    return ACCURACY.missing(results.device) if frame is None else tables_of(frame)
 
 
 def tables_of(frame: pd.DataFrame) -> str:
     """The norm-wise errors, then the componentwise ones or a sentence that these are not measured.
 
-    frame: as `rows.read` returns it.
+    frame: as `Table.read` returns it.
     """
     again = "Componentwise errors are not measured: run 'python -m harness.experiments accuracy' again."
     table = componentwise_table(frame)
@@ -41,7 +41,7 @@ def tables_of(frame: pd.DataFrame) -> str:
 def magnitudes_table(frame: pd.DataFrame) -> str:
     """Algorithms x NORMWISE: median and worst error over the cases that ran, "bad" where an output is not finite.
 
-    frame: as `rows.read` returns it. The last column counts the cases on which cuConv has more
+    frame: as `Table.read` returns it. The last column counts the cases on which cuConv has more
     than twice the error of a plain FP32 sum, cuDNN's implicit_gemm, on the same data. It leaves out the cases where
     either error is not finite.
     """
@@ -50,15 +50,11 @@ def magnitudes_table(frame: pd.DataFrame) -> str:
     same = [*CASE_COLUMNS, "magnitudes"]
     plain = ran[(ran.provider == PLAIN[0]) & (ran.algorithm == PLAIN[1])].set_index(same).rel_l2_error.rename("plain")
     body = []
-    for provider in SHOWN:
-        for name in registry.PROVIDERS[provider].algorithms:
-            mine = ran[(ran.provider == provider) & (ran.algorithm == name)].join(plain, on=same)
-            if mine.empty:
-                continue
-            both = mine.dropna(subset=["rel_l2_error", "plain"])
-            over = of(int((both.rel_l2_error > 2 * both.plain).sum()), len(both)) if provider == "cuconv" else NONE
-            errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
-            body.append([registry.shown(provider, name), *errors, over])
+    for provider, name, mine in _by_algorithm(ran.join(plain, on=same)):
+        both = mine.dropna(subset=["rel_l2_error", "plain"])
+        over = of(int((both.rel_l2_error > 2 * both.plain).sum()), len(both)) if provider == "cuconv" else NONE
+        errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
+        body.append([registry.shown(provider, name), *errors, over])
     return markdown(["algorithm", *kinds, "over 2x implicit_gemm"], body)
 
 
@@ -72,14 +68,19 @@ def componentwise_table(frame: pd.DataFrame) -> str:
     if ran.componentwise_error.isna().all():
         return ""
     kinds, body = list(dict.fromkeys(frame.magnitudes)), []
+    for provider, name, mine in _by_algorithm(ran):
+        errors = [_worst(mine[mine.magnitudes == kind].componentwise_error) for kind in kinds]
+        body.append([registry.shown(provider, name), *errors, _worst(mine.componentwise_error)])
+    return markdown(["algorithm", *kinds, "all kinds"], body)
+
+
+def _by_algorithm(ran: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(provider, algorithm, rows) of each algorithm that has rows, in order of display."""
     for provider in SHOWN:
         for name in registry.PROVIDERS[provider].algorithms:
             mine = ran[(ran.provider == provider) & (ran.algorithm == name)]
-            if mine.empty:
-                continue
-            errors = [_worst(mine[mine.magnitudes == kind].componentwise_error) for kind in kinds]
-            body.append([registry.shown(provider, name), *errors, _worst(mine.componentwise_error)])
-    return markdown(["algorithm", *kinds, "all kinds"], body)
+            if not mine.empty:
+                yield provider, name, mine
 
 
 def _worst(errors: pd.Series) -> str:

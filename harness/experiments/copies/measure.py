@@ -13,19 +13,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import pandas as pd
 import torch
 
 from cuconv.problem import FLOAT_BYTES
-from harness import command, progress, variables
+from harness import command, progress
 from harness.errors import UsageError
-from harness.experiments.copies.rows import COLUMNS, CSV, FOLDER
+from harness.experiments.copies.rows import BANDWIDTH, COLUMNS
 from harness.stopwatch import timing
 from harness.store import environment
-from harness.store.files import write_whole
 from harness.store.markdown import markdown
 from harness.store.times import RUNS
 
@@ -62,12 +60,6 @@ def _time_us(copy: Copy, source: torch.Tensor, target: torch.Tensor) -> tuple[fl
     return timing.measure(call, RUNS, source.device).runs_us
 
 
-def write(folder: Path, copies: pd.DataFrame) -> Path:
-    """Replace bandwidth.csv of a folder; returns its path."""
-    write_whole(folder / CSV, copies.to_csv(index=False, float_format="%.9g"))
-    return folder / CSV
-
-
 def render(copies: pd.DataFrame) -> str:
     """A markdown table: MiB moved, microseconds, TB/s."""
     rows = [
@@ -77,25 +69,17 @@ def render(copies: pd.DataFrame) -> str:
     return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.experiments copies", description="Times of plain copies on the device."
-    )
-    parser.parse_args(arguments)
-    return command.exit_code("harness.experiments copies", lambda: _run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> None:
-    if not torch.cuda.is_available():
-        raise UsageError("copies are measured on an NVIDIA GPU, and torch sees none")
-    variables.refuse()
+def _run(options: argparse.Namespace) -> None:
+    device = environment.current_gpu("copies")
     try:
-        copies = measure(torch.device("cuda", torch.cuda.current_device()))
+        copies = measure(device)
     except torch.OutOfMemoryError:
         needed = max(SIZES) / 2**30
         raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
     print(render(copies))
-    path = write(environment.results_folder(FOLDER), copies)
-    environment.report_gpu(path.parent, environment.command_line("harness.experiments copies", arguments), alone=True)
+    path = BANDWIDTH.write(environment.results_folder(BANDWIDTH.folder), copies.itertuples(index=False))
+    environment.report_gpu(path.parent, options.typed, alone=True)
     print(f"written: {path}")
+
+
+main = command.program("harness.experiments copies", "Times of plain copies on the device.", _run)

@@ -9,20 +9,25 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.store.csv_file import read_csv
+from harness.store.table import Table
 from harness.store.times import HOT, run_columns
 
-FOLDER, CSV = "bandwidth", "bandwidth.csv"  # in results/DEVICE
 COLUMNS = ("bytes", "way", *run_columns(HOT), "mean_us")
+BANDWIDTH = Table("bandwidth", "bandwidth.csv", COLUMNS, ("way",), "harness.experiments copies")
 
 
 def read(path: Path) -> pd.DataFrame:
     """The rows of a bandwidth.csv by size. Raises ResultsError where the file is missing or is something else."""
-    remedy = "measure first with 'python -m harness.experiments copies' on a GPU"
-    copies = read_csv(path, COLUMNS, text=["way"], name=CSV, remedy=remedy)
+    copies = BANDWIDTH.read(path)
     if not len(copies) or not (copies[["bytes", "mean_us"]] > 0).to_numpy().all():
         raise ResultsError(f"{path} must have rows, with bytes and mean_us above 0: restore it or measure again")
     return copies.sort_values("bytes", ignore_index=True)
+
+
+def find(device: Path) -> pd.DataFrame | None:
+    """The rows of the bandwidth.csv under results/DEVICE, None where there is none. Raises ResultsError as `read`."""
+    path = BANDWIDTH.path(device)
+    return read(path) if path.exists() else None
 
 
 def copy_us(copies: pd.DataFrame, moved: Sequence[int]) -> np.ndarray:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import astuple
 from statistics import median
 
 import torch
@@ -25,9 +24,8 @@ from harness import command, progress
 from harness.cases.catalogue import problem_labelled
 from harness.contenders.base import Operands, load
 from harness.experiments.host import first_call
+from harness.experiments.host.rows import HOST, HostTime
 from harness.store import environment
-from harness.store.csv_file import csv_text
-from harness.store.files import write_whole
 from harness.store.markdown import markdown
 
 # Labels HW-N-K-M-C, as in the paper: each filter size, calls of one kernel and of two, much work and little.
@@ -35,21 +33,6 @@ LAYERS = ("7-1-1-256-832", "7-1-3-384-192", "7-1-5-128-48", "28-1-3-512-512", "2
 ROUNDS = 20
 WARM_UP_CALLS, CALLS = 10, 100  # in a round
 CALLS_IN_QUEUE = 50  # before the host waits for the GPU, because a full queue would make it wait within a call
-
-
-@dataclass(frozen=True, slots=True)
-class HostTime:
-    """The median host microseconds of `calls` calls. output is "new" where a call allocates it, or "given".
-
-    layer: HW-N-K-M-C, or the name of a `FirstCall`.
-    """
-
-    layer: str
-    provider: str
-    algorithm: str
-    output: str
-    calls: int
-    median_us: float
 
 
 def times_us(call: Callable[[], object], synchronize: Callable[[], None]) -> list[float]:
@@ -108,24 +91,14 @@ def render(rows: Sequence[HostTime]) -> str:
     return markdown(header, [[layer, *(times.get((layer, *kind), "") for kind in kinds)] for layer in layers])
 
 
-def write_csv(path: Path, rows: Sequence[HostTime]) -> None:
-    """Replace the file by one row for each layer and kind of call."""
-    lines = ({**asdict(row), "median_us": f"{row.median_us:.9g}"}.values() for row in rows)
-    write_whole(path, csv_text([field.name for field in fields(HostTime)], lines))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(prog="python -m harness.experiments host", description="Host time of a call.")
-    parser.parse_args(arguments)
-    return command.exit_code("harness.experiments host", lambda: _run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> None:
+def _run(options: argparse.Namespace) -> None:
     load("cuconv")
     first = measure_first("cuda", torch.cuda.synchronize)  # it needs torchvision, and says so at once
     rows = measure(LAYERS, "cuda", torch.cuda.synchronize) + first
     print(render(rows))
-    folder = environment.results_folder("host")
-    write_csv(folder / "host.csv", rows)
-    environment.report_gpu(folder, environment.command_line("harness.experiments host", arguments), alone=True)
+    folder = environment.results_folder(HOST.folder)
+    HOST.write(folder, map(astuple, rows))
+    environment.report_gpu(folder, options.typed, alone=True)
+
+
+main = command.program("harness.experiments host", "Host time of a call.", _run)

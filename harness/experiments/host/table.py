@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from harness.store.csv_file import read_csv
+from harness.experiments.host.rows import CALL, HOST
 from harness.store.markdown import markdown
 from harness.sweep.comparisons import Results
 
-CSV = "host.csv"
-COLUMNS = ("layer", "provider", "algorithm", "output", "calls", "median_us")
 OURS, TORCH = ("cuconv", "auto", "new"), ("torch", "default", "new")
 
 
@@ -18,12 +16,10 @@ def host_table(results: Results) -> str:
     host.csv of the device a sentence says what to run.
     Raises ResultsError where the file is something else.
     """
-    path = results.folder.parent / "host" / CSV
-    remedy = "measure first with 'python -m harness.experiments host' on a GPU"
-    if not path.exists():
-        return f"Not measured on {results.device}: {remedy}."
-    rows = read_csv(path, COLUMNS, text=("layer", "provider", "algorithm", "output"), name=CSV, remedy=remedy)
-    times = rows.set_index(["layer", "provider", "algorithm", "output"]).median_us
+    rows = HOST.find(results.folder.parent)
+    if rows is None:
+        return HOST.missing(results.device)
+    times = rows.set_index(list(CALL)).median_us
     layers = [layer for layer in dict.fromkeys(rows.layer) if (layer, *TORCH) in times.index]
     body = [[layer, *(f"{times[layer, *kind]:.1f}" for kind in (OURS, TORCH))] for layer in layers]
     dearer = sum(bool(times[layer, *OURS] > times[layer, *TORCH]) for layer in layers)

@@ -32,7 +32,7 @@ from harness.cases.catalogue import problem_labelled
 from harness.contenders.base import Contender, NotRunnable, Operands, load
 from harness.contenders.registry import CLASSIC_ALGORITHMS
 from harness.errors import ResultsError, UsageError
-from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, FOLDER, TIME_COLUMNS, read, write
+from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, TIME_COLUMNS, TIMES
 from harness.experiments.kernels.table import TABLES, counters_table, times_table
 from harness.stopwatch import profiler
 from harness.store import environment
@@ -172,26 +172,24 @@ def _launches(label: str, spec: DeviceSpec) -> list[tuple[str, str]]:
     return [(plan.algorithm, launch.kernel) for launch in ALGORITHMS[plan.algorithm].launches(problem, plan.config)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 where nothing can be measured."""
-    name = "harness.experiments kernels"
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description="Kernel times of the paper's tables 3 to 5.")
-    parser.add_argument("--counters", action="store_true", help="instead, Nsight Compute's counters of auto's kernels")
-    count = parser.parse_args(arguments).counters
-    return command.exit_code(name, lambda: _run(count, environment.command_line(name, arguments)))
-
-
-def _run(count: bool, line: str) -> None:
+def _run(options: argparse.Namespace) -> None:
     ours = load("cuconv")
-    if count:
+    if options.counters:
         if not shutil.which("ncu"):
             raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
-        table_of, files = counters_table, {COUNTERS: counters(furthest(environment.device_slug()))}
+        table_of, found = counters_table, [(COUNTERS, counters(furthest(environment.device_slug())))]
     else:
         contenders = {"cudnn": load("cudnn"), "cuconv": ours}
-        table_of, files = times_table, {f"table_{table}.csv": kernel_times(table, contenders) for table in TABLES}
-    folder = environment.results_folder(FOLDER)
-    for name, rows in files.items():
-        write(folder / name, rows)
-        print(f"{table_of(read(folder / name))}\n")
-    environment.report_gpu(folder, line, alone=False)
+        table_of = times_table
+        found = [(TIMES[number], kernel_times(number, contenders)) for number in TABLES]
+    folder = environment.results_folder(COUNTERS.folder)
+    for table, rows in found:
+        print(f"{table_of(table.read(table.write(folder, rows.itertuples(index=False))))}\n")
+    environment.report_gpu(folder, options.typed, alone=False)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--counters", action="store_true", help="instead, Nsight Compute's counters of auto's kernels")
+
+
+main = command.program("harness.experiments kernels", "Kernel times of the paper's tables 3 to 5.", _run, _add_options)

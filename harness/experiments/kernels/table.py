@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.contenders.registry import shown
-from harness.experiments.kernels.rows import COUNTERS, FOLDER, SHARES, read
+from harness.experiments.kernels.rows import COUNTERS, SHARES
 from harness.store.markdown import markdown
 
 # Labels HW-N-K-M-C of the paper's tables, by table and configuration.
@@ -23,12 +23,11 @@ def counters_of(device: Path, algorithm: str) -> str:
 
     Raises ResultsError where the file is something else.
     """
-    path = device / FOLDER / COUNTERS
-    if not path.exists():
-        return f"Not measured on {device.name}: run 'python -m harness.experiments kernels --counters' there."
-    rows = read(path)
-    rows = rows[rows.algorithm == algorithm]
-    return counters_table(rows) if len(rows) else f"No case of {device.name}/{FOLDER}/{COUNTERS} is of {algorithm}."
+    rows = COUNTERS.find(device)
+    if rows is None:
+        return COUNTERS.missing(device.name)
+    rows, path = rows[rows.algorithm == algorithm], f"{device.name}/{COUNTERS.folder}/{COUNTERS.name}"
+    return counters_table(rows) if len(rows) else f"No case of {path} is of {algorithm}."
 
 
 def counters_table(rows: pd.DataFrame) -> str:
@@ -42,7 +41,7 @@ def counters_table(rows: pd.DataFrame) -> str:
 def times_table(rows: pd.DataFrame) -> str:
     """A table in the paper's shape: a line for each kernel, a total for each algorithm, the smallest total bold.
 
-    rows: those of one table_N.csv, as `rows.read` returns them.
+    rows: those of one table_N.csv, as `Table.read` returns them.
     """
     table = int(rows.table.iloc[0])
     columns = list(TABLES[table])

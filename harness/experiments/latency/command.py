@@ -8,56 +8,44 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import astuple
 
-import torch
-
-from harness import command, precision, variables
+from harness import command, precision
 from harness.errors import ResultsError, UsageError
 from harness.experiments.latency.plan import LEAST, MAX_SIZES, MOST, SEED, START_NETWORK, Process, processes, typed
-from harness.experiments.latency.rows import CONTENDERS, CSV, FOLDER, SIZE, START, LatencyFile, read
+from harness.experiments.latency.rows import CONTENDERS, LATENCY, SIZE, START
 from harness.experiments.latency.run import measure
 from harness.experiments.latency.table import sizes_table, starts_table
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.rows import label
 from harness.store import environment
+from harness.store.locked_folder import LockedFolder
+from harness.store.table import GroupedRows
 
-NAME = "harness.latency"
 NETWORKS, SIZES, WHATS = ("resnet18", "mobilenet_v2"), 40, (SIZE, START)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for a user's mistake or a failed process, 130 for Ctrl-C."""
-    options = _parser().parse_args(arguments)
+def _run(options: argparse.Namespace) -> None:
     precision.set_for_process(precision.FP32)  # of the processes that this one starts
-    go_on = "measure the rest with --what, --net and --contender"
-    return command.exit_code(NAME, lambda: _run(options, environment.command_line(NAME, arguments)), go_on)
-
-
-def _run(options: argparse.Namespace, line: str) -> None:
     planned = _planned(options)
     if options.dry_run:
         _print_plan(planned, options)
         return
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "first results are measured on an NVIDIA GPU, and torch sees none: "
-            "'--dry-run' prints what would be measured"
-        )
-    variables.refuse()
+    device = environment.current_gpu("first results", ": '--dry-run' prints what would be measured")
     for network in dict.fromkeys(process.network for process in planned):
         network_models.find(typed(network))  # before anything is measured
-    folder = options.out or environment.results_folder(FOLDER)
-    file, environments = LatencyFile(folder), environment.EnvironmentFile(folder)
-    facts = environment.report(torch.device("cuda", torch.cuda.current_device()), line)
-    entered = environments.enter({**facts, **network_models.versions()})
-    try:
-        failed = measure(planned, options.seed, entered, file.replace)
-    finally:
-        environments.keep(file.environments)
-    if file.path.exists():
-        rows = read(folder / CSV)
-        print("\n\n".join(table for table in (sizes_table(rows), starts_table(rows)) if table))
-        print(f"\nresults: {file.path}")
+    with LockedFolder(options.out or environment.results_folder(LATENCY.folder)) as folder:
+        rows, environments = GroupedRows(folder, LATENCY), environment.EnvironmentFile(folder.path, folder.write)
+        facts = environment.report(device, options.typed)
+        entered = environments.enter({**facts, **network_models.versions()})
+        try:
+            failed = measure(planned, options.seed, entered, lambda found: rows.replace(map(astuple, found)))
+        finally:
+            environments.keep(rows.environments)
+    if rows.path.exists():
+        frame = LATENCY.read(rows.path)
+        print("\n\n".join(table for table in (sizes_table(frame), starts_table(frame)) if table))
+        print(f"\nresults: {rows.path}")
     if failed:
         raise ResultsError(
             f"{len(failed)} of {len(planned)} processes failed or need one that did, so that rows are missing or old: "
@@ -93,11 +81,7 @@ def _print_plan(planned: Sequence[Process], options: argparse.Namespace) -> None
     print(f"{len(planned)} processes, {sum(process.rows for process in planned)} rows")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}",
-        description="Time the first results of new input sizes and of new processes. Options take several values.",
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--net", nargs="+", metavar="NETWORK", default=list(NETWORKS),
         help=f"networks of torchvision, or timm:NAME, for new sizes (default: {' '.join(NETWORKS)})")  # fmt: skip
@@ -109,4 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--out", type=command.folder, metavar="FOLDER", help="results folder (default: results/DEVICE/latency)")
     add("--dry-run", action="store_true", help="print what would be measured and stop")
-    return parser
+
+
+main = command.program(
+    "harness.latency",
+    "Time the first results of new input sizes and of new processes. Options take several values.",
+    _run,
+    _add_options,
+    "measure the rest with --what, --net and --contender",
+)

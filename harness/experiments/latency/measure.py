@@ -24,7 +24,9 @@ from cuconv import wait_for_kernels
 from harness.experiments.latency.plan import AGAIN, FIRST_SIZE, SEED, drawn_sizes
 from harness.experiments.latency.rows import CUCONV, SIZE
 from harness.experiments.networks import models as network_models
+from harness.experiments.networks.contenders import set_torch
 from harness.experiments.networks.models import Network
+from harness.precision import FP32
 
 Row = dict[str, Any]  # the columns of latency.csv that only this process knows
 
@@ -87,7 +89,7 @@ def convert_rows(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the arguments say and write the rows."""
     what, network, contender, *rest = sys.argv[1:] if arguments is None else arguments
-    set_torch()
+    set_torch(FP32, benchmark=False)  # it would time every engine for each size
     output = sys.stdout
     with redirect_stdout(sys.stderr):  # so that nothing but rows gets there
         found = network_models.find(network)
@@ -99,13 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in rows:
             print(json.dumps(row), file=output, flush=True)
     return 0
-
-
-def set_torch() -> None:
-    """Set torch up: no TF32, and cuDNN's heuristics, since its benchmark would time every engine for each size."""
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 
-from harness.experiments.latency.rows import CACHES, CONTENDERS, CONVERT, CSV, CUCONV, FOLDER, REMEDY, SIZE, START, read
+from harness.experiments.latency.rows import CACHES, CONTENDERS, CONVERT, CUCONV, LATENCY, SIZE, START
 from harness.store.markdown import NONE, markdown
 from harness.sweep.comparisons import Results
 from harness.sweep.provenance import provenance
@@ -31,12 +31,12 @@ def latency_starts(results: Results) -> str:
 
 
 def _section(results: Results, whats: Sequence[str], table: Callable[[pd.DataFrame], str]) -> str:
-    folder = results.folder.with_name(FOLDER)
-    frame = read(folder / CSV) if (folder / CSV).exists() else None
+    frame = LATENCY.find(results.folder.parent)
     if frame is None or not frame.what.isin(whats).any():
-        return f"Not measured on {results.device}: {REMEDY}."
-    shown = frame[frame.what.isin(whats)]
-    return f"{table(shown)}\n\nMeasured on {provenance(Results(results.device, FOLDER, frame, folder), shown)}."
+        return LATENCY.missing(results.device)
+    shown, folder = frame[frame.what.isin(whats)], results.folder.with_name(LATENCY.folder)
+    measured = provenance(Results(results.device, LATENCY.folder, frame, folder), shown)
+    return f"{table(shown)}\n\nMeasured on {measured}."
 
 
 def sizes_table(frame: pd.DataFrame) -> str:

@@ -11,24 +11,26 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import torch
 
-from harness import command, precision, variables
+from harness import command, precision
 from harness.errors import UsageError
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.contenders import CONTENDERS, Options, set_torch
-from harness.experiments.networks.rows import CSV, FOLDER, MODES, KernelsOfKind, NetworksFolder, read
+from harness.experiments.networks.rows import BREAKDOWN, MODES, NETWORKS, KernelsOfKind
 from harness.experiments.networks.table import breakdown_table, networks_table
 from harness.precision import PRECISIONS
 from harness.stopwatch import profiler
 from harness.store import environment
+from harness.store.locked_folder import LockedFolder
+from harness.store.table import GroupedRows
 
 NAME = "harness.networks"
 BATCHES = (1, 8, 32)
-BREAKDOWN = "--breakdown"
 SEED = 0  # of the weights, the data, and the order of the contenders
 
 
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _each_precision(options.precision, typed)
     precision.set_for_process(options.precision[0])
     go_on = "measure the rest with --net, --batch and --contender"
-    return command.exit_code(NAME, lambda: _run(options, environment.command_line(NAME, typed)), go_on)
+    return command.exit_code(NAME, lambda: _run(options, command.line(NAME, typed)), go_on)
 
 
 def _each_precision(precisions: Sequence[str], typed: Sequence[str]) -> int:
@@ -61,17 +63,13 @@ def _run(options: argparse.Namespace, typed: str) -> None:
     if options.dry_run:
         _print_plan(options)
         return
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "whole networks are measured on an NVIDIA GPU, and torch sees none: "
-            "'--dry-run' prints what would be measured"
-        )
-    variables.refuse()
+    environment.current_gpu("whole networks", ": '--dry-run' prints what would be measured")
     found = [network_models.find(name) for name in dict.fromkeys(options.net)]
     set_torch(options.precision[0])
     machine = networks.Gpu()
-    with NetworksFolder(options.out or environment.results_folder(FOLDER)) as folder:
-        environments = environment.EnvironmentFile(folder.folder, folder.write)
+    with LockedFolder(options.out or environment.results_folder(NETWORKS.folder)) as folder:
+        times, kernels = GroupedRows(folder, NETWORKS), GroupedRows(folder, BREAKDOWN)
+        environments = environment.EnvironmentFile(folder.path, folder.write)
         settings = networks.Settings(
             {name: CONTENDERS[name] for name in chosen},
             Options(options.precision[0], options.max_autotune),
@@ -80,14 +78,14 @@ def _run(options: argparse.Namespace, typed: str) -> None:
         )
         try:
             if options.breakdown:
-                _break_down(found, options.batch, machine, settings, folder)
+                _break_down(found, options.batch, machine, settings, kernels)
             else:
                 for row in networks.measure(found, options.batch, machine, settings):
-                    folder.add(row)
+                    times.replace([row.cells()])
         finally:
-            environments.keep(folder.environments | _of_breakdowns(environments))
+            environments.keep(times.environments | _of_breakdowns(environments))
     if not options.breakdown:
-        _print_summary(folder.folder / CSV)
+        _print_summary(times.path)
 
 
 def _break_down(
@@ -95,19 +93,19 @@ def _break_down(
     batches: Sequence[int],
     machine: networks.Machine,
     settings: networks.Settings,
-    folder: NetworksFolder,
+    stored: GroupedRows,
 ) -> None:
     rows: list[KernelsOfKind] = []
     for kinds in networks.break_down(found, batches, machine, settings, profiler.kernels):
-        folder.replace_kernels(kinds)
+        stored.replace(map(astuple, kinds))
         rows += kinds
     if not rows:
-        raise UsageError(f"{BREAKDOWN}: no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+        raise UsageError("--breakdown: no kernel was recorded: check that this user may profile the GPU (CUPTI)")
     print(breakdown_table(rows))
 
 
 def _print_summary(path: Path) -> None:
-    rows = read(path)
+    rows = NETWORKS.read(path)
     print(networks_table(rows) or "Nothing here to compare: it takes rows of cuConv and of torch in mode graph.")
     failed = int((rows.status != "ok").sum())
     print(f"\n{len(rows)} rows, {failed} of them failed\nresults: {path}")
@@ -116,7 +114,7 @@ def _print_summary(path: Path) -> None:
 def _of_breakdowns(environments: environment.EnvironmentFile) -> set[str]:
     """The reports of commands that wrote breakdown.csv, whose rows name none."""
     stored = environments.environments.items()
-    return {name for name, facts in stored if any(BREAKDOWN in one["command"] for one in facts["commands"])}
+    return {name for name, facts in stored if any("--breakdown" in one["command"] for one in facts["commands"])}
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:
@@ -160,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--max-autotune", action="store_true", help="let torch.compile tune its kernels, which takes minutes")
-    add(BREAKDOWN, action="store_true", help="record kernels by kind instead of times of forwards")
-    add("--out", type=Path, help="results folder (default: results/DEVICE/networks)")
+    add("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
+    add("--out", type=command.folder, help="results folder (default: results/DEVICE/networks)")
     add("--dry-run", action="store_true", help="print what would be measured and stop")
     return parser

@@ -13,12 +13,12 @@ from importlib import import_module
 
 import torch
 
+from harness.contenders.torch_compile import MODE as MAX_AUTOTUNE
 from harness.experiments.networks.models import logits
 from harness.experiments.networks.rows import CUCONV, CUCONV_ENABLED, TORCH_COMPILE, TORCH_COMPILE_FROZEN
 from harness.precision import TF32
 
 Forward = Callable[[], torch.Tensor]
-MAX_AUTOTUNE = "max-autotune-no-cudagraphs"  # the harness captures the graph itself, for every contender alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Prepared:
     detail: str = ""
 
 
-def set_torch(precision: str) -> None:
-    """Set torch up for a process: cuDNN's benchmark, and TF32 allowed in cuDNN and cuBLAS or not."""
+def set_torch(precision: str, benchmark: bool = True) -> None:
+    """Set torch up for a process: cuDNN's benchmark or its heuristics, and TF32 allowed in cuDNN and cuBLAS or not."""
     allowed = precision == TF32
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = benchmark
     torch.backends.cudnn.allow_tf32 = allowed
     torch.backends.cuda.matmul.allow_tf32 = allowed
 

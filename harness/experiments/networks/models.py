@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from harness.errors import UsageError
 from harness.experiments.networks.rows import TORCHVISION, label
 from harness.stopwatch.gpu import first_line, out_of_memory
+from harness.store import environment
 
 NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_1", "vgg19")  # of torchvision
 SOURCES = (TORCHVISION, "timm")
@@ -85,13 +86,7 @@ def find(typed: str) -> Network:
 
 def versions() -> dict[str, Any]:
     """The version of each package that has networks, or None where it is not installed, for reports."""
-    found: dict[str, Any] = {}
-    for package in SOURCES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+    return {package: environment.version(package) for package in SOURCES}
 
 
 def _options(models: Any, name: str) -> dict[str, Any]:

@@ -8,19 +8,16 @@ from pathlib import Path
 import pandas as pd
 
 from harness.experiments.networks.rows import (
-    CSV,
     CUCONV,
     CUCONV_ENABLED,
     EAGER,
-    FOLDER,
     GRAPH,
     MODES,
+    NETWORKS,
     OK,
-    REMEDY,
     TORCH_CONTENDERS,
     KernelsOfKind,
     label,
-    read,
 )
 from harness.precision import FP32, TF32
 from harness.store.markdown import NONE, markdown, of, times
@@ -34,8 +31,8 @@ RATIOS = ("speedup", "over_tf32", "both_tf32")
 
 def networks_results(results_of_device: Path) -> Results | None:
     """The rows of results/DEVICE/networks/networks.csv, None where it does not exist."""
-    folder = results_of_device / FOLDER
-    return Results(results_of_device.name, FOLDER, read(folder / CSV), folder) if (folder / CSV).exists() else None
+    frame, folder = NETWORKS.find(results_of_device), results_of_device / NETWORKS.folder
+    return None if frame is None else Results(results_of_device.name, NETWORKS.folder, frame, folder)
 
 
 def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +95,7 @@ def network_headline(results_of_device: Path, plots: str) -> str:
     """The figure, and one sentence on the geometric means and the cases won; without a networks.csv what to run."""
     results = networks_results(results_of_device)
     if not results or not networks_table(results.frame):
-        return f"Whole networks were not measured on {results_of_device.name}: {REMEDY}."
+        return f"Whole networks were not measured on {results_of_device.name}: {NETWORKS.remedy}."
     kinds = {
         "In CUDA graphs, FP32 over the fastest of torch in FP32": (GRAPH, FP32),
         "TF32 over TF32": (GRAPH, TF32),
@@ -117,7 +114,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     results = networks_results(results_of_device)
     table = networks_table(results.frame) if results else ""
     if not results or not table:
-        return f"Not measured on {results_of_device.name}: {REMEDY}."
+        return NETWORKS.missing(results_of_device.name)
     picture = _picture(results, plots)
     note = (
         "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last and compiled."
@@ -127,7 +124,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
 
 
 def _picture(results: Results, plots: str) -> str:
-    figure = f"{plots}/{results.device}/{FOLDER}/{FIGURE}.png"
+    figure = f"{plots}/{results.device}/{results.sweep}/{FIGURE}.png"
     return f"![Speedup of cuConv over the best of torch on whole networks]({figure})"
 
 
@@ -139,7 +136,7 @@ def modes_section(results_of_device: Path) -> str:
     """
     results = networks_results(results_of_device)
     if not results:
-        return f"Not measured on {results_of_device.name}: {REMEDY}."
+        return NETWORKS.missing(results_of_device.name)
     body = []
     for contender in (CUCONV, CUCONV_ENABLED):
         for mode in MODES:
@@ -171,7 +168,7 @@ def errors_section(results_of_device: Path) -> str:
     """
     results = networks_results(results_of_device)
     if not results:
-        return f"Not measured on {results_of_device.name}: {REMEDY}."
+        return NETWORKS.missing(results_of_device.name)
     rows = results.frame[results.frame.status == OK].copy()
     rows["shown"] = [label(row.network, row.source) for row in each(rows)]
     groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
 
 from harness import command
 from harness.report.figures import draw
 from harness.report.figures.networks import draw_networks
+from harness.report.options import add_out, add_source
 from harness.store.times import HOT, TIMES
 from harness.sweep.comparisons import find_results
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 where there are no results."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.report figures", description="Redraw the figures from the results."
-    )
-    parser.add_argument(
-        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
-    )
-    parser.add_argument(
-        "--out", type=command.folder, default=Path("plots"), help="where DEVICE/SWEEP/ with the figures goes"
-    )
-    parser.add_argument("--device", help="only this device's results")
-    parser.add_argument("--sweep", help="only this sweep's results")
-    parser.add_argument("--time", choices=TIMES, default=HOT, help="of which times (default: hot)")
-    options = parser.parse_args(arguments)
-    return command.exit_code("harness.report figures", lambda: _draw_all(options))
 
 
 def _draw_all(options: argparse.Namespace) -> None:
@@ -46,3 +27,12 @@ def _draw_all(options: argparse.Namespace) -> None:
     for device in sorted({results.folder.parent for results in found}):
         if path := draw_networks(device, options.out / device.name):
             print(path)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    add_out(parser)
+    parser.add_argument("--time", choices=TIMES, default=HOT, help="of which times (default: hot)")
+
+
+main = command.program("harness.report figures", "Redraw the figures from the results.", _draw_all, _add_options)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness.experiments.networks.rows import FOLDER
+from harness.experiments.networks.rows import NETWORKS
 from harness.experiments.networks.table import FIGURE, compare_networks, networks_results
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
@@ -44,7 +44,7 @@ def draw_networks(results_of_device: Path, out: Path) -> Path | None:
     if compared.empty:
         return None
     with matplotlib.style.context(["default", style.STYLE]):
-        return style.save(networks_figure(compared, provenance(results)), out / FOLDER / FIGURE)
+        return style.save(networks_figure(compared, provenance(results)), out / NETWORKS.folder / FIGURE)
 
 
 def networks_figure(compared: pd.DataFrame, caption: str) -> Figure:

@@ -14,10 +14,9 @@ from matplotlib.patches import Patch
 from harness.contenders import registry
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
-from harness.sweep.comparisons import LAYER, each, grouped, layer_label
+from harness.sweep.comparisons import each, grouped, layer_label
 
 CELL_HEIGHT, PANEL_HEAD, LEGEND_LINE, LEGEND_COLUMNS = 0.165, 0.48, 0.2, 4  # inches, and a number
-CHARACTER = 0.066  # inches of a label
 Panel = tuple[int, list[str], pd.DataFrame]  # filter size, layers, cases
 
 
@@ -27,7 +26,7 @@ def rivals_figure(cases: pd.DataFrame, title: str, caption: str) -> Figure:
     The colour of a cell is the family of the fastest rival, its number the speedup over that rival.
     """
     batches = sorted(int(batch) for batch in cases.batch.unique())
-    columns = _stack([(k, _layers(members), members) for k, members in grouped(cases, "k")])
+    columns = _stack([(k, style.layers_of(members), members) for k, members in grouped(cases, "k")])
     legend = _legend(cases)
     notes = [caption, "Colour: the fastest rival; number: speedup over it, framed where below 1. HW-M-C: input size, "
              "filters, input channels"]  # fmt: skip
@@ -36,7 +35,7 @@ def rivals_figure(cases: pd.DataFrame, title: str, caption: str) -> Figure:
     figure = style.new_figure(height, title, notes)
     pitch = (WIDTH - 0.1) / len(columns)
     for i, column in enumerate(columns):
-        labels = 0.25 + CHARACTER * max(len(layer) for _, layers, _ in column for layer in layers)
+        labels = style.labels_width([layer for _, layers, _ in column for layer in layers])
         for j, (k, layers, members) in enumerate(column):
             bottom = height - head - _tall(column[: j + 1])
             box = (i * pitch + labels, bottom, pitch - labels, CELL_HEIGHT * len(layers))
@@ -61,11 +60,6 @@ def _stack(panels: list[Panel]) -> list[list[Panel]]:
         else:
             columns.append([panel])
     return columns
-
-
-def _layers(cases: pd.DataFrame) -> list[str]:
-    ordered = cases.sort_values(LAYER)
-    return list(dict.fromkeys(layer_label(case) for case in each(ordered)))
 
 
 def _family(case: Any) -> str | None:

@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from harness.report.figures import style
 from harness.report.figures.style import DARK, FASTER, GREY, PALE, SLOWER, SMALL, TEXT, WIDTH
-from harness.sweep.comparisons import LAYER, each, layer_label, summarise
+from harness.sweep.comparisons import each, layer_label, summarise
 
 PANELS = 7  # batch sizes side by side; more of them go below
 ROW, PANEL_HEAD, AXIS, BETWEEN, BELOW = 0.165, 0.4, 0.26, 0.12, 0.02  # inches
-CHARACTER = 0.066  # inches of a label
 TICKS_PER_INCH = 3.5
 NO_TIME, NO_RIVAL = "\u00d7", "\u25cb"
 
@@ -26,14 +25,14 @@ def speedup_figure(cases: pd.DataFrame, title: str, caption: str, ends: style.Ra
     A bar goes from 1 to the speedup on a logarithmic axis, and a thin line from the slowest to the fastest run.
     ends: of the axis, for figures that are to be compared; by default those that the cases need.
     """
-    layers = list(dict.fromkeys(layer_label(case) for case in each(cases.sort_values(LAYER))))
+    layers = style.layers_of(cases)
     batches = sorted(int(batch) for batch in cases.batch.unique())
     lines = [batches[at : at + PANELS] for at in range(0, len(batches), PANELS)]
     notes = [caption, _key(cases)]
     pitch = PANEL_HEAD + ROW * len(layers) + AXIS
     height = style.head_height(notes) + 0.03 + pitch * len(lines) + BELOW
     figure = style.new_figure(height, title, notes)
-    left = 0.25 + CHARACTER * max(map(len, layers))
+    left = style.labels_width(layers)
     wide = (WIDTH - left - 0.1) / len(lines[0])
     for i, line in enumerate(lines):
         bottom = height - style.head_height(notes) - 0.03 - pitch * i - PANEL_HEAD - ROW * len(layers)

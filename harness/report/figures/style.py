@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
 from harness.store.files import write_whole
+from harness.sweep.comparisons import LAYER, each, layer_label
 
 WIDTH = 9.0  # inches
 TITLE, TEXT, SMALL = 11.0, 8.5, 7.5  # points
@@ -54,6 +56,16 @@ def new_figure(height: float, title: str, notes: Sequence[str]) -> Figure:
 def head_height(notes: Sequence[str]) -> float:
     """The inches that the title and the notes of a figure take."""
     return HEAD + LINE * len(notes)
+
+
+def layers_of(cases: pd.DataFrame) -> list[str]:
+    """The labels of the layers of some rows of `compare`, each once, in order of their sizes."""
+    return list(dict.fromkeys(layer_label(case) for case in each(cases.sort_values(LAYER))))
+
+
+def labels_width(layers: Sequence[str]) -> float:
+    """The inches that labels of layers take beside an axis."""
+    return 0.25 + 0.066 * max(map(len, layers))
 
 
 def ratio_range(values: Sequence[float]) -> Range:

@@ -40,8 +40,7 @@ def case_columns(results: Results) -> dict[str, list[Any]]:
 
     Times are in microseconds. intensity is in FLOP for each byte of the least traffic, tflops in 10**12 FLOP/s.
     """
-    cases = results.of_subject()
-    cases = cases[cases.mean_us.notna()]
+    cases = _ran(results)
     problems = [problem_of(case) for case in each(cases)]
     flop, moved = (np.array([getattr(p, name) for p in problems], dtype=float) for name in ("flop", "min_bytes"))
     return {
@@ -54,6 +53,11 @@ def case_columns(results: Results) -> dict[str, list[Any]]:
         "intensity": _rounded(flop / moved),
         "tflops": _rounded(flop / cases.mean_us.to_numpy(float) * 1e-6),
     }
+
+
+def _ran(results: Results) -> pd.DataFrame:
+    cases = results.of_subject()
+    return cases[cases.mean_us.notna()]
 
 
 def rival_times(results: Results) -> dict[str, list[float | None]]:
@@ -70,8 +74,7 @@ def rival_times(results: Results) -> dict[str, list[float | None]]:
         else:
             found |= {shown(provider.name, name): mine[mine.algorithm == name] for name in provider.algorithms}
     found.pop(results.shown(results.subject), None)
-    cases = results.of_subject()
-    keys = cases[cases.mean_us.notna()][CASE]
+    keys = _ran(results)[CASE]
     times = {name: keys.merge(mine[[*CASE, "mean_us"]], on=CASE, how="left").mean_us for name, mine in found.items()}
     return {name: _rounded(column) for name, column in times.items() if column.notna().any()}
 
@@ -89,8 +92,7 @@ def details(results: Results) -> list[list[list[Any]]]:
     rows = frame[(frame.provider != ENGINES) | frame.index.isin(kept)].sort_values("mean_us", na_position="last")
     rows = rows.assign(runs=pd.Series(list(hot_runs(rows).to_numpy()), index=rows.index))
     by_case = {key: members for key, members in rows.groupby(CASE, sort=False)}
-    cases = results.of_subject()
-    keys = cases[cases.mean_us.notna()][CASE].itertuples(index=False, name=None)
+    keys = _ran(results)[CASE].itertuples(index=False, name=None)
     return [[_detail(row) for row in each(by_case[key])] for key in keys]
 
 
@@ -105,10 +107,9 @@ def _detail(row: Any) -> list[Any]:
 
 def ceilings(results: Results) -> tuple[float, str, float]:
     """Bytes/s of the roofline, where they come from, and its FLOP/s, a fixed yardstick."""
-    path = results.folder.parent / bandwidth.FOLDER / bandwidth.CSV
-    if not path.exists():
+    copies = bandwidth.find(results.folder.parent)
+    if copies is None:
         return FLOOR_BYTES_PER_S, "a fixed yardstick", FLOOR_FLOP_PER_S
-    copies = bandwidth.read(path)
     largest = copies.iloc[-1]
     return 1e6 * float(largest.bytes) / float(largest.mean_us), "a copy on this device", FLOOR_FLOP_PER_S
 

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
 
 from harness import command
 from harness.errors import ResultsError, UsageError
 from harness.experiments.networks.table import networks_results
+from harness.report.options import add_out, add_source
 from harness.store.files import write_whole
 from harness.sweep.comparisons import Results, find_results
 
 FILE = "page.html"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 where nothing can be shown."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.report page", description="Write one HTML file of a sweep's cases and algorithms."
-    )
-    parser.add_argument(
-        "--results", type=command.folder, default=Path("results"), help="folder of DEVICE/SWEEP/measurements.csv"
-    )
-    parser.add_argument(
-        "--out", type=command.folder, default=Path("plots"), help=f"where DEVICE/SWEEP/{FILE} goes (default: plots)"
-    )
-    parser.add_argument("--device", help="only this device's results")
-    parser.add_argument("--sweep", default="paper", help="the sweep (default: paper)")
-    options = parser.parse_args(arguments)
-    return command.exit_code("harness.report page", lambda: _write_all(options))
 
 
 def _write_all(options: argparse.Namespace) -> None:
@@ -57,3 +39,13 @@ def html(results: Results) -> str:
     if not results.compared.speedup.notna().any():
         raise ResultsError(f"no case of {results.csv_path} was measured by both cuConv and a rival")
     return str(file_html(document(results, networks_results(results.folder.parent)), INLINE))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_source(parser, sweep="paper")
+    add_out(parser)
+
+
+main = command.program(
+    "harness.report page", "Write one HTML file of a sweep's cases and algorithms.", _write_all, _add_options
+)

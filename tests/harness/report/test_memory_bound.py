@@ -33,7 +33,7 @@ def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
     ]  # fmt: skip
     copied = [(16, 64, 50.0), (32, 64, 100.0), (16, 256, 200.0), (64, 64, 6.0), (32, 256, 300.0)]
     times = {ConvProblem(batch, 64, 56, 56, m, 1, 1).min_bytes: us for batch, m, us in copied}
-    path = tmp_path / GPU / bandwidth.FOLDER / bandwidth.CSV
+    path = bandwidth.BANDWIDTH.path(tmp_path / GPU)
     path.parent.mkdir(parents=True)
     copies(times).to_csv(path, index=False)
     table = memory_bound_table(measured(tmp_path, rows))
@@ -48,7 +48,7 @@ def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
 
 def test_without_copies_a_sentence_says_what_to_run(tmp_path):
     assert memory_bound_table(measured(tmp_path, [row("auto", 10.0, batch=16)])) == (
-        "No copies were measured on nvidia-test: run 'python -m harness.experiments copies' there."
+        "Not measured on nvidia-test: measure first with 'python -m harness.experiments copies' on a GPU."
     )
 
 
@@ -67,7 +67,7 @@ def test_depthwise_layers_beside_copies(tmp_path):
     moved = {batch: ConvProblem(batch, 32, 112, 112, 32, 3, 3, 1, 1, groups=32).min_bytes for batch in (8, 32)}
     results = measured(tmp_path, rows)
     assert "were not measured on gpu" in depthwise_table(results, "gpu") and "on gpu" in depthwise_table(None, "gpu")
-    path = tmp_path / GPU / bandwidth.FOLDER / bandwidth.CSV
+    path = bandwidth.BANDWIDTH.path(tmp_path / GPU)
     path.parent.mkdir(parents=True)
     copies({moved[8]: 20.0, moved[32]: 45.0}).to_csv(path, index=False)
     table = depthwise_table(results, "gpu")

@@ -111,7 +111,7 @@ def test_every_table_has_its_numbers(page):
     assert cells(accuracy)["cuDNN implicit_gemm"][:3] == ["fp32", "3", "1.0e-07"]
     assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
     assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**")
-    assert "No copies were measured" in filled(page, "memory_bound")
+    assert "python -m harness.experiments copies" in filled(page, "memory_bound")
     assert "python -m harness.experiments kernels --counters" in filled(page, "counters two_stage")
     assert "python -m harness.latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")
 

@@ -34,11 +34,10 @@ def test_command_line_prints_every_table(tmp_path, capsys):
 
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
-    assert "Not measured on nvidia-test: run 'python -m harness.experiments accuracy' there." in printed(
-        tmp_path, capsys
-    )
+    missing = "Not measured on nvidia-test: measure first with 'python -m harness.experiments accuracy' on a GPU."
+    assert missing in printed(tmp_path, capsys)
     line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
-    path = tmp_path / GPU / accuracy.FOLDER / accuracy.CSV
+    path = accuracy.ACCURACY.path(tmp_path / GPU)
     path.parent.mkdir()
     pd.DataFrame([line], columns=list(accuracy.COLUMNS)).to_csv(path, index=False)
     text = printed(tmp_path, capsys)
@@ -66,7 +65,7 @@ def test_without_rivals_the_report_has_the_choice_and_no_paper(tmp_path, capsys)
 
 def test_copies_that_are_something_else_end_the_command(tmp_path, capsys):
     write(tmp_path, [row("auto", 10.0, batch=16)])
-    path = tmp_path / GPU / bandwidth.FOLDER / bandwidth.CSV
+    path = bandwidth.BANDWIDTH.path(tmp_path / GPU)
     path.parent.mkdir()
     path.write_text("bytes\n1\n")
     assert tables.main(["--results", str(tmp_path)]) == 2

@@ -5,16 +5,18 @@ import math
 import pytest
 
 from harness.errors import ResultsError
-from harness.store.csv_file import csv_text, read_csv
+from harness.store.csv_file import csv_text
 from harness.store.files import write_whole
+from harness.store.table import Table
 
 COLUMNS = ("case", "name", "us")
+TIMES = Table("times", "times.csv", COLUMNS, ("name",), "harness.times")
 
 
 def read(tmp_path, text):
     path = tmp_path / "times.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_csv(path, COLUMNS, text=["name"], name="times.csv", remedy="measure first")
+    return TIMES.read(path)
 
 
 @pytest.mark.parametrize("name", ["nan", "", "1e5", "007", "NA", "a, b"])
@@ -67,7 +69,7 @@ def test_a_wrong_file_is_one_sentence(tmp_path, text, parts):
 
 def test_a_missing_file_is_told_with_its_remedy(tmp_path):
     with pytest.raises(ResultsError, match=r"times\.csv does not exist: measure first"):
-        read_csv(tmp_path / "times.csv", COLUMNS, name="times.csv", remedy="measure first")
+        TIMES.read(tmp_path / "times.csv")
 
 
 @pytest.mark.parametrize(
@@ -104,11 +106,11 @@ def test_a_whole_last_line_without_an_end_is_a_row(tmp_path):
 def test_what_is_written_can_be_read(tmp_path):
     rows = [[1, "a" * 200_000, 2.5], [2, "bad \udc80 byte", 3.5], [3, 'a\0b\r\n"c"', 4.5]]
     write_whole(tmp_path / "times.csv", csv_text(COLUMNS, rows))
-    long, escaped, line = read_csv(tmp_path / "times.csv", COLUMNS, text=["name"], name="", remedy="").name
+    long, escaped, line = TIMES.read(tmp_path / "times.csv").name
     assert long.startswith("aaa") and escaped == r"bad \udc80 byte" and line == 'a b "c"'
 
 
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "times.csv").mkdir()
     with pytest.raises(ResultsError, match="is not readable as CSV"):
-        read_csv(tmp_path / "times.csv", COLUMNS, name="times.csv", remedy="measure first")
+        TIMES.read(tmp_path / "times.csv")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from harness import command
 from harness.errors import ResultsError
 from harness.store import environment
 from tests.helpers import commands
@@ -79,10 +80,10 @@ def test_the_processor_counts_only_where_it_computes(one, other, same):
 
 
 def test_a_command_is_told_as_it_was_typed(monkeypatch):
-    assert environment.command_line("harness.run", ["--out", "a b"]) == "python -m harness.run --out 'a b'"
+    assert command.line("harness.run", ["--out", "a b"]) == "python -m harness.run --out 'a b'"
     monkeypatch.setattr("sys.argv", ["measure.py", "--counters"])
     typed = "python -m harness.experiments kernels --counters"
-    assert environment.command_line("harness.experiments kernels", None) == typed
+    assert command.line("harness.experiments kernels", None) == typed
 
 
 @pytest.mark.parametrize(("alone", "kept"), [(True, ["second"]), (False, ["first", "second"])])

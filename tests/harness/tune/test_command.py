@@ -93,7 +93,7 @@ def test_a_fit_refuses_fewer_rows_than_a_model_has_constants(files, tmp_path, ca
     ("arguments", "why"),
     [
         (["--fit-only", "--out", "nowhere"], "measure again"),
-        (["--config", "tuninq"], "no GPU found"),
+        (["--config", "tuninq"], "torch sees none"),
         (["--fit-only", "--add"], "leave one of them out"),
     ],
 )

@@ -17,9 +17,8 @@ from harness.experiments.accuracy.measure import (
     measure,
     relative_error,
     worst_image_error,
-    write,
 )
-from harness.experiments.accuracy.rows import COLUMNS, NEW_COLUMNS, read
+from harness.experiments.accuracy.rows import ACCURACY, COLUMNS, NEW_COLUMNS
 from harness.experiments.accuracy.table import NORMWISE, componentwise_table, magnitudes_table, tables_of
 
 PROBLEM = ConvProblem(3, 7, 5, 6, 4, 3, 3, 1, 1)
@@ -213,13 +212,17 @@ def cells_of(table):
     return {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines}
 
 
+def write(folder, rows):
+    return ACCURACY.write(folder, [row.cells() for row in rows])
+
+
 def test_rows_come_back_as_they_were(tmp_path):
     rows = [
         row("cuconv", "auto", error=1.25e-7, c=0.5, image=2.5e-7),
         row("cudnn", "fft", status="unsupported", error=None),
         row("cudnn", "fft", error=math.nan, c=math.inf, image=math.nan),
     ]
-    back = read(write(tmp_path / "accuracy", rows))
+    back = ACCURACY.read(write(tmp_path / "accuracy", rows))
     assert list(back.columns) == list(COLUMNS)
     assert back.rel_l2_error[0] == 1.25e-7 and math.isnan(back.rel_l2_error[1])
     assert list(back.detail) == ["", "told, why", ""]
@@ -231,7 +234,7 @@ def test_a_file_of_an_older_version_has_no_componentwise_errors(tmp_path):
     path = write(tmp_path, [row("cuconv", "auto", c=0.5, image=1e-7)])
     lines = [line.split(",")[: -len(NEW_COLUMNS)] for line in path.read_text().splitlines()]
     path.write_text("".join(",".join(cells) + "\n" for cells in lines))
-    back = read(path)
+    back = ACCURACY.read(path)
     assert back[list(NEW_COLUMNS)].isna().all(axis=None) and back.rel_l2_error[0] == 1e-7
     assert componentwise_table(back) == ""
     assert tables_of(back).endswith("are not measured: run 'python -m harness.experiments accuracy' again.")
@@ -241,9 +244,9 @@ def test_a_file_of_an_older_version_has_no_componentwise_errors(tmp_path):
 def test_something_else_is_refused(tmp_path, text, message):
     (tmp_path / "accuracy.csv").write_text(text)
     with pytest.raises(ResultsError, match=message):
-        read(tmp_path / "accuracy.csv")
+        ACCURACY.read(tmp_path / "accuracy.csv")
     with pytest.raises(ResultsError, match=r"measure first with 'python -m harness\.experiments accuracy'"):
-        read(tmp_path / "nothing.csv")
+        ACCURACY.read(tmp_path / "nothing.csv")
 
 
 def test_table_counts_what_is_worse_than_twice_a_plain_sum(tmp_path):
@@ -254,7 +257,7 @@ def test_table_counts_what_is_worse_than_twice_a_plain_sum(tmp_path):
         row("cuconv", "auto", error=2e-7), row("cuconv", "auto", error=5e-7, case=other),
         row("cuconv", "auto", "images", error=math.nan), row("cuconv", "two_stage", status="unsupported", error=None),
     ]  # fmt: skip
-    cells = cells_of(magnitudes_table(read(write(tmp_path, rows))))
+    cells = cells_of(magnitudes_table(ACCURACY.read(write(tmp_path, rows))))
     assert cells["algorithm"] == ["ordinary", "images", "over 2x implicit_gemm"]
     assert cells["cuConv auto"][0] == "3.5e-07, 5.0e-07" and cells["cuConv auto"][-2:] == ["1 bad", "1 of 2"]
     assert cells["cuDNN implicit_gemm"] == ["1.5e-07, 2.0e-07", "1.0e-07, 1.0e-07", "-"]
@@ -264,7 +267,7 @@ def test_table_counts_what_is_worse_than_twice_a_plain_sum(tmp_path):
 def test_norms_are_tabulated_where_factors_alone_scale_the_data(tmp_path):
     assert tuple(FACTORS) == NORMWISE
     rows = [row("cuconv", "auto"), row("cuconv", "auto", "one element", error=1.0)]
-    assert cells_of(magnitudes_table(read(write(tmp_path, rows))))["cuConv auto"] == ["1.0e-07, 1.0e-07", "-"]
+    assert cells_of(magnitudes_table(ACCURACY.read(write(tmp_path, rows))))["cuConv auto"] == ["1.0e-07, 1.0e-07", "-"]
 
 
 def test_table_has_the_worst_componentwise_error_of_each_kind(tmp_path):
@@ -278,7 +281,7 @@ def test_table_has_the_worst_componentwise_error_of_each_kind(tmp_path):
         row("cudnn", "implicit_gemm", c=1), row("cudnn", "implicit_gemm", "images", status="unsupported", error=None),
         row("cudnn", "fft_tiling", status="unsupported", error=None),
     ]  # fmt: skip
-    back = read(write(tmp_path, rows))
+    back = ACCURACY.read(write(tmp_path, rows))
     cells = cells_of(componentwise_table(back))
     assert cells["algorithm"] == ["ordinary", "images", "all kinds"]
     assert cells["cuConv auto"] == ["0.8", "999.0", "999.0"]
@@ -319,7 +322,7 @@ def test_a_quick_look_leaves_the_measurement_as_it_is(tmp_path, monkeypatch, cap
 def test_without_a_gpu_a_sentence_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accuracy.main([]) == 2
-    assert capsys.readouterr().err.startswith("harness.experiments accuracy: cuConv's kernels need an NVIDIA GPU")
+    assert capsys.readouterr().err.startswith("harness.experiments accuracy: cuConv needs an NVIDIA GPU")
 
 
 def test_the_paper_s_layers_are_all_there():

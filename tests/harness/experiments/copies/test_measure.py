@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from harness.errors import ResultsError
 from harness.experiments.copies import measure as bandwidth
-from harness.experiments.copies.measure import measure, render, write
-from harness.experiments.copies.rows import COLUMNS, copy_us, read
+from harness.experiments.copies.measure import measure, render
+from harness.experiments.copies.rows import BANDWIDTH, copy_us, read
 from harness.stopwatch.timing import Timing
 from tests.helpers import copies
 
@@ -39,14 +38,14 @@ def test_half_of_the_bytes_are_read_and_half_written_and_the_faster_way_counts(m
     monkeypatch.setattr(bandwidth.timing, "measure", timed)
     found = measure(CPU, [8192, 4096])
     assert copied == [(4096, 4096, 9)] * 2 + [(2048, 2048, 9)] * 2
-    assert list(found.columns) == list(COLUMNS)
+    assert list(found.columns) == list(BANDWIDTH.columns)
     assert list(found.way) == ["multiply", "copy"]
     assert list(found.iloc[1]) == [4096, "copy", *range(1, 10), 5.0]
 
 
 def test_what_is_written_is_read_by_size(tmp_path):
     rows = [[4096, "copy", *[7.0] * 9, 7.0], [1024, "multiply", *[4 / 3] * 9, 4 / 3]]
-    path = write(tmp_path / "bandwidth", pd.DataFrame(rows, columns=list(COLUMNS)))
+    path = BANDWIDTH.write(tmp_path / "bandwidth", rows)
     assert path.read_text().splitlines()[1] == "4096,copy,7," + ",".join(["7"] * 9)
     back = read(path)
     assert list(back.bytes) == [1024, 4096] and list(back.mean_us) == [1.33333333, 7.0]
@@ -82,10 +81,10 @@ def test_table_counts_both_ways():
     [
         ("", "not readable as CSV"),
         ("bytes,mean_us\n1024,2\n", "lacks the column 'way'"),
-        (",".join(COLUMNS) + "\n", "must have rows"),
-        (",".join(COLUMNS) + "\n1024,copy" + ",0" * 10 + "\n", "more than 0"),
-        (",".join(COLUMNS) + "\n1024,copy" + ",1" * 9 + ",\n", "above 0"),
-        (",".join(COLUMNS) + "\n1024,copy" + ",x" * 10 + "\n", "not readable as CSV"),
+        (",".join(BANDWIDTH.columns) + "\n", "must have rows"),
+        (",".join(BANDWIDTH.columns) + "\n1024,copy" + ",0" * 10 + "\n", "more than 0"),
+        (",".join(BANDWIDTH.columns) + "\n1024,copy" + ",1" * 9 + ",\n", "above 0"),
+        (",".join(BANDWIDTH.columns) + "\n1024,copy" + ",x" * 10 + "\n", "not readable as CSV"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(tmp_path, text, message):

@@ -1,6 +1,7 @@
 """Host time: the calls that are timed, by a clock that the calls themselves advance; the table and the CSV."""
 
 import csv
+from dataclasses import astuple
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from harness.cases.catalogue import problem_labelled
 from harness.experiments.host import first_call
 from harness.experiments.host import measure as host
-from harness.experiments.host.measure import HostTime, render, times_us, write_csv
+from harness.experiments.host.measure import render, times_us
+from harness.experiments.host.rows import HOST, HostTime
 from tests.helpers import commands
 
 ROWS = [
@@ -103,8 +105,7 @@ def test_each_call_that_is_timed_is_the_first_of_its_size(monkeypatch):
 
 
 def test_csv_keeps_full_precision(tmp_path):
-    path = tmp_path / "device" / "host" / "host.csv"
-    write_csv(path, ROWS)
+    path = HOST.write(tmp_path / "device" / "host", map(astuple, ROWS))
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(ROWS)

@@ -3,7 +3,8 @@
 import pytest
 
 from harness.errors import ResultsError
-from harness.experiments.host.table import CSV, host_table
+from harness.experiments.host.rows import HOST
+from harness.experiments.host.table import host_table
 from tests.harness.report.helpers import cells
 from tests.helpers import GPU, measured, row
 
@@ -11,7 +12,7 @@ HEADER = "layer,provider,algorithm,output,calls,median_us\n"
 
 
 def host_csv(root, text):
-    path = root / GPU / "host" / CSV
+    path = root / GPU / "host" / HOST.name
     path.parent.mkdir(parents=True)
     path.write_text(text)
 

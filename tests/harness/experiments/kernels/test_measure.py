@@ -154,4 +154,4 @@ def test_counters_are_written_with_what_they_depend_on(libraries, monkeypatch, c
 def test_without_a_gpu_it_says_so(monkeypatch, capsys, arguments):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert measure.main(arguments) == 2
-    assert "need an NVIDIA GPU" in capsys.readouterr().err
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err

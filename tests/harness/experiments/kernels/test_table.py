@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from harness.experiments.kernels.rows import COUNTER_COLUMNS, TIME_COLUMNS, read, write
+from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, TIME_COLUMNS, TIMES
 from harness.experiments.kernels.table import counters_of, times_table
 from harness.store.environment import ROOT
 from tests.harness.report.helpers import cells
@@ -43,13 +43,13 @@ def test_a_table_has_kernels_totals_and_the_smallest_in_bold():
 
 def test_rows_are_read_as_they_were_written(tmp_path):
     rows = times(("A", "cuconv", "two_stage", "a<1, 2>", 3.25))
-    write(tmp_path / "table_4.csv", rows)
-    pd.testing.assert_frame_equal(read(tmp_path / "table_4.csv"), rows, check_dtype=False)
+    path = TIMES[4].write(tmp_path, rows.itertuples(index=False))
+    pd.testing.assert_frame_equal(TIMES[4].read(path), rows, check_dtype=False)
 
 
 def test_the_committed_files_are_readable():
-    for name, rows in {"counters": 13, "table_3": 41, "table_4": 36, "table_5": 36}.items():
-        assert len(read(ROOT / "results" / "nvidia-h200" / "profile" / f"{name}.csv")) == rows
+    for table, rows in ((COUNTERS, 13), (TIMES[3], 41), (TIMES[4], 36), (TIMES[5], 36)):
+        assert len(table.find(ROOT / "results" / "nvidia-h200")) == rows
 
 
 def test_counters_are_those_of_one_algorithm(tmp_path):

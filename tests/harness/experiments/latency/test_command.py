@@ -11,7 +11,7 @@ import torch
 
 from harness.experiments.latency import command as program
 from harness.experiments.latency import run
-from harness.experiments.latency.rows import read
+from harness.experiments.latency.rows import LATENCY
 from harness.experiments.networks import models as network_models
 from tests.helpers import commands
 
@@ -123,7 +123,7 @@ def test_a_wrong_choice_is_one_sentence(capsys, arguments, sentence):
 
 def test_rows_tables_and_the_environment(folder, capsys):
     assert program.main(["--net", "resnet18", "--sizes", "2"]) == 0
-    frame = read(folder / "latency.csv")
+    frame = LATENCY.read(folder / "latency.csv")
     size = frame[frame.what == "size"]
     assert size.contender.to_list() == ["torch", "torch", "cuconv", "cuconv", "cuconv", "cuconv"]
     assert size.cache.to_list() == ["-", "-", "empty", "empty", "full", "full"]
@@ -144,7 +144,7 @@ def test_another_network_is_added_and_the_same_one_replaced(folder):
     assert program.main(["--net", "resnet18", "--sizes", "3", "--what", "size"]) == 0
     assert program.main(["--net", "mobilenet_v2", "--sizes", "1", "--what", "size"]) == 0
     assert program.main(["--net", "resnet18", "--sizes", "2", "--what", "size", "--contender", "torch"]) == 0
-    counts = read(folder / "latency.csv").value_counts(["network", "contender", "cache"]).to_dict()
+    counts = LATENCY.read(folder / "latency.csv").value_counts(["network", "contender", "cache"]).to_dict()
     assert counts == {
         ("resnet18", "torch", "-"): 2, ("resnet18", "cuconv", "empty"): 3, ("resnet18", "cuconv", "full"): 3,
         ("mobilenet_v2", "torch", "-"): 1, ("mobilenet_v2", "cuconv", "empty"): 1,
@@ -162,7 +162,7 @@ def test_processes_get_the_network_the_sizes_and_no_tf32(made_up, folder, capsys
 def test_after_a_failure_the_others_go_on_and_what_needs_it_is_left_out(made_up, folder, capsys):
     made_up("if contender == 'cuconv' and what == 'size':\n    row(100, 5.0, 1.0)\n    sys.exit('no such kernel')\n")
     assert program.main(["--net", "resnet18", "--sizes", "2"]) == 2
-    frame = read(folder / "latency.csv")
+    frame = LATENCY.read(folder / "latency.csv")
     size = frame[frame.what == "size"]
     assert size.contender.to_list() == ["torch", "torch", "cuconv"] and size.cache.to_list() == ["-", "-", "empty"]
     assert len(frame[frame.what == "start"]) == 6
@@ -179,7 +179,7 @@ def test_an_interrupted_command_keeps_its_rows(made_up, folder, capsys):
             "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n    os.kill(os.getpid(), signal.SIGINT)\n")  # fmt: skip
     assert program.main(["--net", "resnet18", "--sizes", "2", "--what", "size"]) == 130
     assert "interrupted; the rows so far are kept; measure the rest with --what" in capsys.readouterr().err
-    assert read(folder / "latency.csv").contender.to_list() == ["torch", "torch", "cuconv"]
+    assert LATENCY.read(folder / "latency.csv").contender.to_list() == ["torch", "torch", "cuconv"]
     assert len(commands(folder)) == 1
 
 

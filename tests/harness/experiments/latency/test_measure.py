@@ -61,7 +61,7 @@ def test_a_converted_model_computes_what_the_model_does_and_its_file_too(network
 def test_nothing_but_rows_is_written(network, monkeypatch, capsys):
     monkeypatch.setattr(measure.network_models, "find", lambda name: print("noise") or network)
     monkeypatch.setattr(measure, "size_rows", lambda network, contender, sizes, *gpu: [{"sizes": len(sizes)}])
-    monkeypatch.setattr(measure, "set_torch", lambda: None)
+    monkeypatch.setattr(measure, "set_torch", lambda precision, benchmark: None)
     assert measure.main(["size", "toy", "torch", "3", "0"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"sizes": 3} and captured.err == "noise\n"

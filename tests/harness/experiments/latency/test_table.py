@@ -1,12 +1,15 @@
 """The tables of latency.csv, from made-up rows; expected numbers are worked out by hand."""
 
 import json
+from dataclasses import astuple
 
 import pytest
 
 from harness.errors import ResultsError
-from harness.experiments.latency.rows import CSV, Latency, LatencyFile
+from harness.experiments.latency.rows import LATENCY, Latency
 from harness.experiments.latency.table import latency_sizes, latency_starts
+from harness.store.locked_folder import LockedFolder
+from harness.store.table import GroupedRows
 from tests.helpers import GPU, measured, row
 
 NOT_MEASURED = "Not measured on nvidia-test: measure first with 'python -m harness.latency' on a GPU."
@@ -27,7 +30,8 @@ def results(tmp_path):
 
 
 def write(results, *rows):
-    LatencyFile(results.folder.parent / "latency").replace(rows)
+    with LockedFolder(results.folder.parent / "latency") as folder:
+        GroupedRows(folder, LATENCY).replace(map(astuple, rows))
 
 
 def test_percentiles_of_first_results_and_the_median_of_further_ones(results):
@@ -82,7 +86,7 @@ def test_without_rows_a_sentence_says_what_to_run(results):
 
 
 def test_another_file_in_its_place_is_refused(results, tmp_path):
-    path = tmp_path / GPU / "latency" / CSV
+    path = tmp_path / GPU / "latency" / LATENCY.name
     path.parent.mkdir()
     path.write_text("batch,h\n1,2\n")
     with pytest.raises(ResultsError, match=r"latency\.csv lacks the column 'what'"):

@@ -11,7 +11,7 @@ import torch
 from harness.experiments.networks import command as program
 from harness.experiments.networks import measure as measuring
 from harness.experiments.networks import models as network_models
-from harness.experiments.networks.rows import read
+from harness.experiments.networks.rows import NETWORKS
 from harness.stopwatch import profiler
 from tests.harness.experiments.networks import toy_networks
 from tests.harness.experiments.networks.toy_networks import plain
@@ -76,7 +76,7 @@ def test_a_wrong_choice_is_one_sentence(capsys, arguments, sentence):
 
 def test_rows_and_the_environment_are_written(toy, capsys):
     assert program.main(["--net", "alexnet", "--batch", "1", "2", "--precision", "fp32"]) == 0
-    rows = read(toy / "networks.csv")
+    rows = NETWORKS.read(toy / "networks.csv")
     assert len(rows) == 2 * len(NAMES) * 2 and set(rows.status) == {"ok"} and set(rows.network) == {"alexnet"}
     stored = json.loads((toy / "environment.json").read_text())["environments"]
     assert set(rows.environment) == set(stored)
@@ -99,7 +99,7 @@ def test_an_interrupted_command_keeps_its_rows(toy, monkeypatch, capsys):
     monkeypatch.setattr(network_models, "find", find)
     assert program.main(["--net", "alexnet", "vgg19", "--batch", "1", "--precision", "fp32"]) == 130
     assert "the rows so far are kept" in capsys.readouterr().err
-    assert len(read(toy / "networks.csv")) == 2 * len(NAMES)
+    assert len(NETWORKS.read(toy / "networks.csv")) == 2 * len(NAMES)
     assert len(commands(toy)) == 1
 
 

@@ -1,17 +1,13 @@
 """networks.csv and breakdown.csv: what is written, kept and replaced."""
 
+from dataclasses import astuple
+
 import pytest
 
 from harness.errors import ResultsError
-from harness.experiments.networks.rows import (
-    BREAKDOWN_CSV,
-    COLUMNS,
-    CSV,
-    KernelsOfKind,
-    NetworksFolder,
-    NetworkTime,
-    read,
-)
+from harness.experiments.networks.rows import BREAKDOWN, COLUMNS, NETWORKS, KernelsOfKind, NetworkTime
+from harness.store.locked_folder import LockedFolder
+from harness.store.table import GroupedRows
 from tests.harness.experiments.networks.toy_networks import time
 
 EXPECTED = (
@@ -21,10 +17,11 @@ EXPECTED = (
 
 
 def write(folder, *rows):
-    with NetworksFolder(folder) as opened:
+    with LockedFolder(folder) as locked:
+        stored = GroupedRows(locked, NETWORKS)
         for row in rows:
-            opened.add(row)
-    return folder / CSV
+            stored.replace([row.cells()])
+    return stored.path
 
 
 def test_a_row_has_exactly_these_columns(tmp_path):
@@ -37,19 +34,20 @@ def test_a_row_has_exactly_these_columns(tmp_path):
 
 def test_a_row_is_there_at_once_and_a_later_one_replaces_it(tmp_path):
     write(tmp_path, time(10.0), time(20.0, mode="eager"))
-    with NetworksFolder(tmp_path) as folder:
-        folder.add(time(5.0, environment="e2"))
-        assert list(read(tmp_path / CSV).mean_us) == [5.0, 20.0]
-        assert folder.environments == {"e2", ""}
+    with LockedFolder(tmp_path) as folder:
+        stored = GroupedRows(folder, NETWORKS)
+        stored.replace([time(5.0, environment="e2").cells()])
+        assert list(NETWORKS.read(stored.path).mean_us) == [5.0, 20.0]
+        assert stored.environments == {"e2", ""}
 
 
 @pytest.mark.parametrize("other", [{"batch": 8}, {"precision": "tf32"}, {"source": "timm"}, {"contender": "torch"}])
 def test_rows_of_other_keys_stay(tmp_path, other):
-    assert len(read(write(tmp_path, time(10.0), time(10.0, **other)))) == 2
+    assert len(NETWORKS.read(write(tmp_path, time(10.0), time(10.0, **other)))) == 2
 
 
 def test_a_failed_row_has_its_reason_on_one_line_and_no_time(tmp_path):
-    rows = read(write(tmp_path, time(None, detail="a long\nreason, " + "x" * 300)))
+    rows = NETWORKS.read(write(tmp_path, time(None, detail="a long\nreason, " + "x" * 300)))
     assert rows.status[0] == "error" and rows.detail[0].startswith("a long reason, x") and len(rows.detail[0]) == 200
     assert rows.mean_us.isna().all()
 
@@ -63,39 +61,35 @@ def test_times_and_status_go_together():
 
 def test_the_kernels_of_a_contender_replace_its_older_ones(tmp_path):
     def kind(name, us, contender="cuconv"):
-        return KernelsOfKind("resnet50", 8, contender, "fp32", name, 2.0, us)
+        return astuple(KernelsOfKind("resnet50", 8, contender, "fp32", name, 2.0, us))
 
-    with NetworksFolder(tmp_path) as folder:
-        folder.replace_kernels([kind("convolution", 9.0), kind("gemm", 1.0)])
-        folder.replace_kernels([kind("gemm", 2.0, "torch")])
-    with NetworksFolder(tmp_path) as folder:
-        folder.replace_kernels([kind("convolution", 8.5)])
-    assert (tmp_path / BREAKDOWN_CSV).read_text().splitlines() == [
+    with LockedFolder(tmp_path) as folder:
+        GroupedRows(folder, BREAKDOWN).replace([kind("convolution", 9.0), kind("gemm", 1.0)])
+        GroupedRows(folder, BREAKDOWN).replace([kind("gemm", 2.0, "torch")])
+        GroupedRows(folder, BREAKDOWN).replace([kind("convolution", 8.5)])
+    assert (tmp_path / BREAKDOWN.name).read_text().splitlines() == [
         "network,batch,contender,precision,kind,kernels,us",
-        "resnet50,8,torch,fp32,gemm,2,2",
         "resnet50,8,cuconv,fp32,convolution,2,8.5",
+        "resnet50,8,torch,fp32,gemm,2,2",
     ]
 
 
 def test_a_folder_in_use_and_a_file_of_something_else_are_one_sentence(tmp_path):
-    with (
-        NetworksFolder(tmp_path),
-        pytest.raises(ResultsError, match="in use by another run"),
-        NetworksFolder(tmp_path),
-    ):
-        pass
-    (tmp_path / CSV).write_text("a,b\n1,2\n")
-    with pytest.raises(ResultsError, match=r"networks\.csv has other columns"), NetworksFolder(tmp_path):
-        pass
+    with LockedFolder(tmp_path), pytest.raises(ResultsError, match="in use by another run"):
+        LockedFolder(tmp_path)
+    path = tmp_path / NETWORKS.name
+    path.write_text("a,b\n1,2\n")
+    with LockedFolder(tmp_path) as folder, pytest.raises(ResultsError, match=r"networks\.csv has other columns"):
+        GroupedRows(folder, NETWORKS)
     with pytest.raises(ResultsError, match=r"lacks the column 'network'.*no networks\.csv"):
-        read(tmp_path / CSV)
+        NETWORKS.read(path)
     with pytest.raises(ResultsError, match=r"python -m harness\.networks"):
-        read(tmp_path / "nowhere" / CSV)
+        NETWORKS.read(tmp_path / "nowhere" / NETWORKS.name)
 
 
 def test_a_damaged_line_stops_the_next_command_and_nothing_is_overwritten(tmp_path):
     path = write(tmp_path, time(10.0), time(20.0, mode="eager"))
     path.write_text(damaged := path.read_text().replace("eager", 'ea"ger,'))
-    with pytest.raises(ResultsError, match="line 3"), NetworksFolder(tmp_path):
-        pass
+    with LockedFolder(tmp_path) as folder, pytest.raises(ResultsError, match="line 3"):
+        GroupedRows(folder, NETWORKS)
     assert path.read_text() == damaged

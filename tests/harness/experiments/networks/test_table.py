@@ -5,7 +5,7 @@ import math
 import pytest
 from PIL import Image
 
-from harness.experiments.networks.rows import KernelsOfKind, NetworksFolder
+from harness.experiments.networks.rows import NETWORKS, KernelsOfKind
 from harness.experiments.networks.table import (
     breakdown_table,
     compare_networks,
@@ -38,9 +38,7 @@ ROWS = [
 
 def fill(results, rows=ROWS):
     """Write networks.csv of the test's GPU, and return the folder results/DEVICE."""
-    with NetworksFolder(results / GPU / "networks") as folder:
-        for row in rows:
-            folder.add(row)
+    NETWORKS.write(results / GPU / "networks", [row.cells() for row in rows])
     return results / GPU
 
 
