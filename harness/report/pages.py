@@ -30,6 +30,7 @@ from harness.report import figures
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.clocks import clocks_table
+from harness.report.front import front_table
 from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.options import add_results
 from harness.report.paper import paper_table
@@ -98,15 +99,20 @@ def _table(where: str, name: str, arguments: list[str], found: Sequence[Results]
     return "\n\n".join(f"**{results.device}**\n\n{part}" for results, part in zip(found, parts, strict=True))
 
 
-def _headline(results: Results, plots: str) -> str:
+def _front(results: Results, plots: str) -> str:
     who = results.comparison
     overview = f"{plots}/{results.device}/{results.sweep}/{figures.OVERVIEW}.png"
     picture = f"![Speedup of {results.shown(results.subject)} over {who.rivals_label}, a dot for each case]({overview})"
+    return f"{picture}\n\n{front_table(results)}"
+
+
+def _headline(results: Results) -> str:
+    who = results.comparison
     note = f"Speedup over {who.rivals_label} of each case in FP32: geometric mean, and cases won."
     if len(results.every_time) > 1:
         meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
         note += f" The times are {meanings}; each is compared with the best cuDNN of the same time."
-    parts = [picture, note, headline_table(results), tf32_sentence(results), _measured(results)]
+    parts = [note, headline_table(results), tf32_sentence(results), _measured(results)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -179,7 +185,8 @@ def _choice(results: Results) -> str:
 
 # Each table by its name in a marker: a function of the results, the path of the plots, and what follows the name.
 TABLES: dict[str, Callable[..., str]] = {
-    "headline": _headline,
+    "front": _front,
+    "headline": lambda results, plots: _headline(results),
     "standing": lambda results, plots: _standing(results),
     "sweep": lambda results, plots, name: _sweep(results, name),
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),

@@ -147,6 +147,15 @@ def modes_section(results_of_device: Path) -> str:
     return markdown(["contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1))
 
 
+def over_torch(results_of_device: Path) -> dict[str, float]:
+    """The speedup of converted models in CUDA graphs over the fastest of torch, both in FP32, by "network, batch N"."""
+    results = networks_results(results_of_device)
+    if not results:
+        return {}
+    compared = compare_networks(results.frame).dropna(subset="speedup")
+    return {f"{row.network}, batch {row.batch}": float(row.speedup) for row in each(compared)}
+
+
 def _speedups(frame: pd.DataFrame, contender: str, mode: str, precision: str) -> list[float]:
     """The speedup of a contender over the fastest of torch, on each network and batch that both ran."""
     rows = frame[(frame["mode"] == mode) & (frame.precision == precision)]
