@@ -10,7 +10,6 @@ import pandas as pd
 from harness.experiments.networks.rows import (
     CUCONV,
     CUCONV_ENABLED,
-    EAGER,
     GRAPH,
     MODES,
     NETWORKS,
@@ -89,21 +88,6 @@ def networks_table(frame: pd.DataFrame) -> str:
     header = ["network", "batch", "torch FP32, us", "which is", "cuConv FP32, us", "speedup", "torch TF32, us",
               "cuConv FP32 over it", "cuConv TF32, us", "over torch TF32"]  # fmt: skip
     return markdown(header, body, left=(0, 3))
-
-
-def network_headline(results_of_device: Path, plots: str) -> str:
-    """The figure, and one sentence on the geometric means and the cases won; without a networks.csv what to run."""
-    results = networks_results(results_of_device)
-    if not results or not networks_table(results.frame):
-        return f"Whole networks were not measured on {results_of_device.name}: {NETWORKS.remedy}."
-    kinds = {
-        "In CUDA graphs, FP32 over the fastest of torch in FP32": (GRAPH, FP32),
-        "TF32 over TF32": (GRAPH, TF32),
-        "called from Python, FP32 over FP32": (EAGER, FP32),
-    }
-    found = {what: _speedups(results.frame, CUCONV, *kind) for what, kind in kinds.items()}
-    texts = [f"{what} {times(geometric_mean(one))}, {of(_won(one), len(one))}" for what, one in found.items() if one]
-    return f"{_picture(results, plots)}\n\nWhole networks, converted in one line. {'; '.join(texts)}."
 
 
 def networks_section(results_of_device: Path, plots: str) -> str:

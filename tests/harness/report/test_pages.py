@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from harness.experiments.networks.rows import NETWORKS
 from harness.report import pages
+from tests.harness.experiments.networks.toy_networks import time as network_time
 from tests.harness.report.helpers import cells
 from tests.helpers import GPU, SWEEP, THREE_TIMES, row, write
 
@@ -51,7 +53,19 @@ def test_a_page_is_rewritten_between_its_markers(page, capsys):
     assert page.read_text() == text
 
 
-def test_the_headline_is_a_figure_a_table_and_where_it_was_measured(page):
+def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
+    text = filled(page, "front")
+    assert f"(../plots/{GPU}/paper/overview.png)" in text and text.count("\n| ") == 4
+    assert "| the best cuDNN in FP32 " in text and "| the best cuDNN, TF32 allowed " in text
+    found = next(line.split("|")[2:-1] for line in text.splitlines() if "in FP32 " in line)
+    assert [cell.strip() for cell in found[1:3]] == ["1.20x", "3 of 7"]
+    times = [network_time(30.0, contender="torch"), network_time(10.0)]
+    NETWORKS.write(page.parent.parent / "results" / GPU / "networks", [one.cells() for one in times])
+    assert filled(page, "front").count("\n| ") == 5
+    assert "| fastest of torch in FP32, CUDA graphs |" in filled(page, "front")
+
+
+def test_the_headline_is_a_table_and_where_it_was_measured(page):
     dates = ("2025-11-20T10:00:00", "2025-11-22T10:00:00")
     stored = {
         "e1": {"gpu": "NVIDIA Test", "cudnn": 92001, "torch": "2.13.0+cu130",
@@ -61,7 +75,6 @@ def test_the_headline_is_a_figure_a_table_and_where_it_was_measured(page):
     path = page.parent.parent / f"results/{GPU}/paper/environment.json"
     path.write_text(json.dumps({"environments": stored}))
     text = filled(page, "headline")
-    assert f"(../plots/{GPU}/paper/overview.png)" in text
     assert cells(text)["1"] == ["0.93x", "2 of 4", "0.50x", "0 of 4"]
     assert "Measured on NVIDIA Test, cuDNN 9.20.1, torch 2.13.0, 2025-11-20 to 2025-11-22." in text
     path.write_text("not json")
@@ -143,7 +156,7 @@ def test_each_device_has_its_table(page):
 
 
 @pytest.mark.parametrize(("marker", "sentence"), [
-    ("nothing", "there is no table 'nothing': must be one of headline, standing, sweep, algorithm, choice, accuracy, "),
+    ("nothing", "there is no table 'nothing': must be one of front, headline, standing, sweep, algorithm, "),
     ("algorithm", "the table 'algorithm' takes one of "),
     ("algorithm fp15", "the table 'algorithm' takes one of "),
     ("algorithm fp16x3 paper", "the table 'algorithm' takes one of "),

@@ -11,10 +11,10 @@ from harness.experiments.networks.table import (
     compare_networks,
     errors_section,
     modes_section,
-    network_headline,
     networks_results,
     networks_section,
     networks_table,
+    over_torch,
 )
 from harness.report import pages, tables
 from harness.report.figures import style
@@ -70,14 +70,9 @@ def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
     assert "python -m harness.networks" in modes_section(tmp_path / "nowhere")
 
 
-def test_the_headline_has_each_way_to_compare(tmp_path):
-    rows = [*ROWS, time(3.0, mode="eager", contender="torch")]
-    headline = network_headline(fill(tmp_path, rows), "plots")
-    mean = (2.5 * 0.75 * 4) ** (1 / 3)
-    assert f"FP32 over the fastest of torch in FP32 {mean:.2f}x, 2 of 3; TF32 over TF32 2.00x, 1 of 1" in headline
-    assert headline.endswith("called from Python, FP32 over FP32 3.00x, 1 of 1.")
-    assert "plots/nvidia-test/networks/networks.png" in headline
-    assert "python -m harness.networks" in network_headline(tmp_path / "nowhere", "plots")
+def test_the_speedup_over_torch_by_case(device, tmp_path):
+    assert over_torch(device) == {"resnet50, batch 1": 2.5, "resnet50, batch 32": 0.75, "timm:x, batch 1": 4.0}
+    assert over_torch(tmp_path / "nowhere") == {}
 
 
 def test_the_largest_error_of_each_network(tmp_path):
