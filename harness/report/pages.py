@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from harness import command
@@ -144,7 +145,12 @@ def _algorithm(results: Results, name: str, sweep: str = SWEEP) -> str:
 def _other(results: Results, sweep: str) -> Results | None:
     """A sweep of the same device, None where it was not measured."""
     folder = results.folder.with_name(sweep)
-    return Results.read(folder) if folder.exists() else None
+    return results if sweep == results.sweep else _read(folder) if folder.exists() else None
+
+
+@lru_cache(maxsize=len(SWEEPS))
+def _read(folder: Path) -> Results:
+    return Results.read(folder)
 
 
 def _sweep(results: Results, name: str) -> str:
