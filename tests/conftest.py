@@ -5,7 +5,6 @@ so that torch and what imports it are imported where they are used.
 """
 
 import functools
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,6 @@ def normalised_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(code, "normalised", functools.cache(code.normalised))
         yield
-
-
-@pytest.fixture(autouse=True)
-def fast_start(monkeypatch):
-    """Fork workers from a server that has imported torch, which takes seconds; it never used a GPU."""
-    from harness.sweep import worker
-
-    monkeypatch.setattr(worker, "START", "forkserver")
-    multiprocessing.set_forkserver_preload(["harness.sweep.worker"])
 
 
 @pytest.fixture
