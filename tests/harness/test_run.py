@@ -99,7 +99,7 @@ def many_small_cases(tmp_path):
 def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how):
     common = ["--device", "cpu", "--config", str(many_small_cases), "--algorithm", "native"]
     out = tmp_path / "out"
-    process = started("tests.harness.forking", *common, "--out", out, said=tmp_path / "said")
+    process = started("harness.run", *common, "--out", out, said=tmp_path / "said")
     path = out / "measurements.csv"
     while not (path.exists() and path.read_text().count("\n") > 3):
         assert process.is_alive(), "the run must be under way"

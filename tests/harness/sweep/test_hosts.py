@@ -21,7 +21,7 @@ from harness.sweep.hosts import Group, SharedWork, Writer
 from harness.sweep.records import ResultsFolder, read
 from harness.sweep.work import Choice
 from tests import helpers
-from tests.harness.forking import started
+from tests.harness import forking
 
 ALGORITHMS = ("onednn", "native")
 
@@ -143,9 +143,9 @@ def test_a_full_disk_ends_the_sweep_for_all(sweep, tmp_path, monkeypatch):
 
 def test_torchrun_measures_one_sweep_and_resumes_it_after_a_process_was_killed(tmp_path):
     options = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--out", str(tmp_path)]
-    two = ["--nproc-per-node=2", "--standalone", "-m", "tests.harness.forking", *options]
+    two = ["--nproc-per-node=2", "--standalone", "--no-python", *forking.RUN, *options]
     csv, said = tmp_path / "measurements.csv", tmp_path / "said"
-    torchrun = started("torch.distributed.run", *two, said=said)
+    torchrun = forking.started("torch.distributed.run", *two, said=said)
     while not (csv.exists() and csv.read_text().count("\n") > 1):
         assert torchrun.is_alive()
         time.sleep(0.01)
@@ -154,7 +154,7 @@ def test_torchrun_measures_one_sweep_and_resumes_it_after_a_process_was_killed(t
     torchrun.join(60)
     assert torchrun.exitcode not in (0, None), "torchrun ends the others"
     kept = len(read(csv))
-    torchrun = started("torch.distributed.run", *two, "--resume", said=said)
+    torchrun = forking.started("torch.distributed.run", *two, "--resume", said=said)
     torchrun.join(60)
     assert torchrun.exitcode == 0, said.read_text()
     frame = read(csv)
