@@ -18,7 +18,7 @@ def server_that_forks():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        multiprocessing.set_forkserver_preload(["harness.run", "tests.harness.sweep.faulty"])
+        multiprocessing.set_forkserver_preload(["harness.run", "harness.tune.costs_file", "tests.harness.sweep.faulty"])
         forkserver.ensure_running()
 
 
@@ -26,8 +26,10 @@ def server_that_forks():
 def fast_start(monkeypatch):
     """Fork the workers of sweeps, and the processes of fits; the server that does it never used a GPU."""
     from harness.sweep import worker
+    from harness.tune import costs_file
 
-    monkeypatch.setattr(worker, "START", "forkserver")
+    for module in (worker, costs_file):
+        monkeypatch.setattr(module, "START", "forkserver")
 
 
 @pytest.fixture(scope="session")
