@@ -10,7 +10,7 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.device import A100, H200
 from cuconv.resources import ARCHITECTURES
 
-PROBLEMS = 5_000
+PROBLEMS = 10_000
 
 
 def drawn(chance):
