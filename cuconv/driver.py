@@ -122,6 +122,11 @@ def set_kernel_attribute(kernel: ctypes.c_void_p, attribute: int, value: int) ->
     check(library().cuFuncSetAttribute(kernel, attribute, value))
 
 
+def clear(address: int, count: int, stream: int) -> None:
+    """Set so many numbers of four bytes at an address to 0, on a stream that is given by its pointer."""
+    check(library().cuMemsetD32Async(ctypes.c_uint64(address), 0, ctypes.c_size_t(count), ctypes.c_void_p(stream)))
+
+
 def capture_of(stream: int) -> int:
     """The number of the capture that is under way on a stream, given by its pointer; 0 for none.
 

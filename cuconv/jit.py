@@ -29,6 +29,7 @@ MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 REQUIRED_CLUSTER_WIDTH = 11
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
+MAX_FOUND = 32  # cubins that were read and not loaded yet
 
 
 class CompileError(RuntimeError):
@@ -47,7 +48,15 @@ class Resources:
 
 def is_at_hand(source: Path, arch: str, macros: Mapping[str, int], device: int) -> bool:
     """Whether a kernel variant need not be compiled: it is loaded on the GPU, ships, or is in the compile cache."""
-    return (source, arch, tuple(macros.items()), device) in _loaded or find(source, arch, macros) is not None
+    variant = source, arch, tuple(macros.items())
+    if (*variant, device) in _loaded or variant in _found:
+        return True
+    found = find(source, arch, macros)
+    if found is not None:
+        if len(_found) >= MAX_FOUND:
+            _found.clear()
+        _found[variant] = found  # who asks loads it next, and need not read it again
+    return found is not None
 
 
 def cubin(source: Path, arch: str, macros: Mapping[str, int]) -> Cubin:
@@ -269,12 +278,14 @@ def _load(source: Path, arch: str, macros: tuple[tuple[str, int], ...], name: st
 @cache
 def _module(source: Path, arch: str, macros: tuple[tuple[str, int], ...], device: int) -> int:
     """The loaded cubin, one for each GPU; `device` must be the current one."""
-    module = driver.load(cubin(source, arch, dict(macros)).code)
+    found = _found.pop((source, arch, macros), None) or cubin(source, arch, dict(macros))
+    module = driver.load(found.code)
     _loaded.add((source, arch, macros, device))
     return module
 
 
 _loaded: set[tuple[Path, str, tuple[tuple[str, int], ...], int]] = set()  # what `_module` has loaded
+_found: dict[tuple[Path, str, tuple[tuple[str, int], ...]], Cubin] = {}  # what `is_at_hand` has read
 
 
 class _LaunchConfig(ctypes.Structure):

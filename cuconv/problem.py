@@ -233,6 +233,8 @@ def ceil_div(a: Any, b: Any) -> Any:
 
 def whole_number(name: str, value: Any) -> int:
     """A value that counts something, as a plain int; raises UnsupportedProblem for 1.0, True and what is no number."""
+    if type(value) is int:  # at once: a new size checks a dozen numbers for each layer
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UnsupportedProblem(f"{name}={shown(value)}: must be a whole number")
     return index(value)

@@ -5,13 +5,25 @@ so that torch and what imports it are imported where they are used.
 """
 
 import functools
-import multiprocessing
+import gc
 from pathlib import Path
 
 import pytest
 
 # Files with tests of seconds, which start new processes. They go first, so that no worker is left with one at the end.
 SLOW = ("test_hosts.py", "test_run.py", "test_background.py", "test_precision.py", "test_without_torch.py")
+
+
+def pytest_collection():
+    """Find no garbage among what is imported: it is a million objects that stay, and each search takes 0.2 s."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave what is imported out of the searches for garbage during the tests, and search less often."""
+    gc.freeze()
+    gc.set_threshold(50_000)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,15 +40,6 @@ def normalised_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(code, "normalised", functools.cache(code.normalised))
         yield
-
-
-@pytest.fixture(autouse=True)
-def fast_start(monkeypatch):
-    """Fork workers from a server that has imported torch, which takes seconds; it never used a GPU."""
-    from harness.sweep import worker
-
-    monkeypatch.setattr(worker, "START", "forkserver")
-    multiprocessing.set_forkserver_preload(["harness.sweep.worker"])
 
 
 @pytest.fixture

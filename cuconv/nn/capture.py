@@ -85,9 +85,9 @@ class Conditions:
             for expected, size in zip(shape, actual, strict=True)
         ]
         for expected, size in pairs:
-            if getattr(expected, "is_Symbol", False) and values.setdefault(expected, size) != size:
+            if _is_symbol(expected) and values.setdefault(expected, size) != size:
                 return False
-        if any(_value(expected, values) != size for expected, size in pairs):
+        if any(_value(expected, values) != size for expected, size in pairs if not _is_symbol(expected)):
             return False
         return all(_value(condition, values) == answer for condition, answer in self.decisions)
 
@@ -99,9 +99,13 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
     return (type(leaf), leaf)
 
 
+def _is_symbol(expression: Any) -> bool:
+    return getattr(expression, "is_Symbol", False)
+
+
 def _value(expression: Any, values: dict[Any, int]) -> Any:
     """The value of a number or of an expression of symbols; an expression again where a symbol has no value."""
-    return expression.subs(values) if hasattr(expression, "subs") else expression
+    return expression.subs(values) if getattr(expression, "free_symbols", None) else expression
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from harness.tune.fit import Row
 
 CSV = "candidates.csv.gz"
 TRAINING, ALL = "training", "all"
+START = "spawn"  # the start method of the processes that fit: this one may hold a CUDA context, so it does not fork
 
 Constants = dict[str, Any]  # by algorithm
 
@@ -91,8 +92,7 @@ def _measured_on(folder: Path) -> tuple[dict[str, Any], DeviceSpec]:
 def _fit_in_parallel(sets: dict[str, list[Row]], device: DeviceSpec, used: Constants) -> dict[str, Constants]:
     """For each set of rows the constants of all algorithms: fitted and refined, or those in use where it has none."""
     fitted = {name: dict(used) for name in sets}
-    # Spawned and not forked: this process may hold a CUDA context.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context(START)) as pool:
         fits = {}
         for name, rows in sets.items():
             for algorithm in used:

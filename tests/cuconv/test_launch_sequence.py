@@ -67,11 +67,12 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver(monkeypatch)
-    for loaded in (jit._load, jit._module):
-        loaded.cache_clear()
+    kept = (jit._load.cache_clear, jit._module.cache_clear, jit._found.clear, jit._loaded.clear)
+    for clear in kept:
+        clear()
     yield driver
-    for loaded in (jit._load, jit._module):
-        loaded.cache_clear()
+    for clear in kept:
+        clear()
 
 
 def test_launches_reach_the_driver_in_order_with_their_arguments(driver):
@@ -103,6 +104,22 @@ def test_a_cubin_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once(
         LaunchSequence((FIRST, SECOND), "sm_90a", device)
     assert len(driver.loaded) == 2
     assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)]
+
+
+def test_a_cubin_that_is_at_hand_is_read_once(driver, monkeypatch):
+    read, there = [], Cubin(b"code", "")
+    monkeypatch.setattr(jit, "find", lambda source, arch, macros: read.append(macros["SIZE"]) or there)
+    launch = Launch(Path("a.cu"), {"SIZE": 8}, "first", 7, 64, (WEIGHT, 2**40, WORKSPACE, -1))
+    for _ in range(2):
+        assert jit.is_at_hand(launch.source, "sm_90a", launch.macros, 0)
+        LaunchSequence((launch,), "sm_90a", 0)
+    assert read == [8] and driver.loaded == [there.code]
+
+
+def test_a_cubin_that_is_missing_is_looked_for_again(driver, monkeypatch):
+    found = [Cubin(b"code", ""), None]
+    monkeypatch.setattr(jit, "find", lambda *variant: found.pop())
+    assert [jit.is_at_hand(Path("a.cu"), "sm_90a", {"SIZE": 9}, 0) for _ in range(2)] == [False, True]
 
 
 def test_the_limit_of_shared_memory_is_never_lowered(driver):

@@ -166,10 +166,12 @@ def test_predicted_times_are_possible(device):
             assert us > max(0.7, products / 310e6), problem.label  # a launch takes 0.7 us at least
 
 
-@pytest.mark.parametrize("sweep", ["paper", "strided", "grouped", "fully_connected"])
-def test_the_sums_of_an_image_are_added_alike_in_every_batch(sweep):
-    for layer in problems_of(sweep, (1,)):
-        plans = [plan(replace(layer, n=n), H200, BATCH_INVARIANT) for n in (1, 2, 3, 8, 27, 64, 100, 256, 512, 1000)]
+@pytest.mark.parametrize(("sweep", "every"), [("paper", 2), ("strided", 1), ("grouped", 1), ("fully_connected", 1)])
+def test_the_sums_of_an_image_are_added_alike_in_every_batch(sweep, every):
+    chance = random.Random(3)
+    for layer in problems_of(sweep, (1,))[::every]:
+        batches = (1, *chance.sample((2, 3, 8, 27, 64, 100, 256, 512), 3), 1000)
+        plans = [plan(replace(layer, n=n), H200, BATCH_INVARIANT) for n in batches]
         ways = {(one.algorithm, one.precision, ALGORITHMS[one.algorithm].summation(one.config)) for one in plans}
         assert len(ways) == 1, layer.label
 

@@ -1,6 +1,35 @@
-"""A fixture that tests of the harness share: the texts of figures."""
+"""What tests of the harness share: a server that forks processes, and the texts of figures."""
+
+import multiprocessing
+from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def server_that_forks():
+    """Start the server of multiprocessing's "forkserver", which imports torch once for all processes that it forks.
+
+    It looks for modules where a new interpreter does, and tells nobody that it has not found them: they are found from
+    this folder, whatever folder is the current one of the first test that needs a process.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        multiprocessing.set_forkserver_preload(["harness.run", "harness.tune.costs_file", "tests.harness.sweep.faulty"])
+        forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def fast_start(monkeypatch):
+    """Fork the workers of sweeps, and the processes of fits; the server that does it never used a GPU."""
+    from harness.sweep import worker
+    from harness.tune import costs_file
+
+    for module in (worker, costs_file):
+        monkeypatch.setattr(module, "START", "forkserver")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 from harness import run
 from harness.sweep import session
 from harness.sweep.records import read
+from tests.harness import forking
 
 SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--batch", "1", "--runs", "2"]
 SLICE += ["--algorithm", "native"]
@@ -68,12 +69,18 @@ def test_a_hostile_value_is_one_sentence(arguments, value, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code"),
-    [("2>&-", 0), ("2>/dev/full", 0), ("<&- >&- 2>&-", 0), (">/dev/full", 2)],
+    ("redirection", "code", "command"),
+    [
+        # A process that is spawned must not take its pipes for the streams that are closed.
+        ("2>&-", 0, [sys.executable, "-m", "harness.run"]),
+        ("<&- >&- 2>&-", 0, [sys.executable, "-m", "harness.run"]),
+        ("2>/dev/full", 0, forking.RUN),
+        (">/dev/full", 2, forking.RUN),
+    ],
+    ids=["no stderr", "no stream", "full stderr", "full stdout"],
 )
-def test_a_stream_that_cannot_be_written_costs_no_row(tmp_path, redirection, code):
-    command = [sys.executable, "-m", "harness.run", *SLICE]
-    line = f"{shlex.join([*command, '--out', str(tmp_path)])} {redirection}"
+def test_a_stream_that_cannot_be_written_costs_no_row(tmp_path, redirection, code, command):
+    line = f"{shlex.join([*command, *SLICE, '--out', str(tmp_path)])} {redirection}"
     done = subprocess.run(line, shell=True, capture_output=True, text=True)
     assert done.returncode == code
     assert len(read(tmp_path / "measurements.csv")) == 1
@@ -84,7 +91,8 @@ def test_a_stream_that_cannot_be_written_costs_no_row(tmp_path, redirection, cod
 def test_a_name_that_the_terminal_has_no_letter_for_is_printed_and_written(tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text("layers:\n  - {name: größe, hw: 3, c: 2, m: 2, k: 1, pad: 0}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "harness.run", "--device", "cpu", "--config", str(own), "--algorithm", "native"]
+    options = ["--device", "cpu", "--config", str(own), "--algorithm", "native"]
+    command = [*forking.RUN, *options]
     ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment = os.environ | ascii_only
     listed = subprocess.run([*command, "--list"], env=environment, capture_output=True, text=True)

@@ -4,8 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -17,6 +15,7 @@ from harness.cases.catalogue import load_sweep
 from harness.errors import UsageError
 from harness.report import tables
 from harness.sweep.records import ResultsFolder, read
+from tests.harness.forking import started
 
 SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--runs", "2"]
 
@@ -100,22 +99,16 @@ def many_small_cases(tmp_path):
 def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how):
     common = ["--device", "cpu", "--config", str(many_small_cases), "--algorithm", "native"]
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness.run", *common, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell without job control starts its background jobs, and with them this test, with SIGINT ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = started("harness.run", *common, "--out", out, said=tmp_path / "said")
     path = out / "measurements.csv"
     while not (path.exists() and path.read_text().count("\n") > 3):
-        assert process.poll() is None, "the run must be under way"
+        assert process.is_alive(), "the run must be under way"
         time.sleep(0.01)
     os.kill(process.pid, how)
-    _, said = process.communicate(timeout=60)
+    process.join(60)
     if how == signal.SIGINT:
-        assert process.returncode == 130 and "--resume" in said and "Traceback" not in said
+        said = (tmp_path / "said").read_text()
+        assert process.exitcode == 130 and "--resume" in said and "Traceback" not in said
 
     kept = read(path).set_index("batch")["run_1_us"]
     assert 3 <= len(kept) < 40

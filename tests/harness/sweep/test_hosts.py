@@ -4,8 +4,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,6 +21,7 @@ from harness.sweep.hosts import Group, SharedWork, Writer
 from harness.sweep.records import ResultsFolder, read
 from harness.sweep.work import Choice
 from tests import helpers
+from tests.harness import forking
 
 ALGORITHMS = ("onednn", "native")
 
@@ -144,22 +143,23 @@ def test_a_full_disk_ends_the_sweep_for_all(sweep, tmp_path, monkeypatch):
 
 def test_torchrun_measures_one_sweep_and_resumes_it_after_a_process_was_killed(tmp_path):
     options = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--out", str(tmp_path)]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    command = [sys.executable, *torchrun, "-m", "harness.run", *options]
-    csv = tmp_path / "measurements.csv"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
-        while not (csv.exists() and csv.read_text().count("\n") > 1):
-            assert started.poll() is None
-            time.sleep(0.01)
-        children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
-        os.kill(int(children[-1]), signal.SIGKILL)
-        assert started.wait(60) != 0, "torchrun ends the others"
+    two = ["--nproc-per-node=2", "--standalone", "--no-python", *forking.RUN, *options]
+    csv, said = tmp_path / "measurements.csv", tmp_path / "said"
+    torchrun = forking.started("torch.distributed.run", *two, said=said)
+    while not (csv.exists() and csv.read_text().count("\n") > 1):
+        assert torchrun.is_alive()
+        time.sleep(0.01)
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    torchrun.join(60)
+    assert torchrun.exitcode not in (0, None), "torchrun ends the others"
     kept = len(read(csv))
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    torchrun = forking.started("torch.distributed.run", *two, "--resume", said=said)
+    torchrun.join(60)
+    assert torchrun.exitcode == 0, said.read_text()
     frame = read(csv)
     assert 0 < kept < len(frame) == 8 and set(frame.status) == {"ok"}
-    assert done.stdout.count("8 rows: 8 ok") == 1, "one process tells"
+    assert said.read_text().count("8 rows: 8 ok") == 1, "one process tells"
 
 
 def test_torchrun_with_more_processes_than_gpus_is_told_the_remedy():

@@ -183,7 +183,7 @@ def hold(folder, held, release):
 
 
 def test_a_second_writer_is_refused(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     held, release = context.Event(), context.Event()
     other = context.Process(target=hold, args=(tmp_path, held, release))
     other.start()

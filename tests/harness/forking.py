@@ -1,0 +1,40 @@
+"""Commands that need not import torch once more in each of their processes, which takes seconds."""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+# What a user's `python -m harness.run` is, except that its worker is forked: harness sees -m harness.run, as there.
+_RUN = """
+import runpy, sys
+from harness.sweep import worker
+worker.START = "fork"
+sys.argv[:3] = [sys.argv[2]]
+runpy.run_module("harness.run", run_name="__main__", alter_sys=True)
+"""
+RUN = [sys.executable, "-c", _RUN, "-m", "harness.run"]
+
+
+def started(module: str, *arguments, said: Path) -> multiprocessing.Process:
+    """A process forked by a server, as its workers are, that does what `python -m` does; what it says is in a file."""
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_life, args=(module, [str(argument) for argument in arguments], said))
+    process.start()
+    return process
+
+
+def _life(module: str, arguments: list[str], said: Path) -> None:
+    from harness.sweep import worker
+
+    worker.START = "fork"
+    # A shell without job control starts its background jobs, and with them this test, with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [module, *arguments]
+    with said.open("w") as sys.stdout:
+        sys.stderr = sys.stdout
+        for stream in (1, 2):  # of processes that it starts
+            os.dup2(sys.stdout.fileno(), stream)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
