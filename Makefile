@@ -30,8 +30,9 @@ test-wheel: setup ## build the wheel and use it in an empty environment
 test-gpu: setup  ## kernels and contenders against float64 on a GPU; writes results/DEVICE/verified.json
 	@$(PYTHON) -m pytest tests/gpu
 
-release-check: setup ## fail where kernels have changed since a GPU tested them
+release-check: setup ## fail where kernels have changed since a GPU tested them, or pages show other results
 	@$(PYTHON) -m harness.store.proof
+	@$(PYTHON) -m harness.report docs --check
 
 sanitize: setup  ## compute-sanitizer's memcheck and racecheck over every algorithm, on a GPU
 	@$(PYTHON) -m tests.gpu.sanitize

@@ -16,7 +16,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from harness import command
@@ -56,11 +55,11 @@ END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
 
-def rewrite(page: Path, found: Sequence[Results], plots: Path) -> int:
+def rewrite(page: Path, found: Sequence[Results], plots: Path, check: bool = False) -> int:
     """Rewrite the tables of a page from the results of each device, and return their number.
 
-    plots: the folder of the figures. Raises UsageError where the page cannot be read, where a marker has no end or
-    names no table.
+    plots: the folder of the figures. check: raise ResultsError where the page would change, and leave it. Raises
+    UsageError where the page cannot be read, where a marker has no end or names no table.
     """
     try:
         text = read_regular(page).decode("utf-8")
@@ -78,6 +77,8 @@ def rewrite(page: Path, found: Sequence[Results], plots: Path) -> int:
         pieces.append(f"{text[at : begin.end()]}\n{table}\n")
         at, tables = end, tables + 1
     written = "".join(pieces) + text[at:]
+    if written != text and check:
+        raise ResultsError(f"{page} shows other results than the CSV files: run 'python -m harness.report docs'")
     if written != text:
         write_whole(page, written)
     return tables
@@ -138,24 +139,13 @@ def _standing(results: Results) -> str:
 
 def _algorithm(results: Results, name: str, sweep: str = SWEEP) -> str:
     """When auto takes an algorithm, in the paper's sweep or another one of the same device."""
-    other = _other(results, sweep)
+    other = results.beside(sweep)
     return algorithm_table(other, name) if other else f"The sweep {sweep} was not measured on {results.device}."
-
-
-def _other(results: Results, sweep: str) -> Results | None:
-    """A sweep of the same device, None where it was not measured."""
-    folder = results.folder.with_name(sweep)
-    return results if sweep == results.sweep else _read(folder) if folder.exists() else None
-
-
-@lru_cache(maxsize=len(SWEEPS))
-def _read(folder: Path) -> Results:
-    return Results.read(folder)
 
 
 def _sweep(results: Results, name: str) -> str:
     """The speedups of another sweep of the same device, by batch and filter size, and the smallest of them."""
-    other = _other(results, name)
+    other = results.beside(name)
     if other is None:
         return f"The sweep {name} was not measured on {results.device}."
     subject, rivals = other.shown(other.subject), other.comparison.rivals_label
@@ -201,7 +191,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "invariance": lambda results, plots: invariance_table(results),
     "clocks": lambda results, plots: clocks_table(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),
-    "depthwise": lambda results, plots: depthwise_table(_other(results, "grouped"), results.device),
+    "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
@@ -227,12 +217,13 @@ def _rewrite_all(options: argparse.Namespace) -> None:
     if not found:
         raise ResultsError(f"only a CPU's results under {options.results}: pages show a GPU's")
     for page in pages:
-        if tables := rewrite(page, found, options.results.parent / "plots"):
+        if tables := rewrite(page, found, options.results.parent / "plots", options.check):
             print(f"{page}: {tables} {'table' if tables == 1 else 'tables'}")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pages", nargs="*", type=Path, help="pages to rewrite (default: README.md and docs/*.md)")
+    parser.add_argument("--check", action="store_true", help="fail where a page would change, and change nothing")
     add_results(parser)
 
 

@@ -76,6 +76,17 @@ class Results:
         """The same rows with their hot, separated or cold times; these results must be hot."""
         return replace(self, frame=at_time(self.frame, time), time=time)
 
+    def beside(self, sweep: str) -> Results | None:
+        """A sweep of the same device, this one or another, which is read once; None where it was not measured."""
+        if sweep not in self._beside:
+            folder = self.folder.with_name(sweep)
+            self._beside[sweep] = Results.read(folder) if folder.exists() else None
+        return self._beside[sweep]
+
+    @cached_property
+    def _beside(self) -> dict[str, Results | None]:
+        return {self.sweep: self}
+
     @cached_property
     def every_time(self) -> list[Results]:
         """These hot results, and the separated and the cold ones where the sweep has them.

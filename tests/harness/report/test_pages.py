@@ -53,6 +53,16 @@ def test_a_page_is_rewritten_between_its_markers(page, capsys):
     assert page.read_text() == text
 
 
+def test_a_page_that_shows_other_results_is_told_by_the_check(page, capsys):
+    results = ["--results", str(page.parent.parent / "results")]
+    page.write_text(f"<!-- table:paper -->\n{END}\n")
+    assert pages.main([str(page), *results, "--check"]) == 2
+    assert page.read_text() == f"<!-- table:paper -->\n{END}\n"
+    assert "shows other results than the CSV files: run 'python -m harness.report docs'" in capsys.readouterr().err
+    assert fill(page) == 0
+    assert pages.main([str(page), *results, "--check"]) == 0
+
+
 def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     text = filled(page, "front")
     assert f"(../plots/{GPU}/paper/overview.png)" in text and text.count("\n| ") == 4
