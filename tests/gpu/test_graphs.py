@@ -1,26 +1,21 @@
 """The example of docs/torch.md that keeps CUDA graphs of the last sizes: its results, and the memory that it keeps."""
 
 import gc
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 import cuconv.nn
+from tests.docs.examples import examples
 
-PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 MOST = 3
 
 
 @pytest.fixture
 def graphs():
     """The example's class."""
-    example = next(
-        code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "class Graphs" in code
-    )
     names = {}
-    exec(example, names)
+    exec(next(code for code in examples("docs/torch.md") if "class Graphs" in code), names)
     return names["Graphs"]
 
 
