@@ -5,7 +5,7 @@ GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn,test-g
 
 ARCH   ?= sm_90a
 
-.PHONY: help bench test test-kernels wheel test-wheel test-gpu release-check sanitize lint plots profile clean setup
+.PHONY: help bench test test-kernels wheel test-wheel test-gpu release-check sanitize lint plots docs profile clean setup
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
@@ -47,6 +47,9 @@ plots: setup     ## redraw every figure, table and page from the CSV files under
 	@$(PYTHON) -m harness.report page
 	@$(PYTHON) -m harness.report docs
 
+docs: setup      ## build docs/ and an API reference as a site, build/docs/index.html
+	@$(PYTHON) -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
+
 profile: setup   ## kernel by kernel, the paper's tables 3 to 5
 	@$(PYTHON) -m harness.experiments kernels
 
@@ -59,5 +62,5 @@ setup: $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/installed)
 $(VENV)/installed: pyproject.toml
 	@echo "Setting up $(VENV) (a minute or two; activate it with: source $(VENV)/bin/activate)"
 	@python3 -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install -q -e '.[bench,test,lint$(GPU)]'
+	@$(VENV)/bin/python -m pip install -q -e '.[bench,test,lint,docs$(GPU)]'
 	@touch $@

@@ -1,5 +1,7 @@
 """cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW."""
 
+import importlib.metadata
+
 from cuconv.background import wait_for_kernels
 from cuconv.call import NotReady
 from cuconv.conv import algorithms, conv2d, plan
@@ -11,6 +13,7 @@ __all__ = [
     "ConvProblem",
     "NotReady",
     "UnsupportedProblem",
+    "__version__",
     "algorithms",
     "conv2d",
     "plan",
@@ -18,3 +21,8 @@ __all__ = [
     "prepare",
     "wait_for_kernels",
 ]
+
+try:
+    __version__ = importlib.metadata.version("cuconv")
+except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"

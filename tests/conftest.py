@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 # Files with tests of seconds, which start new processes. They go first, so that no worker is left with one at the end.
-SLOW = ("test_hosts.py", "test_run.py", "test_background.py", "test_precision.py", "test_without_torch.py")
+SLOW = (
+    "test_hosts.py",
+    "test_run.py",
+    "test_background.py",
+    "test_precision.py",
+    "test_site.py",
+    "test_without_torch.py",
+)
 
 
 def pytest_collection():
