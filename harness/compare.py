@@ -22,7 +22,7 @@ from scipy.stats import mannwhitneyu
 from harness import command
 from harness.contenders.registry import PROVIDERS, shown
 from harness.errors import ResultsError, UsageError
-from harness.precision import FP32, PRECISIONS
+from harness.precision import FP32, MEASURED
 from harness.store import environment
 from harness.store.environment import ROOT
 from harness.store.files import read_regular
@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     add("new", metavar="NEW", help=f"likewise: {where}")
     add("--provider", nargs="+", metavar="NAME", default=["cuconv"], help="whose algorithms (default: cuconv)")
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms (default: all)")
-    add("--precision", choices=PRECISIONS, default=FP32, help="(default: fp32)")
+    add("--precision", choices=MEASURED, default=FP32, help="(default: fp32)")
     add("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
     add("--threshold", type=float, default=THRESHOLD, metavar="SHARE",
         help=f"the least difference that counts (default: {THRESHOLD})")  # fmt: skip

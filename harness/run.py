@@ -14,7 +14,8 @@ from harness import command, precision, variables
 from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
 from harness.contenders.registry import PROVIDERS
 from harness.errors import ResultsError, UsageError
-from harness.precision import FP32, PRECISIONS
+from harness.precision import FP16, FP32, MEASURED, TF32
+from harness.report.half import half_table
 from harness.report.speedups import summary_table, with_tf32
 from harness.store import environment
 from harness.store.times import MOST_RUNS
@@ -120,7 +121,7 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     frame = read(out / "measurements.csv")
     cases = {case.key for case in chosen.cases}
     mine = frame.loc[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
-    summary = summary_table if options.precision == FP32 else with_tf32
+    summary = {FP32: summary_table, TF32: with_tf32, FP16: half_table}[options.precision]
     print(
         summary(Results(device, chosen.name, mine, out))
         or "Nothing here to compare: it takes cuConv, and rivals with TF32 allowed."
@@ -166,9 +167,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms")
     add(
         "--precision",
-        choices=PRECISIONS,
+        choices=MEASURED,
         default=FP32,
-        help="tf32: every contender that can, with TF32 allowed, in rows of their own (default: fp32)",
+        help="in rows of their own, tf32: every contender that can, with TF32 allowed; fp16: cuDNN in half precision "
+        "(default: fp32)",
     )
     add("--against", choices=["best"], help="a quick look: ours and the three fastest rivals of each case by results/")
     add("--device", help="cuda, cuda:1, ... or cpu (default: the current GPU, or else the CPU)")

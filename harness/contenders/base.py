@@ -16,9 +16,9 @@ import torch
 
 from cuconv.problem import ConvProblem
 from harness import variables
-from harness.contenders.registry import PROVIDERS
+from harness.contenders.registry import NHWC, PROVIDERS
 from harness.errors import UserError
-from harness.precision import FP32, of_process
+from harness.precision import FP16, FP32, TF32, of_process
 
 
 class Unavailable(UserError):
@@ -34,12 +34,42 @@ class NotRunnable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """The type and the order in memory of a contender's tensors; `suffix` ends the names of its algorithms."""
+
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+
+    @property
+    def suffix(self) -> str:
+        return NHWC if self.channels_last else ""
+
+
+PLAIN = Layout()
+# In FP32 and in the sweeps of the paper all is NCHW. Tensor cores of other precisions may prefer the other order.
+LAYOUTS = {
+    FP32: (PLAIN,),
+    TF32: (PLAIN, Layout(channels_last=True)),
+    FP16: (Layout(torch.float16), Layout(torch.float16, channels_last=True)),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Operands:
     """The tensors of one case, shared by all contenders: float32, NCHW, contiguous, on the measured device."""
 
     input: torch.Tensor
     weight: torch.Tensor
     output: torch.Tensor
+
+    def laid_out(self, layout: Layout) -> Operands:
+        """Copies of the tensors in another type or order; output is NaN. FP32 in NCHW are the tensors themselves."""
+        if layout == PLAIN:
+            return self
+        order = torch.channels_last if layout.channels_last else torch.contiguous_format
+        input, weight = (tensor.to(layout.dtype, memory_format=order) for tensor in (self.input, self.weight))
+        output = torch.full_like(self.output, torch.nan, dtype=layout.dtype, memory_format=order)
+        return Operands(input, weight, output)
 
     @classmethod
     def random(cls, problem: ConvProblem, generator: torch.Generator) -> Operands:
@@ -68,7 +98,8 @@ class Prepared:
 class Offer:
     """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
 
-    precision: "fp32", or "tf32" where the call may round its FP32 operands to TF32.
+    precision: "fp32", "tf32" where the call may round its FP32 operands to TF32, or "fp16" for operands in half
+    precision.
     """
 
     provider: str

@@ -11,9 +11,9 @@ import torch
 
 from cuconv.problem import ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders.base import LAYOUTS, PLAIN, Layout, NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.workspace import Workspace
-from harness.precision import FP32
+from harness.precision import FP16, FP32
 
 REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later versions need a compiler too
 DESELECTED = "Deselecting execution plan"  # in the error of building a plan that a numeric note excludes
@@ -49,11 +49,14 @@ class Contender(base.Contender):
             gc.collect()
         self._cases += 1
 
-        plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
-        return [
-            Offer("cudnn_engine", name, partial(plans.prepare, index, failure, workspace_limit), self.precision)
-            for name, index, failure in plans.distinct()
-        ]
+        offers = []
+        for layout in LAYOUTS[self.precision]:
+            mine = operands.laid_out(layout)
+            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, mine, self.precision, layout)
+            for name, index, failure in plans.distinct():
+                prepare = partial(plans.prepare, index, failure, workspace_limit)
+                offers.append(Offer("cudnn_engine", f"{name}{layout.suffix}", prepare, self.precision))
+        return offers
 
 
 def _version(cudnn: Any) -> int | None:
@@ -74,10 +77,12 @@ class _Plans:
         problem: ConvProblem,
         operands: Operands,
         precision: str,
+        layout: Layout = PLAIN,
     ):
+        """operands: as the layout has them."""
         self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
         self._operands = operands
-        self._graph, tensors = _graph(cudnn, handle, problem)
+        self._graph, tensors = _graph(cudnn, handle, problem, layout)
         pointers = (t.data_ptr() for t in (operands.input, operands.weight, operands.output))
         self._addresses = dict(zip(tensors, pointers, strict=True))
         self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
@@ -98,13 +103,15 @@ class _Plans:
     def _exclude_other_precision(self, precision: str) -> None:
         """Exclude the plans of the other precision by cuDNN's notes on them; called when all plans are there.
 
+        No plan of half precision is excluded.
+
         Engine 58, a route to cuBLAS, is of both precisions: it has the note TENSOR_CORE alone, and rounds to TF32
         where it is allowed to.
         """
         note = self._cudnn.numerical_note
         if precision == FP32:
             self._graph.deselect_numeric_notes([note.DOWN_CONVERT_INPUTS])
-        else:
+        elif precision != FP16:
             self._graph.select_numeric_notes([note.TENSOR_CORE])
 
     def distinct(self) -> list[tuple[str, int, str]]:
@@ -144,27 +151,30 @@ class _Plans:
         return self._operands.output
 
 
-def _graph(cudnn: Any, handle: Any, problem: ConvProblem) -> tuple[Any, tuple[Any, Any, Any]]:
-    """The operation graph of a case on contiguous NCHW tensors, and its input, weight and output."""
+def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout) -> tuple[Any, tuple[Any, Any, Any]]:
+    """The operation graph of a case in a layout, and its input, weight and output; sums are FP32."""
     real = cudnn.data_type.FLOAT
-    graph = cudnn.pygraph(handle=handle, io_data_type=real, intermediate_data_type=real, compute_data_type=real)
-    x = graph.tensor(name="input", dim=problem.input_shape, stride=_strides(problem.input_shape), data_type=real)
-    w = graph.tensor(name="weight", dim=problem.weight_shape, stride=_strides(problem.weight_shape), data_type=real)
+    kind, last = cudnn.data_type.HALF if layout.dtype == torch.float16 else real, layout.channels_last
+    graph = cudnn.pygraph(handle=handle, io_data_type=kind, intermediate_data_type=real, compute_data_type=real)
+    x = graph.tensor(name="input", dim=problem.input_shape, stride=_strides(problem.input_shape, last), data_type=kind)
+    w = graph.tensor(
+        name="weight", dim=problem.weight_shape, stride=_strides(problem.weight_shape, last), data_type=kind
+    )
     # Groups follow from the channels of input and weight.
     steps = {name: list(problem.geometry[name]) for name in ("padding", "stride", "dilation")}
     y = graph.conv_fprop(image=x, weight=w, **steps, name="conv")
     # Without strides cuDNN would infer channels last.
     shape = list(problem.output_shape)
-    y.set_output(True).set_data_type(real).set_dim(shape).set_stride(_strides(shape))
+    y.set_output(True).set_data_type(kind).set_dim(shape).set_stride(_strides(shape, last))
     graph.validate()
     graph.build_operation_graph()
     return graph, (x, w, y)
 
 
-def _strides(shape: Any) -> list[int]:
-    """The strides of a contiguous tensor; torch's own are arbitrary where a size is 1."""
+def _strides(shape: Any, channels_last: bool) -> list[int]:
+    """The strides of a dense tensor in NCHW, or channels last; torch's own are arbitrary where a size is 1."""
     _, c, h, w = shape
-    return [c * h * w, h * w, w, 1]
+    return [c * h * w, 1, w * c, c] if channels_last else [c * h * w, h * w, w, 1]
 
 
 def _one_line(error: Exception) -> str:

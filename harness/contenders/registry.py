@@ -14,7 +14,7 @@ from enum import Enum
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.select import BATCH_INVARIANT
-from harness.precision import FP32, PRECISIONS
+from harness.precision import FP32, MEASURED, PRECISIONS
 
 
 class Role(Enum):
@@ -57,6 +57,10 @@ class Provider:
         """The names of the algorithms in order of display, empty where they are listed case by case."""
         return tuple(self.colours)
 
+    def algorithms_in(self, precision: str) -> tuple[str, ...]:
+        """Those of `algorithms` that a precision has."""
+        return tuple(name for name in self.colours if precision != FP32 or not name.endswith(NHWC))
+
     def may_have(self, algorithm: str) -> bool:
         """Whether a name is of one of its algorithms, or like those that it lists case by case, such as "eng3"."""
         return algorithm in self.colours if self.colours else algorithm.startswith("eng")
@@ -70,12 +74,14 @@ class Provider:
 # everything here shows last.
 _CUCONV = ("auto", BATCH_INVARIANT, *reversed(ALGORITHMS))
 _RED = "#d1495b"
+NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last; there is none in FP32
 
 _CLASSIC = {
     "implicit_gemm": "#9ecae1", "implicit_precomp_gemm": "#3182bd", "gemm": "#08519c", "direct": "#bdbdbd",
     "fft": "#a1d99b", "fft_tiling": "#31a354", "winograd": "#fdd0a2", "winograd_nonfused": "#fd8d3c",
 }  # fmt: skip
-_TORCH = dict.fromkeys(("default", "benchmark", "deterministic"), "#17a2b8")
+_MODES = ("default", "benchmark", "deterministic")
+_TORCH = dict.fromkeys((*_MODES, *(f"{mode}{NHWC}" for mode in _MODES)), "#17a2b8")
 _CPU = {"two_stage": _RED, "onednn": "#3182bd", "native": "#08519c", "fft": "#a1d99b"}
 
 _ALL = (
@@ -83,8 +89,8 @@ _ALL = (
     Provider("cuconv_prepared", "cuConv prepared", Role.PREPARED, "cuconv_prepared", {"auto": "#8c2d3a"}, "",
              PRECISIONS),
     Provider("cudnn", "cuDNN", Role.RIVAL, "cudnn_classic", _CLASSIC, "", PRECISIONS),
-    Provider("cudnn_engine", "cuDNN engine", Role.RIVAL, "cudnn_engines", {}, "#756bb1", PRECISIONS),
-    Provider("torch", "torch cuDNN", Role.RIVAL, "torch_cudnn", _TORCH, "", PRECISIONS),
+    Provider("cudnn_engine", "cuDNN engine", Role.RIVAL, "cudnn_engines", {}, "#756bb1", MEASURED),
+    Provider("torch", "torch cuDNN", Role.RIVAL, "torch_cudnn", _TORCH, "", MEASURED),
     Provider("cublas", "cuBLAS", Role.BESIDE, "cublas", {"bmm": "#636363"}, "", PRECISIONS,
              particular="where it applies"),
     Provider("cutlass", "CUTLASS", Role.BESIDE, "cutlass", {"fast_fp32": "#6a994e"}, optional=True,

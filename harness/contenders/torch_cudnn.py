@@ -20,7 +20,17 @@ import torch.nn.functional as F
 
 from cuconv.problem import ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, measured_workspace, temporarily
+from harness.contenders.base import (
+    LAYOUTS,
+    Layout,
+    NotRunnable,
+    Offer,
+    Operands,
+    Prepared,
+    Unavailable,
+    measured_workspace,
+    temporarily,
+)
 from harness.precision import FP32, IN_TORCH
 
 # Read once, at the first convolution of the process; importing torch is not yet one.
@@ -73,12 +83,21 @@ class Contender(base.Contender):
     def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
         """torch's modes: default takes a plan by heuristics, benchmark the fastest of all plans that torch knows."""
         return [
-            Offer("torch", name, partial(self._prepare, mode, problem, operands, workspace_limit), self.precision)
+            Offer(
+                "torch",
+                f"{name}{layout.suffix}",
+                partial(self._prepare, mode, layout, problem, operands, workspace_limit),
+                self.precision,
+            )
+            for layout in LAYOUTS[self.precision]
             for name, mode in MODES.items()
         ]
 
-    def _prepare(self, mode: _Mode, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
-        call = self._call(mode, operands.input, operands.weight, problem.geometry)
+    def _prepare(
+        self, mode: _Mode, layout: Layout, problem: ConvProblem, operands: Operands, workspace_limit: int
+    ) -> Prepared:
+        mine = operands.laid_out(layout)
+        call = self._call(mode, mine.input, mine.weight, problem.geometry)
         call()  # chooses the plan; the memory of that is not the workspace of a call
         needed = measured_workspace(call)
         if needed > workspace_limit:

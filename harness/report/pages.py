@@ -31,6 +31,7 @@ from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.clocks import clocks_table
 from harness.report.front import front_table
+from harness.report.half import half_table
 from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.options import add_results
 from harness.report.paper import paper_table
@@ -193,6 +194,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "memory_bound": lambda results, plots: memory_bound_table(results),
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
+    "half": lambda results, plots: half_table(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
     "host": lambda results, plots: host_table(results),

@@ -13,6 +13,7 @@ from harness.experiments.networks.table import networks_table as whole_networks_
 from harness.precision import PRECISIONS
 from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
+from harness.report.half import compare_with_half, half_table
 from harness.report.memory_bound import memory_bound_table
 from harness.report.options import add_source
 from harness.report.paper import networks_table, paper_table
@@ -31,6 +32,7 @@ def report(results: Results) -> str:
         "Memory-bound layers beside copies": memory_bound_table(results) if of_ours else "",
         "Beside the paper": paper_table(results) if of_ours and compares else "",
         "Against cuDNN with TF32 allowed": with_tf32(results),
+        "Beside cuDNN in FP16": "" if compare_with_half(results).empty else half_table(results),
         "Algorithms": algorithms_table(results),
         **{
             f"auto over the best of cuConv's own algorithms, {precision}, time": choice_table(results, precision)

@@ -321,7 +321,9 @@ def rows_without_times(begun: Begins, task: Task, options: Options, status: str,
     Of a provider that did not come to say which algorithms it offers they are those in the registry.
     """
     for provider in [begun.provider] if begun.provider else options.providers:
-        for algorithm in [begun.algorithm] if begun.algorithm else PROVIDERS[provider].algorithms or ("any",):
+        for algorithm in (
+            [begun.algorithm] if begun.algorithm else PROVIDERS[provider].algorithms_in(options.precision) or ("any",)
+        ):
             if _wanted(task, provider, algorithm, options):
                 yield _row(task.case, provider, algorithm, options.precision, status, detail, options)
 

@@ -22,7 +22,7 @@ import pandas as pd
 
 from harness.contenders.registry import PROVIDERS
 from harness.errors import ResultsError
-from harness.precision import PRECISIONS
+from harness.precision import MEASURED
 from harness.store.csv_file import (
     ABSENT_GEOMETRY,
     check,
@@ -198,7 +198,7 @@ _TEXT = (  # an environment may be called 12345678 or 1e5
 )
 _RULES = {column: whole_number(0 if column == "pad" else 1) for column in CASE_COLUMNS} | {
     "provider": one_of(tuple(PROVIDERS)),
-    "precision": one_of(PRECISIONS),
+    "precision": one_of(MEASURED),
     "status": one_of(STATUSES),
 }
 """The rules of a file's cells that are no plain numbers, for its readers and for a sweep that adds rows to it."""

@@ -211,8 +211,21 @@ def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
     ran = rows[(rows.k == 1) & (rows.status == "ok")]
     rounded = ran[ran.rel_l2_error > GEMM_LIKE]
     assert set(rounded.provider) >= {"cudnn", "cudnn_engine", "torch", "cublas"}
+    assert set(ran[ran.algorithm.str.endswith("_nhwc")].provider) == {"cudnn_engine", "torch"}
     assert rounded.rel_l2_error.max() < 1e-3
     assert rounded.algorithm.str.match("eng58").any()  # cuBLAS under cuDNN
+
+
+def test_a_sweep_in_half_precision_is_of_cudnn_in_both_orders(tmp_path):
+    command = [sys.executable, "-m", "harness.run", "--config", "smoke", "--batch", "8", "--runs", "1"]
+    subprocess.run([*command, "--precision", "fp16", "--hot-only", "--out", str(tmp_path)], check=True)
+    rows = read(tmp_path / "measurements.csv")
+    assert set(rows.precision) == {"fp16"} and set(rows.provider) == {"cudnn_engine", "torch"}
+    ran = rows[rows.status == "ok"]
+    for provider in ("cudnn_engine", "torch"):
+        last = ran[ran.provider == provider].algorithm.str.endswith("_nhwc")
+        assert last.any() and not last.all()
+    assert (rows.status != "incorrect").all() and ran.rel_l2_error.between(1e-4, 3e-3).all()
 
 
 def kernels(call) -> list[str]:

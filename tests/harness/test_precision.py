@@ -18,8 +18,9 @@ def environment_as_before(monkeypatch):
 def test_fp32_forbids_tf32_in_every_library_and_tf32_does_not():
     precision.set_for_process("tf32")
     assert "NVIDIA_TF32_OVERRIDE" not in os.environ and precision.of_process() == "tf32"
-    precision.set_for_process("fp32")
-    assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0" and precision.of_process() == "fp32"
+    for forbidding in ("fp16", "fp32"):
+        precision.set_for_process(forbidding)
+        assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0" and precision.of_process() == forbidding
 
 
 @pytest.mark.parametrize(

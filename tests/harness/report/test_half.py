@@ -1,0 +1,42 @@
+"""cuConv in FP32 beside cuDNN in half precision; expected numbers are worked out by hand."""
+
+from harness.report.half import compare_with_half, half_table
+from harness.report.tables import report
+from tests.harness.report.helpers import cells
+from tests.helpers import measured, row
+
+HALF = {"precision": "fp16", "error": 3e-4}
+# At batch 1 the fastest half takes 12 us, channels last: 12 / 10 = 1.2. At batch 8 it takes 15 us: 15 / 60 = 0.25.
+ROWS = [
+    row("auto", 10.0), row("gemm", 30.0, provider="cudnn"), row("eng1", 14.0, provider="cudnn_engine", **HALF),
+    row("benchmark_nhwc", 12.0, provider="torch", **HALF),
+    row("default", 11.0, provider="torch", status="incorrect", precision="fp16"),
+    row("auto", 60.0, batch=8), row("gemm", 90.0, provider="cudnn", batch=8),
+    row("eng2_nhwc", 15.0, provider="cudnn_engine", batch=8, **HALF),
+    row("auto", 5.0, batch=16), row("gemm", 10.0, provider="cudnn", batch=16),
+]  # fmt: skip
+
+
+def test_the_fastest_half_in_either_order_is_what_counts(tmp_path):
+    rows = compare_with_half(measured(tmp_path, ROWS))
+    assert rows.batch.tolist() == [1, 8], "what has no time in half precision is left out"
+    assert rows.rival_algorithm.tolist() == ["benchmark_nhwc", "eng2_nhwc"]
+    assert rows.speedup.tolist() == [1.2, 0.25]
+
+
+def test_the_table_tells_the_batches_at_which_fp32_is_ahead(tmp_path):
+    text = half_table(measured(tmp_path, ROWS))
+    assert cells(text)["1"] == ["1.20x, 1/1"] * 2 and cells(text)["8"] == ["0.25x, 0/1"] * 2
+    assert "geometric mean 0.55x, faster on 1 of 2 cases. In the mean it is faster at batch 1." in text
+
+
+def test_half_precision_wins_no_comparison_in_fp32(tmp_path):
+    results = measured(tmp_path, ROWS)
+    assert results.of_subject().rival_us.tolist() == [30.0, 90.0, 10.0]
+    assert "### Beside cuDNN in FP16" in report(results)
+
+
+def test_without_rows_the_command_is_told(tmp_path):
+    results = measured(tmp_path, ROWS[:2])
+    assert "python -m harness.run --precision fp16" in half_table(results)
+    assert "FP16" not in report(results)
