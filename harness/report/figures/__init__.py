@@ -2,7 +2,7 @@
 
 plots/DEVICE/SWEEP/overview.png                   the speedup of auto on every case, for the README
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.png        the paper's three figures, in the paper's range of batch sizes
-plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.png   all batch sizes, where that is more
+plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.png   all batch sizes, where that is more: a map of numbers
 plots/DEVICE/SWEEP/speedup_tf32_KxK.png           auto in TF32 over the best cuDNN with TF32 allowed
 plots/DEVICE/SWEEP/rivals.png                     the fastest rival of each case, and the speedup over it
 
@@ -21,12 +21,13 @@ from matplotlib.figure import Figure
 
 from harness.precision import FP32, TF32
 from harness.report.figures import style
+from harness.report.figures.maps import rivals_figure, speedup_map
 from harness.report.figures.overview import overview_figure
-from harness.report.figures.rivals import rivals_figure
-from harness.report.figures.speedup import axis_ends, speedup_figure
+from harness.report.figures.speedup import speedup_figure
 from harness.report.speedups import title_with_tf32
 from harness.store.times import HOT, NOTES
-from harness.sweep.comparisons import Results, compare_with_tf32, grouped
+from harness.sweep.comparisons import Results, compare_with_tf32, each, grouped, layer_label
+from harness.sweep.left_out import left_out
 from harness.sweep.provenance import provenance
 
 OVERVIEW = "overview"
@@ -50,14 +51,21 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
     fp32 = _caption(results, results.frame[results.frame.precision == FP32])
     for (subject, k), cases in grouped(results.compared, ["subject", "k"]):
         title = f"Speedup of {results.shown(subject)} over {rivals}, {k}x{k} filters"
-        for suffix, shown in _ranges(cases, k):
-            yield f"speedup_{subject}_{k}x{k}{suffix}", speedup_figure(shown, title, fp32, axis_ends(cases))
+        stem, worst = f"speedup_{subject}_{k}x{k}", _worst(cases)
+        shown = cases[cases.batch <= PAPER_LARGEST_BATCH.get(k, cases.batch.max())]
+        rest = ", ".join(str(batch) for batch in sorted(set(cases.batch) - set(shown.batch)))
+        if len(shown):
+            left = f"Batch {rest}: see {stem}_full.png. " if rest else ""
+            yield stem, speedup_figure(shown, title, rivals, [fp32, left + worst])
+        if rest:
+            yield f"{stem}_full", speedup_map(cases, title, [fp32, worst])
     for k, cases in grouped(compare_with_tf32(results, TF32), "k"):
         title = f"Speedup: {title_with_tf32(results, TF32)}, {k}x{k} filters"
-        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, _caption(results, results.frame))
+        notes = [_caption(results, results.frame), _worst(cases)]
+        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, f"{rivals} with TF32 allowed", notes)
     mine = results.of_subject()
     if mine.speedup.notna().any():
-        yield OVERVIEW, overview_figure(mine, results.shown(results.subject), rivals, fp32)
+        yield OVERVIEW, overview_figure(mine, results.shown(results.subject), rivals, fp32, *left_out(results))
         title = f"The fastest rival of each case, and the speedup of {results.shown(results.subject)} over it"
         yield "rivals", rivals_figure(mine, title, fp32)
 
@@ -68,10 +76,8 @@ def _caption(results: Results, rows: pd.DataFrame) -> str:
     return where if results.time == HOT else f"{results.time.capitalize()}: {NOTES[results.time]}. {where}"
 
 
-def _ranges(cases: pd.DataFrame, k: int) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The paper's batch sizes, then all batch sizes where that differs: (end of the stem, cases)."""
-    paper = cases[cases.batch <= PAPER_LARGEST_BATCH.get(k, cases.batch.max())]
-    if len(paper):
-        yield "", paper
-    if len(paper) < len(cases):
-        yield "_full", cases
+def _worst(cases: pd.DataFrame) -> str:
+    """The smallest speedup of some rows of `compare`, and its case; empty where none has a speedup."""
+    least = each(cases[cases.speedup.notna()].nsmallest(1, "speedup"))
+    at = [f"{case.speedup:.2f}x ({layer_label(case)}, batch {case.batch})" for case in least]
+    return f"Smallest speedup of all batch sizes: {at[0]}" if at else ""

@@ -19,7 +19,7 @@ from harness.sweep.comparisons import each, geometric_mean
 from harness.sweep.provenance import provenance
 
 PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.32  # inches: bars of a line of networks, and around them
-LEFT, RIGHT = 0.5, 0.1
+LEFT, RIGHT = 0.62, 0.1
 NETWORKS_IN_LINE = 6
 BAR, BETWEEN_BATCHES, BETWEEN_NETWORKS = 1.0, 0.5, 1.6  # bars wide
 OVER_TORCH = "speedup_of_torch"  # of torch with TF32 allowed, over torch in FP32
@@ -86,7 +86,7 @@ def _draw_line(axes: Axes, compared: pd.DataFrame, names: list[str], bars: list[
                 if value == value:
                     axes.bar(x + j * BAR, value, BAR, color=colour, linewidth=0, zorder=2)
             # Aligned at the right of its bar, so that it does not stand on the next bar.
-            axes.text(x + 0.55 * BAR, case.speedup, f"{case.speedup:.1f}", size=SMALL, color=DARK, ha="right",
+            axes.text(x + 0.45 * BAR, case.speedup, f"{case.speedup:.1f}", size=SMALL, color=DARK, ha="right",
                       va="bottom", zorder=4)  # fmt: skip
             batch_ticks[x + (len(bars) - 1) * BAR / 2] = str(case.batch)
             x += len(bars) * BAR + BETWEEN_BATCHES
@@ -98,11 +98,13 @@ def _draw_line(axes: Axes, compared: pd.DataFrame, names: list[str], bars: list[
     axes.set_xticks(list(batch_ticks), list(batch_ticks.values()), size=SMALL, color=DARK)
     axes.tick_params(axis="x", length=0, pad=2)
     axes.tick_params(axis="y", labelsize=TEXT, length=2)
-    axes.annotate("batch", xy=(0, 0), xycoords="axes fraction", xytext=(-4, -4), textcoords="offset points",
+    axes.annotate("batch", xy=(0, 0), xycoords="axes fraction", xytext=(-13, -3), textcoords="offset points",
                   size=SMALL, color=style.GREY, ha="right", va="top")  # fmt: skip
     for name, centre in centres.items():
         axes.annotate(name, xy=(centre, 0), xycoords=axes.get_xaxis_transform(), xytext=(0, -17),
                       textcoords="offset points", size=TEXT + 0.5, color=DARK, ha="center", va="top")  # fmt: skip
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylabel("speedup over torch in FP32", size=TEXT, color=DARK)
     axes.grid(axis="y", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

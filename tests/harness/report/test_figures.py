@@ -3,14 +3,17 @@
 import json
 import math
 
+import matplotlib.style
 import pytest
 from PIL import Image
 
 from harness.report.figures import figures, style
 from harness.report.figures.command import main
+from harness.report.figures.maps import rivals_figure
 from harness.report.figures.overview import overview_figure
-from harness.report.figures.rivals import rivals_figure
 from harness.report.figures.speedup import speedup_figure
+from harness.sweep.left_out import left_out
+from tests.harness.report.helpers import collisions
 from tests.helpers import GPU, SWEEP, THREE_TIMES, measured, row, write
 
 FACTS = {"gpu": "NVIDIA Test", "cudnn": 91900, "commands": [{"command": "x", "date": "2025-11-20T10:00:00"}]}
@@ -29,6 +32,10 @@ def draw(root, rows, device=GPU, sweep="paper", facts=None):
 def drawn(tmp_path_factory, texts_of):
     """The folder of the figures of SWEEP, measured on the machine of FACTS."""
     return draw(tmp_path_factory.mktemp("sweep"), SWEEP, facts=FACTS)
+
+
+def legends(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 def cases_of(tmp_path, rows=SWEEP, k=1):
@@ -56,6 +63,30 @@ def test_no_text_is_smaller_than_seven_points(tmp_path):
         assert figure.get_size_inches()[0] == 9, "nine inches are 900 pixels"
 
 
+WIDE = [  # speedups from 0.02 to 40 at seven batch sizes, of layers with long labels, and one rival over the limit
+    made
+    for i, batch in enumerate((1, 8, 16, 32, 64, 128, 256))
+    for k, shape in ((1, {}), (2, {"stride": 2, "pad": 0}), (3, {"m": 1024, "c": 1024, "groups": 32, "stride": 2}))
+    for made in (
+        row("auto", 10.0, batch=batch, k=k, **shape), row("two_stage", 100.0 * k * k, batch=batch, k=k, **shape),
+        row("gemm", 20.0 * (0.6 + i * k), provider="cudnn", batch=batch, k=k, **shape),
+        row("fft", 1.0, provider="cudnn", k=k, batch=batch, **shape) if batch == 1 else
+        row("fft", status="workspace_exceeded", provider="cudnn", k=k, batch=batch, **shape),
+        row("auto", 9.0, batch=batch, k=k, precision="tf32", **shape),
+        row("gemm", 5.0 + i, provider="cudnn", batch=batch, k=k, precision="tf32", **shape),
+    )
+]  # fmt: skip
+NARROW = [made for k in range(1, 7) for made in (row("auto", 10.0, k=k), row("gemm", 10.0, provider="cudnn", k=k))]
+
+
+@pytest.mark.parametrize("rows", [SWEEP, THREE_TIMES, WIDE, NARROW], ids=["sweep", "times", "wide", "narrow"])
+def test_no_text_overlaps_another_or_is_cut_off(tmp_path, rows):
+    with matplotlib.style.context(["default", style.STYLE]):
+        drawings = dict(figures(measured(tmp_path, rows)))
+        found = {stem: pairs for stem, figure in drawings.items() if (pairs := collisions(figure))}
+    assert not found and {"overview", "rivals"} < set(drawings)
+
+
 def test_the_chart_says_what_is_compared_on_which_machine(drawn, texts_of):
     for stem in ("speedup_auto_1x1", "rivals"):
         assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in texts_of(drawn / f"{stem}.png")
@@ -63,7 +94,16 @@ def test_the_chart_says_what_is_compared_on_which_machine(drawn, texts_of):
     texts = texts_of(drawn / "speedup_auto_1x1.png")
     assert "Speedup of cuConv auto over the best cuDNN, 1x1 filters" in texts
     assert {"batch 1", "1.44x, 2/3 won", "batch 8", "1.00x, 0/2 won"} <= set(texts)
-    assert "batch 128" not in texts and "batch 128" in texts_of(drawn / "speedup_auto_1x1_full.png")
+    assert "speedup over the best cuDNN (logarithmic axis)" in texts and "batch 128" not in texts
+
+
+def test_a_chart_says_where_other_batch_sizes_are_and_the_worst_case_of_all(tmp_path, texts_of):
+    rows = [*SWEEP, row("auto", 90.0, batch=256), row("gemm", 10.0, provider="cudnn", batch=256)]
+    folder = draw(tmp_path, rows)
+    worst = "Smallest speedup of all batch sizes: 0.11x (7-32-832, batch 256)"
+    assert worst in texts_of(folder / "speedup_auto_1x1_full.png")
+    texts = texts_of(folder / "speedup_auto_1x1.png")
+    assert f"Batch 128, 256: see speedup_auto_1x1_full.png. {worst}" in texts
 
 
 def test_layers_are_named_once(drawn, texts_of):
@@ -96,11 +136,13 @@ def test_a_line_shows_the_slowest_and_the_fastest_run(tmp_path):
     assert axes.get_xlim()[1] > 5
 
 
-def test_the_paper_s_range_and_the_full_one_have_the_same_axis(tmp_path):
-    drawings = dict(figures(measured(tmp_path, SWEEP)))
-    part, full = (drawings[f"speedup_auto_1x1{suffix}"].axes for suffix in ("", "_full"))
-    assert len(part) == 2 and len(full) == 3
-    assert {axes.get_xlim() for axes in part} == {axes.get_xlim() for axes in full}
+def test_all_batch_sizes_are_a_map_of_numbers(tmp_path):
+    (axes,) = dict(figures(measured(tmp_path, SWEEP)))["speedup_auto_1x1_full"].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "128"]
+    cells = {(round(text.get_position()[0]), round(text.get_position()[1])): text.get_text() for text in axes.texts[:6]}
+    assert cells[0, 0] == "3.00" and cells[1, 1] == "\u00d7" and cells[2, 0] == "4.00" and len(cells) == 6
+    colours = axes.collections[0].get_facecolors()[:, 0]
+    assert len({*colours}) == 5 and colours[0] == colours[5], "3 and 4 are in one range; 2, 0.5, 1 and none in others"
 
 
 def test_many_batch_sizes_go_below_each_other(tmp_path):
@@ -114,7 +156,7 @@ def test_many_batch_sizes_go_below_each_other(tmp_path):
 
 def test_the_overview_has_a_dot_for_each_case_and_the_means(tmp_path):
     results = measured(tmp_path, SWEEP)
-    figure = overview_figure(results.of_subject(), "cuConv auto", "the best cuDNN", "")
+    figure = overview_figure(results.of_subject(), "cuConv auto", "the best cuDNN", "", *left_out(results))
     (axes,) = figure.axes
     dots = [y for line in axes.lines if line.get_marker() == "o" for y in line.get_ydata()]
     assert sorted(dots) == [0.25, 0.5, 1, 2, 3, 4] and axes.get_yscale() == "log"
@@ -123,6 +165,13 @@ def test_the_overview_has_a_dot_for_each_case_and_the_means(tmp_path):
     )
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["batch 1\nmean 0.93x", "batch 8\nmean 1.00x", "batch 128\nmean 4.00x"]
+    assert [text.get_text() for text in axes.texts] == ["1.44", "0.25", "1.00", "4.00"], "at the mean of each strip"
+    assert [text.get_position()[1] for text in axes.texts] == pytest.approx([3 ** (1 / 3), 0.25, 1, 4])
+    hollow = overview_figure(results.of_subject().assign(batch=1), "", "", "", results.of_subject().k == 3, "1 GiB")
+    dots = [line for line in hollow.axes[0].lines if line.get_marker() == "o"]
+    assert [list(line.get_ydata()) for line in dots if line.get_markerfacecolor() == "white"] == [[0.25]]
+    assert any("over 1 GiB of workspace" in text for text in legends(hollow))
+    assert not any("workspace" in text for text in legends(figure))
     assert figure.get_facecolor() == (1, 1, 1, 1), "opaque, to be read on dark pages too"
 
 
@@ -130,12 +179,13 @@ def test_the_map_shows_the_fastest_rival_and_the_speedup_over_it(tmp_path):
     figure = rivals_figure(measured(tmp_path, SWEEP).of_subject(), "", "")
     cells = [len(axes.collections[0].get_paths()) for axes in figure.axes]
     assert sum(cells) == 8, "a cell for each case"
-    assert [text.get_text() for text in figure.axes[0].texts] == ["3.00", "2.00", "0.50", "1.00", "4.00"]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts[:6] == ["3.00", "2.00", "0.50", "1.00", "\u00d7", "4.00"]
+    assert texts[6:] == ["HW-M-C"] or texts[6:-1] == ["1.44", "2/3", "1.00", "0/2", "4.00", "1/1"], "means, cases won"
     framed = sum(len(axes.collections[1].get_paths()) for axes in figure.axes)
     assert framed == 2, "the cases of speedup 0.5 and 0.25"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "cuDNN implicit_gemm (2)", "cuDNN winograd (1)", "cuDNN engine (2)", "torch cuDNN (2)",
-        "nothing to compare with",
     ]  # fmt: skip
 
 
@@ -200,10 +250,15 @@ def test_without_rows_of_a_time_there_is_no_figure_of_it(tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}: 0 files, {why}\n" and not out.exists()
 
 
-def test_ticks_are_round_and_few():
-    assert style.ticks_between((0.5, 1.3), most=10) == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2])
-    assert style.ticks_between((0.9, 10), most=4) == pytest.approx([1, 2, 5, 10])
-    assert style.ticks_between((0.001, 1000), most=4) == pytest.approx([10.0**n for n in range(-3, 4)])
+def test_ticks_are_round_and_their_labels_do_not_touch():
+    def ticks(low, high, inches):
+        return style.ticks_between((low, high), inches, lambda label: 0.07 * len(label))
+
+    assert ticks(0.45, 1.3, inches=6) == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2])
+    assert ticks(0.9, 11, inches=1.2) == pytest.approx([1, 2, 3, 5, 10])
+    assert ticks(0.8, 10, inches=3)[0] == 1, "0.8 would pass the end of its axis"
+    assert ticks(0.8, 10, inches=3)[-1] < 10
+    assert ticks(0.0009, 1100, inches=1) == [1], "where no others have room"
 
 
 def test_the_axis_has_room_for_every_ratio_and_for_one():

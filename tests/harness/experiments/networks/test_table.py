@@ -21,7 +21,7 @@ from harness.report.figures import style
 from harness.report.figures.command import main
 from harness.report.figures.networks import draw_networks, networks_figure
 from tests.harness.experiments.networks.toy_networks import time
-from tests.harness.report.helpers import cells
+from tests.harness.report.helpers import cells, collisions
 from tests.helpers import GPU, SWEEP, row, write
 
 # ResNet-50 at batch 1: channels_last is torch's best with 20 us; 20 / 8 = 2.5, with TF32 allowed 10 / 8 = 1.25.
@@ -156,8 +156,22 @@ def test_more_networks_take_more_lines_and_no_text_is_smaller_than_seven_points(
     six, seven = figure(6), figure(7)
     assert len(six.axes) == 1 and len(seven.axes) == 2 and seven.get_size_inches()[0] == 9
     assert seven.get_size_inches()[1] > 1.5 * six.get_size_inches()[1]
+    assert not collisions(seven)
     texts = [*seven.texts, *(text for axes in seven.axes for text in (*axes.texts, *axes.get_xticklabels()))]
     assert min(text.get_fontsize() for text in texts) >= 7
+
+
+def test_no_number_overlaps_a_bar(tmp_path):
+    # With TF32 torch is faster, then slower: its bars, beside the numbers, are higher and lower than those of cuConv.
+    contenders = (("torch", "fp32", 90.0), ("cuconv", "fp32", 20.0), ("cuconv", "tf32", 15.0))
+    rows = [
+        time(us, network=f"net{i % 5}", batch=1 + i // 5, contender=who, precision=precision)
+        for i in range(15)
+        for who, precision, us in (*contenders, ("torch", "tf32", 29.0 - i))
+    ]
+    results = networks_results(fill(tmp_path, rows))
+    figure = networks_figure(compare_networks(results.frame), "caption")
+    assert len(figure.axes[0].patches) == 45 and not collisions(figure)
 
 
 def test_the_table_of_kernels_by_kind():
