@@ -114,7 +114,7 @@ def _headline(results: Results) -> str:
     note = f"Speedup over {who.rivals_label} of each case in FP32: geometric mean, and cases won."
     if len(results.every_time) > 1:
         meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
-        note += f" The times are {meanings}; each is compared with the best cuDNN of the same time."
+        note += f" The times are {meanings}; each is compared with the fastest cuDNN timed in the same way."
     parts = [note, headline_table(results), tf32_sentence(results), _measured(results)]
     return "\n\n".join(part for part in parts if part)
 

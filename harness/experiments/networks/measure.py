@@ -28,7 +28,7 @@ from harness.store.times import RUNS
 RUN_US = 50_000.0  # the least duration of a run
 MAX_FORWARDS = 2_000  # the most in a run
 WARM_UP_FORWARDS, PROBE_FORWARDS, PROFILED_FORWARDS = 3, 3, 5
-TOLERANCE = 0.05  # the largest relative L2 error of an output that is not simply wrong; TF32 stays below 0.01
+TOLERANCE = 0.05  # the largest relative L2 error of an output that is not simply wrong; TF32 stays below 0.02
 
 
 class Machine(Protocol):

@@ -101,7 +101,8 @@ def networks_section(results_of_device: Path, plots: str) -> str:
         return NETWORKS.missing(results_of_device.name)
     picture = _picture(results, plots)
     note = (
-        "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last and compiled."
+        "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last, "
+        "torch.compile, and torch.compile with frozen weights."
     )
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)

@@ -100,7 +100,7 @@ def test_the_headline_tells_what_its_times_are_where_there_are_three(page):
     text = filled(page, "headline")
     assert (
         "The times are hot (calls one after another), separated (a small kernel of other code between two calls), cold "
-        "(L2 flushed before each call); each is compared with the best cuDNN of the same time.\n"
+        "(L2 flushed before each call); each is compared with the fastest cuDNN timed in the same way.\n"
     ) in text
     assert cells(text)["1"][:3] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1"]
 
