@@ -58,8 +58,8 @@ def networks_figure(compared: pd.DataFrame, caption: str) -> Figure:
     lines = [names[at : at + NETWORKS_IN_LINE] for at in range(0, len(names), NETWORKS_IN_LINE)]
     won = f"{int((compared.speedup > 1).sum())} of {len(compared)}"
     title = f"Whole networks: cuConv in FP32 is faster than torch in {won} cases, geometric mean "
-    notes = ["Speedup over the fastest torch in FP32 (plain in either layout, compiled, or compiled and frozen), in CUDA "
-             "graphs.", caption]  # fmt: skip
+    notes = ["Speedup over the fastest torch in FP32 (plain in either layout, compiled, or compiled and frozen), in "
+             "CUDA graphs.", caption]  # fmt: skip
     height = style.head_height(notes) + LEGEND + len(lines) * (PANEL + BELOW) + (len(lines) - 1) * BETWEEN
     figure = style.new_figure(height, f"{title}{geometric_mean(compared.speedup):.2f}x", notes)
     top = float(np.nanmax(compared[[column for column, _, _ in bars]].to_numpy(float))) * 1.1
