@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+from html import escape
+from typing import Any
 
 from harness import command
 from harness.errors import ResultsError, UsageError
@@ -12,6 +15,11 @@ from harness.store.files import write_whole
 from harness.sweep.comparisons import Results, find_results
 
 FILE = "page.html"
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>{scripts}</head>
+<body><div id="page"></div><script>Bokeh.embed.embed_item({item})</script></body>
+</html>
+"""
 
 
 def _write_all(options: argparse.Namespace) -> None:
@@ -28,17 +36,31 @@ def _write_all(options: argparse.Namespace) -> None:
 
 
 def html(results: Results) -> str:
-    """The page of a sweep. Raises UsageError where Bokeh is missing, ResultsError where no case can be compared."""
+    """The page of a sweep. Raises UsageError where Bokeh is missing, ResultsError where no case can be compared.
+
+    Equal results give an equal page.
+    """
     try:
-        from bokeh.embed import file_html
-        from bokeh.resources import INLINE
+        from bokeh.embed import json_item
+        from bokeh.resources import Resources
 
         from harness.report.page.view import document
     except ImportError as error:
         raise UsageError(f"the page needs Bokeh ({error}): pip install bokeh") from None
-    if not results.compared.speedup.notna().any():
+    if not results.of_subject().speedup.notna().any():
         raise ResultsError(f"no case of {results.csv_path} was measured by both cuConv and a rival")
-    return str(file_html(document(results, networks_results(results.folder.parent)), INLINE))
+    made = document(results, networks_results(results.folder.parent))
+    title = escape(made.title)  # json_item takes it away
+    numbers: dict[str, str] = {}  # of models: Bokeh counts all of a process
+
+    def renumbered(part: dict[str, Any]) -> dict[str, Any]:
+        ids = (key for key in ("id", "root_id") if key in part)
+        return part | {key: numbers.setdefault(part[key], f"p{len(numbers)}") for key in ids}
+
+    item = json.loads(json.dumps(json_item(made.roots[0], "page")), object_hook=renumbered)
+    data = json.dumps(item).replace("<", r"\u003c")  # no text of the results ends the script
+    scripts = Resources("inline", components=["bokeh", "bokeh-widgets", "bokeh-tables"]).render()
+    return PAGE.format(title=title, scripts=scripts, item=data)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

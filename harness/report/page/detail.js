@@ -1,5 +1,6 @@
 // Shows the algorithms of the selected case and their runs. Runs when another case is selected. Arguments: cases and
-// runs (ColumnDataSources), table (of the algorithms), details (by case), title (a Div), plot (a figure of the runs).
+// runs (ColumnDataSources), table (of the algorithms), details and notes (by case), title and note (Divs of plain text),
+// plot (a figure of the runs).
 const [selected] = cases.selected.indices
 if (selected !== undefined) {
     const rows = details[selected]
@@ -24,5 +25,6 @@ if (selected !== undefined) {
     plot.y_range.factors = timed.map(name).reverse()
     plot.height = 60 + 15 * timed.length
     const { networks, layers } = cases.data
-    title.text = `<b>${cases.data.case[selected]}</b>: ${networks[selected]}, ${layers[selected]}`
+    title.text = `${cases.data.case[selected]}: ${networks[selected]}, ${layers[selected]}`
+    note.text = notes[selected]
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bokeh.models import (
     FactorRange,
     HoverTool,
     NumberFormatter,
+    Range1d,
     ScientificFormatter,
     Select,
     TableColumn,
@@ -29,15 +31,18 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from harness.contenders.registry import COLOURS
-from harness.experiments.networks.rows import CUCONV, GRAPH, OK, TORCH_CONTENDERS, label
-from harness.precision import FP32, TF32
+from harness.experiments.networks.rows import CUCONV, GRAPH, OK, TORCH_CONTENDERS
+from harness.precision import FP32, PRECISIONS, TF32
 from harness.report import page
-from harness.sweep.comparisons import Results, each
+from harness.store.times import NOTES
+from harness.sweep.comparisons import Results, each, grouped
 from harness.sweep.provenance import provenance
 
 HERE = Path(__file__).parent
 ALL = "all networks"
-WIDTH, HALF = 1340, 660
+STRETCHED = {"sizing_mode": "stretch_width"}
+PLAIN = {"render_as_text": True, **STRETCHED}  # names from the results are no markup
+BOLD = {"styles": {"font-size": "16px", "font-weight": "bold"}, **PLAIN}
 RED, GREYS = COLOURS["cuconv"], ("#525252", "#7f7f7f", "#a6a6a6", "#cccccc")
 FILTER_COLOURS = {"1x1": "#3182bd", "3x3": "#31a354", "5x5": "#fd8d3c"}
 OTHER_COLOUR = "#756bb1"
@@ -47,32 +52,28 @@ SIZES = "HW-N-K-M-C: input size, batch, filter size, filters, channels"
 
 def document(results: Results, networks: Results | None) -> Document:
     """The whole page of a sweep, with whole networks below it where these were measured."""
-    columns, times, details = page.case_columns(results), page.rival_times(results), page.details(results)
-    best = next(iter(times))
-    columns["rival_us"] = list(times[best])
-    columns["speedup"] = [
-        None if theirs is None else theirs / ours for ours, theirs in zip(columns["ours_us"], times[best], strict=True)
-    ]
+    columns, ours, theirs = page.case_columns(results), page.subject_times(results), page.rival_times(results)
+    best = next(iter(theirs.values()))[page.FIRST]
+    columns["rival_us"], columns["which"] = list(best["us"]), [[*best["names"], ""][i] for i in best["which"]]
+    columns["speedup"] = [us and us / mine for us, mine in zip(best["us"], columns["ours_us"], strict=True)]
     columns["colour"] = [_colour(size) for size in columns["filter"]]
     cases, shown = ColumnDataSource(columns), BooleanFilter(booleans=[True] * len(columns["case"]))
-    table = _cases(cases, shown, results.shown(results.subject))
-    summary = Div(text=page.headline(columns, times[best]), styles={"font-size": "16px"})
-    ours = results.shown(results.subject)
-    heading = Div(text=_heading(results, ours))
-    widgets = _widgets(columns, times, table, shown, summary)
+    subject = results.shown(results.subject)
+    table = _cases(cases, shown, subject)
+    summary = Div(text=page.headline(columns, best["us"]), **BOLD)
     parts = [
-        heading,
-        row(*widgets[:3]),
-        row(*widgets[3:]),
+        Div(text=_heading(results, subject), disable_math=True, **STRETCHED),
+        *_widgets(columns, ours, theirs, table, shown, summary),
         summary,
-        row(table, _detail(cases, details)),
-        row(_speedups(cases, shown, ours), _roofline(results, cases, shown, ours)),
+        table,
+        _detail(cases, page.details(results), page.engine_notes(results)),
+        row(_speedups(cases, shown, subject), _roofline(results, cases, shown, subject), **STRETCHED),
     ]
     if networks is not None:
         parts.append(_networks(networks))
     made = Document(title=f"cuConv: sweep {results.sweep} on {results.device}")
-    made.add_root(column(*parts, width=WIDTH))
-    made.js_on_event(DocumentReady, CustomJS(args={"cases": cases}, code="cases.selected.indices = [0]"))
+    made.add_root(column(*parts, max_width=1500, **STRETCHED))
+    made.js_on_event(DocumentReady, CustomJS(args={"table": table}, code=(HERE / "ready.js").read_text()))
     return made
 
 
@@ -82,51 +83,64 @@ def _colour(size: str) -> str:
 
 def _heading(results: Results, ours: str) -> str:
     return (
-        f"<h1>{ours} beside every rival: sweep {results.sweep}</h1><p>{provenance(results)}. A case is called {SIZES}. "
-        "Click on a case for all of its algorithms. Times are microseconds of a call, calls one after the other in a "
-        "CUDA graph, the mean of its runs.</p>"
+        f"<h1>{escape(f'{ours} beside every rival: sweep {results.sweep}')}</h1><p>{escape(provenance(results))}. "
+        f"A case is called {SIZES}. Click on a case for its algorithms, and on the head of a column to sort. Times are "
+        "microseconds of a call in a CUDA graph, the mean of its runs.</p>"
     )
 
 
 def _widgets(
     columns: dict[str, list[Any]],
-    times: dict[str, list[float | None]],
+    ours: dict[str, list[float | None]],
+    theirs: dict[str, page.Times],
     table: DataTable,
     shown: BooleanFilter,
     summary: Div,
 ) -> list[Any]:
+    """The rows of choices, each of which changes the table, the summary and the plots."""
     batches = [str(batch) for batch in sorted(set(columns["batch"]))]
     sizes = list(dict.fromkeys(columns["filter"]))
     networks = sorted({name for cell in columns["networks"] for name in cell.split(";")})
+    measured = {part for key in ours for part in key.split()}
+    times = [(time, f"{time}: {note}") for time, note in NOTES.items() if time in measured]
+    precisions = [(one, one.upper()) for one in PRECISIONS if one in measured]
+    allowed = [(FP32, "FP32"), (TF32, "FP32 or TF32, the faster one")]
     chosen = {
-        "rival": Select(title="speedup over", options=list(times), value=next(iter(times)), width=320),
-        "network": Select(title="network", options=[ALL, *networks], value=ALL, width=320),
-        "text": TextInput(title="text in the case, network or layer", width=320),
+        "rival": Select(title="speedup over", options=list(theirs), value=next(iter(theirs)), **STRETCHED),
+        "time": Select(title="time", options=times, value=times[0][0], **STRETCHED),
+        "precision": Select(title="precision of cuConv", options=precisions, value=FP32, **STRETCHED),
+        "allowed": Select(title="precision of the rival", options=allowed, value=FP32, **STRETCHED),
+        "network": Select(title="network", options=[ALL, *networks], value=ALL, **STRETCHED),
     }
+    text = TextInput(title="text in the case, network or layer", **STRETCHED)
     buttons = {
         "batches": CheckboxButtonGroup(labels=batches, active=[*range(len(batches))]),
         "filters": CheckboxButtonGroup(labels=sizes, active=[*range(len(sizes))]),
     }
-    given = {"table": table, "times": times, "filter": shown, "summary": summary, "all": ALL, **chosen, **buttons}
+    given = {"table": table, "ours": ours, "theirs": theirs, "filter": shown, "summary": summary, "all": ALL,
+             "text": text, **chosen, **buttons}  # fmt: skip
     choose = CustomJS(args=given, code=(HERE / "choose.js").read_text())
-    for widget in chosen.values():
-        widget.js_on_change("value", choose)
+    for select in chosen.values():
+        select.js_on_change("value", choose)
+    text.js_on_change("value_input", choose)  # while it is typed
     for group in buttons.values():
         group.js_on_change("active", choose)
-    return [*chosen.values(), Div(text="batch sizes"), buttons["batches"], Div(text="filter sizes"), buttons["filters"]]
+    labelled = [Div(text="batch sizes"), buttons["batches"], Div(text="filter sizes"), buttons["filters"]]
+    *compared, network = chosen.values()
+    return [row(*compared, **STRETCHED), row(network, text, **STRETCHED), row(*labelled)]
 
 
 def _cases(cases: ColumnDataSource, shown: BooleanFilter, ours: str) -> DataTable:
-    us, ratio = NumberFormatter(format="0.00", nan_format="-"), NumberFormatter(format="0.00", nan_format="-")
+    number = NumberFormatter(format="0.00", nan_format="-")
     fields = [
         ("case", "case", None, 150), ("networks", "networks", None, 160), ("batch", "batch", None, 55),
-        ("filter", "filter", None, 50), ("ours_us", f"{ours}, us", us, 110), ("rival_us", "rival, us", us, 80),
-        ("speedup", "speedup", ratio, 75),
+        ("filter", "filter", None, 50), ("ours_us", f"{ours}, us", number, 110), ("rival_us", "rival, us", number, 80),
+        ("speedup", "speedup", number, 75), ("which", "rival", None, 230),
     ]  # fmt: skip
     columns = [_column(*one) for one in fields]
     view = CDSView(filter=shown)  # of its own: Bokeh does not share one between a table and a plot
     return DataTable(
-        source=cases, view=view, columns=columns, width=HALF + 40, height=760, index_position=None, reorderable=False
+        source=cases, view=view, columns=columns, height=420, index_position=None, reorderable=False, **STRETCHED
     )
 
 
@@ -134,30 +148,29 @@ def _column(name: str, title: str, formatter: Any, width: int) -> TableColumn:
     return TableColumn(field=name, title=title, width=width, **({"formatter": formatter} if formatter else {}))
 
 
-def _detail(cases: ColumnDataSource, details: list[list[list[Any]]]) -> Any:
+def _detail(cases: ColumnDataSource, details: list[list[list[Any]]], notes: list[str]) -> Any:
     """The algorithms of the selected case, and their runs."""
     algorithms = ColumnDataSource({name: [] for name in ("name", *TIMES, "error", "workspace", "status")})
     runs = ColumnDataSource({"name": [""], "us": [1.0], "run": [1]})  # an empty logarithmic axis is an error
-    title = Div(text="No case is selected.", width=HALF - 60)
+    title, note = Div(text="No case is selected.", **BOLD), Div(**PLAIN)
     columns = [
-        _column("name", "algorithm", None, 195),
+        _column("name", "algorithm", None, 400),
         *(_column(name, title, NumberFormatter(format="0.00"), 7 * len(title)) for name, title in TIMES.items()),
         _column("error", "L2 error", ScientificFormatter(precision=1), 65),
         _column("workspace", "workspace, bytes", NumberFormatter(format="0,0"), 115),
         _column("status", "status", None, 85),
     ]  # fmt: skip
     table = DataTable(
-        source=algorithms, columns=columns, width=HALF - 60, height=220, index_position=None, reorderable=False
+        source=algorithms, columns=columns, height=320, index_position=None, reorderable=False, **STRETCHED
     )
     plot = figure(
-        y_range=FactorRange(""), width=HALF - 60, height=260, title="runs, us", toolbar_location=None,
-        x_axis_type="log",
+        y_range=FactorRange(""), height=260, title="hot runs, us", toolbar_location=None, x_axis_type="log", **STRETCHED
     )  # fmt: skip
     plot.scatter("us", "name", source=runs, size=5, color=RED, alpha=0.6)
     plot.add_tools(HoverTool(tooltips=[("", "@name"), ("run @run", "@us us")]))
-    given = {"cases": cases, "details": details, "table": table, "runs": runs, "title": title, "plot": plot}
+    given = dict(cases=cases, details=details, table=table, runs=runs, title=title, plot=plot, notes=notes, note=note)
     cases.selected.js_on_change("indices", CustomJS(args=given, code=(HERE / "detail.js").read_text()))
-    return column(title, table, plot)
+    return column(title, note, table, plot, **STRETCHED)
 
 
 def _dots(plot: Any, x: str, y: str, cases: ColumnDataSource, shown: BooleanFilter) -> None:
@@ -175,7 +188,7 @@ def _dots(plot: Any, x: str, y: str, cases: ColumnDataSource, shown: BooleanFilt
 
 def _speedups(cases: ColumnDataSource, shown: BooleanFilter, ours: str) -> Any:
     plot = figure(
-        width=HALF, height=420, x_axis_type="log", y_axis_type="log", tools="pan,box_zoom,wheel_zoom,tap,reset",
+        height=420, x_axis_type="log", y_axis_type="log", tools="pan,box_zoom,wheel_zoom,tap,reset", **STRETCHED,
         title=f"Speedup of {ours} over the chosen rival", x_axis_label=f"{ours}, us", y_axis_label="speedup",
     )  # fmt: skip
     _dots(plot, "ours_us", "speedup", cases, shown)
@@ -188,9 +201,9 @@ def _roofline(results: Results, cases: ColumnDataSource, shown: BooleanFilter, o
     """FLOP for each byte against FLOP/s, below the bandwidth of a copy and a fixed FLOP/s."""
     bytes_per_s, whence, flop_per_s = page.ceilings(results)
     plot = figure(
-        width=HALF, height=420, x_axis_type="log", y_axis_type="log", tools="pan,box_zoom,wheel_zoom,tap,reset",
-        title=f"Roofline of {ours}: {1e-12 * bytes_per_s:.2f} TB/s is {whence}, {1e-12 * flop_per_s:g} TFLOP/s a fixed "
-        "yardstick", x_axis_label="FLOP for each byte of input, weights and output", y_axis_label="TFLOP/s",
+        height=420, x_axis_type="log", y_axis_type="log", tools="pan,box_zoom,wheel_zoom,tap,reset", **STRETCHED,
+        title=f"Roofline: {1e-12 * bytes_per_s:.2f} TB/s ({whence}), {1e-12 * flop_per_s:g} TFLOP/s (fixed)",
+        x_axis_label="FLOP for each byte of input, weights and output", y_axis_label=f"TFLOP/s of {ours}",
     )  # fmt: skip
     intensity = np.array(cases.data["intensity"], dtype=float)
     ends = np.array([intensity.min(), flop_per_s / bytes_per_s, intensity.max()])
@@ -204,28 +217,25 @@ def _networks(networks: Results) -> Any:
     rows = networks.frame
     rows = rows[(rows["mode"] == GRAPH) & (rows.status == OK) & rows.contender.isin([CUCONV, *TORCH_CONTENDERS])]
     colours = dict(zip((CUCONV, *TORCH_CONTENDERS), (RED, *GREYS), strict=True))
-    plots = [_bars(rows[rows.precision == precision], precision, colours) for precision in (FP32, TF32)]
-    note = Div(text=f"<h2>Whole networks</h2><p>A forward in a CUDA graph. {provenance(networks)}.</p>")
-    return column(note, *(plot for plot in plots if plot is not None))
+    note = f"<h2>Whole networks</h2><p>A forward in a CUDA graph. {escape(provenance(networks))}.</p>"
+    plots = [_bars(bars, precision, colours) for precision, bars in grouped(page.network_bars(rows), "precision")]
+    return column(Div(text=note, disable_math=True, **STRETCHED), *plots, **STRETCHED)
 
 
-def _bars(rows: pd.DataFrame, precision: str, colours: dict[str, str]) -> Any:
-    if rows.empty:
-        return None
-    bars = [(label(one.network, one.source), str(one.batch), one.contender, one.mean_us) for one in each(rows)]
-    order = list(colours)
-    bars.sort(key=lambda bar: (bar[0], int(bar[1]), order.index(bar[2])))
-    factors = [bar[:3] for bar in bars]
+def _bars(bars: pd.DataFrame, precision: str, colours: dict[str, str]) -> Any:
+    factors = [(one.shown, str(one.batch), one.contender) for one in each(bars)]
     source = ColumnDataSource({
-        "x": factors, "us": [bar[3] for bar in bars], "contender": [bar[2] for bar in bars],
-        "colour": [colours[bar[2]] for bar in bars],
+        "x": factors, "us": bars.mean_us, "speed": bars.speed, "contender": bars.contender,
+        "colour": bars.contender.map(colours),
     })  # fmt: skip
     plot = figure(
-        x_range=FactorRange(*factors, range_padding=0.01), width=WIDTH, height=360, y_axis_type="log",
-        y_axis_label="us", title=f"{precision.upper()}, microseconds of a forward, logarithmic", tools="reset",
+        x_range=FactorRange(*factors, range_padding=0.01), y_range=Range1d(0, 1.25 * bars.speed.max()), height=360,
+        y_axis_label="speed, fastest torch = 1", title=f"{precision.upper()}, higher is faster", tools="", **STRETCHED,
     )  # fmt: skip
-    plot.vbar(x="x", top="us", bottom=10, width=0.9, source=source, color="colour", legend_group="contender")
-    plot.add_tools(HoverTool(tooltips=[("", "@x"), ("us", "@us{0.0}")]))
-    plot.xaxis.major_label_text_font_size = "0px"
+    plot.vbar(x="x", top="speed", width=0.9, source=source, color="colour", legend_group="contender")
+    plot.hspan(y=[1.0], line_color="black")
+    plot.add_tools(HoverTool(tooltips=[("", "@x"), ("us", "@us{0.0}"), ("speed", "@speed{0.00}")]))
+    plot.xaxis.major_label_text_font_size, plot.xaxis.major_tick_line_color = "0px", None
+    plot.xgrid.visible = False
     plot.legend.orientation, plot.legend.location = "horizontal", "top_left"
     return plot
