@@ -157,12 +157,18 @@ def predicted_us(
 def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
     best, best_us = None, inf
-    weighed: set[str] = set()
+    settled: set[str] = (
+        set()
+    )  # those that need not be asked for again: weighed, or slower than the best by their bounds
     refusals: dict[str, UnsupportedProblem] = {}
     for least_us, name in _by_bound(problem, device, options.packed):
         algorithm = ALGORITHMS[name]
         added_us = algorithm.adding_us(problem, options)
-        if algorithm.superseded_by in weighed or (best and least_us + added_us > ROUNDING * best_us):
+        if algorithm.superseded_by in settled:
+            continue
+        if best and least_us + added_us > ROUNDING * best_us:
+            if least_us < inf:  # otherwise it does not compute the problem, and what it supersedes may
+                settled.add(name)
             continue
         try:
             us, config = algorithm.weighed(problem, device, options)
@@ -171,7 +177,7 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
         except UnsupportedProblem as error:
             refusals[name] = error
             continue
-        weighed.add(name)
+        settled.add(name)
         if us + added_us < best_us:
             best, best_us = one, us + added_us
     if problem.precision != FP32:
@@ -188,12 +194,13 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
 def _by_bound(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[tuple[float, str]]:
     """The algorithms that offer a precision, each after its bound, in the order in which they are to be weighed.
 
-    Those that supersede others come first and have no bound: only their weighing tells whether they compute the
-    problem. They are the fastest for most problems as well, and a low time leaves others out.
+    Those that supersede others come first, unless there are groups: they are the fastest for most problems, and a low
+    time leaves others out. The superseded come last.
     """
     first, others, superseded = _in_order(problem.precision)
-    bounds = sorted((ALGORITHMS[name].least_us(problem, device, prepared), name) for name in others)
-    return [*((0.0, name) for name in first), *bounds, *((0.0, name) for name in superseded)]
+    at_once, bounded = (first, others) if problem.groups == 1 else ([], [*first, *others])
+    bounds = sorted((ALGORITHMS[name].least_us(problem, device, prepared), name) for name in bounded)
+    return [*((0.0, name) for name in at_once), *bounds, *((0.0, name) for name in superseded)]
 
 
 @cache

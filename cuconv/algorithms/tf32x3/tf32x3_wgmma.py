@@ -7,6 +7,7 @@ A block computes a tile of filters x pixels. Its warpgroups may share the reduct
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,10 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         """The device time in microseconds, by the cost model with the given constants."""
         us: float = wgmma_model.estimate_us(problem, device, config, costs)
         return us
+
+    def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
+        """The bound of the cost model, in microseconds; inf on other GPUs than Hopper."""
+        return wgmma_model.least_us(problem, device, self.costs(problem.precision)) if device.is_hopper else inf
 
     def summation(self, config: Config) -> tuple[int, ...] | None:
         """The parts of the reduction: those of a block's warpgroups and of a cluster's blocks.

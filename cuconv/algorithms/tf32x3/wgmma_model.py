@@ -168,6 +168,24 @@ def estimate_us(problem: ConvProblem, device: DeviceSpec, config: Config, costs:
     return _size_us(problem, device, config, times, costs)
 
 
+def least_us(problem: ConvProblem, device: DeviceSpec, costs: Costs) -> float:
+    """A bound of the predicted times in microseconds: the SMs' throughput for all pixels, in a norm with the memory."""
+    pixels_us = problem.n * problem.out_pixels * _least_work(_layer(problem), device, costs)
+    us: float = costs.start + norm(pixels_us, memory_us(problem, costs.memory))
+    return us
+
+
+@lru_cache(maxsize=1024)
+def _least_work(layer: _Layer, device: DeviceSpec, costs: Costs) -> float:
+    """The least throughput that the blocks of any configuration take for an output pixel, in microseconds of the GPU.
+
+    It leaves out latencies, and the blocks that the busiest SM computes beyond its even share.
+    """
+    rows, times = _rows(layer, device), _times(layer, device, costs)
+    block_us = (times.work + times.epilogue) / device.sm_count + times.traffic
+    return float((rows.filter_tiles * rows.split_k * block_us / rows.tile.pixels)[rows.deep].min())
+
+
 def shared_filters(filters: Number, split_k: Number) -> Number:
     """A tile's filters, rounded up to equal shares of whole pieces for each block of a cluster."""
     return ceil_div(filters, PIECE_FILTERS * split_k) * PIECE_FILTERS * split_k
