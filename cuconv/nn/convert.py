@@ -25,7 +25,7 @@ from cuconv.nn.operator import PLAIN, check_precision, is_supported, recorded
 from cuconv.nn.program import computed_by_torch
 from cuconv.nn.report import Converted, Report
 from cuconv.nn.watched import unwatch
-from cuconv.precompile import computed, precompile_calls
+from cuconv.precompile import computed, load_for_other_sizes, precompile_calls
 from cuconv.problem import FP32
 
 Progress = Callable[[int, int], object]
@@ -55,7 +55,8 @@ def convert(
 
     model      is not changed
     example    the arguments of a call: a tensor, a tuple, or a dictionary by name. On a GPU, the kernels for its sizes
-               are compiled now, side by side
+               are compiled now, side by side; those for images of half to three times the size are loaded, where
+               they have been compiled before
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
     progress   called with the number of kernels compiled and the number of all
 
@@ -258,8 +259,10 @@ class _Conversion:
                     capture.program.run(pytree.tree_leaves(inputs))
         except Exception as error:  # the model's own code may need data; it may raise anything
             self._report.why_not_precompiled = comparison.first_line(error)
-        spec = device_spec(tensors[0].device.index)
-        precompile_calls(computed(calls, spec), spec, prepared=capture is not None, progress=self._progress)
+        device, prepared = tensors[0].device.index, capture is not None
+        ours = computed(calls, device_spec(device))
+        precompile_calls(ours, device, prepared=prepared, progress=self._progress)
+        load_for_other_sizes(ours, device, prepared)
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +17,10 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.conv import plan
 from cuconv.device import DeviceSpec, device_spec
+from cuconv.jit import Launch
 from cuconv.problem import ConvProblem, UnsupportedProblem, shown
+
+OTHER_SIZES = (0.5, 0.75, 1.5, 2.0, 3.0)
 
 Kernel = tuple[Path, str, Mapping[str, int]]
 """A kernel variant: its source, architecture and macros."""
@@ -105,9 +111,38 @@ def compile_missing(kernels: Iterable[Kernel], progress: Callable[[int, int], ob
     return len(missing)
 
 
+def load_for_other_sizes(calls: Iterable[PlannedCall], device: int, prepared: bool) -> None:
+    """Load on a GPU what calls would launch for smaller and larger images, as far as it need not be compiled.
+
+    The first call at a new size then plans, and loads little. device: the GPU's ordinal. prepared: as of `precompile`.
+    """
+    spec, loaded = device_spec(device), set()
+    with driver.made_current(device):
+        for launch in _launches(computed(_at_other_sizes(calls), spec), spec, prepared, "auto"):
+            kernel = launch.source, launch.kernel, tuple(launch.macros.items())
+            if kernel not in loaded and jit.is_at_hand(launch.source, spec.arch, launch.macros, device):
+                jit.LaunchSequence([launch], spec.arch, device)
+                loaded.add(kernel)
+
+
+def _at_other_sizes(calls: Iterable[PlannedCall]) -> Iterator[PlannedCall]:
+    """The calls for images of OTHER_SIZES times the rows and columns; layers of one pixel have no other size."""
+    for call, factor in product(dict.fromkeys(calls), OTHER_SIZES):
+        p = call.problem
+        if (p.h, p.w) != (1, 1):
+            with suppress(UnsupportedProblem):  # an image smaller than the filter
+                yield call._replace(problem=replace(p, h=ceil(p.h * factor), w=ceil(p.w * factor)))
+
+
 def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> list[Kernel]:
     """The kernel variants of the calls' plans, each once: source, architecture and macros."""
-    found = {}
+    launches = _launches(calls, spec, prepared, algorithm)
+    found = {(launch.source, tuple(launch.macros.items())): dict(launch.macros) for launch in launches}
+    return [(source, spec.arch, macros) for (source, _), macros in found.items()]
+
+
+def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> Iterator[Launch]:
+    """The launches of the calls' plans, without those that pack constant weights."""
     for problem, residual, output_channels in calls:
         chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
         if output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS:
@@ -117,6 +152,4 @@ def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, alg
         options = CallOptions(
             residual=residual, output_channels=written, packed=prepared, overlap=spec.has_dependent_launch
         )
-        for launch in select.launches_of(chosen, problem, options):
-            found[launch.source, tuple(launch.macros.items())] = dict(launch.macros)
-    return [(source, spec.arch, macros) for (source, _), macros in found.items()]
+        yield from select.launches_of(chosen, problem, options)

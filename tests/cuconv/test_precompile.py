@@ -1,13 +1,18 @@
 """Kernels compiled ahead: those of the launches, each once, into the cache on disk."""
 
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, jit, plan, precompile
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
-from cuconv.precompile import PlannedCall, computed, precompile_calls
+from cuconv.precompile import PlannedCall, computed, load_for_other_sizes, precompile_calls
 
+ahead = sys.modules["cuconv.precompile"]  # cuconv.precompile is the function
 LAYERS = [ConvProblem(1, 64, 7, 7, 32, 1, 1), ConvProblem(2, 64, 7, 7, 32, 1, 1, groups=64 // 32)]
 
 
@@ -52,3 +57,39 @@ def test_calls_that_write_to_slices_have_the_same_kernels(cache):
 def test_calls_that_torch_computes_are_left_out():
     calls = [PlannedCall(LAYERS[0]), PlannedCall(ConvProblem(1, 3, 64, 64, 8, 32, 32, stride_h=32, stride_w=32))]
     assert computed(calls, H200) == calls[:1]
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The launches that are loaded on a GPU on which the kernels of fp16x3 alone must be compiled."""
+    found = []
+    monkeypatch.setattr(ahead, "device_spec", lambda device: H200)
+    monkeypatch.setattr(ahead.driver, "made_current", lambda device: nullcontext())
+    monkeypatch.setattr(jit, "is_at_hand", lambda source, *_: source.stem != "fp16x3")
+    monkeypatch.setattr(jit, "LaunchSequence", lambda launches, arch, device: found.extend(launches))
+    monkeypatch.setattr(jit, "_compile", None)
+    return found
+
+
+def test_kernels_of_other_image_sizes_are_loaded_where_they_are_at_hand(loaded):
+    layer = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1)
+    load_for_other_sizes([PlannedCall(layer)] * 2, 0, prepared=True)
+    wanted = set()
+    for size in (14, 21, 42, 56, 84):  # half the size to three times
+        problem = replace(layer, h=size, w=size)
+        chosen = plan(problem, H200, prepared=True)
+        options = CallOptions(packed=True, overlap=True)
+        launches = ALGORITHMS[chosen.algorithm].launches(problem, chosen.config, options)
+        wanted |= {(one.source.stem, tuple(one.macros.items())) for one in launches}
+    assert {stem for stem, _ in wanted} > {"fp16x3"}, "otherwise this tests nothing"
+    assert {(one.source.stem, tuple(one.macros.items())) for one in loaded} == {
+        kernel for kernel in wanted if kernel[0] != "fp16x3"
+    }
+    assert len(loaded) == len({(one.kernel, tuple(one.macros.items())) for one in loaded}), "each once"
+
+
+def test_layers_of_one_pixel_and_images_too_small_for_a_filter_have_no_other_size(loaded):
+    load_for_other_sizes([PlannedCall(ConvProblem(8, 512, 1, 1, 1000, 1, 1))], 0, prepared=True)
+    assert loaded == []
+    load_for_other_sizes([PlannedCall(ConvProblem(1, 8, 5, 5, 8, 5, 5))], 0, prepared=False)
+    assert loaded, "5x5 filters at 8x8 and above"
