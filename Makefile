@@ -5,7 +5,7 @@ GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn,test-g
 
 ARCH   ?= sm_90a
 
-.PHONY: help bench test test-kernels wheel test-wheel test-gpu release-check sanitize lint plots docs profile clean setup
+.PHONY: help bench test test-kernels wheel test-packaging test-gpu release-check sanitize lint plots docs profile clean setup
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
@@ -24,7 +24,7 @@ wheel: setup     ## build the wheel with Hopper's compiled kernels, on all cores
 	@$(PYTHON) -m cuconv.precompile --arch $(ARCH) --into build/$(ARCH).zip
 	@$(PYTHON) -m release.wheel build/$(ARCH).zip
 
-test-wheel: setup ## build the wheel and use it in an empty environment
+test-packaging: setup ## build the wheel and use it in an empty environment; build the site of the pages
 	@$(PYTHON) -m pytest tests/packaging
 
 test-gpu: setup  ## kernels and contenders against float64 on a GPU; writes results/DEVICE/verified.json

@@ -16,7 +16,6 @@ SLOW = (
     "test_run.py",
     "test_background.py",
     "test_precision.py",
-    "test_site.py",
     "test_without_torch.py",
 )
 
