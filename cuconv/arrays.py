@@ -70,7 +70,10 @@ class TorchArrays:
         return TorchKept(self._torch, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
-        """A new tensor of so many zeros on the GPU, for its current stream; in a capture the graph owns the memory."""
+        """A new tensor of so many zeros on the current GPU, for its current stream.
+
+        In a capture the graph owns the memory.
+        """
         tensor = self._torch.empty(count, dtype=self._torch.float32, device=self._torch.device("cuda", device))
         driver.clear(tensor.data_ptr(), count, self.current_stream(device)())  # torch's own kernel takes 7 ms to load
         return tensor

@@ -123,7 +123,10 @@ def set_kernel_attribute(kernel: ctypes.c_void_p, attribute: int, value: int) ->
 
 
 def clear(address: int, count: int, stream: int) -> None:
-    """Set so many numbers of four bytes at an address to 0, on a stream that is given by its pointer."""
+    """Set so many numbers of four bytes at an address to 0, on a stream that is given by its pointer.
+
+    The address's GPU must be current.
+    """
     check(library().cuMemsetD32Async(ctypes.c_uint64(address), 0, ctypes.c_size_t(count), ctypes.c_void_p(stream)))
 
 

@@ -97,8 +97,10 @@ def _check(options: argparse.Namespace) -> None:
         if name not in PROVIDERS:
             raise UsageError(f"--provider {name}: must be one of {', '.join(PROVIDERS)}")
     for name in options.algorithm or ():
-        if not any(PROVIDERS[provider].may_have(name) for provider in options.provider):
-            known = [one for provider in options.provider for one in PROVIDERS[provider].algorithms]
+        if not any(PROVIDERS[provider].may_have(name, options.precision) for provider in options.provider):
+            known = [
+                one for provider in options.provider for one in PROVIDERS[provider].algorithms_in(options.precision)
+            ]
             raise UsageError(
                 f"--algorithm {name}: the algorithms of {', '.join(options.provider)} are {', '.join(known)}"
             )

@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
     providers = _providers(options, kind)
     algorithms = _algorithms(options, providers)
     if options.list:
-        _print_list(chosen, kind)
+        _print_list(chosen, kind, options.precision)
     elif options.dry_run:
         _print_cases(chosen, providers, options.runs or chosen.runs)
     else:
@@ -265,23 +265,29 @@ def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:
-    known = [name for provider in providers for name in PROVIDERS[provider].algorithms or ("eng0", "eng1", "...")]
+    known = [
+        name
+        for provider in providers
+        for name in PROVIDERS[provider].algorithms_in(options.precision) or ("eng0", "eng1", "...")
+    ]
     for name in options.algorithm or ():
-        if any(PROVIDERS[provider].may_have(name) for provider in providers):
+        if any(PROVIDERS[provider].may_have(name, options.precision) for provider in providers):
             continue
         there = f"the algorithms of {', '.join(providers)} are {', '.join(known)}"
-        owners = ", ".join(provider.name for provider in PROVIDERS.values() if provider.may_have(name))
+        owners = ", ".join(
+            provider.name for provider in PROVIDERS.values() if provider.may_have(name, options.precision)
+        )
         if owners and providers == ("cpu",):
             raise UsageError(f"--algorithm {name}: it is of {owners} and needs a GPU; {there}")
         raise UsageError(f"--algorithm {name}: {there}")
     return frozenset(options.algorithm) if options.algorithm else None
 
 
-def _print_list(chosen: Sweep, kind: str) -> None:
+def _print_list(chosen: Sweep, kind: str, precision: str) -> None:
     print(f"networks: {', '.join(known_networks())}")
     for provider in PROVIDERS.values():
         if provider.device == kind:
-            names = ", ".join(provider.algorithms) or "engines, listed by cuDNN for each case"
+            names = ", ".join(provider.algorithms_in(precision)) or "engines, listed by cuDNN for each case"
             print(f"provider {provider.name}{', only where --provider names it' * provider.optional}: {names}")
     batch = chosen.cases[0].batch
     layers = [case for case in chosen.cases if case.batch == batch]

@@ -118,11 +118,13 @@ def load_for_other_sizes(calls: Iterable[PlannedCall], device: int, prepared: bo
     """
     spec, loaded = device_spec(device), set()
     with driver.made_current(device):
-        for launch in _launches(computed(_at_other_sizes(calls), spec), spec, prepared, "auto"):
-            kernel = launch.source, launch.kernel, tuple(launch.macros.items())
-            if kernel not in loaded and jit.is_at_hand(launch.source, spec.arch, launch.macros, device):
-                jit.LaunchSequence([launch], spec.arch, device)
-                loaded.add(kernel)
+        for call in _at_other_sizes(calls):
+            with suppress(UnsupportedProblem, driver.DriverError):  # sizes that may never come are no reason to fail
+                for launch in _launches([call], spec, prepared, "auto"):
+                    kernel = launch.source, launch.kernel, tuple(launch.macros.items())
+                    if kernel not in loaded and jit.is_at_hand(launch.source, spec.arch, launch.macros, device):
+                        jit.LaunchSequence([launch], spec.arch, device)
+                        loaded.add(kernel)
 
 
 def _at_other_sizes(calls: Iterable[PlannedCall]) -> Iterator[PlannedCall]:

@@ -42,7 +42,13 @@ class Layout:
 
     @property
     def suffix(self) -> str:
+        """The end of the names of algorithms."""
         return NHWC if self.channels_last else ""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in this type and order: itself, or a copy."""
+        order = torch.channels_last if self.channels_last else torch.contiguous_format
+        return tensor.to(self.dtype, memory_format=order)
 
 
 PLAIN = Layout()
@@ -63,13 +69,10 @@ class Operands:
     output: torch.Tensor
 
     def laid_out(self, layout: Layout) -> Operands:
-        """Copies of the tensors in another type or order; output is NaN. FP32 in NCHW are the tensors themselves."""
+        """Copies of the tensors in another type or order. FP32 in NCHW are the tensors themselves."""
         if layout == PLAIN:
             return self
-        order = torch.channels_last if layout.channels_last else torch.contiguous_format
-        input, weight = (tensor.to(layout.dtype, memory_format=order) for tensor in (self.input, self.weight))
-        output = torch.full_like(self.output, torch.nan, dtype=layout.dtype, memory_format=order)
-        return Operands(input, weight, output)
+        return Operands(layout.of(self.input), layout.of(self.weight), layout.of(self.output))
 
     @classmethod
     def random(cls, problem: ConvProblem, generator: torch.Generator) -> Operands:

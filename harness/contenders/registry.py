@@ -61,9 +61,9 @@ class Provider:
         """Those of `algorithms` that a precision has."""
         return tuple(name for name in self.colours if precision != FP32 or not name.endswith(NHWC))
 
-    def may_have(self, algorithm: str) -> bool:
+    def may_have(self, algorithm: str, precision: str) -> bool:
         """Whether a name is of one of its algorithms, or like those that it lists case by case, such as "eng3"."""
-        return algorithm in self.colours if self.colours else algorithm.startswith("eng")
+        return algorithm in self.algorithms_in(precision) if self.colours else algorithm.startswith("eng")
 
     def colour_of(self, algorithm: str) -> str:
         """The colour of an algorithm in every figure."""

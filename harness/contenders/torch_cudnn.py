@@ -96,8 +96,7 @@ class Contender(base.Contender):
     def _prepare(
         self, mode: _Mode, layout: Layout, problem: ConvProblem, operands: Operands, workspace_limit: int
     ) -> Prepared:
-        mine = operands.laid_out(layout)
-        call = self._call(mode, mine.input, mine.weight, problem.geometry)
+        call = self._call(mode, layout.of(operands.input), layout.of(operands.weight), problem.geometry)
         call()  # chooses the plan; the memory of that is not the workspace of a call
         needed = measured_workspace(call)
         if needed > workspace_limit:

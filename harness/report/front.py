@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.experiments.networks.table import over_torch
-from harness.precision import FP32
-from harness.store.markdown import markdown, of, times
-from harness.sweep.comparisons import Results, compare_with_tf32, each, geometric_mean, problem_of, summarise
+from harness.experiments.networks.table import networks_results, over_torch
+from harness.precision import FP32, TF32
+from harness.store.markdown import NONE, markdown, of, times
+from harness.sweep.comparisons import Results, compare_with_tf32, each, geometric_mean, problem_of, summarise, timed
 from harness.sweep.provenance import provenance
 
 
@@ -23,9 +23,9 @@ def front_table(results: Results) -> str:
     for baseline, rows in compared.items():
         if (total := summarise(rows)).of:
             (worst,) = each(rows.nsmallest(1, "speedup"))
-            least = f"{times(worst.speedup)} ({problem_of(worst).label})"
-            layers = f"{total.of} layers, {subject} in FP32"
-            body.append([layers, baseline, times(total.geometric), of(total.wins, total.of), least])
+            least = f"{times(worst.speedup)} ({problem_of(worst).label})" if worst.speedup == worst.speedup else NONE
+            cases = f"{total.of} cases of single layers, {subject} in FP32"
+            body.append([cases, baseline, times(total.geometric), of(total.wins, total.of), least])
     if networks := over_torch(results.folder.parent):
         (where, least_speedup) = min(networks.items(), key=lambda pair: pair[1])
         won = sum(speedup > 1 for speedup in networks.values())
@@ -33,5 +33,7 @@ def front_table(results: Results) -> str:
         converted = f"{len(networks)} cases of whole networks, converted, FP32"
         body.append([converted, "fastest of torch in FP32, CUDA graphs", mean, of(won, len(networks)), least])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
-    measured = f"Measured on {provenance(results, results.frame[results.frame.precision == FP32])}."
-    return markdown(header, body, left=(0, 1)) + "\n\n" + measured
+    sources = [provenance(results, timed(results.frame, FP32, TF32))]
+    if whole := networks_results(results.folder.parent):
+        sources.append(f"whole networks: {provenance(whole)}")
+    return markdown(header, body, left=(0, 1)) + f"\n\nMeasured on {'; '.join(sources)}."

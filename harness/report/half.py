@@ -9,6 +9,7 @@ from harness.report.speedups import by_batch, grid_table
 from harness.store.markdown import of, times
 from harness.sweep.comparisons import CASE, Results, fastest, geometric_mean, rivals, summarise, timed
 
+OURS = "measure it into the same folder with 'python -m harness.run --provider cuconv --algorithm auto'"
 REMEDY = "measure with 'python -m harness.run --precision fp16' on a GPU"
 
 
@@ -24,6 +25,8 @@ def compare_with_half(results: Results) -> pd.DataFrame:
 def half_table(results: Results) -> str:
     """A sentence and a table of the speedups over half precision by batch and filter size; what to run without rows."""
     rows = compare_with_half(results)
+    if rows.empty and not timed(results.frame, FP16).empty:
+        return f"cuConv in FP32 was not measured beside cuDNN in half precision: {OURS}."
     if rows.empty:
         return f"cuDNN in half precision was not measured on {results.device}: {REMEDY}."
     ahead = [batch for batch, cases in by_batch(rows) if batch != "all" and geometric_mean(cases.speedup.dropna()) > 1]

@@ -30,8 +30,10 @@ if TYPE_CHECKING:  # imported where a device is asked, so that reports of CSV fi
 
 ENVIRONMENT = "environment.json"
 ROOT = Path(__file__).resolve().parents[2]
-# The folders of code that a row may depend on; a change of a table or a figure makes no row one of other code.
-MEASURING = ("cuconv", *(f"harness/{room}" for room in ("cases", "stopwatch", "contenders", "sweep", "experiments")))
+# The code that a row may depend on; a change of harness/report makes no row one of other code.
+ROOMS = ("cases", "stopwatch", "contenders", "sweep", "experiments", "tune")
+MODULES = ("libcudnn", "precision", "variables")
+MEASURING = ("cuconv", *(f"harness/{room}" for room in ROOMS), *(f"harness/{module}.py" for module in MODULES))
 # The facts that may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid")
 CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
@@ -51,14 +53,14 @@ def results_folder(name: str) -> Path:
     return ROOT / "results" / device_slug() / name
 
 
-def fingerprint(*folders: str) -> str:
-    """A hash of the code under folders of the project: of Python, CUDA and the constants of the cost models.
+def fingerprint(*places: str) -> str:
+    """A hash of the code in files and folders of the project: of Python, CUDA and the constants of the cost models.
 
     It covers the names of the files and their code, but no comments, docstrings and formatting.
     """
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*")):
+    for place in map(ROOT.joinpath, places):
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix in (".py", ".cu", ".cuh", ".toml"):
                 digest.update(f"{path.relative_to(ROOT)}\0{code.digest(path)}".encode())
     return digest.hexdigest()[:16]

@@ -20,7 +20,7 @@ import torch
 
 from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness.cases.catalogue import Case
-from harness.contenders.base import Contender, NotRunnable, Offer, Operands, Prepared
+from harness.contenders.base import LAYOUTS, PLAIN, Contender, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.registry import PROVIDERS, comparison, shown
 from harness.precision import FP32
 from harness.stopwatch import between, timing
@@ -168,7 +168,7 @@ class CaseUnderTest:
 
     def __init__(self, case: Case, options: Options):
         """Raises MemoryError where the device has no room for the tensors."""
-        _check_room(case, options.device)
+        _check_room(case, options)
         self._case, self._options = case, options
         self.problem = case.problem
         self.seed = zlib.crc32(f"{options.seed} {case.label}".encode())
@@ -198,7 +198,7 @@ class CaseUnderTest:
             return row("error", said_of(error))
 
     def _verify_and_time(self, prepared: Prepared, row: Callable[..., Measurement], steadily: Steadily) -> Measurement:
-        self.operands.output.fill_(torch.nan)
+        prepared.call().fill_(torch.nan)  # what another algorithm wrote there must not pass for its output
         before = self._verifier.errors(prepared.call())
         facts: dict[str, Any] = {
             "workspace_bytes": prepared.workspace_bytes,
@@ -328,13 +328,15 @@ def rows_without_times(begun: Begins, task: Task, options: Options, status: str,
                 yield _row(task.case, provider, algorithm, options.precision, status, detail, options)
 
 
-def _check_room(case: Case, device: torch.device) -> None:
+def _check_room(case: Case, options: Options) -> None:
     """Raise MemoryError for tensors that the device has no room for; the system may end a process that makes them."""
     p = case.problem
     images, weights = prod(p.input_shape) + prod(p.output_shape), prod(p.weight_shape)
     in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # of the images: those that are verified, and their mixture
-    needed = FLOAT_BYTES * (images + weights) + 2 * FLOAT_BYTES * (images * in_float64 + weights)
-    free = available_bytes(device)
+    copies = [layout.dtype.itemsize for layout in LAYOUTS[options.precision] if layout != PLAIN]
+    of_element = FLOAT_BYTES + sum(copies) + max(copies, default=0)  # of all engines, and of torch's call
+    needed = of_element * (images + weights) + 2 * FLOAT_BYTES * (images * in_float64 + weights)
+    free = available_bytes(options.device)
     if free is not None and needed > free:
         raise MemoryError(f"they take {needed / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free")
 

@@ -273,9 +273,15 @@ class ResultsFolder:
         """Write the row at once, so that nothing measured is lost; raises ResultsError where it cannot be written."""
         cells = row.cells()
         if not (self._is_ours(cells) and self._is_open() and row.most_runs <= self._runs):
+            self.rows[row.key] = cells  # written with all others
             self._runs = max(row.most_runs, self._runs)
-            self._rewrite()
+            try:
+                self._rewrite()
+            finally:  # the file on disk is another one, or too narrow for the next row
+                with suppress(OSError):
+                    self._file.close()
             self._open()
+            return
         try:
             self._file.write(encoded(self._line(cells)))
             self._file.flush()
@@ -327,7 +333,7 @@ class ResultsFolder:
         """Whether the file that is open is the one that the path names."""
         try:
             return os.path.samestat(self.csv_path.lstat(), os.fstat(self._file.fileno()))
-        except OSError:
+        except (OSError, ValueError):  # the latter where it was closed
             return False
 
     def _is_ours(self, *pending: dict[str, str]) -> bool:

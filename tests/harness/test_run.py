@@ -101,11 +101,14 @@ def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, 
     out = tmp_path / "out"
     process = started("harness.run", *common, "--out", out, said=tmp_path / "said")
     path = out / "measurements.csv"
-    while not (path.exists() and path.read_text().count("\n") > 3):
-        assert process.is_alive(), "the run must be under way"
-        time.sleep(0.01)
-    os.kill(process.pid, how)
-    process.join(60)
+    try:
+        while not (path.exists() and path.read_text().count("\n") > 3):
+            assert process.is_alive(), "the run must be under way"
+            time.sleep(0.01)
+        os.kill(process.pid, how)
+        process.join(60)
+    finally:
+        process.kill()
     if how == signal.SIGINT:
         said = (tmp_path / "said").read_text()
         assert process.exitcode == 130 and "--resume" in said and "Traceback" not in said
@@ -271,14 +274,14 @@ def test_an_optional_contender_takes_part_where_it_is_named():
 
 
 def test_an_optional_contender_is_listed_as_such(capsys):
-    run._print_list(load_sweep("smoke"), "cuda")
+    run._print_list(load_sweep("smoke"), "cuda", "fp32")
     said = capsys.readouterr().out
     assert "provider cutlass, only where --provider names it: fast_fp32" in said
     assert "provider cublas: bmm" in said
 
 
 def test_an_engine_of_cudnn_may_have_any_number():
-    wanted = SimpleNamespace(algorithm=["eng3_k11=2"])
+    wanted = SimpleNamespace(algorithm=["eng3_k11=2"], precision="fp32")
     assert run._algorithms(wanted, ("cuconv", "cudnn_engine")) == {"eng3_k11=2"}
     with pytest.raises(UsageError, match=r"--algorithm eng3_k11=2: the algorithms of cuconv are auto"):
         run._algorithms(wanted, ("cuconv",))

@@ -42,7 +42,7 @@ from cuconv.algorithms.tf32x3.wgmma_model import (
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.numbers import Number
-from cuconv.problem import ConvProblem
+from cuconv.problem import ConvProblem, UnsupportedProblem
 
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 
@@ -88,8 +88,12 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         return us
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
-        """The bound of the cost model, in microseconds; inf on other GPUs than Hopper."""
-        return wgmma_model.least_us(problem, device, self.costs(problem.precision)) if device.is_hopper else inf
+        """The bound of the cost model, in microseconds; inf where there is no configuration."""
+        try:
+            wgmma_model.check(problem, device)
+        except UnsupportedProblem:
+            return inf
+        return wgmma_model.least_us(problem, device, self.costs(problem.precision))
 
     def summation(self, config: Config) -> tuple[int, ...] | None:
         """The parts of the reduction: those of a block's warpgroups and of a cluster's blocks.

@@ -140,8 +140,7 @@ def many(problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
 
     Raises UnsupportedProblem where none can.
     """
-    require_hopper(problem, device)
-    check_indices(problem, MAX_IMAGE)
+    check(problem, device)
     rows = _rows(_layer(problem), device)
     tiles = ceil_div(problem.n * problem.out_pixels, rows.tile.pixels) * rows.filter_tiles
     blocks = tiles * rows.split_k
@@ -150,6 +149,12 @@ def many(problem: ConvProblem, device: DeviceSpec) -> tuple[Config, Any]:
     products, pointwise = PRODUCTS[problem.precision], is_pointwise(problem)
     found = ClusterConfig(rows.tile, rows.split_k, pointwise, blocks, shared_bytes, products)
     return found, launchable(found, possible, problem, device)
+
+
+def check(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raise UnsupportedProblem where there is no configuration."""
+    require_hopper(problem, device)
+    check_indices(problem, MAX_IMAGE)
 
 
 def times_us(problem: ConvProblem, device: DeviceSpec, found: Config, costs: Costs) -> Any:

@@ -132,7 +132,7 @@ def details(results: Results) -> list[list[list[Any]]]:
     Each is [name, precision, status, relative L2 error, workspace in bytes, runs in microseconds], and where it has
     them the means of its separated and its cold runs. Of cuDNN's engines there are the fastest: see `engine_notes`.
     """
-    frame = results.frame
+    frame = results.frame[results.frame.precision.isin(PRECISIONS)]
     kept = _engines(frame).sort_values("mean_us").groupby([*CASE, "precision"]).head(MOST_ENGINES).index
     rows = frame[(frame.provider != ENGINES) | frame.index.isin(kept)].sort_values("mean_us", na_position="last")
     rows = rows.assign(runs=pd.Series(list(hot_runs(rows).to_numpy()), index=rows.index))

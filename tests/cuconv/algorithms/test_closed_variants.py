@@ -12,7 +12,7 @@ from tests.cuconv.algorithms.problems import each_device
 
 PROBLEMS = 2000
 FASTEST = 4  # configurations of a problem whose launches are looked at
-DRAWN = 5  # of OPTIONS for each of these: all together reach every variant that all OPTIONS reach
+DRAWN = 5  # of OPTIONS for each of these
 OPTIONS = [
     CallOptions(aligned=aligned, residual=residual, packed=packed, output_channels=channels)
     for aligned, residual, packed, channels in product((True, False), (True, False), (True, False), (None, 4097))

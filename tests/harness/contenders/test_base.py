@@ -26,7 +26,6 @@ def test_copies_have_the_values_in_another_type_and_order(operands, layout):
     if layout == PLAIN:
         assert mine is operands
     else:
-        assert mine.output.isnan().all(), "what is never written is seen"
         assert mine.input.data_ptr() != operands.input.data_ptr()
 
 
@@ -35,4 +34,5 @@ def test_channels_last_has_algorithms_of_its_own_but_not_in_fp32():
     assert torch_cudnn.algorithms_in("fp32") == ("default", "benchmark", "deterministic")
     assert set(torch_cudnn.algorithms_in("fp16")) == {*torch_cudnn.algorithms_in("fp32"), "default_nhwc",
                                                       "benchmark_nhwc", "deterministic_nhwc"}  # fmt: skip
-    assert torch_cudnn.may_have("benchmark_nhwc") and PROVIDERS["cudnn_engine"].may_have("eng3_k1=2_nhwc")
+    assert torch_cudnn.may_have("benchmark_nhwc", "tf32") and not torch_cudnn.may_have("benchmark_nhwc", "fp32")
+    assert PROVIDERS["cudnn_engine"].may_have("eng3_k1=2_nhwc", "fp16")

@@ -40,3 +40,7 @@ def test_without_rows_the_command_is_told(tmp_path):
     results = measured(tmp_path, ROWS[:2])
     assert "python -m harness.run --precision fp16" in half_table(results)
     assert "FP16" not in report(results)
+
+
+def test_without_rows_of_cuconv_their_command_is_told(tmp_path):
+    assert "--provider cuconv" in half_table(measured(tmp_path, [row("default", 12.0, provider="torch", **HALF)]))

@@ -129,6 +129,15 @@ def test_details_have_the_other_times_where_they_were_measured(tmp_path):
     assert ours[6:] == [11.0, 12.0] and theirs[6:] == []
 
 
+def test_half_precision_is_not_on_the_page(tmp_path):
+    half = [
+        row("default", 1.0, provider="torch", precision="fp16"),
+        row("eng1", 1.0, provider="cudnn_engine", precision="fp16"),
+    ]
+    (detail,) = page.details(measured(tmp_path, [row(), row("fft", 20.0, provider="cudnn"), *half]))
+    assert [name for name, *_ in detail] == ["cuConv auto", "cuDNN fft"]
+
+
 def test_only_the_fastest_engines_of_a_case_are_kept(tmp_path):
     engines = [row(f"eng{us}_k1=0", float(us), provider="cudnn_engine") for us in range(20, 30)]
     results = measured(

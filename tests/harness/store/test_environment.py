@@ -39,9 +39,9 @@ def test_the_fingerprint_is_of_code_and_not_of_words(monkeypatch, tmp_path):
 
 def test_the_code_that_measures_is_in_the_fingerprint():
     every = environment.fingerprint(*environment.MEASURING)
-    for folder in environment.MEASURING:
-        others = [other for other in environment.MEASURING if other != folder]
-        assert environment.fingerprint(*others) != every, folder
+    for place in environment.MEASURING:
+        others = [other for other in environment.MEASURING if other != place]
+        assert environment.fingerprint(*others) != every, place
 
 
 def test_reports_that_cannot_be_read_are_none(tmp_path):

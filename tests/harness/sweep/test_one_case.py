@@ -46,7 +46,7 @@ class Faulty:
 
         def wrong_once_timed():
             calls.append(1)
-            return right if len(calls) < 2 else right * 1.1
+            return right.clone() if len(calls) < 3 else right * 1.1
 
         def raises(error):
             def call():

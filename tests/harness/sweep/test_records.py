@@ -365,6 +365,19 @@ def test_columns_in_another_order_are_no_older_version(tmp_path):
 MANY = replace(ROW, algorithm="winograd", runs_us=tuple(float(i) for i in range(1, 100)), cold_runs_us=(5.0, 6.0))
 
 
+def test_a_disk_that_is_full_while_the_file_grows_costs_no_row(tmp_path, monkeypatch):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        write = folder._locked.write
+        monkeypatch.setattr(folder._locked, "write", lambda *_: (_ for _ in ()).throw(ResultsError("full")))
+        with pytest.raises(ResultsError, match="full"):
+            folder.append(MANY)
+        monkeypatch.setattr(folder._locked, "write", write)
+        folder.append(FAILED)
+        assert len(read(tmp_path / "measurements.csv")) == 3, "at once"
+    assert read(tmp_path / "measurements.csv").run_99_us.max() == 99.0
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["in one sweep", "resumed"])
 def test_a_row_of_99_runs_stands_beside_rows_of_nine(tmp_path, at_once):
     with ResultsFolder(tmp_path) as folder:
