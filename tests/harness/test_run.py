@@ -1,9 +1,10 @@
 """The command line: what a user types, mistypes, interrupts and resumes."""
 
 import json
-import os
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,8 @@ from harness.cases.catalogue import load_sweep
 from harness.errors import UsageError
 from harness.report import tables
 from harness.sweep.records import ResultsFolder, read
-from tests.harness.forking import started
+from tests.harness import forking
+from tests.harness.test_interrupt import obeys_interrupts
 
 SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--runs", "2"]
 
@@ -95,23 +97,32 @@ def many_small_cases(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how):
+@pytest.mark.parametrize(
+    ("how", "command"),
+    [(signal.SIGKILL, forking.RUN), (signal.SIGINT, [sys.executable, "-m", "harness.run"])],
+    ids=["killed", "Ctrl-C"],
+)
+def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how, command):
     common = ["--device", "cpu", "--config", str(many_small_cases), "--algorithm", "native"]
     out = tmp_path / "out"
-    process = started("harness.run", *common, "--out", out, said=tmp_path / "said")
     path = out / "measurements.csv"
-    try:
-        while not (path.exists() and path.read_text().count("\n") > 3):
-            assert process.is_alive(), "the run must be under way"
-            time.sleep(0.01)
-        os.kill(process.pid, how)
-        process.join(60)
-    finally:
-        process.kill()
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(
+            [*command, *common, "--out", str(out)], stdout=said, stderr=said, preexec_fn=obeys_interrupts
+        ) as process,
+    ):
+        try:
+            while not (path.exists() and path.read_text().count("\n") > 3):
+                assert process.poll() is None, "the run must be under way"
+                time.sleep(0.01)
+            process.send_signal(how)
+            code = process.wait(60)
+        finally:
+            process.kill()
     if how == signal.SIGINT:
-        said = (tmp_path / "said").read_text()
-        assert process.exitcode == 130 and "--resume" in said and "Traceback" not in said
+        told = (tmp_path / "said").read_text()
+        assert code == 130 and "--resume" in told and "Traceback" not in told
 
     kept = read(path).set_index("batch")["run_1_us"]
     assert 3 <= len(kept) < 40
