@@ -157,9 +157,8 @@ def predicted_us(
 def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> LaunchPlan:
     """The plan of least predicted time, among those in the problem's precision and in FP32, which is always allowed."""
     best, best_us = None, inf
-    settled: set[str] = (
-        set()
-    )  # those that need not be asked for again: weighed, or slower than the best by their bounds
+    # Algorithms that were weighed, or whose bound is above the best time: what they supersede is skipped.
+    settled: set[str] = set()
     refusals: dict[str, UnsupportedProblem] = {}
     for least_us, name in _by_bound(problem, device, options.packed):
         algorithm = ALGORITHMS[name]
@@ -167,7 +166,7 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
         if algorithm.superseded_by in settled:
             continue
         if best and least_us + added_us > ROUNDING * best_us:
-            if least_us < inf:  # otherwise it does not compute the problem, and what it supersedes may
+            if least_us < inf:  # an algorithm that cannot run leaves the one that it supersedes to be tried
                 settled.add(name)
             continue
         try:

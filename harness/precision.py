@@ -1,8 +1,8 @@
 """The precision that a process measures, FP32, TF32 or FP16: one for its whole life.
 
 NVIDIA's libraries read NVIDIA_TF32_OVERRIDE when they start. With 0 nothing rounds its inputs to TF32, not even cuBLAS
-under cuDNN's engines. Without the variable a library may round where the call allows it. So one process never measures
-both. FP16 is of data in half precision, which cuDNN computes and cuConv does not.
+under cuDNN's engines. Without the variable a library may round where the call allows it. So one process measures one
+precision only. FP16 means inputs, weights and outputs in half precision: cuDNN and torch compute it, cuConv does not.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def convert(
 
     model      is not changed
     example    the arguments of a call: a tensor, a tuple, or a dictionary by name. On a GPU, the kernels for its sizes
-               are compiled now, side by side; those for images of half to three times the size are loaded, where
-               they have been compiled before
+               are compiled now, side by side. Kernels for 0.5, 0.75, 1.5, 2 and 3 times the height and width are
+               loaded too, if they ship or are in the compile cache
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
     progress   called with the number of kernels compiled and the number of all
 

@@ -112,9 +112,9 @@ def compile_missing(kernels: Iterable[Kernel], progress: Callable[[int, int], ob
 
 
 def load_for_other_sizes(calls: Iterable[PlannedCall], device: int, prepared: bool) -> None:
-    """Load on a GPU what calls would launch for smaller and larger images, as far as it need not be compiled.
+    """Load the kernels that the calls need for images of OTHER_SIZES, if they need not be compiled.
 
-    The first call at a new size then plans, and loads little. device: the GPU's ordinal. prepared: as of `precompile`.
+    A first call at such a size then rarely loads a kernel. device: the GPU's ordinal. prepared: as of `precompile`.
     """
     spec, loaded = device_spec(device), set()
     with driver.made_current(device):
@@ -144,7 +144,7 @@ def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, alg
 
 
 def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> Iterator[Launch]:
-    """The launches of the calls' plans, without those that pack constant weights."""
+    """The launches of each call's plan, in order. With `prepared`, the launch that packs the weights is left out."""
     for problem, residual, output_channels in calls:
         chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
         if output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS:

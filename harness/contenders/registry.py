@@ -58,7 +58,7 @@ class Provider:
         return tuple(self.colours)
 
     def algorithms_in(self, precision: str) -> tuple[str, ...]:
-        """Those of `algorithms` that a precision has."""
+        """The names in `algorithms` that are measured in a precision."""
         return tuple(name for name in self.colours if precision != FP32 or not name.endswith(NHWC))
 
     def may_have(self, algorithm: str, precision: str) -> bool:

@@ -26,7 +26,8 @@ def front_table(results: Results) -> str:
             least = f"{times(worst.speedup)} ({problem_of(worst).label})" if worst.speedup == worst.speedup else NONE
             cases = f"{total.of} cases of single layers, {subject} in FP32"
             body.append([cases, baseline, times(total.geometric), of(total.wins, total.of), least])
-    if networks := over_torch(results.folder.parent):
+    whole = networks_results(results.folder.parent)
+    if whole and (networks := over_torch(whole.frame)):
         (where, least_speedup) = min(networks.items(), key=lambda pair: pair[1])
         won = sum(speedup > 1 for speedup in networks.values())
         mean, least = times(geometric_mean(list(networks.values()))), f"{times(least_speedup)} ({where})"
@@ -34,6 +35,6 @@ def front_table(results: Results) -> str:
         body.append([converted, "fastest of torch in FP32, CUDA graphs", mean, of(won, len(networks)), least])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
     sources = [provenance(results, timed(results.frame, FP32, TF32))]
-    if whole := networks_results(results.folder.parent):
+    if whole:
         sources.append(f"whole networks: {provenance(whole)}")
     return markdown(header, body, left=(0, 1)) + f"\n\nMeasured on {'; '.join(sources)}."

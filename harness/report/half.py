@@ -14,7 +14,10 @@ REMEDY = "measure with 'python -m harness.run --precision fp16' on a GPU"
 
 
 def compare_with_half(results: Results) -> pd.DataFrame:
-    """`compare` of the first subject in FP32 with the fastest cuDNN in FP16, on the cases that cuDNN computed so."""
+    """The speedup of the first subject in FP32 over the fastest cuDNN in FP16, for each case that has an FP16 time.
+
+    The columns are those of `compare`.
+    """
     half = fastest(rivals(timed(results.frame, FP16), results.comparison))
     mine = results.of_subject().drop(columns=["rival_us", "rival_provider", "rival_algorithm", "speedup"])
     names = {"mean_us": "rival_us", "provider": "rival_provider", "algorithm": "rival_algorithm"}
@@ -23,7 +26,7 @@ def compare_with_half(results: Results) -> pd.DataFrame:
 
 
 def half_table(results: Results) -> str:
-    """A sentence and a table of the speedups over half precision by batch and filter size; what to run without rows."""
+    """A sentence and a table of the speedups by batch and filter size. Without rows it is the command to run."""
     rows = compare_with_half(results)
     if rows.empty and not timed(results.frame, FP16).empty:
         return f"cuConv in FP32 was not measured beside cuDNN in half precision: {OURS}."

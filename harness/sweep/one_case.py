@@ -333,8 +333,9 @@ def _check_room(case: Case, options: Options) -> None:
     p = case.problem
     images, weights = prod(p.input_shape) + prod(p.output_shape), prod(p.weight_shape)
     in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # of the images: those that are verified, and their mixture
+    # The engines hold a copy in each layout, and torch's call holds one more.
     copies = [layout.dtype.itemsize for layout in LAYOUTS[options.precision] if layout != PLAIN]
-    of_element = FLOAT_BYTES + sum(copies) + max(copies, default=0)  # of all engines, and of torch's call
+    of_element = FLOAT_BYTES + sum(copies) + max(copies, default=0)
     needed = of_element * (images + weights) + 2 * FLOAT_BYTES * (images * in_float64 + weights)
     free = available_bytes(options.device)
     if free is not None and needed > free:

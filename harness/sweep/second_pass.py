@@ -1,4 +1,4 @@
-"""What a case is measured for after the hot times of all its algorithms: low clocks again, separated and cold times.
+"""The second pass of a case, after the hot times of all its algorithms: low clocks again, separated and cold times.
 
 Both need all hot times of the case: only then its best clock and its fastest rivals are known. Algorithms are prepared
 again for it, because the workspaces of all together might not fit in memory. A row that was written before is written

@@ -1,4 +1,4 @@
-"""What tests of the harness share: a server that forks processes, and the texts of figures."""
+"""Fixtures of the harness's tests: a server that forks processes, and the texts of figures."""
 
 import multiprocessing
 from multiprocessing import forkserver

@@ -174,7 +174,10 @@ def estimate_us(problem: ConvProblem, device: DeviceSpec, config: Config, costs:
 
 
 def least_us(problem: ConvProblem, device: DeviceSpec, costs: Costs) -> float:
-    """A bound of the predicted times in microseconds: the SMs' throughput for all pixels, in a norm with the memory."""
+    """A lower bound of every configuration's predicted time in microseconds.
+
+    It is the start cost plus the norm of the least compute time of all pixels and the memory's time.
+    """
     pixels_us = problem.n * problem.out_pixels * _least_work(_layer(problem), device, costs)
     us: float = costs.start + norm(pixels_us, memory_us(problem, costs.memory))
     return us
@@ -182,9 +185,9 @@ def least_us(problem: ConvProblem, device: DeviceSpec, costs: Costs) -> float:
 
 @lru_cache(maxsize=1024)
 def _least_work(layer: _Layer, device: DeviceSpec, costs: Costs) -> float:
-    """The least throughput that the blocks of any configuration take for an output pixel, in microseconds of the GPU.
+    """The shortest compute time of an output pixel over all configurations, in microseconds, with all SMs evenly busy.
 
-    It leaves out latencies, and the blocks that the busiest SM computes beyond its even share.
+    It leaves out latencies.
     """
     rows, times = _rows(layer, device), _times(layer, device, costs)
     block_us = (times.work + times.epilogue) / device.sm_count + times.traffic

@@ -132,12 +132,12 @@ def modes_section(results_of_device: Path) -> str:
     return markdown(["contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1))
 
 
-def over_torch(results_of_device: Path) -> dict[str, float]:
-    """The speedup of converted models in CUDA graphs over the fastest of torch, both in FP32, by "network, batch N"."""
-    results = networks_results(results_of_device)
-    if not results:
-        return {}
-    compared = compare_networks(results.frame).dropna(subset="speedup")
+def over_torch(frame: pd.DataFrame) -> dict[str, float]:
+    """The speedup of converted models in CUDA graphs over the fastest of torch, both in FP32, by "network, batch N".
+
+    frame: the rows of networks.csv.
+    """
+    compared = compare_networks(frame).dropna(subset="speedup")
     return {f"{row.network}, batch {row.batch}": float(row.speedup) for row in each(compared)}
 
 

@@ -87,7 +87,7 @@ def _tall(column: list[Panel]) -> float:
 
 
 def _stack(panels: list[Panel], most: int) -> list[list[Panel]]:
-    """Panels in at most so many columns, one below the other in as little height as that needs."""
+    """The panels distributed over at most `most` columns, in order, so that the tallest is as short as possible."""
     limit = max(_tall([panel]) for panel in panels)
     while True:
         columns = [[panels[0]]]

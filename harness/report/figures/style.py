@@ -100,7 +100,7 @@ def shown_speedup(case: Any) -> str:
 
 
 def key(cases: pd.DataFrame) -> list[str]:
-    """What the labels of layers and the marks of some rows of `compare` mean, for a note."""
+    """A note that explains the labels of layers and the marks of some rows of `compare`."""
     layers, shown = layers_of(cases), {shown_speedup(case) for case in each(cases)}
     label = ["HW-M-C: input size, filters, input channels"]
     label += [f"-{name[0]}: {name}" for name in GEOMETRY if any(f"-{name[0]}" in layer for layer in layers)]

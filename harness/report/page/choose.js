@@ -32,4 +32,4 @@ const mean = compared ? `geometric mean ${Math.exp(logarithms / compared).toFixe
 summary.text = `${compared} cases: ${mean}`
 cases.change.emit()
 table.view.change.emit() // a table draws itself again for this alone
-Bokeh.index.find_one(table)?.grid.scrollRowToTop(0) // of a new order the reader sees the first row
+Bokeh.index.find_one(table)?.grid.scrollRowToTop(0) // after the rows change, the first one is seen

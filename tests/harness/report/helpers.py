@@ -15,7 +15,7 @@ def cells(table: str) -> dict[str, list[str]]:
 
 
 def collisions(figure):
-    """What a text of a drawn figure overlaps: another text, a dot or a bar; and each text that the figure cuts off."""
+    """The texts of a drawn figure that overlap another text, a dot or a bar, and those that the figure cuts off."""
     FigureCanvasAgg(figure).draw()
     hidden, dots, bars = set(), [], []
     for axes in figure.axes:
