@@ -49,7 +49,7 @@ def one_of(values: Sequence[str]) -> Rule:
     return Rule(f"one of {', '.join(values)}", lambda cells: cells.isin(values))
 
 
-def _is_time(cells: pd.Series) -> pd.Series:
+def _is_positive(cells: pd.Series) -> pd.Series:
     found = pd.to_numeric(cells, errors="coerce")
     return cells.eq("") | (found.gt(0) & found.lt(float("inf")))
 
@@ -59,14 +59,14 @@ def _is_number(cells: pd.Series) -> pd.Series:
 
 
 _NO_PART_OF_A_LINE = re.compile("[\0\r\n]+")
-_TIME = Rule("a finite number of more than 0, or empty", _is_time)
+_POSITIVE = Rule("a finite number of more than 0, or empty", _is_positive)
 _NUMBER = Rule("a number, or empty", _is_number)
-_NAME_OF_A_TIME = re.compile("(.*_)?(us|ms)")
+_MORE_THAN_0 = re.compile("(.*_)?(us|ms)|mj_per_image")  # the names of such columns
 
 
 def rule_of(column: str) -> Rule:
-    """The rule of a column of numbers, where a file has no other: a column called ..._us or ..._ms holds times."""
-    return _TIME if _NAME_OF_A_TIME.fullmatch(column) else _NUMBER
+    """The rule of a column of numbers, where a file has no other; times and energies are more than 0."""
+    return _POSITIVE if _MORE_THAN_0.fullmatch(column) else _NUMBER
 
 
 def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:

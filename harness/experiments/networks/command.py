@@ -1,7 +1,7 @@
 """python -m harness.networks: measure whole networks, cuConv against torch, and print which was faster.
 
-Writes results/DEVICE/networks/networks.csv and environment.json beside it, or breakdown.csv with --breakdown. Each
-precision is measured in a process of its own. Needs a GPU.
+Writes results/DEVICE/networks/networks.csv and environment.json beside it, breakdown.csv with --breakdown, or
+energy.csv with --energy. Each precision is measured in a process of its own. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch
 
 from harness import command, precision
 from harness.errors import UsageError
+from harness.experiments.networks import energy
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.contenders import CONTENDERS, Options, set_torch
-from harness.experiments.networks.rows import BREAKDOWN, MODES, NETWORKS, KernelsOfKind
-from harness.experiments.networks.table import breakdown_table, networks_table
+from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind
+from harness.experiments.networks.table import breakdown_table, energy_table, networks_table
 from harness.precision import PRECISIONS
 from harness.stopwatch import profiler
 from harness.store import environment
@@ -67,8 +68,9 @@ def _run(options: argparse.Namespace, typed: str) -> None:
     found = [network_models.find(name) for name in dict.fromkeys(options.net)]
     set_torch(options.precision[0])
     machine = networks.Gpu()
+    counter = energy.counter_of(machine.device) if options.energy else None
     with LockedFolder(options.out or environment.results_folder(NETWORKS.folder)) as folder:
-        times, kernels = GroupedRows(folder, NETWORKS), GroupedRows(folder, BREAKDOWN)
+        times, kernels, energies = (GroupedRows(folder, table) for table in (NETWORKS, BREAKDOWN, ENERGY))
         environments = environment.EnvironmentFile(folder.path, folder.write)
         settings = networks.Settings(
             {name: CONTENDERS[name] for name in chosen},
@@ -79,12 +81,14 @@ def _run(options: argparse.Namespace, typed: str) -> None:
         try:
             if options.breakdown:
                 _break_down(found, options.batch, machine, settings, kernels)
+            elif counter:
+                _take_energy(found, options.batch, machine, settings, counter, energies)
             else:
                 for row in networks.measure(found, options.batch, machine, settings):
                     times.replace([row.cells()])
         finally:
-            environments.keep(times.environments | _of_breakdowns(environments))
-    if not options.breakdown:
+            environments.keep(times.environments | energies.environments | _of_breakdowns(environments))
+    if not options.breakdown and not options.energy:
         _print_summary(times.path)
 
 
@@ -102,6 +106,25 @@ def _break_down(
     if not rows:
         raise UsageError("--breakdown: no kernel was recorded: check that this user may profile the GPU (CUPTI)")
     print(breakdown_table(rows))
+
+
+def _take_energy(
+    found: Sequence[network_models.Network],
+    batches: Sequence[int],
+    machine: networks.Machine,
+    settings: networks.Settings,
+    counter: energy.Counter,
+    stored: GroupedRows,
+) -> None:
+    rows = []
+    for row in energy.measure_energy(found, batches, machine, settings, counter):
+        stored.replace([astuple(row)])
+        rows.append(row)
+    if not rows:
+        raise UsageError("--energy: no contender could be measured, as the lines above say")
+    table = energy_table(ENERGY.read(stored.path))
+    print(table or "Nothing here to compare: it takes rows of cuConv and of torch in one precision.")
+    print(f"\nresults: {stored.path}")
 
 
 def _print_summary(path: Path) -> None:
@@ -139,6 +162,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     if options.breakdown:
         print("kernels by kind, no times of forwards")
         return
+    if options.energy:
+        print("energy of an image, no times of forwards")
+        return
     cases = len(set(options.net)) * len(options.batch) * len(options.precision)
     print(f"modes: {', '.join(MODES)}\n{cases * len(contenders) * len(MODES)} rows")
 
@@ -158,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--max-autotune", action="store_true", help="let torch.compile tune its kernels, which takes minutes")
-    add("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
+    instead("--energy", action="store_true", help="measure the GPU's energy of an image instead of times of forwards")
     add("--out", type=command.folder, help="results folder (default: results/DEVICE/networks)")
     add("--dry-run", action="store_true", help="print what would be measured and stop")
     return parser

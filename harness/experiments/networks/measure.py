@@ -14,11 +14,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import ceil, isfinite
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from harness import progress
+from harness.errors import UserError
 from harness.experiments.networks.contenders import Forward, Options, Prepare
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkTime
@@ -38,6 +39,9 @@ class Machine(Protocol):
 
     def synchronize(self) -> None:
         """Wait for all work."""
+
+    def mark(self) -> Callable[[], None]:
+        """A function that waits for the work so far, and for no later work."""
 
     def capture(self, forward: Forward) -> Forward:
         """A replay of a CUDA graph of one forward; it returns the graph's output."""
@@ -70,6 +74,12 @@ class Gpu:
     def synchronize(self) -> None:
         """Wait for all work of the GPU."""
         torch.cuda.synchronize()
+
+    def mark(self) -> Callable[[], None]:
+        """A function that waits for the work so far of the current stream, and for no later work."""
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
 
     def capture(self, forward: Forward) -> Forward:
         """A replay of a CUDA graph of one forward, which ran before on the stream of the capture too."""
@@ -236,9 +246,7 @@ def _entrants(case: _Case, contender: str, machine: Machine) -> Iterator[_Entran
         for mode, call_of in ((EAGER, lambda: forward), (GRAPH, lambda: machine.capture(forward))):
             call = call_of()
             call()
-            single_us = min(_mean_us(call, PROBE_FORWARDS, machine) for _ in range(2))
-            forwards = max(1, min(MAX_FORWARDS, ceil(RUN_US / single_us)))
-            yield _Entrant(contender, mode, call, forwards, facts)
+            yield _Entrant(contender, mode, call, forwards_in(RUN_US, call, machine), facts)
             done.append(mode)
     except Exception as error:
         machine.after_error(f"{contender} on {case.label}", error)
@@ -253,6 +261,12 @@ def _mean_us(call: Forward, forwards: int, machine: Machine) -> float:
         call()
     machine.synchronize()
     return 1e6 * (time.perf_counter() - start) / forwards
+
+
+def forwards_in(least_us: float, call: Forward, machine: Machine) -> int:
+    """The number of forwards in a row that last so many microseconds: at least 1, and at most MAX_FORWARDS."""
+    single_us = min(_mean_us(call, PROBE_FORWARDS, machine) for _ in range(2))
+    return max(1, min(MAX_FORWARDS, ceil(least_us / single_us)))
 
 
 def _time(case: _Case, entrants: list[_Entrant], truth: torch.Tensor, machine: Machine) -> Iterator[NetworkTime]:
@@ -293,7 +307,33 @@ def relative_error(output: torch.Tensor, truth: torch.Tensor) -> float:
     return float(difference)
 
 
+Taken = TypeVar("Taken")
 Profile = Callable[[Forward, int], list[tuple[str, float]]]
+
+
+def of_each_contender(
+    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings,
+    take: Callable[[Forward], Taken],
+) -> Iterator[tuple[_Case, str, Taken]]:  # fmt: skip
+    """What a function takes of the warm forward of each network, batch and contender.
+
+    A contender that fails is left out, with a line. A UserError of the function ends everything.
+    """
+    for case in _cases(networks, batches, machine, settings):
+        for contender in settings.contenders:
+            try:
+                machine.release()
+                forward, _ = case.prepare(contender)
+                for _ in range(WARM_UP_FORWARDS):
+                    forward()
+                taken = take(forward)
+            except UserError:
+                raise
+            except Exception as error:
+                machine.after_error(f"{contender} on {case.label}", error)
+                progress.say(f"{case.label}: {contender} failed: {type(error).__name__}: {first_line(error)}")
+                continue
+            yield case, contender, taken
 
 
 @torch.no_grad()
@@ -304,22 +344,16 @@ def break_down(
 
     profile: returns the kernels of so many forwards, as (name, device microseconds) of each launch.
     """
-    for case in _cases(networks, batches, machine, settings):
-        for contender in settings.contenders:
-            try:
-                forward, _ = case.prepare(contender)
-                for _ in range(WARM_UP_FORWARDS):
-                    forward()
-                launches = profile(forward, PROFILED_FORWARDS)
-            except Exception as error:
-                machine.after_error(f"{contender} on {case.label}", error)
-                progress.say(f"{case.label}: {contender} failed: {type(error).__name__}: {first_line(error)}")
-                continue
-            row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.options.precision)
-            yield [
-                row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
-                for kind, us in by_kind(launches).items()
-            ]
+
+    def recorded(forward: Forward) -> list[tuple[str, float]]:
+        return profile(forward, PROFILED_FORWARDS)
+
+    for case, contender, launches in of_each_contender(networks, batches, machine, settings, recorded):
+        row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.options.precision)
+        yield [
+            row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
+            for kind, us in by_kind(launches).items()
+        ]
 
 
 def by_kind(launches: Sequence[tuple[str, float]]) -> dict[str, list[float]]:

@@ -1,7 +1,7 @@
-"""networks.csv and breakdown.csv: the times of whole networks, and their kernels by kind.
+"""networks.csv, breakdown.csv and energy.csv: times of whole networks, their kernels by kind, and energy an image.
 
 A row of networks.csv is one contender on one network and batch, in one precision and mode. A row of breakdown.csv is
-one kind of kernel of a contender.
+one kind of kernel of a contender. A row of energy.csv is one contender in mode graph.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ BREAKDOWN = Table(
     ("network", "contender", "precision", "kind"),
     "harness.networks --breakdown",
     keys=len(_OF_CONTENDER),
+)
+ENERGY = Table(
+    NETWORKS.folder,
+    "energy.csv",
+    (*KEY_COLUMNS[:-1], "forwards", "seconds", "mj_per_image", "mean_w", "environment"),
+    ("network", "source", "contender", "precision", "environment"),
+    "harness.networks --energy",
+    keys=len(KEY_COLUMNS) - 1,
 )
 DETAIL_LENGTH = 200
 
@@ -86,6 +94,22 @@ class KernelsOfKind:
     kind: str
     kernels: float
     us: float
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkEnergy:
+    """One row of energy.csv: millijoules an image and mean watts of the board, over some forwards and seconds."""
+
+    network: str
+    source: str
+    batch: int
+    contender: str
+    precision: str
+    forwards: int
+    seconds: float
+    mj_per_image: float
+    mean_w: float
+    environment: str = ""
 
 
 def label(network: str, source: str) -> str:

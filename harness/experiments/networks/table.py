@@ -1,8 +1,9 @@
-"""The tables of whole networks: cuConv against the best of torch, and kernels by kind."""
+"""The tables of whole networks: times and energy of cuConv against the best of torch, and kernels by kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isnan
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pandas as pd
 from harness.experiments.networks.rows import (
     CUCONV,
     CUCONV_ENABLED,
+    ENERGY,
     GRAPH,
     MODES,
     NETWORKS,
@@ -20,6 +22,7 @@ from harness.experiments.networks.rows import (
 )
 from harness.precision import FP32, TF32
 from harness.store.markdown import NONE, markdown, of, times
+from harness.store.table import Table
 from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
 
@@ -28,10 +31,10 @@ COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us"
 RATIOS = ("speedup", "over_tf32", "both_tf32")
 
 
-def networks_results(results_of_device: Path) -> Results | None:
-    """The rows of results/DEVICE/networks/networks.csv, None where it does not exist."""
-    frame, folder = NETWORKS.find(results_of_device), results_of_device / NETWORKS.folder
-    return None if frame is None else Results(results_of_device.name, NETWORKS.folder, frame, folder)
+def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Results | None:
+    """The rows of results/DEVICE/networks/networks.csv, or of another table; None where it does not exist."""
+    frame, folder = table.find(results_of_device), results_of_device / table.folder
+    return None if frame is None else Results(results_of_device.name, table.folder, frame, folder)
 
 
 def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
@@ -60,11 +63,16 @@ def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _fastest(case: pd.DataFrame, contenders: tuple[str, ...], precision: str) -> tuple[str, float]:
     """The contender of the smallest mean, and that mean; "" and NaN where none has a time."""
-    rows = case[case.contender.isin(contenders) & (case.precision == precision) & (case.status == OK)]
+    return _least(case[case.status == OK], contenders, precision, "mean_us")
+
+
+def _least(case: pd.DataFrame, contenders: tuple[str, ...], precision: str, column: str) -> tuple[str, float]:
+    """The contender of the smallest value in a column, and that value; "" and NaN where none has a row."""
+    rows = case[case.contender.isin(contenders) & (case.precision == precision)]
     if rows.empty:
         return "", float("nan")
-    at = int(rows.mean_us.to_numpy(float).argmin())
-    return str(rows.contender.iloc[at]), float(rows.mean_us.iloc[at])
+    at = int(rows[column].to_numpy(float).argmin())
+    return str(rows.contender.iloc[at]), float(rows[column].iloc[at])
 
 
 def networks_table(frame: pd.DataFrame) -> str:
@@ -77,8 +85,8 @@ def networks_table(frame: pd.DataFrame) -> str:
     if compared.empty:
         return ""
     body = [
-        [row.network, row.batch, _us(row.torch_us), row.torch or NONE, _us(row.cuconv_us), times(row.speedup),
-         _us(row.torch_tf32_us), times(row.over_tf32), _us(row.cuconv_tf32_us), times(row.both_tf32)]
+        [row.network, row.batch, _shown(row.torch_us), row.torch or NONE, _shown(row.cuconv_us), times(row.speedup),
+         _shown(row.torch_tf32_us), times(row.over_tf32), _shown(row.cuconv_tf32_us), times(row.both_tf32)]
         for row in each(compared)
     ]  # fmt: skip
     means = [times(geometric_mean(compared[ratio])) for ratio in RATIOS]
@@ -174,14 +182,51 @@ def errors_section(results_of_device: Path) -> str:
     return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32"], body)
 
 
+def energy_table(frame: pd.DataFrame) -> str:
+    """A line for each network and batch, in millijoules an image, and a line of geometric means.
+
+    frame: the rows of energy.csv. For each precision it has torch's contender of least energy, cuConv's converted
+    model, and torch's energy over cuConv's. Empty where no network and batch has both.
+    """
+    body, ratios = [], []
+    for _, case in frame.groupby(["network", "source", "batch"], sort=False):
+        first = case.iloc[0]
+        cells: list[object] = [label(first.network, first.source), first.batch]
+        of_case = []
+        for precision in (FP32, TF32):
+            who, torch_mj = _least(case, TORCH_CONTENDERS, precision, "mj_per_image")
+            _, cuconv_mj = _least(case, (CUCONV,), precision, "mj_per_image")
+            of_case.append(torch_mj / cuconv_mj)
+            cells += [_shown(torch_mj), who or NONE, _shown(cuconv_mj), times(of_case[-1])]
+        if not all(map(isnan, of_case)):
+            body.append(cells)
+            ratios.append(of_case)
+    if not body:
+        return ""
+    fp32, tf32 = (times(geometric_mean(column)) for column in zip(*ratios, strict=True))
+    body.append(["geometric mean", "", "", "", "", fp32, "", "", "", tf32])
+    header = ["network", "batch", "torch FP32, mJ", "which is", "cuConv FP32, mJ", "torch / cuConv",
+              "torch TF32, mJ", "which is", "cuConv TF32, mJ", "torch / cuConv"]  # fmt: skip
+    return markdown(header, body, left=(0, 3, 7))
+
+
+def energy_section(results_of_device: Path) -> str:
+    """The table of energy and where it was measured; without an energy.csv a sentence says what to run."""
+    results = networks_results(results_of_device, ENERGY)
+    table = energy_table(results.frame) if results else ""
+    if not results or not table:
+        return ENERGY.missing(results_of_device.name)
+    return f"{table}\n\nMeasured on {provenance(results)}."
+
+
 def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:
     """A line for each network, batch, contender and kind of kernel: launches and microseconds of a forward."""
     body = [
-        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", _us(row.us)]
+        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", _shown(row.us)]
         for row in rows
     ]
     return markdown(["network", "batch", "contender", "precision", "kind", "kernels", "us"], body, left=(0, 2, 3, 4))
 
 
-def _us(time_us: float) -> str:
-    return f"{time_us:.1f}" if time_us == time_us else NONE
+def _shown(value: float) -> str:
+    return f"{value:.1f}" if value == value else NONE

@@ -1,5 +1,6 @@
 """The command that measures whole networks: what it prints, refuses and writes, with a tiny network on a CPU."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from harness.experiments.networks import command as program
+from harness.experiments.networks import energy
 from harness.experiments.networks import measure as measuring
 from harness.experiments.networks import models as network_models
-from harness.experiments.networks.rows import NETWORKS
+from harness.experiments.networks.rows import ENERGY, NETWORKS
 from harness.stopwatch import profiler
 from tests.harness.experiments.networks import toy_networks
 from tests.harness.experiments.networks.toy_networks import plain
@@ -120,6 +122,57 @@ def test_a_profiler_that_sees_nothing_is_one_sentence(toy, monkeypatch, capsys):
     monkeypatch.setattr(profiler, "kernels", lambda call, calls: [])
     assert program.main(["--net", "alexnet", "--batch", "1", "--precision", "fp32", "--breakdown"]) == 2
     assert "no kernel was recorded: check that this user may profile the GPU" in capsys.readouterr().err
+
+
+@pytest.fixture
+def counter(toy, monkeypatch):
+    """Let each reading of the energy counter be 7 mJ more; measurements are short."""
+    readings = itertools.count(0, 7)
+    monkeypatch.setattr(energy, "counter_of", lambda device: lambda: next(readings))
+    for duration in ("WARM_UP_S", "SECONDS", "BURST_US"):
+        monkeypatch.setattr(energy, duration, 1e-6)
+
+
+OF_ALEXNET = ["--energy", "--net", "alexnet", "--batch", "1", "--precision", "fp32", "--contender", "torch", "cuconv"]
+
+
+def test_the_energy_is_printed_and_written_and_a_second_command_replaces_its_rows(toy, counter, capsys):
+    assert program.main(OF_ALEXNET) == 0
+    rows = ENERGY.read(toy / "energy.csv")
+    assert list(rows.contender) == ["torch", "cuconv"] and set(rows.network) == {"alexnet"}
+    stored = json.loads((toy / "environment.json").read_text())["environments"]
+    assert set(rows.environment) == set(stored)
+    assert "| alexnet        |     1 |" in capsys.readouterr().out and not (toy / "networks.csv").exists()
+    assert program.main([*OF_ALEXNET[:-2], "cuconv"]) == 0
+    assert list(ENERGY.read(toy / "energy.csv").contender) == ["torch", "cuconv"]
+    assert program.main(OF_ALEXNET[1:]) == 0
+    assert len(commands(toy)) == 3, "the report of energies stays beside that of the times"
+
+
+def test_no_contender_is_no_energy(toy, counter, monkeypatch, capsys):
+    def broken(model, images, options):
+        raise RuntimeError("cannot take this")
+
+    monkeypatch.setattr(program, "CONTENDERS", {"torch": broken, "cuconv": broken})
+    assert program.main(OF_ALEXNET) == 2
+    assert "harness.networks: --energy: no contender could be measured" in capsys.readouterr().err
+
+
+def test_without_a_counter_nothing_is_measured(toy, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    assert "--energy takes the package nvidia-ml-py, which is missing" in refused(capsys, *OF_ALEXNET)
+    assert not toy.exists()
+
+
+def test_a_dry_run_says_that_energy_is_measured(capsys):
+    assert program.main([*OF_ALEXNET, "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("precisions: fp32\nenergy of an image, no times of forwards\n")
+
+
+def test_energy_and_the_breakdown_are_separate_commands(capsys):
+    with pytest.raises(SystemExit):
+        program.main([*OF_ALEXNET, "--breakdown"])
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_each_precision_has_a_process_of_its_own_and_the_first_failure_ends_it(toy, monkeypatch):

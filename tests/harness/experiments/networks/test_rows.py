@@ -1,11 +1,19 @@
-"""networks.csv and breakdown.csv: what is written, kept and replaced."""
+"""networks.csv, breakdown.csv and energy.csv: what is written, kept and replaced."""
 
 from dataclasses import astuple
 
 import pytest
 
 from harness.errors import ResultsError
-from harness.experiments.networks.rows import BREAKDOWN, COLUMNS, NETWORKS, KernelsOfKind, NetworkTime
+from harness.experiments.networks.rows import (
+    BREAKDOWN,
+    COLUMNS,
+    ENERGY,
+    NETWORKS,
+    KernelsOfKind,
+    NetworkEnergy,
+    NetworkTime,
+)
 from harness.store.locked_folder import LockedFolder
 from harness.store.table import GroupedRows
 from tests.harness.experiments.networks.toy_networks import time
@@ -72,6 +80,25 @@ def test_the_kernels_of_a_contender_replace_its_older_ones(tmp_path):
         "resnet50,8,cuconv,fp32,convolution,2,8.5",
         "resnet50,8,torch,fp32,gemm,2,2",
     ]
+
+
+def test_an_energy_replaces_that_of_its_key_alone(tmp_path):
+    def energy(mj, environment, source="timm"):
+        return astuple(NetworkEnergy("resnet50", source, 8, "cuconv", "fp32", 100, 2.5, mj, 400.0, environment))
+
+    with LockedFolder(tmp_path) as folder:
+        GroupedRows(folder, ENERGY).replace([energy(9.0, "e1"), energy(8.0, "e1", "torchvision")])
+        GroupedRows(folder, ENERGY).replace([energy(12.5, "e2")])
+    path = tmp_path / ENERGY.name
+    written = path.read_text()
+    assert written.splitlines() == [
+        "network,source,batch,contender,precision,forwards,seconds,mj_per_image,mean_w,environment",
+        "resnet50,timm,8,cuconv,fp32,100,2.5,12.5,400,e2",
+        "resnet50,torchvision,8,cuconv,fp32,100,2.5,8,400,e1",
+    ]
+    path.write_text(written.replace("12.5", "0"))
+    with pytest.raises(ResultsError, match="'mj_per_image': must be a finite number of more than 0"):
+        ENERGY.read(path)
 
 
 def test_a_folder_in_use_and_a_file_of_something_else_are_one_sentence(tmp_path):

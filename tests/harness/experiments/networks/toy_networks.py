@@ -31,6 +31,9 @@ class Cpu:
     def synchronize(self):
         pass
 
+    def mark(self):
+        return self.synchronize
+
     def capture(self, forward):
         self.captured += 1
         output = forward().clone()
