@@ -97,7 +97,7 @@ class Operands:
 class Prepared:
     """A call ready to be timed: it enqueues the whole convolution on the current stream and returns its output.
 
-    workspace_bytes is the temporary memory of the call, which may be over the limit: that is for who measures to judge.
+    workspace_bytes is the temporary memory of the call. It may be over the limit of a sweep, which the sweep checks.
     detail names the engine or the launch configuration.
     """
 
