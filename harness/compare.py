@@ -1,7 +1,7 @@
 """python -m harness.compare OLD NEW: what became faster or slower from one measurement to another.
 
 OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. The exit code is 1
-where anything became slower, or had a time in OLD and could not be measured in NEW.
+where anything became slower, or had a time in OLD and has another status than "ok" in NEW.
 """
 
 from __future__ import annotations
@@ -114,17 +114,17 @@ def _commits(side: Results) -> str:
 
 
 def _broken(before: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """The new rows without a time where the old measurement has one."""
+    """The new rows that are not ok where the old measurement has a time."""
     keys = list(KEY_COLUMNS)
     return new[new.status != "ok"].merge(before[keys], on=keys)
 
 
 def _told(broken: pd.DataFrame) -> str:
-    """A sentence on the rows that have a time no more."""
+    """A sentence on the rows that are ok no more."""
     counts = ", ".join(f"{count} {status}" for status, count in broken.status.value_counts().items())
     (first,) = each(broken.head(1))
     return (
-        f"broken: {len(broken)} rows have a time in OLD and none in NEW ({counts}), the first: "
+        f"broken: {len(broken)} rows are ok in OLD and not in NEW ({counts}), the first: "
         f"{shown(first.provider, first.algorithm)} on {problem_of(first).label}: {first.detail}"
     )
 

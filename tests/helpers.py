@@ -14,7 +14,7 @@ GPU = "nvidia-test"  # the name of a device under results/
 
 def row(
     algorithm: str = "auto",
-    us: float | None = 10.0,
+    us: float | None = None,
     *,
     provider: str = "cuconv",
     status: str = "ok",
@@ -30,20 +30,24 @@ def row(
     stride: int = 1,
     groups: int = 1,
     detail: str = "",
+    workspace: int | None = None,
     environment: str = "",
     separated: float | None = None,
     cold: float | None = None,
 ) -> Measurement:
-    """One row, by default cuConv's auto on the paper's 7-1-1-32-832. A status other than "ok" takes the time away.
+    """One row, by default cuConv's auto on the paper's 7-1-1-32-832, of 10 us.
 
-    us, separated and cold are the microseconds of its three times; without the last two it has only the first.
+    us, separated and cold are the microseconds of its three times; without the last two it has only the first. A row
+    over the limit of workspace has a time where us is given. Any other status than "ok" takes the time away.
     """
     ok = status == "ok"
+    us = us or 10.0 if ok else us if status == "workspace_exceeded" else None
     return Measurement(
         networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
         pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
         stride=stride, groups=groups, status=status, detail=detail or ("" if ok else "told why"),
-        rel_l2_error=error if ok else None, runs_us=(us, us, us) if ok else (), environment=environment,
+        rel_l2_error=error if us else None, runs_us=(us, us, us) if us else (), environment=environment,
+        workspace_bytes=workspace,
         separated_runs_us=(separated,) * 3 if separated else (), cold_runs_us=(cold,) * 3 if cold else (),
     )  # fmt: skip
 

@@ -33,6 +33,14 @@ class NotRunnable(Exception):
         self.status = status
 
 
+class NoMemory(NotRunnable):
+    """The device has no room for the workspace of a call, which takes `needed` bytes."""
+
+    def __init__(self, needed: int):
+        super().__init__("error", f"the device has no {needed} bytes left for the workspace")
+        self.needed = needed
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The type and the order in memory of a contender's tensors; `suffix` ends the names of its algorithms."""
@@ -89,7 +97,8 @@ class Operands:
 class Prepared:
     """A call ready to be timed: it enqueues the whole convolution on the current stream and returns its output.
 
-    workspace_bytes is the temporary memory of the call. detail names the engine or the launch configuration.
+    workspace_bytes is the temporary memory of the call. It may be over the limit of a sweep, which the sweep checks.
+    detail names the engine or the launch configuration.
     """
 
     call: Callable[[], torch.Tensor]
@@ -124,8 +133,8 @@ class Contender(ABC):
         """Prepare once, before the first case, for all problems; algorithms None stands for every one."""
 
     @abstractmethod
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
-        """Every algorithm of this contender for the case, those that cannot run included; the limit is in bytes."""
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
+        """Every algorithm of this contender for the case, those that cannot run included."""
 
 
 def load(provider: str, precision: str = FP32) -> Contender:
@@ -160,10 +169,23 @@ def temporarily(*settings: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(place, name, value)
 
 
-def check_workspace(needed: int, limit: int) -> None:
-    """Raise NotRunnable where a call needs more temporary memory than the sweep allows (bytes)."""
+def exceeded(needed: int, limit: int) -> str:
+    """The detail of a row whose call needs more workspace than the limit, both in bytes."""
+    return f"needs {needed} bytes of workspace, the limit is {limit}"
+
+
+def prepare_within(offer: Offer, limit: int) -> Prepared:
+    """The call of an offer. Raises NotRunnable where it cannot run, or needs more than `limit` bytes of workspace."""
+    try:
+        prepared = offer.prepare()
+        needed = prepared.workspace_bytes
+    except NoMemory as reason:
+        if reason.needed <= limit:
+            raise
+        needed = reason.needed
     if needed > limit:
-        raise NotRunnable("workspace_exceeded", f"needs {needed} bytes of workspace, the limit is {limit}")
+        raise NotRunnable("workspace_exceeded", exceeded(needed, limit))
+    return prepared
 
 
 def measured_workspace(call: Callable[[], torch.Tensor]) -> int:

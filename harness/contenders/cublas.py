@@ -9,28 +9,20 @@ import torch
 
 from cuconv.problem import ConvProblem
 from harness.contenders import base
-from harness.contenders.base import (
-    NotRunnable,
-    Offer,
-    Operands,
-    Prepared,
-    check_workspace,
-    measured_workspace,
-    temporarily,
-)
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, measured_workspace, temporarily
 from harness.precision import IN_TORCH
 
 
 class Contender(base.Contender):
     """cuBLAS, which is not cuDNN, but which a user could call instead."""
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """The one algorithm, bmm, for every case; it runs on 1x1 filters only."""
-        prepare = partial(_prepare, self.precision, problem, operands, workspace_limit)
+        prepare = partial(_prepare, self.precision, problem, operands)
         return [Offer("cublas", "bmm", prepare, self.precision)]
 
 
-def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+def _prepare(precision: str, problem: ConvProblem, operands: Operands) -> Prepared:
     if problem.filter_area != 1:
         raise NotRunnable("unsupported", "only a 1x1 filter is a plain matrix product")
     if not problem.is_dense:
@@ -45,9 +37,7 @@ def _prepare(precision: str, problem: ConvProblem, operands: Operands, workspace
         return operands.output
 
     call()  # on the first call cuBLAS allocates its lasting workspace, which is not that of a call
-    needed = measured_workspace(call)
-    check_workspace(needed, workspace_limit)
-    return Prepared(call, needed, "beside the lasting workspace of cuBLAS")
+    return Prepared(call, measured_workspace(call), "beside the lasting workspace of cuBLAS")
 
 
 def _product(problem: ConvProblem, operands: Operands) -> Callable[[], object]:

@@ -15,7 +15,7 @@ from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from cuconv.select import BATCH_INVARIANT
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared
 from harness.contenders.compiling import compile_for
 
 
@@ -28,24 +28,22 @@ class Contender(base.Contender):
         problems = [replace(problem, precision=self.precision) for problem in problems]
         compile_for(problems, device_spec(torch.cuda.current_device()), names)
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """`auto`, `batch_invariant`, and every algorithm of the library that computes in the precision."""
         problem = replace(problem, precision=self.precision)
         return [
-            Offer("cuconv", name, partial(_prepare, name, problem, operands, workspace_limit), self.precision)
-            for name in self._names()
+            Offer("cuconv", name, partial(_prepare, name, problem, operands), self.precision) for name in self._names()
         ]
 
     def _names(self) -> tuple[str, ...]:
         return ("auto", BATCH_INVARIANT, *offering(self.precision))
 
 
-def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+def _prepare(algorithm: str, problem: ConvProblem, operands: Operands) -> Prepared:
     try:
         plan = cuconv.plan(problem, operands.input.device.index, algorithm)
     except cuconv.UnsupportedProblem as error:
         raise NotRunnable("unsupported", str(error)) from None
-    check_workspace(plan.workspace_bytes, workspace_limit)
     convolve = partial(
         cuconv.conv2d,
         operands.input,

@@ -13,7 +13,7 @@ from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.problem import ConvProblem
 from harness.contenders import cuconv_gpu
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, check_workspace
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared
 
 
 class Contender(cuconv_gpu.Contender):
@@ -24,19 +24,18 @@ class Contender(cuconv_gpu.Contender):
         problems = [replace(problem, precision=self.precision) for problem in problems]
         cuconv.precompile(problems, device_spec(torch.cuda.current_device()), prepared=True)
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """`auto` alone."""
         problem = replace(problem, precision=self.precision)
-        prepare = partial(_prepare, problem, operands, workspace_limit)
+        prepare = partial(_prepare, problem, operands)
         return [Offer("cuconv_prepared", "auto", prepare, self.precision)]
 
 
-def _prepare(problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+def _prepare(problem: ConvProblem, operands: Operands) -> Prepared:
     try:
         plan = cuconv.plan(problem, operands.input.device.index, prepared=True)
     except cuconv.UnsupportedProblem as error:
         raise NotRunnable("unsupported", str(error)) from None
-    check_workspace(plan.workspace_bytes, workspace_limit)
     layer = cuconv.prepare(operands.weight, **problem.geometry, precision=problem.precision)
 
     def call() -> torch.Tensor:

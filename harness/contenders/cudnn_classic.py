@@ -116,22 +116,20 @@ class Contender(base.Contender):
         weakref.finalize(self, self._library.cudnnDestroy, self._handle).atexit = False
         self._workspace = Workspace()
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """All eight algorithms. cuDNN says whether one can run in prepare(), and again at the first call."""
         case = cache(partial(_Case, self._library, problem, self.precision))
         return [
-            Offer("cudnn", name, partial(self._prepare, case, code, operands, workspace_limit), self.precision)
+            Offer("cudnn", name, partial(self._prepare, case, code, operands), self.precision)
             for code, name in enumerate(CLASSIC_ALGORITHMS)
         ]
 
-    def _prepare(
-        self, shared_case: Callable[[], _Case], algorithm: int, operands: Operands, workspace_limit: int
-    ) -> Prepared:
-        library, handle, workspace = self._library, self._handle, self._workspace
+    def _prepare(self, shared_case: Callable[[], _Case], algorithm: int, operands: Operands) -> Prepared:
+        library, handle = self._library, self._handle
         case, size = shared_case(), c_size_t()
         descriptors = (case.input, case.weight, case.convolution, case.output)
         _check(library, library.cudnnGetConvolutionForwardWorkspaceSize(handle, *descriptors, algorithm, byref(size)))
-        workspace.reserve(size.value, workspace_limit)
+        workspace = self._workspace.reserve(size.value)
         one, zero = c_float(1.0), c_float(0.0)
         x, w, y = operands.input, operands.weight, operands.output
 
@@ -146,7 +144,7 @@ class Contender(base.Contender):
                 w.data_ptr(),
                 case.convolution,
                 algorithm,
-                workspace.pointer if size.value else 0,
+                workspace.data_ptr() if size.value else 0,
                 size.value,
                 byref(zero),
                 case.output,

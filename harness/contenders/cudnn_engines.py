@@ -39,7 +39,7 @@ class Contender(base.Contender):
         self._workspace = Workspace()
         self._cases = 0
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """One offer for each distinct plan name of the precision. All are built here, because only a build tells it.
 
         A plan of the other precision has no row. A plan of this precision that cannot be built has a row.
@@ -54,7 +54,7 @@ class Contender(base.Contender):
             mine = operands.laid_out(layout)
             plans = _Plans(self._cudnn, self._handle, self._workspace, problem, mine, self.precision, layout)
             for name, index, failure in plans.distinct():
-                prepare = partial(plans.prepare, index, failure, workspace_limit)
+                prepare = partial(plans.prepare, index, failure)
                 offers.append(Offer("cudnn_engine", f"{name}{layout.suffix}", prepare, self.precision))
         return offers
 
@@ -132,19 +132,19 @@ class _Plans:
             return _one_line(error)
         return ""
 
-    def prepare(self, index: int, failure: str, workspace_limit: int) -> Prepared:
-        """The call of a plan. Raises NotRunnable where it could not be built or needs too much workspace (bytes)."""
+    def prepare(self, index: int, failure: str) -> Prepared:
+        """The call of a plan. Raises NotRunnable where it could not be built, or has no room for its workspace."""
         if failure:
             raise NotRunnable("unsupported", failure)
         size = self._graph.get_workspace_size_plan_at_index(index)
-        self._workspace.reserve(size, workspace_limit)
-        return Prepared(partial(self._execute, index, size), size)
+        workspace = self._workspace.reserve(size) if size else None
+        return Prepared(partial(self._execute, index, workspace), size)
 
-    def _execute(self, index: int, workspace_bytes: int) -> torch.Tensor:
+    def _execute(self, index: int, workspace: torch.Tensor | None) -> torch.Tensor:
         self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
-        workspace = self._workspace.pointer if workspace_bytes else None
+        pointer = None if workspace is None else workspace.data_ptr()
         try:
-            self._graph.execute_plan_at_index(self._addresses, workspace, index, handle=self._handle)
+            self._graph.execute_plan_at_index(self._addresses, pointer, index, handle=self._handle)
         except self._failures as error:
             reason = _one_line(error)
             raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None

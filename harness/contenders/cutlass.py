@@ -15,7 +15,7 @@ import torch
 
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, check_workspace
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.cutlass_library import Kernel, Refused, Sizes, Toolchain, kernels_for, load
 from harness.precision import FP32
 from harness.stopwatch import timing
@@ -43,12 +43,12 @@ class Contender(base.Contender):
         kernels = [kernel for problem in problems if problem.groups == 1 for kernel in kernels_for(problem)]
         self._toolchain.compile_all(kernels, self._arch)
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """The one algorithm, fast_fp32: prepare() times every kernel and takes the fastest."""
-        prepare = partial(self._prepare, problem, operands, workspace_limit)
+        prepare = partial(self._prepare, problem, operands)
         return [Offer("cutlass", "fast_fp32", prepare, self.precision)]
 
-    def _prepare(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> Prepared:
+    def _prepare(self, problem: ConvProblem, operands: Operands) -> Prepared:
         part = replace(problem, n=images_of_a_launch(problem))
         tensors, device = _in_channels_last(problem, operands), operands.input.device
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -57,7 +57,7 @@ class Contender(base.Contender):
         for kernel in kernels_for(problem):
             for slices in kernel.split_counts(part, multiprocessors):
                 try:
-                    prepared = self._call(kernel, slices, part, tensors, workspace_limit)
+                    prepared = self._call(kernel, slices, part, tensors)
                 except NotRunnable as reason:
                     refusal = reason
                     continue
@@ -70,13 +70,13 @@ class Contender(base.Contender):
         tensors.output.fill_(torch.nan)  # the sweep does so with an output that this contender does not write
         return best
 
-    def _call(
-        self, kernel: Kernel, slices: int, part: ConvProblem, tensors: Operands, workspace_limit: int
-    ) -> Prepared:
-        """The call of one kernel with a number of split-K slices; part: the images of one launch."""
+    def _call(self, kernel: Kernel, slices: int, part: ConvProblem, tensors: Operands) -> Prepared:
+        """The call of one kernel with a number of split-K slices; part: the images of one launch.
+
+        Its workspace is a semaphore for each block of a GPU that is not filled: kilobytes, below every limit.
+        """
         library = load(self._toolchain.compile(kernel, self._arch))
         needed = library.workspace_bytes(Sizes.of(part, slices))
-        check_workspace(needed, workspace_limit)
         workspace = torch.empty(needed, dtype=torch.uint8, device=tensors.input.device)
         inputs, outputs = tensors.input.split(part.n), tensors.output.split(part.n)
         try:

@@ -23,7 +23,6 @@ from harness.contenders import base
 from harness.contenders.base import (
     LAYOUTS,
     Layout,
-    NotRunnable,
     Offer,
     Operands,
     Prepared,
@@ -80,32 +79,23 @@ class Contender(base.Contender):
                 "set TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT=1 in the environment"
             )
 
-    def offers(self, problem: ConvProblem, operands: Operands, workspace_limit: int) -> list[Offer]:
+    def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """torch's modes: default takes a plan by heuristics, benchmark the fastest of all plans that torch knows."""
         return [
             Offer(
                 "torch",
                 f"{name}{layout.suffix}",
-                partial(self._prepare, mode, layout, problem, operands, workspace_limit),
+                partial(self._prepare, mode, layout, problem, operands),
                 self.precision,
             )
             for layout in LAYOUTS[self.precision]
             for name, mode in MODES.items()
         ]
 
-    def _prepare(
-        self, mode: _Mode, layout: Layout, problem: ConvProblem, operands: Operands, workspace_limit: int
-    ) -> Prepared:
+    def _prepare(self, mode: _Mode, layout: Layout, problem: ConvProblem, operands: Operands) -> Prepared:
         call = self._call(mode, layout.of(operands.input), layout.of(operands.weight), problem.geometry)
         call()  # chooses the plan; the memory of that is not the workspace of a call
-        needed = measured_workspace(call)
-        if needed > workspace_limit:
-            raise NotRunnable(
-                "workspace_exceeded",
-                f"torch chose a plan with {needed} bytes of workspace, the limit is {workspace_limit}: "
-                "its choice knows no limit",
-            )
-        return Prepared(call, needed)
+        return Prepared(call, measured_workspace(call))
 
     def _call(
         self, mode: _Mode, input: torch.Tensor, weight: torch.Tensor, geometry: dict[str, Any]

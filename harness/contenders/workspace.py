@@ -1,33 +1,32 @@
-"""Temporary device memory for the contenders that call cuDNN directly: one buffer serves all algorithms of one."""
+"""Temporary device memory for the contenders that call cuDNN directly."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import torch
 
-from harness.contenders.base import NotRunnable, check_workspace
+from harness.contenders.base import NoMemory
 
 
 class Workspace:
-    """A buffer on the current GPU, grown to the largest size reserved and kept.
+    """Buffers on the current GPU for the calls of one contender.
 
-    Growing moves the buffer, so a CUDA graph that was captured before must not be replayed after: prepare a call,
-    capture and time it, then prepare the next.
+    A call keeps its buffer, so that a CUDA graph of it can always be replayed. Calls that live at once share a buffer
+    that is large enough. It is freed with the last of them: a sweep holds no more memory than the call that it times.
     """
 
     def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
+        self._last: Callable[[], torch.Tensor | None] = lambda: None
 
-    def reserve(self, size: int, limit: int) -> None:
-        """Have `size` bytes ready. Raises NotRunnable where that is over `limit` bytes or more than the GPU has."""
-        check_workspace(size, limit)
-        if size > (0 if self._buffer is None else self._buffer.numel()):
-            self._buffer = None  # freed first, so that the old and the new buffer are never held together
+    def reserve(self, size: int) -> torch.Tensor:
+        """A buffer of at least `size` bytes. Raises NoMemory where the GPU has no room for it."""
+        buffer = self._last()
+        if buffer is None or buffer.numel() < size:
             try:
-                self._buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
+                buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
             except torch.cuda.OutOfMemoryError:
-                raise NotRunnable("error", f"the GPU has no {size} bytes left for the workspace") from None
-
-    @property
-    def pointer(self) -> int:
-        """Device address of the buffer; 0 as long as nothing was reserved."""
-        return 0 if self._buffer is None else self._buffer.data_ptr()
+                raise NoMemory(size) from None
+            self._last = weakref.ref(buffer)
+        return buffer

@@ -50,6 +50,7 @@ from harness.report.speedups import (
     with_tf32,
     worst_table,
 )
+from harness.report.unlimited import unlimited_table
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
@@ -200,6 +201,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
     "half": lambda results, plots: half_table(results),
+    "unlimited": lambda results, plots: unlimited_table(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
     "host": lambda results, plots: host_table(results),

@@ -20,7 +20,8 @@ import torch
 
 from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
 from harness.cases.catalogue import Case
-from harness.contenders.base import LAYOUTS, PLAIN, Contender, NotRunnable, Offer, Operands, Prepared
+from harness.contenders import base
+from harness.contenders.base import LAYOUTS, PLAIN, Contender, NoMemory, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.registry import PROVIDERS, comparison, shown
 from harness.precision import FP32
 from harness.stopwatch import between, timing
@@ -29,7 +30,7 @@ from harness.stopwatch.gpu import available_bytes, check_alive, first_line, out_
 from harness.stopwatch.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.store.times import COLD, SEPARATED
 from harness.sweep import second_pass
-from harness.sweep.records import Measurement
+from harness.sweep.records import EXCEEDED, OK, Measurement
 from harness.sweep.rivals import takes_part
 
 
@@ -37,9 +38,9 @@ from harness.sweep.rivals import takes_part
 class Options:
     """The choices for a sweep: device, providers and algorithms (None: all), runs of each, seed of the data.
 
-    workspace_limit is in bytes. environment is the identifier that each row carries. device_slug names the device's
-    folder under results/, such as "nvidia-h200" or "cpu". precision is that of the whole sweep. other_times: whether
-    separated and cold times are measured, beside the hot ones.
+    workspace_limit, in bytes, is that of the rows that are compared. environment is the identifier that each row
+    carries. device_slug names the device's folder under results/, such as "nvidia-h200" or "cpu". precision is that of
+    the whole sweep. other_times: whether separated and cold times are measured, beside the hot ones.
     """
 
     device: torch.device
@@ -52,6 +53,10 @@ class Options:
     device_slug: str = ""
     precision: str = FP32
     other_times: bool = False
+
+    def over(self, needed: int) -> str:
+        """Why a workspace of so many bytes is over the limit; empty where it is within it."""
+        return base.exceeded(needed, self.workspace_limit) if needed > self.workspace_limit else ""
 
 
 Algorithm = tuple[str, str]
@@ -121,7 +126,7 @@ def measure_case(task: Task, entered: Mapping[str, Contender], options: Options)
         elif _may_offer(task, provider, options):
             yield Begins(provider)
             try:
-                offers += contender.offers(case.problem, case.operands, options.workspace_limit)
+                offers += contender.offers(case.problem, case.operands)
             except Exception as error:
                 _after_error(f"{provider} on {task.case.label}", error, options.device)
                 yield from rows_without_times(Begins(provider), task, options, "error", said_of(error))
@@ -180,13 +185,25 @@ class CaseUnderTest:
 
     def measure(self, offer: Offer, steadily: Steadily) -> Measurement:
         """The row of an offer's hot times, or of what prevents them; steadily: repeats runs at a low clock."""
+        row = self._measure(offer, steadily)
+        if row.status == EXCEEDED:  # what it held is freed for others: torch chooses by the memory that is left
+            _release_memory()
+        return row
+
+    def _measure(self, offer: Offer, steadily: Steadily) -> Measurement:
+        needed = 0
 
         def row(status: str, detail: str, **measured: Any) -> Measurement:
             named = offer.provider, offer.algorithm, offer.precision
             return _row(self._case, *named, status, detail, self._options, **measured)
 
         try:
-            return self._verify_and_time(offer.prepare(), row, steadily)
+            prepared = offer.prepare()
+            needed = prepared.workspace_bytes
+            self._check_room_for(needed)
+            return self._verify_and_time(prepared, row, steadily)
+        except NoMemory as reason:
+            needed, detail = reason.needed, str(reason)
         except NotRunnable as reason:
             return row(reason.status, str(reason))
         except UnsupportedProblem as reason:
@@ -195,7 +212,21 @@ class CaseUnderTest:
             return row("timeout", str(reason))
         except Exception as error:
             _after_error(f"{offer.provider} {offer.algorithm} on {self._case.label}", error, self._options.device)
-            return row("error", said_of(error))
+            detail = said_of(error)
+            if not out_of_memory(error):
+                return row("error", detail)
+        why = self._options.over(needed)  # the memory does not suffice
+        return row(EXCEEDED if why else "error", why or detail)
+
+    def _check_room_for(self, needed: int) -> None:
+        """Raise NoMemory for a workspace over the limit that a host may lack: the system might end the process.
+
+        torch's temporary copies may double the workspace. A GPU refuses what it has no room for.
+        """
+        if self._options.device.type == "cpu" and self._options.over(needed):
+            free = available_bytes(self._options.device)
+            if free is not None and 2 * needed > free:
+                raise NoMemory(needed)
 
     def _verify_and_time(self, prepared: Prepared, row: Callable[..., Measurement], steadily: Steadily) -> Measurement:
         prepared.call().fill_(torch.nan)  # what another algorithm wrote there must not pass for its output
@@ -213,7 +244,9 @@ class CaseUnderTest:
         if not after.acceptable:
             return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
         facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
-        return row("ok", prepared.detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
+        why = self._options.over(prepared.workspace_bytes)
+        status, detail = (EXCEEDED, why) if why else (OK, prepared.detail)
+        return row(status, detail, runs_us=timed.runs_us, **facts, **asdict(timed.reading))
 
     def complete(self, offer: Offer, row: Measurement) -> Measurement:
         """A row with its separated and cold times.
@@ -225,7 +258,7 @@ class CaseUnderTest:
             call = offer.prepare().call
             for time in (SEPARATED, COLD):
                 row = self._with_time(time, call, row, what)
-                if row.status != "ok":
+                if row.status != OK:
                     break
         except Exception as error:
             _after_error(what, error, self._options.device)

@@ -52,14 +52,19 @@ __all__ = [
 
 CSV = "measurements.csv"
 DIGITS = 6  # of a number that is written: a millionth is less than the clock resolves
-STATUSES = ("ok", "unsupported", "workspace_exceeded", "incorrect", "error", "timeout")
+OK, EXCEEDED = "ok", "workspace_exceeded"
+STATUSES = (OK, "unsupported", EXCEEDED, "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
+_WHO_HAS_TIMES = f"the rows that are {OK!r} have times, and those that are {EXCEEDED!r} may have them"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One row: the result of one algorithm on one case, in one precision. A time exists only where status is "ok".
+    """One row: the result of one algorithm on one case, in one precision.
+
+    A row that is "ok" has hot times. One that is "workspace_exceeded" has them where the memory sufficed: they are
+    shown, and never compared. No other row has times, and no other than "ok" has separated or cold ones.
 
     Sizes are in elements, the workspace is in bytes, times are microseconds of device time per call. The last fields
     are empty where they were not measured: the separated and cold runs, and the GPU's sensors during the hot runs.
@@ -102,19 +107,17 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r}: must be one of {', '.join(STATUSES)}")
-        if (self.status == "ok") != bool(self.runs_us):
-            raise ValueError(
-                f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok carry times"
-            )
+        if (self.status == OK and not self.runs_us) or (self.status not in (OK, EXCEEDED) and self.runs_us):
+            raise ValueError(f"status {self.status!r} with {len(self.runs_us)} runs: {_WHO_HAS_TIMES}")
         if self.most_runs > MOST_RUNS:
             raise ValueError(f"{self.most_runs} runs: at most {MOST_RUNS}")
         if wrong := [run for runs in self._runs().values() for run in runs if not 0 < run < inf]:
             raise ValueError(f"a time of {wrong[0]:g} us: must be finite and more than 0")
-        if self.status != "ok" and (self.separated_runs_us or self.cold_runs_us):
-            raise ValueError(f"status {self.status!r} with separated or cold runs: only rows that are ok have times")
-        if self.status == "ok" and self.rel_l2_error is None:
+        if self.status != OK and (self.separated_runs_us or self.cold_runs_us):
+            raise ValueError(f"status {self.status!r} with separated or cold runs: only rows that are ok have them")
+        if self.runs_us and self.rel_l2_error is None:
             raise ValueError("a time without a verified error is no measurement")
-        if self.status != "ok" and not self.detail:
+        if self.status != OK and not self.detail:
             raise ValueError(f"status {self.status!r} must say why in detail")
 
     @classmethod
@@ -220,11 +223,12 @@ def _checked(path: Path, rows: list[tuple[int, list[str]]]) -> pd.DataFrame:
     frame, lines = text_frame(path, rows, columns, _absent(columns), CSV)
     check(path, frame, lines, {column: rule_of(column) for column in columns if column not in _TEXT} | _RULES)
     for column in ("run_1_us", mean_column(HOT)):
-        wrong = frame["status"].eq("ok") == frame[column].eq("")
+        empty = frame[column].eq("")
+        wrong = (frame["status"].eq(OK) & empty) | (~frame["status"].isin((OK, EXCEEDED)) & ~empty)
         if wrong.any():
             at = int(wrong.to_numpy().argmax())
             status, cell = frame["status"].iloc[at], frame[column].iloc[at]
-            raise damaged(path, lines[at], f"{status!r} with {cell!r} in {column!r}: the rows that are 'ok' have times")
+            raise damaged(path, lines[at], f"{status!r} with {cell!r} in {column!r}: {_WHO_HAS_TIMES}")
     return frame
 
 

@@ -18,6 +18,7 @@ class _Stored(NamedTuple):
 
     provider: str
     algorithm: str
+    status: str
     mean_us: float | None
     has_every_time: bool
 
@@ -26,14 +27,16 @@ def done(folder: ResultsFolder, environments: Collection[str], precision: str, d
     """The algorithms of each case that were measured in one of these environments and lack nothing.
 
     device: its name under results/. other_times: whether a row that qualifies for separated and cold times lacks
-    something without them. Such a row is measured again as a whole: its case was interrupted.
+    something without them. Such a row is measured again as a whole: its case was interrupted. A row of any other status
+    than "ok" lacks nothing, one over the limit of workspace not either where it has no time.
     """
     cases: dict[tuple[int, ...], list[_Stored]] = {}
     for key in folder.rows:
         *case, provider, algorithm, measured = key
         if measured == precision and folder.cell(key, "environment") in environments:
             hot, *others = (folder.cell(key, mean_column(time)) for time in (HOT, SEPARATED, COLD))
-            row = _Stored(provider, algorithm, float(hot) if hot else None, all(others))
+            status = folder.cell(key, "status")
+            row = _Stored(provider, algorithm, status, float(hot) if hot else None, all(others))
             cases.setdefault(tuple(map(int, case)), []).append(row)
     return {
         case: frozenset({row[:2] for row in rows} - (lacking_times(rows, device) if other_times else set()))

@@ -16,7 +16,7 @@ from harness.contenders import registry
 from harness.contenders.registry import Role
 from harness.precision import FP32
 from harness.sweep import comparisons
-from harness.sweep.records import CASE_COLUMNS, read
+from harness.sweep.records import CASE_COLUMNS, OK, read
 
 RIVALS = 3  # of each case, in a quick look
 RIVALS_OF_OTHER_TIMES = 5  # of each case, with separated and cold times
@@ -55,12 +55,14 @@ def takes_part(rivals: frozenset[tuple[str, str]], provider: str, algorithm: str
 
 
 class Timed(Protocol):
-    """A row of one algorithm with the mean of its hot runs, None without a time, and whether it has the other times."""
+    """A row of one algorithm with its status, the mean of its hot runs or None, and whether it has the other times."""
 
     @property
     def provider(self) -> str: ...
     @property
     def algorithm(self) -> str: ...
+    @property
+    def status(self) -> str: ...
     @property
     def mean_us(self) -> float | None: ...
     @property
@@ -71,12 +73,12 @@ Row = TypeVar("Row", bound=Timed)
 
 
 def qualifying(rows: Sequence[Row], device: str) -> list[Row]:
-    """The rows of one case and precision whose algorithms have separated and cold times too, of those with a hot time.
+    """The rows of one case and precision whose algorithms have separated and cold times too, of those that are "ok".
 
     These are the subjects of the device's comparison, the algorithms shown beside them, and the five fastest rivals.
     """
     ours = registry.comparison(device)
-    timed = sorted((row for row in rows if row.mean_us), key=lambda row: row.mean_us or 0)
+    timed = sorted((row for row in rows if row.status == OK), key=lambda row: row.mean_us or 0)
     mine = [row for row in timed if row.provider == ours.provider and row.algorithm in ours.subjects]
     beside = [row for row in timed if _is_beside(row.provider)]
     rivals = [row for row in timed if ours.is_rival(row.provider, row.algorithm)]

@@ -52,8 +52,8 @@ def low_clocks_again(
 
 
 def _of_higher_clock(row: Measurement, again: Measurement) -> Measurement:
-    """The one of two measurements that counts: a failure, or else that of the higher clock."""
-    if again.status != "ok":
+    """The one of two measurements that counts: one without times, or else that of the higher clock."""
+    if not again.runs_us:
         return again
     counts = again if (again.sm_clock_mhz or 0) > (row.sm_clock_mhz or 0) else row
     return replace(counts, remeasured=(row.remeasured or 0) + 1 + (again.remeasured or 0))

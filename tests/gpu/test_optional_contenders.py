@@ -15,7 +15,6 @@ from harness.contenders.cutlass_library import kernels_for
 from tests.gpu.conftest import OPTIONAL
 from tests.gpu.problems import operands, poisoned_output, rel_l2_error
 
-LIMIT = 1 << 30
 NEAR_FP32 = 1e-5  # relative L2; TF32 stands at 3e-4
 SPLITS = (1, 2, 4)
 
@@ -82,7 +81,7 @@ def assert_right(call, truth: torch.Tensor, name: str, tolerance: float = NEAR_F
 @each_problem
 def test_the_kernel_that_cutlass_is_measured_with(fast_fp32, problem):
     tensors, truth = case(problem)
-    (offer,) = fast_fp32.offers(problem, tensors, LIMIT)
+    (offer,) = fast_fp32.offers(problem, tensors)
     prepared = offer.prepare()
     assert_right(prepared.call, truth, prepared.detail)
 
@@ -95,7 +94,7 @@ def test_every_kernel_of_cutlass(fast_fp32, problem):
     for kernel in kernels_for(problem):
         for slices in set(SPLITS) & set(kernel.split_counts(problem, 132)):
             tensors.output.fill_(torch.nan)
-            prepared = fast_fp32._call(kernel, slices, problem, tensors, LIMIT)
+            prepared = fast_fp32._call(kernel, slices, problem, tensors)
             assert_right(prepared.call, truth, prepared.detail)
             splits_tried.add(slices)
     assert splits_tried == (set(SPLITS) if problem.c >= 64 else {1})
@@ -105,13 +104,13 @@ def test_cutlass_in_several_launches(fast_fp32, monkeypatch):
     problem = PROBLEMS[2]
     monkeypatch.setattr(cutlass, "images_of_a_launch", lambda problem: 2)
     tensors, truth = case(problem)
-    (offer,) = fast_fp32.offers(problem, tensors, LIMIT)
+    (offer,) = fast_fp32.offers(problem, tensors)
     assert_right(offer.prepare().call, truth, "in two launches")
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:2], ids=lambda problem: problem.label)
 def test_torch_compile_does_not_round_to_tf32(problem):
     tensors, truth = case(problem)
-    (offer,) = loaded("torch_compile").offers(problem, tensors, LIMIT)
+    (offer,) = loaded("torch_compile").offers(problem, tensors)
     prepared = offer.prepare()
     assert_right(prepared.call, truth, prepared.detail, tolerance=1e-4)  # cuDNN's choice may be Winograd

@@ -110,7 +110,7 @@ def test_only_the_rows_that_are_asked_for_count(folders, capsys):
 def test_a_row_that_has_a_time_no_more_is_broken(folders, capsys):
     both = folders([timed(OLD), timed(OLD, m=48)], [timed(OLD), row(m=48, status="incorrect", detail="error 0.2")])
     assert compare.main(both) == 1
-    told = "broken: 1 rows have a time in OLD and none in NEW (1 incorrect), the first: cuConv auto on 7-1-1-48-832"
+    told = "broken: 1 rows are ok in OLD and not in NEW (1 incorrect), the first: cuConv auto on 7-1-1-48-832"
     assert f"{told}: error 0.2" in capsys.readouterr().out
     assert compare.main(both[::-1]) == 0, "what is mended is no loss"
 

@@ -26,7 +26,7 @@ from cuconv import reference
 from cuconv.problem import UnsupportedProblem
 from harness import command, precision, progress
 from harness.cases.catalogue import Case, load_sweep
-from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load
+from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load, prepare_within
 from harness.experiments.accuracy.magnitudes import MAGNITUDES
 from harness.experiments.accuracy.rows import ACCURACY
 from harness.experiments.accuracy.table import SHOWN, tables_of
@@ -118,11 +118,11 @@ def _measure_case(
     p = case.problem
     operands = Operands.random(p, torch.Generator(device).manual_seed(zlib.crc32(case.label.encode())))
     normal = operands.input.clone(), operands.weight.clone()
-    offers = [offer for contender in entered.values() for offer in contender.offers(p, operands, workspace_limit)]
+    offers = [offer for contender in entered.values() for offer in contender.offers(p, operands)]
     calls: list[tuple[Offer, Callable[[], torch.Tensor]]] = []
     for offer in offers:
         try:
-            calls.append((offer, offer.prepare().call))
+            calls.append((offer, prepare_within(offer, workspace_limit).call))
         except (NotRunnable, UnsupportedProblem) as reason:
             for name in MAGNITUDES:
                 yield _not_run(case, offer, name, reason)

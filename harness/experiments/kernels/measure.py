@@ -29,7 +29,7 @@ from cuconv.background import waiting
 from cuconv.device import DeviceSpec, device_spec
 from harness import command, progress
 from harness.cases.catalogue import problem_labelled
-from harness.contenders.base import Contender, NotRunnable, Operands, load
+from harness.contenders.base import Contender, NotRunnable, Operands, load, prepare_within
 from harness.contenders.registry import CLASSIC_ALGORITHMS
 from harness.errors import ResultsError, UsageError
 from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, TIME_COLUMNS, TIMES
@@ -69,10 +69,11 @@ def kernel_times(table: int, contenders: Mapping[str, Contender]) -> pd.DataFram
         problem = problem_labelled(label)
         operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
         for provider, contender in contenders.items():
-            offers = {offer.algorithm: offer for offer in contender.offers(problem, operands, WORKSPACE_LIMIT)}
+            offers = {offer.algorithm: offer for offer in contender.offers(problem, operands)}
             for algorithm in (name for name in COMPARED[provider] if name in offers):
                 try:
-                    launches = profiler.kernels(offers[algorithm].prepare().call, CALLS)
+                    call = prepare_within(offers[algorithm], WORKSPACE_LIMIT).call
+                    launches = profiler.kernels(call, CALLS)
                 except NotRunnable:
                     continue
                 for kernel, us in mean_times(launches, CALLS).items():

@@ -26,7 +26,7 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
                     ) -> Figure:  # fmt: skip
     """A dot for each of one subject's rows of `compare`, in a strip for each batch size and filter size.
 
-    left_out: which rows are hollow dots, because their fastest rival may need more workspace than the limit.
+    left_out: which rows are hollow dots, because their fastest rival needs more workspace than the limit.
     """
     total = summarise(cases)
     won, mean = f"{total.wins} of {total.of} cases", f"geometric mean {total.geometric:.2f}x"
@@ -38,8 +38,8 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
     wide, tall = 1 - (LEFT + RIGHT) / WIDTH, (HEIGHT - BELOW - head) / HEIGHT
     axes = figure.add_axes((LEFT / WIDTH, BELOW / HEIGHT, wide, tall))
     style.logarithmic(axes, "y", style.ratio_range([*ran.speedup]))
-    _draw_strips(figure, axes, ran, f"a rival was left out: it needs over {limit} of workspace, and by its time at "
-                                    "smaller batch sizes it would be the fastest")  # fmt: skip
+    _draw_strips(figure, axes, ran, f"a rival was left out: it needs over {limit} of workspace, and by its time, or "
+                                    "that at smaller batch sizes, it would be the fastest")  # fmt: skip
     axes.axhline(1, color=DARK, linewidth=1.2, zorder=3)
     axes.set_ylabel(f"speedup over {rivals} (logarithmic)", size=TEXT, color=DARK)
     return figure

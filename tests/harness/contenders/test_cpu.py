@@ -12,8 +12,6 @@ from harness.contenders import cpu, cublas, cudnn_classic, cudnn_engines, torch_
 from harness.contenders.base import NotRunnable, Operands, Unavailable, load
 from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS
 
-LIMIT = 1 << 30
-
 PROBLEMS = [  # h != w everywhere; one input and several, channels odd and prime
     ConvProblem(1, 1, 1, 2, 1, 1, 1),
     ConvProblem(3, 17, 5, 9, 7, 1, 1),
@@ -39,8 +37,8 @@ def rel_l2(output: torch.Tensor, truth: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(output.double() - truth) / torch.linalg.vector_norm(truth))
 
 
-def prepare(algorithm: str, problem: ConvProblem, operands: Operands, limit: int = LIMIT):
-    offers = {offer.algorithm: offer for offer in cpu.Contender().offers(problem, operands, limit)}
+def prepare(algorithm: str, problem: ConvProblem, operands: Operands):
+    offers = {offer.algorithm: offer for offer in cpu.Contender().offers(problem, operands)}
     return offers[algorithm].prepare()
 
 
@@ -55,7 +53,7 @@ def test_against_float64(algorithm, problem):
 
 def test_offers_are_those_of_the_registry():
     problem = PROBLEMS[0]
-    offers = load("cpu").offers(problem, operands_of(problem), LIMIT)
+    offers = load("cpu").offers(problem, operands_of(problem))
     assert tuple(offer.algorithm for offer in offers) == PROVIDERS["cpu"].algorithms
     assert {(offer.provider, offer.precision) for offer in offers} == {("cpu", "fp32")}
 
@@ -65,18 +63,14 @@ def test_offers_are_those_of_the_registry():
     # Four bytes for each of 9 planes of (2, 13, 9, 4); eight for each of 11 x 4 frequencies of 10 + 65 + 26 maps.
     [("two_stage", 4 * 9 * 2 * 13 * 9 * 4), ("fft", 8 * 11 * 4 * (10 + 65 + 26))],
 )
-def test_workspace_counts_against_the_limit(algorithm, needed):
+def test_a_call_says_how_much_workspace_it_needs(algorithm, needed):
     problem = ConvProblem(2, 5, 9, 4, 13, 3, 3, 1, 1)
-    operands = operands_of(problem)
-    assert prepare(algorithm, problem, operands, needed).workspace_bytes == needed
-    with pytest.raises(NotRunnable) as refusal:
-        prepare(algorithm, problem, operands, needed - 1)
-    assert refusal.value.status == "workspace_exceeded" and str(needed) in str(refusal.value)
+    assert prepare(algorithm, problem, operands_of(problem)).workspace_bytes == needed
 
 
 def test_two_stage_needs_no_workspace_for_1x1():
     problem = PROBLEMS[1]
-    assert prepare("two_stage", problem, operands_of(problem), 0).workspace_bytes == 0
+    assert prepare("two_stage", problem, operands_of(problem)).workspace_bytes == 0
 
 
 def test_without_onednn(monkeypatch):
@@ -174,7 +168,7 @@ def test_cublas_computes_a_1x1_layer(monkeypatch):
     problem = ConvProblem(3, 17, 5, 9, 7, 1, 1)
     operands = operands_of(problem)
     before = torch.backends.cuda.matmul.fp32_precision
-    output = cublas._prepare("fp32", problem, operands, LIMIT).call()
+    output = cublas._prepare("fp32", problem, operands).call()
     assert output is operands.output
     assert rel_l2(output, truth_of(problem, operands)) < 1e-6
     assert torch.backends.cuda.matmul.fp32_precision == before
@@ -183,14 +177,14 @@ def test_cublas_computes_a_1x1_layer(monkeypatch):
 @pytest.mark.parametrize("problem", [ConvProblem(1, 3, 5, 5, 2, 3, 3, 1, 1), ConvProblem(1, 3, 5, 5, 2, 1, 2)], ids=str)
 def test_cublas_computes_no_other_filter(problem):
     with pytest.raises(NotRunnable, match="1x1") as refusal:
-        cublas._prepare("fp32", problem, operands_of(problem), LIMIT)
+        cublas._prepare("fp32", problem, operands_of(problem))
     assert refusal.value.status == "unsupported"
 
 
 def test_cublas_computes_no_padding():
     problem = ConvProblem(1, 3, 5, 5, 2, 1, 1, 1, 1)
     with pytest.raises(NotRunnable, match="padded") as refusal:
-        cublas._prepare("fp32", problem, operands_of(problem), LIMIT)
+        cublas._prepare("fp32", problem, operands_of(problem))
     assert refusal.value.status == "unsupported"
 
 
@@ -204,7 +198,7 @@ def test_cublas_is_told_its_precision_for_the_call_only(monkeypatch, precision, 
     before = matmul.fp32_precision
     monkeypatch.setattr(cublas, "measured_workspace", lambda call: 0)
     monkeypatch.setattr(torch, "bmm", lambda *_, **__: seen.append(matmul.fp32_precision))
-    cublas._prepare(precision, PROBLEMS[1], operands_of(PROBLEMS[1]), LIMIT).call()
+    cublas._prepare(precision, PROBLEMS[1], operands_of(PROBLEMS[1])).call()
     assert set(seen) == {theirs} and matmul.fp32_precision == before
 
 
@@ -287,5 +281,5 @@ def test_the_other_class_is_excluded_after_every_plan_is_there(plans, kept):
 
 def test_a_plan_that_cannot_be_built_says_why(plans):
     with pytest.raises(NotRunnable, match="No kernel for this shape") as refusal:
-        plans.prepare(4, "No kernel for this shape", LIMIT)
+        plans.prepare(4, "No kernel for this shape")
     assert refusal.value.status == "unsupported"

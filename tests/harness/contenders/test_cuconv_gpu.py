@@ -11,7 +11,7 @@ from harness.contenders import cuconv_gpu
 def test_it_offers_the_algorithms_of_its_precision(precision):
     contender = object.__new__(cuconv_gpu.Contender)  # its constructor needs a GPU
     contender.precision = precision
-    offers = contender.offers(ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1), None, 0)
+    offers = contender.offers(ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1), None)
     names = algorithms() if precision == "fp32" else offering(precision)
     assert [offer.algorithm for offer in offers] == ["auto", "batch_invariant", *names]
     assert {offer.precision for offer in offers} == {precision}

@@ -25,7 +25,6 @@ from harness.contenders.cutlass_library import (
     kernels_for,
 )
 
-LIMIT = 1 << 30
 LAYER = ConvProblem(2, 64, 9, 7, 32, 3, 3, 1, 1)
 KERNEL = Kernel(64, 64, 16, 2, 2, 3)
 NVCC = """#!/bin/sh
@@ -236,7 +235,7 @@ class FakeLibrary:
         return SimpleNamespace(run=lambda: y.copy_(torch.nn.functional.conv2d(x, weight, padding=1)))
 
 
-def prepare(contender, monkeypatch, time_us, refuses=lambda name: False, problem=LAYER, limit=LIMIT):
+def prepare(contender, monkeypatch, time_us, refuses=lambda name: False, problem=LAYER):
     """The prepared call and its operands; time_us gives the time of each call timed, by how many were before."""
     times = map(time_us, range(1000))
     monkeypatch.setattr(cutlass, "load", lambda path: FakeLibrary(path, refuses))
@@ -244,7 +243,7 @@ def prepare(contender, monkeypatch, time_us, refuses=lambda name: False, problem
         cutlass.timing, "measure", lambda call, runs, device: SimpleNamespace(runs_us=(next(times),) * runs)
     )
     operands = Operands.random(problem, torch.Generator().manual_seed(1))
-    (offer,) = contender.offers(problem, operands, limit)
+    (offer,) = contender.offers(problem, operands)
     assert (offer.provider, offer.algorithm, offer.precision) == ("cutlass", "fast_fp32", "fp32")
     return offer.prepare(), operands
 
@@ -274,9 +273,12 @@ def test_a_kernel_that_refuses_leaves_the_choice_to_the_others(contender, monkey
     assert refusal.value.status == "unsupported"
 
 
-def test_split_counts_respect_the_limit_of_workspace(contender, monkeypatch):
-    prepared, _ = prepare(contender, monkeypatch, lambda number: 1000.0 - number, limit=3)
-    assert prepared.workspace_bytes == 0 and "split-K 1," in prepared.detail
+@pytest.mark.parametrize("pixels", [1, 56, 224])
+def test_a_split_gpu_needs_kilobytes_of_workspace(pixels):
+    """So no limit, which is a MiB at least, changes the choice: a semaphore of four bytes for each block."""
+    problem = replace(LAYER, h=pixels, w=pixels, c=4096)
+    split = [kernel for kernel in kernels_for(problem) if len(kernel.split_counts(problem, 132)) > 1]
+    assert all(4 * kernel.blocks(problem) < 4 * 2 * 132 for kernel in split)
 
 
 def test_a_batch_that_is_launched_in_parts_is_whole(contender, monkeypatch):

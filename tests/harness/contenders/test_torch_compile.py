@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from cuconv import ConvProblem
 from harness.contenders import torch_compile
-from harness.contenders.base import NotRunnable, Operands, Unavailable, load
+from harness.contenders.base import Operands, Unavailable, load
 
 PROBLEM = ConvProblem(2, 8, 9, 7, 12, 3, 3, 1, 0, stride_h=2, dilation_w=2, groups=4)
 
@@ -34,9 +34,9 @@ def prepare(monkeypatch):
 
         return compiled
 
-    def prepare(precision="fp32", workspace=0, limit=1 << 30):
+    def prepare(precision="fp32", workspace=0):
         monkeypatch.setattr(torch_compile, "measured_workspace", lambda call: workspace)
-        return torch_compile._prepare(precision, PROBLEM, operands, limit)
+        return torch_compile._prepare(precision, PROBLEM, operands)
 
     prepare.seen, prepare.calls, prepare.operands = [], [], operands
     monkeypatch.setattr(torch, "compile", compile)
@@ -59,11 +59,8 @@ def test_the_precision_is_set_for_the_call_only(prepare, precision, theirs):
     assert precisions() == before
 
 
-def test_workspace_is_limited(prepare):
-    assert prepare(workspace=8, limit=8).workspace_bytes == 8
-    with pytest.raises(NotRunnable, match="needs 9 bytes") as refusal:
-        prepare(workspace=9, limit=8)
-    assert refusal.value.status == "workspace_exceeded"
+def test_its_workspace_is_measured(prepare):
+    assert prepare(workspace=9).workspace_bytes == 9
 
 
 def test_without_triton(monkeypatch):

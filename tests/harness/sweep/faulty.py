@@ -47,7 +47,7 @@ class Contender(Contender):
         super().__init__()
         self._ways, self._at_offers = ways, at_offers
 
-    def offers(self, problem, operands, workspace_limit):
+    def offers(self, problem, operands):
         if self._at_offers:
             self._at_offers()
         right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)

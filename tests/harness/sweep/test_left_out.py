@@ -23,11 +23,16 @@ def rows(*rivals):
     ([row("fft", batch=8, **OVER), row("fft", 1.0, provider="cudnn", batch=16)], [False, False]),
     ([row("fft", batch=8, **OVER), row("fft", batch=16, **OVER)], [False, False]),
     ([row("fft", 1.0, provider="cudnn", batch=8, m=9), row("fft", batch=16, **OVER)], [False, False]),
+    ([row("fft", 8.0, batch=8, **OVER), row("fft", 17.0, batch=16, **OVER)], [True, False]),
+    ([row("fft", 4.0, provider="cudnn", batch=8), row("fft", 9.5, batch=16, **OVER)], [False, False]),
+    ([row("fft", 4.0, batch=8, **OVER), row("fft", batch=16, **OVER)], [True, True]),
     ([row("bmm", 1.0, provider="cublas", batch=8), row("bmm", batch=16, **OVER | {"provider": "cublas"})],
      [False, False]),
 ], ids=["none", "faster by image", "slower by image", "from batch 4", "only later", "never ran", "another layer",
-        "no rival"])  # fmt: skip
-def test_a_rival_over_the_limit_counts_if_its_time_at_a_smaller_batch_size_is_the_best(tmp_path, rivals, marked):
+        "measured", "measured slower", "faster by an image over the limit", "no rival"])  # fmt: skip
+def test_a_rival_over_the_limit_counts_if_its_time_or_that_at_a_smaller_batch_size_is_the_best(
+    tmp_path, rivals, marked
+):
     results = measured(tmp_path, rows(*rivals))
     mine = results.of_subject()
     found, limit = left_out(results)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.cases.catalogue import load_sweep
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared
+from harness.contenders.base import NoMemory, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.registry import PROVIDERS
 from harness.stopwatch import timing
 from harness.stopwatch.verify import TOLERANCE, Verifier
@@ -36,7 +36,7 @@ def tiny():
 class Faulty:
     """A contender with an algorithm for each way to go wrong, and one that is right."""
 
-    def offers(self, problem, operands, workspace_limit):
+    def offers(self, problem, operands):
         right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
 
         def one_wrong_image():
@@ -61,7 +61,7 @@ class Faulty:
             "never_written": lambda: operands.output,
             "exchanged": lambda: right.flip(0) if len(right) > 1 else right * 2,
             "wrong_once_timed": wrong_once_timed,
-            "refuses": raises(NotRunnable("workspace_exceeded", "needs 5 bytes")),
+            "refuses": raises(NotRunnable("unsupported", "no kernel for it")),
             "breaks": raises(ZeroDivisionError("division by\nzero")),
             "no_memory": raises(MemoryError("no memory left")),
         }
@@ -78,7 +78,7 @@ def test_everything_that_goes_wrong_is_a_row(tiny):
         "never_written": "incorrect",
         "exchanged": "incorrect",
         "wrong_once_timed": "incorrect",
-        "refuses": "workspace_exceeded",
+        "refuses": "unsupported",
         "breaks": "error",
         "no_memory": "error",
     }
@@ -89,12 +89,56 @@ def test_everything_that_goes_wrong_is_a_row(tiny):
 
 def test_a_contender_that_cannot_even_offer_is_a_row(tiny):
     class Broken:
-        def offers(self, problem, operands, workspace_limit):
+        def offers(self, problem, operands):
             raise RuntimeError("no graph")
 
     rows = rows_of(Task(tiny.cases[0]), Broken())
     assert {row.algorithm for row in rows} == {"two_stage", "onednn", "native", "fft"}
     assert all(row.status == "error" and "no graph" in row.detail for row in rows)
+
+
+class Large:
+    """An algorithm for each way of a workspace to be large; the limit is 2**30 bytes."""
+
+    def offers(self, problem, operands):
+        right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
+
+        def lacks(size):
+            raise NoMemory(size)
+
+        def breaks():
+            raise torch.OutOfMemoryError("no memory left")
+
+        prepares = {
+            "within": lambda: Prepared(right.clone, 2**30, "a plan"),
+            "over": lambda: Prepared(right.clone, 2**30 + 1, "a plan"),
+            "wrong": lambda: Prepared(lambda: right * 2, 2**30 + 1),
+            "over_the_memory": lambda: Prepared(right.clone, 2**50),
+            "no_room_over": lambda: lacks(2**31),
+            "no_room_within": lambda: lacks(2**20),
+            "breaks_over": lambda: Prepared(breaks, 2**31),
+            "breaks_within": lambda: Prepared(breaks, 2**20),
+        }
+        return [Offer("cpu", name, prepare) for name, prepare in prepares.items()]
+
+
+def test_a_workspace_over_the_limit_is_measured_where_the_memory_suffices(tiny, monkeypatch):
+    freed = []
+    monkeypatch.setattr(sweep, "_release_memory", lambda: freed.append(True))
+    rows = {row.algorithm: row for row in rows_of(Task(tiny.cases[1]), Large())}
+    told = "needs {} bytes of workspace, the limit is 1073741824"
+    assert {name: (row.status, len(row.runs_us), row.workspace_bytes, row.detail) for name, row in rows.items()} == {
+        "within": ("ok", 2, 2**30, "a plan"),
+        "over": ("workspace_exceeded", 2, 2**30 + 1, told.format(2**30 + 1)),
+        "wrong": ("incorrect", 0, 2**30 + 1, "relative L2 error 1, more than 0.01"),
+        "over_the_memory": ("workspace_exceeded", 0, None, told.format(2**50)),
+        "no_room_over": ("workspace_exceeded", 0, None, told.format(2**31)),
+        "no_room_within": ("error", 0, None, "the device has no 1048576 bytes left for the workspace"),
+        "breaks_over": ("workspace_exceeded", 0, None, told.format(2**31)),
+        "breaks_within": ("error", 0, None, "OutOfMemoryError: no memory left"),
+    }
+    assert rows["over"].rel_l2_error < 1e-6 and rows["over"].timing == "loop"
+    assert len(freed) == 4, "after each row over the limit"
 
 
 HUGE = dict(h=10**9, w=10**9, c=3, m=4, k=3, pad=1)

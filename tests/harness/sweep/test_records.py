@@ -92,6 +92,9 @@ def test_columns_are_the_contract():
         {"status": "error", "detail": "", "runs_us": ()},
         {"cold_runs_us": (1.0,) * 100},
         {"status": "incorrect", "runs_us": (), "separated_runs_us": (1.0,)},
+        {"status": "workspace_exceeded", "detail": "needs 9 bytes", "separated_runs_us": (1.0,)},
+        {"status": "workspace_exceeded", "detail": "needs 9 bytes", "rel_l2_error": None},
+        {"status": "workspace_exceeded", "detail": ""},
         {"runs_us": (1.0, 0.0)},
         {"runs_us": (float("nan"),)},
         {"cold_runs_us": (-1.0,)},
@@ -113,6 +116,15 @@ def test_a_row_comes_back_as_written(tmp_path):
     assert ok["networks"] == "googlenet;resnet50" and ok["detail"] == "rows=8, grid=12"
     assert ok["run_9_us"] == 18.0 and ok["mean_us"] == 14.0 and ok["rel_l2_error"] == 3e-7
     assert failed["status"] == "error" and failed[["run_1_us", "mean_us", "rel_l2_error"]].isna().all()
+
+
+def test_a_row_over_the_limit_has_times_or_not(tmp_path):
+    over = replace(ROW, status="workspace_exceeded", detail="needs 9 bytes", workspace_bytes=9)
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(over)
+        folder.append(replace(over, algorithm="auto", runs_us=(), rel_l2_error=None, workspace_bytes=None))
+    frame = read(tmp_path / "measurements.csv")
+    assert frame.mean_us.isna().tolist() == [False, True] and frame.workspace_bytes[0] == 9
 
 
 def test_three_times_and_the_clocks_come_back_as_written(tmp_path):

@@ -9,7 +9,7 @@ from tests.helpers import GPU, row, write
 TWICE = {"separated": 1.0, "cold": 1.0}
 
 
-def rival(name, us, **options):
+def rival(name, us=None, **options):
     return row(name, us, provider="cudnn_engine", environment="e1", **options)
 
 
@@ -23,6 +23,8 @@ ROWS = [
     rival("eng5", 25.0),
     rival("eng6", 26.0),
     rival("eng7", 5.0, precision="tf32"),
+    rival("eng9", 1.0, status="workspace_exceeded"),
+    rival("eng10", status="workspace_exceeded"),
     rival("eng8", 30.0, batch=8),
     row("auto", 10.0, environment="e2", batch=8, **TWICE),
 ]
@@ -31,7 +33,7 @@ ROWS = [
 FIRST, SECOND = ((batch, 7, 7, 832, 32, 1, 0, 1, 1, 1) for batch in (1, 8))
 ALL = {
     *{("cuconv", name) for name in ("auto", "two_stage", "fp16x3", "tf32x3_gemm")},
-    *{("cudnn_engine", f"eng{i}") for i in range(1, 7)},
+    *{("cudnn_engine", f"eng{i}") for i in (*range(1, 7), 9, 10)},
 }
 COMPLETE = ALL - {("cuconv", "two_stage"), ("cudnn_engine", "eng4"), ("cudnn_engine", "eng5")}
 

@@ -52,11 +52,11 @@ def case():
 class MadeUp:
     """Contenders of every provider in one, whose calls know their name; `wrong` ones are wrong when called again."""
 
-    def __init__(self, wrong=()):
-        self.wrong = wrong
+    def __init__(self, wrong=(), over=()):
+        self.wrong, self.over = wrong, over
         self.prepared = []
 
-    def offers(self, problem, operands, workspace_limit):
+    def offers(self, problem, operands):
         right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
 
         def prepare(name):
@@ -65,7 +65,7 @@ class MadeUp:
 
             self.prepared.append(name)
             call.who = name
-            return Prepared(call, 0)
+            return Prepared(call, 2**30 + 1 if name in self.over else 0)
 
         return [Offer(*name, lambda name=name: prepare(name)) for name in HOT_US]
 
@@ -112,6 +112,14 @@ def test_ours_and_the_five_fastest_rivals_get_both_times_when_all_hot_times_are_
         us = HOT_US[name_of(one)]
         assert (one.runs_us, one.separated_runs_us, one.cold_runs_us) == ((us,) * 2, (us + 1,) * 2, (us + 5,) * 2)
     assert set(gpu) == {("separated", 100), ("cold", 32)}, "as many calls as hot, and at most 32 with a flush each"
+
+
+def test_a_rival_over_the_limit_takes_no_place_among_the_five(case, gpu):
+    rows = measured(case, MadeUp(over=[("cudnn", "gemm"), ("cublas", "bmm")]))
+    first, second = rows[: len(HOT_US)], rows[len(HOT_US) :]
+    over = {name_of(row): row for row in first if row.status == "workspace_exceeded"}
+    assert {name: row.mean_us for name, row in over.items()} == {("cudnn", "gemm"): 21.0, ("cublas", "bmm"): 98.0}
+    assert {name_of(row) for row in second} == QUALIFY - set(over) | {("cudnn", "fft")}
 
 
 def test_the_file_has_the_completed_rows_alone(case, gpu, tmp_path):
@@ -206,6 +214,14 @@ def test_rows_from_before_the_best_clock_are_measured_again_and_the_higher_clock
     assert asked == [("auto", 2), ("fp16x3", 2)], "to measure it again is the first of three repeats"
     assert (case["auto"].mean_us, case["auto"].remeasured) == (9.0, 1)
     assert (case["fp16x3"].mean_us, case["fp16x3"].sm_clock_mhz, case["fp16x3"].remeasured) == (20.0, 1800, 3)
+
+
+def test_times_over_the_limit_are_measured_again_at_a_low_clock_as_all_others():
+    over = [clocked("fft", mhz, us=us, status="workspace_exceeded") for mhz, us in ((1800, 20.0), (2000, 9.0))]
+    asked, case = again(over[:1], {"fft": over[1]})
+    assert asked == [("fft", 2)] and case["fft"].mean_us == 9.0
+    _, case = again(over[1:], {"fft": over[0]}, best_mhz=2200)
+    assert (case["fft"].mean_us, case["fft"].sm_clock_mhz) == (9.0, 2000)
 
 
 def test_three_repeats_are_the_most():
