@@ -17,6 +17,7 @@ from harness import libcudnn
 from harness.contenders import cudnn_engines, torch_cudnn, workspace
 from harness.contenders.base import NoMemory, NotRunnable, Offer, Operands, Prepared, load
 from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS
+from harness.precision import FP32
 from harness.stopwatch import profiler
 from harness.sweep.records import read
 from tests.gpu.problems import operands, pads, poisoned_output, rel_l2_error
