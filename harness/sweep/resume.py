@@ -27,8 +27,8 @@ def done(folder: ResultsFolder, environments: Collection[str], precision: str, d
     """The algorithms of each case that were measured in one of these environments and lack nothing.
 
     device: its name under results/. other_times: whether a row that qualifies for separated and cold times lacks
-    something without them. Such a row is measured again as a whole: its case was interrupted. A row of any other status
-    than "ok" lacks nothing, one over the limit of workspace not either where it has no time.
+    something without them. Such a row is measured again as a whole: its case was interrupted. Only a row that is
+    "ok" can lack something: one over the limit of workspace stays as it is, with a time or without.
     """
     cases: dict[tuple[int, ...], list[_Stored]] = {}
     for key in folder.rows:

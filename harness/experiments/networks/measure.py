@@ -315,9 +315,9 @@ def of_each_contender(
     networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings,
     take: Callable[[Forward], Taken],
 ) -> Iterator[tuple[_Case, str, Taken]]:  # fmt: skip
-    """What a function takes of the warm forward of each network, batch and contender.
+    """Each network and batch as a case, each contender, and what `take` returns of that contender's warm forward.
 
-    A contender that fails is left out, with a line. A UserError of the function ends everything.
+    A contender that fails is left out, with a line. A UserError of `take` ends everything.
     """
     for case in _cases(networks, batches, machine, settings):
         for contender in settings.contenders:
