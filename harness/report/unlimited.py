@@ -27,8 +27,8 @@ def over_the_limit(results: Results) -> pd.DataFrame:
 def compare_without_limit(results: Results) -> pd.DataFrame:
     """The rows of `of_subject`, compared with the fastest rival of any workspace.
 
-    More columns: limited_speedup, the speedup over the fastest rival within the limit; rival_status, that of the
-    rival's row; workspace_bytes, the rival's. All are absent where no rival has a time.
+    More columns: limited_speedup, the speedup over the fastest rival within the limit; rival_status and workspace_bytes
+    of the fastest rival. They are NaN where no rival has a time.
     """
     frame, timed = results.frame, over_the_limit(results).dropna(subset="mean_us").index
     rows = replace(results, frame=frame.assign(status=frame.status.mask(frame.index.isin(timed), OK))).of_subject()
@@ -42,7 +42,7 @@ def compare_without_limit(results: Results) -> pd.DataFrame:
 def unlimited_table(results: Results) -> str:
     """The speedups with and without the limit by batch size, and the worst cases without it.
 
-    Where no rival over the limit has a time, it is the command that measures them.
+    Where no rival over the limit has a time, the text is the command that measures them.
     """
     over = over_the_limit(results)
     timed = int(over.mean_us.notna().sum())

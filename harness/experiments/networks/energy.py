@@ -1,7 +1,7 @@
 """The energy of an image: what the whole board of the GPU takes while it replays a network's forward without a pause.
 
-NVML counts the energy of a GPU in millijoules. The counter changes only every 20 to 100 ms, so an energy is taken from
-one change to another, and so are the forwards that it is divided by.
+NVML counts the energy of a GPU in millijoules. The counter changes only every 20 to 100 ms, so both the energy
+and the forwards are counted between two of its changes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def counter_of(device: torch.device) -> Counter:
 def measure_energy(
     networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings, counter: Counter
 ) -> Iterator[NetworkEnergy]:
-    """The energy of each network, batch and contender in a CUDA graph; who fails is left out, with a line.
+    """The energy of each network, batch and contender in a CUDA graph; a contender that fails is left out, with a line.
 
-    counter: returns the millijoules of the GPU so far. Raises UsageError where it stands still.
+    counter: returns the millijoules of the GPU so far. Raises UsageError where the counter stands still.
     """
 
     def replayed(forward: Forward) -> tuple[_Reading, _Reading]:
@@ -92,7 +92,7 @@ def _between_ticks(call: Forward, machine: Machine, counter: Counter) -> tuple[_
 def _readings(call: Forward, machine: Machine, counter: Counter) -> Iterator[_Reading]:
     """A reading after each burst of forwards, without end.
 
-    The next burst is enqueued before, because a reading may take as long as forwards do: an idle GPU takes less power.
+    The next burst is already enqueued, so that the GPU, which takes less power when idle, works during a slow reading.
     """
     burst = forwards_in(BURST_US, call, machine)
 
