@@ -1,7 +1,8 @@
 """python -m harness.compare OLD NEW: what became faster or slower from one measurement to another.
 
-OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. The exit code is 1
-where anything became slower, or had a time in OLD and has another status than "ok" in NEW.
+OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. Rows are compared by
+case and algorithm; with --fastest, the fastest algorithms of each case are, such as those of two versions of cuDNN. The
+exit code is 1 where anything became slower, or had a time in OLD and has another status than "ok" in NEW.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +30,18 @@ from harness.store.environment import ROOT
 from harness.store.files import read_regular
 from harness.store.markdown import markdown, times
 from harness.store.times import HOT, TIMES, at_time, hot_runs
-from harness.sweep.comparisons import Results, each, geometric_mean, grouped, layer_label, problem_of, timed
+from harness.sweep.comparisons import (
+    CASE,
+    Results,
+    algorithms,
+    each,
+    fastest,
+    geometric_mean,
+    grouped,
+    layer_label,
+    problem_of,
+    timed,
+)
 from harness.sweep.provenance import provenance
 from harness.sweep.records import KEY_COLUMNS, read
 
@@ -64,8 +77,11 @@ def _compare(options: argparse.Namespace) -> bool:
         sides = [Results(named, "", _chosen(read(folder / CSV), options), folder) for named, folder in found_in]
         origins = [f"{name}: {provenance(side)}{_commits(side)}" for name, side in zip(SIDES, sides, strict=True)]
     before, after = (timed(_at_time(side.frame, options.time), options.precision) for side in sides)
-    broken = _broken(before, sides[1].frame)
-    found = verdicts(before, after, options.threshold)
+    if options.fastest:
+        before, after = fastest(before), fastest(after)
+    keys = CASE if options.fastest else list(KEY_COLUMNS)
+    broken = _broken(before, sides[1].frame) if not options.fastest else before.head(0)
+    found = verdicts(before, after, options.threshold, keys)
     if found.empty and broken.empty:
         raise ResultsError(
             f"{options.old} has {len(before)} {options.time} times that fit the options, {options.new} has "
@@ -75,7 +91,7 @@ def _compare(options: argparse.Namespace) -> bool:
     print("\n".join(origins))
     if not found.empty:
         print(f"\n{_summary(found, options.threshold)}")
-    print(f"\n{_unmatched(before, after)}")
+    print(f"\n{_unmatched(before, after, keys)}")
     if not broken.empty:
         print(f"\n{_told(broken)}")
     for verdict, order in ((SLOWER, False), (FASTER, True), (UNCLEAR, False)):
@@ -129,22 +145,30 @@ def _told(broken: pd.DataFrame) -> str:
     )
 
 
-def verdicts(old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD) -> pd.DataFrame:
-    """The rows of both measurements: KEY_COLUMNS, the medians old_us and new_us, their ratio, and the verdict.
+def verdicts(
+    old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD, keys: Sequence[str] = KEY_COLUMNS
+) -> pd.DataFrame:
+    """The rows of both measurements with the same cells in the columns keys, which tell the rows of each apart.
 
-    ratio is new over old. A case is "same" where the medians differ by no more than the threshold. Beyond it the runs
-    must differ too, by a two-sided Mann-Whitney test, and by more than the GPU's clocks do where both rows have them;
-    otherwise the verdict is "unclear".
+    Beside CASE they have the names of both algorithms, which_old and which_new, the medians old_us and new_us, their
+    ratio, and the verdict. ratio is new over old. A case is "same" where the medians differ by no more than the
+    threshold. Beyond it the runs must differ too, by a two-sided Mann-Whitney test, and by more than the GPU's clocks
+    do where both rows have them; otherwise the verdict is "unclear".
     """
-    keys = list(KEY_COLUMNS)
-    parts = [rows[[*keys, CLOCK]].assign(runs=_runs(rows)) for rows in (old, new)]
-    joined = parts[0].merge(parts[1], on=keys, suffixes=("_old", "_new"))
+    parts = [rows[[*keys, CLOCK]].assign(runs=_runs(rows), which=_names(rows)) for rows in (old, new)]
+    joined = parts[0].merge(parts[1], on=list(keys), suffixes=("_old", "_new"))
     before, after = joined.runs_old, joined.runs_new
-    found = joined[keys].assign(old_us=list(map(np.median, before)), new_us=list(map(np.median, after)))
+    found = joined[[*CASE, "which_old", "which_new"]].assign(
+        old_us=list(map(np.median, before)), new_us=list(map(np.median, after))
+    )
     found["ratio"] = found.new_us / found.old_us
     by_clock = (joined[f"{CLOCK}_old"] / joined[f"{CLOCK}_new"]).fillna(1.0)
     found["verdict"] = [_verdict(*runs, threshold) for runs in zip(before, after, by_clock, strict=True)]
     return found
+
+
+def _names(rows: pd.DataFrame) -> list[str]:
+    return [shown(*pair) for pair in algorithms(rows)]
 
 
 def _runs(rows: pd.DataFrame) -> pd.Series:
@@ -221,7 +245,8 @@ def _chosen(rows: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 def _summary(found: pd.DataFrame, threshold: float) -> str:
     """The number of cases of each verdict, and the geometric mean of new over old, in groups."""
-    groups = [(shown(*pair), rows) for pair, rows in grouped(found, ["provider", "algorithm"])]
+    same = (found.which_old == found.which_new).all()  # not where the fastest of each are compared
+    groups = list(grouped(found, "which_new")) if same else []
     groups += [(f"{size}x{size}", rows) for size, rows in grouped(found.sort_values("k"), "k")]
     groups += [(f"batch {batch}", rows) for batch, rows in grouped(found.sort_values("batch"), "batch")]
     body = [[name, *_counts(rows)] for name, rows in [*groups, ("all", found)]]
@@ -241,7 +266,7 @@ def _table(rows: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     body = [
-        [row.batch, f"{row.k}x{row.k}", layer_label(row), shown(row.provider, row.algorithm),
+        [row.batch, f"{row.k}x{row.k}", layer_label(row), _which(row),
          f"{row.old_us:.2f}", f"{row.new_us:.2f}", times(row.ratio, 3)]
         for row in each(rows.head(SHOWN))
     ]  # fmt: skip
@@ -249,12 +274,15 @@ def _table(rows: pd.DataFrame) -> str:
     return markdown(["batch", "filter", "HW-M-C", "algorithm", "old, us", "new, us", "new / old"], body, (2, 3)) + more
 
 
-def _unmatched(old: pd.DataFrame, new: pd.DataFrame) -> str:
+def _which(row: Any) -> str:
+    """The algorithm of a row of `verdicts`, or both where they differ."""
+    return row.which_old if row.which_old == row.which_new else f"{row.which_old}, then {row.which_new}"
+
+
+def _unmatched(old: pd.DataFrame, new: pd.DataFrame, keys: Sequence[str]) -> str:
     """How many rows only one of the two has."""
-    keys = [set(rows[list(KEY_COLUMNS)].itertuples(index=False, name=None)) for rows in (old, new)]
-    return (
-        f"{len(keys[0] & keys[1])} rows compared, {len(keys[0] - keys[1])} only old, {len(keys[1] - keys[0])} only new"
-    )
+    before, after = (set(rows[list(keys)].itertuples(index=False, name=None)) for rows in (old, new))
+    return f"{len(before & after)} rows compared, {len(before - after)} only old, {len(after - before)} only new"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -268,6 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     add("new", metavar="NEW", help=f"likewise: {where}")
     add("--provider", nargs="+", metavar="NAME", default=["cuconv"], help="whose algorithms (default: cuconv)")
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms (default: all)")
+    add("--fastest", action="store_true", help="the fastest of these algorithms on each case, whatever their names")
     add("--precision", choices=MEASURED, default=FP32, help="(default: fp32)")
     add("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
     add("--threshold", type=float, default=THRESHOLD, metavar="SHARE",

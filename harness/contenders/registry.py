@@ -1,9 +1,9 @@
 """The providers and their algorithms: name, label, order, colour and role, defined here and nowhere else.
 
 A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
-calls, graph-API engines, torch's selection. Shown beside them are cuBLAS, the optional contenders CUTLASS and
-torch.compile, and cuConv on prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is
-the paper's two stages in plain torch, and the rivals are torch's own convolutions.
+calls, graph-API engines, torch's selection. Shown beside them are cuBLAS, the optional contender CUTLASS, and cuConv on
+prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is the paper's two stages in
+plain torch, and the rivals are torch's own convolutions.
 """
 
 from __future__ import annotations
@@ -95,8 +95,6 @@ _ALL = (
              particular="where it applies"),
     Provider("cutlass", "CUTLASS", Role.BESIDE, "cutlass", {"fast_fp32": "#6a994e"}, optional=True,
              particular="whose operands are NHWC before the call"),
-    Provider("torch_compile", "torch.compile", Role.BESIDE, "torch_compile", {"max_autotune": "#b5838d"},
-             optional=True, particular="where it was measured"),
     Provider("cpu", "CPU", None, "cpu", _CPU),
 )  # fmt: skip
 PROVIDERS = {provider.name: provider for provider in _ALL}

@@ -32,6 +32,7 @@ from harness.experiments.networks.table import (
 )
 from harness.precision import FP32, PRECISIONS
 from harness.report import figures
+from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.clocks import clocks_table
@@ -121,7 +122,8 @@ def _headline(results: Results) -> str:
     if len(results.every_time) > 1:
         meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
         note += f" The times are {meanings}; each is compared with the fastest cuDNN timed in the same way."
-    parts = [note, headline_table(results), tf32_sentence(results), _measured(results)]
+    sentences = accuracy_sentence(results), tf32_sentence(results), _measured(results)
+    parts = [note, headline_table(results), *sentences]
     return "\n\n".join(part for part in parts if part)
 
 

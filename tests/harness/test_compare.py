@@ -107,6 +107,20 @@ def test_only_the_rows_that_are_asked_for_count(folders, capsys):
     assert compare.main([*arguments, "--precision", "tf32"]) == 2
 
 
+def test_the_fastest_algorithms_are_compared_case_by_case(folders, capsys):
+    def cudnn(us, **options):
+        return timed(us, provider="cudnn", **options)
+
+    old = [cudnn(OLD, algorithm="gemm"), cudnn(scaled(2), algorithm="fft"), cudnn(OLD, algorithm="gemm", batch=8)]
+    new = [cudnn(scaled(3), algorithm="gemm"), cudnn(scaled(0.5), algorithm="fft"), row("auto", 1.0, batch=8)]
+    arguments = [*folders(old, new), "--provider", "cudnn"]
+    assert compare.main([*arguments, "--fastest"]) == 0
+    printed = capsys.readouterr().out
+    assert "cuDNN gemm, then cuDNN fft" in printed and "0.500x" in printed and "3.000x" not in printed
+    assert "1 rows compared, 1 only old, 0 only new" in printed
+    assert compare.main(arguments) == 1
+
+
 def test_a_row_that_has_a_time_no_more_is_broken(folders, capsys):
     both = folders([timed(OLD), timed(OLD, m=48)], [timed(OLD), row(m=48, status="incorrect", detail="error 0.2")])
     assert compare.main(both) == 1
