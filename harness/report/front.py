@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from harness.experiments.networks.table import networks_results, over_torch
-from harness.precision import FP32, TF32
+from harness.precision import FP16, FP32, TF32
+from harness.report.half import compare_with_half
+from harness.report.speedups import ALL, by_batch
 from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import Results, compare_with_tf32, each, geometric_mean, problem_of, summarise, timed
 from harness.sweep.provenance import provenance
@@ -14,18 +18,13 @@ def front_table(results: Results) -> str:
 
     Comparisons that were not measured are left out.
     """
-    rivals, subject = results.comparison.rivals_label, results.shown(results.subject)
-    compared = {
-        f"{rivals} in FP32": results.of_subject(),
-        f"{rivals}, TF32 allowed": compare_with_tf32(results, FP32),
-    }
-    body = []
-    for baseline, rows in compared.items():
-        if (total := summarise(rows)).of:
-            (worst,) = each(rows.nsmallest(1, "speedup"))
-            least = f"{times(worst.speedup)} ({problem_of(worst).label})" if worst.speedup == worst.speedup else NONE
-            cases = f"{total.of} cases of single layers, {subject} in FP32"
-            body.append([cases, baseline, times(total.geometric), of(total.wins, total.of), least])
+    rivals = results.comparison.rivals_label
+    compared = [
+        ("single layers", f"{rivals} in FP32", results.of_subject()),
+        ("single layers", f"{rivals}, TF32 allowed", compare_with_tf32(results, FP32)),
+        *((f"batch {batch}", "cuDNN in FP16", rows) for batch, rows in _until_half_is_faster(results)),
+    ]
+    body = [_line(results, *comparison) for comparison in compared if summarise(comparison[-1]).of]
     whole = networks_results(results.folder.parent)
     if whole and (networks := over_torch(whole.frame)):
         (where, least_speedup) = min(networks.items(), key=lambda pair: pair[1])
@@ -34,7 +33,27 @@ def front_table(results: Results) -> str:
         converted = f"{len(networks)} cases of whole networks, converted, FP32"
         body.append([converted, "fastest of torch in FP32, CUDA graphs", mean, of(won, len(networks)), least])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
-    sources = [provenance(results, timed(results.frame, FP32, TF32))]
+    sources = [provenance(results, timed(results.frame, FP32, TF32, FP16))]
     if whole:
         sources.append(f"whole networks: {provenance(whole)}")
     return markdown(header, body, left=(0, 1)) + f"\n\nMeasured on {'; '.join(sources)}."
+
+
+def _line(results: Results, what: str, baseline: str, rows: pd.DataFrame) -> list[str]:
+    total = summarise(rows)
+    (worst,) = each(rows.nsmallest(1, "speedup"))
+    least = f"{times(worst.speedup)} ({problem_of(worst).label})" if worst.speedup == worst.speedup else NONE
+    cases = f"{total.of} cases of {what}, {results.shown(results.subject)} in FP32"
+    return [cases, baseline, times(total.geometric), of(total.wins, total.of), least]
+
+
+def _until_half_is_faster(results: Results) -> list[tuple[str, pd.DataFrame]]:
+    """The comparison with FP16 at each batch size, up to the first at which FP16 is faster in the mean."""
+    found = []
+    for batch, rows in by_batch(compare_with_half(results)):
+        if batch == ALL:
+            break
+        found.append((batch, rows))
+        if geometric_mean(rows.speedup) < 1:
+            break
+    return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from harness.contenders.registry import PROVIDERS
 from harness.precision import FP16
-from harness.report.speedups import by_batch, grid_table
+from harness.report.speedups import ALL, by_batch, grid_table
 from harness.store.markdown import of, times
 from harness.sweep.comparisons import CASE, Results, fastest, geometric_mean, rivals, summarise, timed
 
@@ -18,11 +19,15 @@ def compare_with_half(results: Results) -> pd.DataFrame:
 
     The columns are those of `compare`.
     """
-    half = fastest(rivals(timed(results.frame, FP16), results.comparison))
+    half = fastest(_rivals_in_half(results))
     mine = results.of_subject().drop(columns=["rival_us", "rival_provider", "rival_algorithm", "speedup"])
     names = {"mean_us": "rival_us", "provider": "rival_provider", "algorithm": "rival_algorithm"}
     both = mine.merge(half[[*CASE, *names]].rename(columns=names), on=CASE)
     return both.assign(speedup=both.rival_us / both.mean_us)
+
+
+def _rivals_in_half(results: Results) -> pd.DataFrame:
+    return rivals(timed(results.frame, FP16), results.comparison)
 
 
 def half_table(results: Results) -> str:
@@ -32,12 +37,14 @@ def half_table(results: Results) -> str:
         return f"cuConv in FP32 was not measured beside cuDNN in half precision: {OURS}."
     if rows.empty:
         return f"cuDNN in half precision was not measured on {results.device}: {REMEDY}."
-    ahead = [batch for batch, cases in by_batch(rows) if batch != "all" and geometric_mean(cases.speedup.dropna()) > 1]
+    measured = set(_rivals_in_half(results).provider)
+    who = " and ".join(entry.label for name, entry in PROVIDERS.items() if name in measured)
+    ahead = [batch for batch, cases in by_batch(rows) if batch != ALL and geometric_mean(cases.speedup.dropna()) > 1]
     total = summarise(rows)
     sentence = (
-        f"{results.shown(results.subject)} in FP32 over the fastest cuDNN in FP16, NCHW or channels last, with FP32 "
-        f"sums: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases. In the mean it is "
-        f"faster at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}. A cell has the geometric mean, then "
-        "the cases won of all."
+        f"{results.shown(results.subject)} in FP32 over the fastest of {who} in FP16, NCHW or channels last, with "
+        f"FP32 sums: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases. In the mean "
+        f"it is faster at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}. A cell has the geometric mean, "
+        "then the cases won of all."
     )
     return f"{sentence}\n\n{grid_table(rows)}"

@@ -22,13 +22,14 @@ from harness.sweep.comparisons import (
     summarise,
 )
 
+ALL = "all"  # the label of the rows of every batch size
 WORST = 5  # cases in the table of the smallest speedups
 
 
 def by_batch(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each batch size, and at last all rows where there are several: (label, rows)."""
     groups = [(str(batch), members) for batch, members in grouped(rows, "batch")]
-    return [*groups, ("all", rows)] if len(groups) > 1 else groups
+    return [*groups, (ALL, rows)] if len(groups) > 1 else groups
 
 
 def maximum(summary: Summary) -> str:

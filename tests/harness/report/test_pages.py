@@ -75,6 +75,16 @@ def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     assert "| fastest of torch in FP32, CUDA graphs |" in filled(page, "front")
 
 
+def test_the_front_has_fp16_up_to_the_first_batch_at_which_it_is_faster(page):
+    half = {"provider": "torch", "precision": "fp16", "error": 3e-4}
+    rows = [row("auto", 10.0, batch=batch) for batch in (1, 8, 32)]
+    rows += [row("default", us, batch=batch, **half) for batch, us in ((1, 20.0), (8, 5.0), (32, 5.0))]
+    write(page.parent.parent / "results", rows)
+    lines = [line for line in filled(page, "front").splitlines() if "cuDNN in FP16" in line]
+    assert len(lines) == 2 and "1 cases of batch 1, " in lines[0] and "1 cases of batch 8, " in lines[1]
+    assert "2.00x" in lines[0] and "0.50x" in lines[1]
+
+
 def test_the_headline_is_a_table_and_where_it_was_measured(page):
     dates = ("2025-11-20T10:00:00", "2025-11-22T10:00:00")
     stored = {
