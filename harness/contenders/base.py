@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from math import inf
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from harness import variables
 from harness.contenders.registry import NHWC, PROVIDERS
 from harness.errors import UserError
 from harness.precision import FP16, FP32, TF32, of_process
+from harness.stopwatch import timing
+
+TUNING_RUNS = 3  # of each way to compute a case, to choose one
 
 
 class Unavailable(UserError):
@@ -186,6 +190,28 @@ def prepare_within(offer: Offer, limit: int) -> Prepared:
     if needed > limit:
         raise NotRunnable("workspace_exceeded", exceeded(needed, limit))
     return prepared
+
+
+def fastest_of(ways: Iterable[Callable[[], Prepared]], device: torch.device) -> Prepared:
+    """The fastest of several ways to compute a case, by a few runs of each.
+
+    A way that raises NotRunnable, when it is prepared or called, is left out; raises the last where none is left.
+    """
+    best, best_us = None, inf
+    refusal = NotRunnable("unsupported", "there is no kernel for these sizes")
+    for prepare in ways:
+        try:
+            prepared = prepare()
+            prepared.call()
+        except NotRunnable as reason:
+            refusal = reason
+            continue
+        us = min(timing.measure(prepared.call, TUNING_RUNS, device).runs_us)
+        if us < best_us:
+            best, best_us = prepared, us
+    if best is None:
+        raise refusal
+    return best
 
 
 def measured_workspace(call: Callable[[], torch.Tensor]) -> int:

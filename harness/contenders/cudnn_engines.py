@@ -1,8 +1,13 @@
-"""Every execution plan of cuDNN's graph API: the plans of its heuristics, and one of each engine they leave out."""
+"""cuDNN's graph API: every execution plan of its heuristics, and one of each engine that they leave out.
+
+In FP32 each plan is an algorithm of its own. In TF32 and FP16, whose engines have dozens of plans each, an engine is an
+algorithm, and computes with its fastest plan.
+"""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -11,7 +16,17 @@ import torch
 
 from cuconv.problem import ConvProblem
 from harness.contenders import base
-from harness.contenders.base import LAYOUTS, PLAIN, Layout, NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders.base import (
+    LAYOUTS,
+    PLAIN,
+    Layout,
+    NotRunnable,
+    Offer,
+    Operands,
+    Prepared,
+    Unavailable,
+    fastest_of,
+)
 from harness.contenders.workspace import Workspace
 from harness.precision import FP16, FP32
 
@@ -40,9 +55,10 @@ class Contender(base.Contender):
         self._cases = 0
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
-        """One offer for each distinct plan name of the precision. All are built here, because only a build tells it.
+        """One offer for each distinct plan name, or engine, of the precision. All plans are built here, because only
+        a build tells the precision.
 
-        A plan of the other precision has no row. A plan of this precision that cannot be built has a row.
+        What is of the other precision has no row. What is of this precision and cannot be built has a row.
         """
         # The frontend's graphs are in reference cycles, and the collector does not see the memory of their plans.
         if self._cases % COLLECT_EVERY == 0:
@@ -53,9 +69,16 @@ class Contender(base.Contender):
         for layout in LAYOUTS[self.precision]:
             mine = operands.laid_out(layout)
             plans = _Plans(self._cudnn, self._handle, self._workspace, problem, mine, self.precision, layout)
+            ways: dict[str, list[Callable[[], Prepared]]] = {}
             for name, index, failure in plans.distinct():
-                prepare = partial(plans.prepare, index, failure)
-                offers.append(Offer("cudnn_engine", f"{name}{layout.suffix}", prepare, self.precision))
+                algorithm = name if self.precision == FP32 else name.split("_")[0]
+                detail = "" if self.precision == FP32 else name
+                ways.setdefault(algorithm, []).append(partial(plans.prepare, index, failure, detail))
+            for algorithm, plans_of_it in ways.items():
+                prepare = (
+                    plans_of_it[0] if self.precision == FP32 else partial(fastest_of, plans_of_it, mine.input.device)
+                )
+                offers.append(Offer("cudnn_engine", f"{algorithm}{layout.suffix}", prepare, self.precision))
         return offers
 
 
@@ -132,13 +155,13 @@ class _Plans:
             return _one_line(error)
         return ""
 
-    def prepare(self, index: int, failure: str) -> Prepared:
+    def prepare(self, index: int, failure: str, detail: str = "") -> Prepared:
         """The call of a plan. Raises NotRunnable where it could not be built, or has no room for its workspace."""
         if failure:
             raise NotRunnable("unsupported", failure)
         size = self._graph.get_workspace_size_plan_at_index(index)
         workspace = self._workspace.reserve(size) if size else None
-        return Prepared(partial(self._execute, index, workspace), size)
+        return Prepared(partial(self._execute, index, workspace), size, detail)
 
     def _execute(self, index: int, workspace: torch.Tensor | None) -> torch.Tensor:
         self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)

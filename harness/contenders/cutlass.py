@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from math import ceil, inf, prod
+from math import ceil, prod
 
 import torch
 
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, fastest_of
 from harness.contenders.cutlass_library import Kernel, Refused, Sizes, Toolchain, kernels_for, load
 from harness.precision import FP32
-from harness.stopwatch import timing
 
 TENSOR_BYTES = (1 << 31) - 1  # the largest tensor of a launch: CUTLASS refuses larger ones
-TUNING_RUNS = 3
 
 
 class Contender(base.Contender):
@@ -52,21 +50,12 @@ class Contender(base.Contender):
         part = replace(problem, n=images_of_a_launch(problem))
         tensors, device = _in_channels_last(problem, operands), operands.input.device
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        best, best_us = None, inf
-        refusal = NotRunnable("unsupported", "CUTLASS has no kernel for these sizes")
-        for kernel in kernels_for(problem):
-            for slices in kernel.split_counts(part, multiprocessors):
-                try:
-                    prepared = self._call(kernel, slices, part, tensors)
-                except NotRunnable as reason:
-                    refusal = reason
-                    continue
-                prepared.call()
-                us = min(timing.measure(prepared.call, TUNING_RUNS, device).runs_us)
-                if us < best_us:
-                    best, best_us = prepared, us
-        if best is None:
-            raise refusal
+        ways = [
+            partial(self._call, kernel, slices, part, tensors)
+            for kernel in kernels_for(problem)
+            for slices in kernel.split_counts(part, multiprocessors)
+        ]
+        best = fastest_of(ways, device)
         tensors.output.fill_(torch.nan)  # the sweep does so with an output that this contender does not write
         return best
 

@@ -24,6 +24,7 @@ from harness.contenders.cutlass_library import (
     Toolchain,
     kernels_for,
 )
+from harness.stopwatch import timing
 
 LAYER = ConvProblem(2, 64, 9, 7, 32, 3, 3, 1, 1)
 KERNEL = Kernel(64, 64, 16, 2, 2, 3)
@@ -239,9 +240,7 @@ def prepare(contender, monkeypatch, time_us, refuses=lambda name: False, problem
     """The prepared call and its operands; time_us gives the time of each call timed, by how many were before."""
     times = map(time_us, range(1000))
     monkeypatch.setattr(cutlass, "load", lambda path: FakeLibrary(path, refuses))
-    monkeypatch.setattr(
-        cutlass.timing, "measure", lambda call, runs, device: SimpleNamespace(runs_us=(next(times),) * runs)
-    )
+    monkeypatch.setattr(timing, "measure", lambda call, runs, device: SimpleNamespace(runs_us=(next(times),) * runs))
     operands = Operands.random(problem, torch.Generator().manual_seed(1))
     (offer,) = contender.offers(problem, operands)
     assert (offer.provider, offer.algorithm, offer.precision) == ("cutlass", "fast_fp32", "fp32")
