@@ -7,7 +7,7 @@ import pandas as pd
 from harness.experiments.networks.table import networks_results, over_torch
 from harness.precision import FP16, FP32, TF32
 from harness.report.half import compare_with_half
-from harness.report.speedups import ALL, by_batch
+from harness.report.speedups import ALL, by_batch, tf32_allowed
 from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import Results, compare_with_tf32, each, geometric_mean, problem_of, summarise, timed
 from harness.sweep.provenance import provenance
@@ -21,7 +21,7 @@ def front_table(results: Results) -> str:
     rivals = results.comparison.rivals_label
     compared = [
         ("single layers", f"{rivals} in FP32", results.of_subject()),
-        ("single layers", f"{rivals}, TF32 allowed", compare_with_tf32(results, FP32)),
+        ("single layers", f"{rivals}, {tf32_allowed(results)}", compare_with_tf32(results, FP32)),
         *((f"batch {batch}", "cuDNN in FP16", rows) for batch, rows in _until_half_is_faster(results)),
     ]
     body = [_line(results, *comparison) for comparison in compared if summarise(comparison[-1]).of]

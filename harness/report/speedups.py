@@ -165,10 +165,16 @@ def tf32_sentence(results: Results) -> str:
     worst = min(sizes, key=lambda k: sizes[k].geometric)
     every = summarise(rows)
     return (
-        f"With TF32 allowed for the rivals, {results.shown(results.subject)} in FP32 still wins "
+        f"With {tf32_allowed(results)} for the rivals, {results.shown(results.subject)} in FP32 still wins "
         f"{of(every.wins, every.of)} cases, geometric mean {times(every.geometric)}; with {worst}x{worst} filters "
         f"{of(sizes[worst].wins, sizes[worst].of)}, {times(sizes[worst].geometric)}."
     )
+
+
+def tf32_allowed(results: Results) -> str:
+    """What the rivals may do in rows of precision TF32, and their layout where no row is channels last."""
+    names = results.frame[results.frame.precision == TF32].algorithm
+    return "TF32 allowed" if names.str.endswith(registry.NHWC).any() else "TF32 allowed in NCHW"
 
 
 def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
@@ -183,7 +189,7 @@ def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
 def title_with_tf32(results: Results, ours: str) -> str:
     """The title of a comparison of the first subject, in a precision, with rivals that may round to TF32."""
     subject = f"{results.shown(results.subject)} in {ours.upper()}"
-    return f"{subject} against {results.comparison.rivals_label} with TF32 allowed"
+    return f"{subject} against {results.comparison.rivals_label} with {tf32_allowed(results)}"
 
 
 def floor_table(results: Results) -> str:

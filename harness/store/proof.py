@@ -1,4 +1,4 @@
-"""The GPU proof: the kernels and launch code that passed every GPU test, by device; `python -m harness.store.proof`.
+"""The GPU proof: the kernels and launch code that passed the GPU tests, by device; `python -m harness.store.proof`.
 
 results/DEVICE/verified.json holds a hash of the code of each file of cuconv/. So a machine without a GPU can tell
 whether the kernels in the tree are those that were tested on one. Comments, docstrings and formatting do not count.
@@ -23,7 +23,7 @@ def current_files() -> dict[str, str]:
 
 
 def write(tests_passed: int) -> Path:
-    """Record that all GPU tests passed on the current device; returns the file's path."""
+    """Record that all GPU tests of the library passed on the current device; returns the file's path."""
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device())

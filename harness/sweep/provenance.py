@@ -26,7 +26,7 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
     used = _reports(results, results.frame if rows is None else rows)
     parts = [_seen(used, "gpu") or _seen(used, "cpu") or results.device]
     if cudnn := _seen(used, "cudnn"):
-        parts.append(f"cuDNN {_cudnn_version(cudnn)}")
+        parts.append(f"cuDNN {', '.join(map(_cudnn_version, cudnn.split(', ')))}")
     if torch := _seen(used, "torch"):
         parts.append(f"torch {torch.split('+')[0]}")
     return ", ".join([*parts, *_dates(used)])

@@ -66,7 +66,7 @@ def test_a_page_that_shows_other_results_is_told_by_the_check(page, capsys):
 def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     text = filled(page, "front")
     assert f"(../plots/{GPU}/paper/overview.png)" in text and text.count("\n| ") == 4
-    assert "| the best cuDNN in FP32 " in text and "| the best cuDNN, TF32 allowed " in text
+    assert "| the best cuDNN in FP32 " in text and "| the best cuDNN, TF32 allowed in NCHW " in text
     found = next(line.split("|")[2:-1] for line in text.splitlines() if "in FP32 " in line)
     assert [cell.strip() for cell in found[1:3]] == ["1.20x", "3 of 7"]
     times = [network_time(30.0, contender="torch"), network_time(10.0)]
@@ -143,7 +143,7 @@ def test_every_table_has_its_numbers(page):
     accuracy = filled(page, "accuracy")
     assert cells(accuracy)["cuDNN implicit_gemm"][:3] == ["fp32", "3", "1.0e-07"]
     assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
-    assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**")
+    assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed in NCHW**")
     assert "python -m harness.experiments copies" in filled(page, "memory_bound")
     assert "python -m harness.experiments kernels --counters" in filled(page, "counters two_stage")
     assert "python -m harness.latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")

@@ -3,10 +3,12 @@
 import json
 import runpy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 from harness.store import environment, proof
+from tests.gpu.conftest import all_passed
 
 
 def test_kernels_without_a_proof_are_a_warning():
@@ -59,3 +61,25 @@ def test_words_need_no_new_proof_and_an_instruction_does(tmp_path, monkeypatch):
     assert proof.outdated(path) == []
     kernel.write_text("int stages = 3;  // of the paper\n")
     assert proof.outdated(path) == ["cuconv/two_stage.cu"]
+
+
+def reports(*names):
+    return [SimpleNamespace(nodeid=f"tests/gpu/{name}") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "proves"),
+    [
+        ({"passed": ["test_conv.py::a", "harness/test_timing.py::b"]}, True),
+        ({"passed": ["test_conv.py::a"], "failed": ["harness/test_timing.py::b"]}, True),
+        ({"passed": ["test_conv.py::a"], "skipped": ["harness/test_optional_contenders.py::b"]}, True),
+        ({"passed": ["test_conv.py::a"], "failed": ["test_tf32.py::b"]}, False),
+        ({"passed": ["test_conv.py::a"], "error": ["test_tf32.py::b"]}, False),
+        ({"passed": ["test_conv.py::a"], "skipped": ["test_tf32.py::b"]}, False),
+        ({"passed": ["test_conv.py::a"], "deselected": ["test_tf32.py::b"]}, False),
+        ({"passed": ["harness/test_timing.py::b"]}, False),
+    ],
+    ids=str,
+)
+def test_the_proof_takes_every_test_of_the_library_and_none_of_the_benchmark(outcomes, proves):
+    assert all_passed({outcome: reports(*names) for outcome, names in outcomes.items()}) is proves
