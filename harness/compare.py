@@ -2,7 +2,7 @@
 
 OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. Rows are compared by
 case and algorithm; with --fastest, the fastest algorithms of each case are, such as those of two versions of cuDNN. The
-exit code is 1 where anything became slower, or had a time in OLD and has another status than "ok" in NEW.
+exit code is 1 where anything became slower, or, without --fastest, had a time in OLD and is not "ok" in NEW.
 """
 
 from __future__ import annotations
@@ -182,8 +182,9 @@ def _verdict(old: np.ndarray, new: np.ndarray, by_clock: float, threshold: float
     ratio = float(np.median(new) / np.median(old))
     if max(ratio, 1 / ratio) <= 1 + threshold:
         return SAME
-    left = ratio / by_clock if (ratio > 1) == (by_clock > 1) else ratio  # what the clocks do not explain
-    if (left > 1) != (ratio > 1) or max(left, 1 / left) <= 1 + threshold:
+    clocks_explain_some = (ratio > 1) == (by_clock > 1)
+    unexplained = ratio / by_clock if clocks_explain_some else ratio
+    if (unexplained > 1) != (ratio > 1) or max(unexplained, 1 / unexplained) <= 1 + threshold:
         return UNCLEAR
     if mannwhitneyu(old, new, method="exact").pvalue >= SIGNIFICANT:
         return UNCLEAR

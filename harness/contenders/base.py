@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from math import inf
 from typing import Any
 
 import torch
@@ -20,9 +19,6 @@ from harness import variables
 from harness.contenders.registry import NHWC, PROVIDERS
 from harness.errors import UserError
 from harness.precision import FP16, FP32, TF32, of_process
-from harness.stopwatch import timing
-
-TUNING_RUNS = 3  # of each way to compute a case, to choose one
 
 
 class Unavailable(UserError):
@@ -74,7 +70,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The tensors of one case, shared by all contenders: float32, NCHW, contiguous, on the measured device."""
+    """The tensors of one case on the measured device; those that contenders share are float32, NCHW, contiguous."""
 
     input: torch.Tensor
     weight: torch.Tensor
@@ -102,7 +98,7 @@ class Prepared:
     """A call ready to be timed: it enqueues the whole convolution on the current stream and returns its output.
 
     workspace_bytes is the temporary memory of the call. It may be over the limit of a sweep, which the sweep checks.
-    detail names the engine or the launch configuration.
+    detail names the engine or the launch configuration where the algorithm's name does not.
     """
 
     call: Callable[[], torch.Tensor]
@@ -115,13 +111,19 @@ class Offer:
     """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
 
     precision: "fp32", "tf32" where the call may round its FP32 operands to TF32, or "fp16" for operands in half
-    precision.
+    precision. others: more ways to compute the same, like `prepare`, where the sweep is to choose the fastest.
     """
 
     provider: str
     algorithm: str
     prepare: Callable[[], Prepared]
     precision: str = FP32
+    others: tuple[Callable[[], Prepared], ...] = ()
+
+    @property
+    def ways(self) -> tuple[Callable[[], Prepared], ...]:
+        """Every way to prepare the algorithm's call."""
+        return (self.prepare, *self.others)
 
 
 class Contender(ABC):
@@ -190,28 +192,6 @@ def prepare_within(offer: Offer, limit: int) -> Prepared:
     if needed > limit:
         raise NotRunnable("workspace_exceeded", exceeded(needed, limit))
     return prepared
-
-
-def fastest_of(ways: Iterable[Callable[[], Prepared]], device: torch.device) -> Prepared:
-    """The fastest of several ways to compute a case, by a few runs of each.
-
-    A way that raises NotRunnable, when it is prepared or called, is left out; raises the last where none is left.
-    """
-    best, best_us = None, inf
-    refusal = NotRunnable("unsupported", "there is no kernel for these sizes")
-    for prepare in ways:
-        try:
-            prepared = prepare()
-            prepared.call()
-        except NotRunnable as reason:
-            refusal = reason
-            continue
-        us = min(timing.measure(prepared.call, TUNING_RUNS, device).runs_us)
-        if us < best_us:
-            best, best_us = prepared, us
-    if best is None:
-        raise refusal
-    return best
 
 
 def measured_workspace(call: Callable[[], torch.Tensor]) -> int:

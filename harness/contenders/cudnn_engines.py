@@ -1,7 +1,7 @@
 """cuDNN's graph API: every execution plan of its heuristics, and one of each engine that they leave out.
 
 In FP32 each plan is an algorithm of its own. In TF32 and FP16, whose engines have dozens of plans each, an engine is an
-algorithm, and computes with its fastest plan.
+algorithm, and its plans are the ways among which the sweep chooses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from harness.contenders.base import (
     Operands,
     Prepared,
     Unavailable,
-    fastest_of,
 )
 from harness.contenders.workspace import Workspace
 from harness.precision import FP16, FP32
@@ -58,7 +57,7 @@ class Contender(base.Contender):
         """One offer for each distinct plan name, or engine, of the precision. All plans are built here, because only
         a build tells the precision.
 
-        What is of the other precision has no row. What is of this precision and cannot be built has a row.
+        Plans of the other precision have no row. Plans of this precision that cannot be built have one.
         """
         # The frontend's graphs are in reference cycles, and the collector does not see the memory of their plans.
         if self._cases % COLLECT_EVERY == 0:
@@ -71,14 +70,11 @@ class Contender(base.Contender):
             plans = _Plans(self._cudnn, self._handle, self._workspace, problem, mine, self.precision, layout)
             ways: dict[str, list[Callable[[], Prepared]]] = {}
             for name, index, failure in plans.distinct():
-                algorithm = name if self.precision == FP32 else name.split("_")[0]
-                detail = "" if self.precision == FP32 else name
+                algorithm, detail = (name, "") if self.precision == FP32 else (name.split("_")[0], name)
                 ways.setdefault(algorithm, []).append(partial(plans.prepare, index, failure, detail))
-            for algorithm, plans_of_it in ways.items():
-                prepare = (
-                    plans_of_it[0] if self.precision == FP32 else partial(fastest_of, plans_of_it, mine.input.device)
-                )
-                offers.append(Offer("cudnn_engine", f"{algorithm}{layout.suffix}", prepare, self.precision))
+            for algorithm, (first, *others) in ways.items():
+                named = f"{algorithm}{layout.suffix}"
+                offers.append(Offer("cudnn_engine", named, first, self.precision, tuple(others)))
         return offers
 
 
@@ -102,7 +98,7 @@ class _Plans:
         precision: str,
         layout: Layout = PLAIN,
     ):
-        """operands: as the layout has them."""
+        """operands: tensors of the layout."""
         self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
         self._operands = operands
         self._graph, tensors = _graph(cudnn, handle, problem, layout)

@@ -1,4 +1,4 @@
-"""CUTLASS's 3xTF32 implicit GEMM (`fast_fp32`), on NHWC tensors: the strongest open rival in near-FP32 on Hopper.
+"""CUTLASS's 3xTF32 implicit GEMM (`fast_fp32`), on NHWC tensors.
 
 Optional: a sweep measures it where --provider names it. The operands are converted to channels_last before the call,
 so its times leave out a conversion that a user of NCHW tensors pays for.
@@ -6,7 +6,7 @@ so its times leave out a conversion that a user of NCHW tensors pays for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import ceil, prod
@@ -15,7 +15,7 @@ import torch
 
 from cuconv.problem import FLOAT_BYTES, ConvProblem
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable, fastest_of
+from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.cutlass_library import Kernel, Refused, Sizes, Toolchain, kernels_for, load
 from harness.precision import FP32
 
@@ -23,9 +23,9 @@ TENSOR_BYTES = (1 << 31) - 1  # the largest tensor of a launch: CUTLASS refuses 
 
 
 class Contender(base.Contender):
-    """The fastest of CUTLASS's kernels and split-K counts for each case.
+    """CUTLASS's kernels, of which the fastest counts.
 
-    Raises Unavailable without a GPU of compute capability 8.0, without nvcc, and without CUTLASS's headers.
+    Raises Unavailable without a GPU of compute capability 8.0 or higher, without nvcc, and without CUTLASS's headers.
     """
 
     def __init__(self, precision: str = FP32) -> None:
@@ -42,22 +42,26 @@ class Contender(base.Contender):
         self._toolchain.compile_all(kernels, self._arch)
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
-        """The one algorithm, fast_fp32: prepare() times every kernel and takes the fastest."""
-        prepare = partial(self._prepare, problem, operands)
-        return [Offer("cutlass", "fast_fp32", prepare, self.precision)]
+        """The one algorithm, fast_fp32: every kernel with each of its split-K counts is a way to compute it."""
+        first, *others = self._ways(problem, operands)
+        return [Offer("cutlass", "fast_fp32", first, self.precision, tuple(others))]
 
-    def _prepare(self, problem: ConvProblem, operands: Operands) -> Prepared:
-        part = replace(problem, n=images_of_a_launch(problem))
-        tensors, device = _in_channels_last(problem, operands), operands.input.device
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        ways = [
-            partial(self._call, kernel, slices, part, tensors)
+    def _ways(self, problem: ConvProblem, operands: Operands) -> list[Callable[[], Prepared]]:
+        multiprocessors = torch.cuda.get_device_properties(operands.input.device).multi_processor_count
+        try:
+            part = replace(problem, n=images_of_a_launch(problem))
+        except NotRunnable as reason:
+            return [partial(_refuse, reason)]
+        return [
+            partial(self._prepare, kernel, slices, part, problem, operands)
             for kernel in kernels_for(problem)
             for slices in kernel.split_counts(part, multiprocessors)
         ]
-        best = fastest_of(ways, device)
-        tensors.output.fill_(torch.nan)  # the sweep does so with an output that this contender does not write
-        return best
+
+    def _prepare(
+        self, kernel: Kernel, slices: int, part: ConvProblem, problem: ConvProblem, operands: Operands
+    ) -> Prepared:
+        return self._call(kernel, slices, part, _in_channels_last(problem, operands))
 
     def _call(self, kernel: Kernel, slices: int, part: ConvProblem, tensors: Operands) -> Prepared:
         """The call of one kernel with a number of split-K slices; part: the images of one launch.
@@ -97,6 +101,10 @@ def images_of_a_launch(problem: ConvProblem) -> int:
         raise NotRunnable("unsupported", f"CUTLASS computes on tensors of at most {TENSOR_BYTES} bytes")
     launches = ceil(problem.n / (TENSOR_BYTES // image))
     return ceil(problem.n / launches)
+
+
+def _refuse(reason: NotRunnable) -> Prepared:
+    raise reason
 
 
 def _in_channels_last(problem: ConvProblem, operands: Operands) -> Operands:

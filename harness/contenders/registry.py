@@ -129,11 +129,16 @@ def family(provider: str, algorithm: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours against theirs: `subjects` are algorithms of `provider`, and `rivals_label` names what they must beat."""
+    """Ours against theirs: `subjects` are algorithms of `provider`, and must beat the best of `rivals`, a label."""
 
     provider: str
     subjects: tuple[str, ...]
-    rivals_label: str
+    rivals: str
+
+    @property
+    def rivals_label(self) -> str:
+        """The name of what the subjects must beat."""
+        return f"the best {self.rivals}"
 
     def is_rival(self, provider: str, algorithm: str) -> bool:
         """Whether the subjects are compared with an algorithm."""
@@ -148,5 +153,5 @@ def comparison(device: str) -> Comparison:
     The subjects on a GPU are the library's own choice and the paper's algorithm. The table of algorithms has the rest.
     """
     if device == "cpu":
-        return Comparison("cpu", ("two_stage",), "the best torch CPU convolution")
-    return Comparison("cuconv", ("auto", "two_stage"), "the best cuDNN")
+        return Comparison("cpu", ("two_stage",), "torch CPU convolution")
+    return Comparison("cuconv", ("auto", "two_stage"), "cuDNN")

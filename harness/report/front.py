@@ -5,11 +5,20 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.experiments.networks.table import networks_results, over_torch
-from harness.precision import FP16, FP32, TF32
+from harness.precision import FP32, MEASURED
 from harness.report.half import compare_with_half
-from harness.report.speedups import ALL, by_batch, tf32_allowed
+from harness.report.speedups import tf32_layouts
 from harness.store.markdown import NONE, markdown, of, times
-from harness.sweep.comparisons import Results, compare_with_tf32, each, geometric_mean, problem_of, summarise, timed
+from harness.sweep.comparisons import (
+    Results,
+    compare_with_tf32,
+    each,
+    geometric_mean,
+    grouped,
+    problem_of,
+    summarise,
+    timed,
+)
 from harness.sweep.provenance import provenance
 
 
@@ -21,7 +30,7 @@ def front_table(results: Results) -> str:
     rivals = results.comparison.rivals_label
     compared = [
         ("single layers", f"{rivals} in FP32", results.of_subject()),
-        ("single layers", f"{rivals}, {tf32_allowed(results)}", compare_with_tf32(results, FP32)),
+        ("single layers", f"{rivals}, TF32 allowed{tf32_layouts(results)}", compare_with_tf32(results, FP32)),
         *((f"batch {batch}", "cuDNN in FP16", rows) for batch, rows in _until_half_is_faster(results)),
     ]
     body = [_line(results, *comparison) for comparison in compared if summarise(comparison[-1]).of]
@@ -33,10 +42,13 @@ def front_table(results: Results) -> str:
         converted = f"{len(networks)} cases of whole networks, converted, FP32"
         body.append([converted, "fastest of torch in FP32, CUDA graphs", mean, of(won, len(networks)), least])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
-    sources = [provenance(results, timed(results.frame, FP32, TF32, FP16))]
+    rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
+    sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}
     if whole:
-        sources.append(f"whole networks: {provenance(whole)}")
-    return markdown(header, body, left=(0, 1)) + f"\n\nMeasured on {'; '.join(sources)}."
+        sources["whole networks"] = provenance(whole)
+    named = {source: ", ".join(name for name in sources if sources[name] == source) for source in sources.values()}
+    told = [source if len(named) == 1 else f"{names}: {source}" for source, names in named.items()]
+    return markdown(header, body, left=(0, 1)) + f"\n\nMeasured on {'; '.join(told)}."
 
 
 def _line(results: Results, what: str, baseline: str, rows: pd.DataFrame) -> list[str]:
@@ -47,12 +59,10 @@ def _line(results: Results, what: str, baseline: str, rows: pd.DataFrame) -> lis
     return [cases, baseline, times(total.geometric), of(total.wins, total.of), least]
 
 
-def _until_half_is_faster(results: Results) -> list[tuple[str, pd.DataFrame]]:
+def _until_half_is_faster(results: Results) -> list[tuple[int, pd.DataFrame]]:
     """The comparison with FP16 at each batch size, up to the first at which FP16 is faster in the mean."""
     found = []
-    for batch, rows in by_batch(compare_with_half(results)):
-        if batch == ALL:
-            break
+    for batch, rows in grouped(compare_with_half(results), "batch"):
         found.append((batch, rows))
         if geometric_mean(rows.speedup) < 1:
             break

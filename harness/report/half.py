@@ -6,9 +6,9 @@ import pandas as pd
 
 from harness.contenders.registry import PROVIDERS
 from harness.precision import FP16
-from harness.report.speedups import ALL, by_batch, grid_table
+from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
-from harness.sweep.comparisons import CASE, Results, fastest, geometric_mean, rivals, summarise, timed
+from harness.sweep.comparisons import CASE, Results, fastest, geometric_mean, grouped, rivals, summarise, timed
 
 OURS = "measure it into the same folder with 'python -m harness.run --provider cuconv --algorithm auto'"
 REMEDY = "measure with 'python -m harness.run --precision fp16' on a GPU"
@@ -39,7 +39,7 @@ def half_table(results: Results) -> str:
         return f"cuDNN in half precision was not measured on {results.device}: {REMEDY}."
     measured = set(_rivals_in_half(results).provider)
     who = " and ".join(entry.label for name, entry in PROVIDERS.items() if name in measured)
-    ahead = [batch for batch, cases in by_batch(rows) if batch != ALL and geometric_mean(cases.speedup.dropna()) > 1]
+    ahead = [str(batch) for batch, cases in grouped(rows, "batch") if geometric_mean(cases.speedup) > 1]
     total = summarise(rows)
     sentence = (
         f"{results.shown(results.subject)} in FP32 over the fastest of {who} in FP16, NCHW or channels last, with "

@@ -58,7 +58,7 @@ from harness.sweep.comparisons import Results, find_results, full_precision
 from harness.sweep.provenance import mixture, provenance
 
 SWEEP = "paper"
-SWEEPS = ("strided", "grouped", "fully_connected")  # beside it
+SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # beside it
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
@@ -129,7 +129,8 @@ def _headline(results: Results) -> str:
 
 def _measured(results: Results) -> str:
     rows = full_precision(results.frame)
-    warning = mixture(results, rows[rows.algorithm.isin(results.comparison.subjects)])
+    compared = rows.algorithm.isin(results.comparison.subjects) | (rows.provider != results.comparison.provider)
+    warning = mixture(results, rows[compared])
     return f"Measured on {provenance(results, rows)}. {warning}".strip()
 
 

@@ -11,6 +11,7 @@ from harness.contenders.registry import Role
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import (
+    CASE,
     Results,
     Summary,
     compare_with_tf32,
@@ -20,7 +21,9 @@ from harness.sweep.comparisons import (
     layer_label,
     problem_of,
     summarise,
+    timed,
 )
+from harness.sweep.provenance import provenance
 
 ALL = "all"  # the label of the rows of every batch size
 WORST = 5  # cases in the table of the smallest speedups
@@ -94,9 +97,9 @@ def _by_filter_and_batch(rows: pd.DataFrame) -> str:
 def grid_table(rows: pd.DataFrame) -> str:
     """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of all."""
     filters = sorted(rows.k.unique())
-    groups = [(str(batch), members) for batch, members in grouped(rows, "batch")] + [("all", rows)]
+    groups = [*((str(batch), members) for batch, members in grouped(rows, "batch")), (ALL, rows)]
     body = [[batch, *(_cell(members[members.k == k]) for k in filters), _cell(members)] for batch, members in groups]
-    return markdown(["batch", *(f"{k}x{k}" for k in filters), "all"], body)
+    return markdown(["batch", *(f"{k}x{k}" for k in filters), ALL], body)
 
 
 def _cell(rows: pd.DataFrame) -> str:
@@ -146,7 +149,7 @@ def with_tf32(results: Results) -> str:
     tables = {ours: compare_with_tf32(results, ours) for ours in PRECISIONS}
     what = "geometric mean of the speedup, cases won/all cases."
     parts = [
-        f"**{title_with_tf32(results, ours)}**: {what}\n\n{grid_table(rows)}"
+        f"**{title_with_tf32(results, ours)}**{tf32_layouts(results)}: {what}\n\n{grid_table(rows)}"
         for ours, rows in tables.items()
         if len(rows)
     ]
@@ -165,16 +168,19 @@ def tf32_sentence(results: Results) -> str:
     worst = min(sizes, key=lambda k: sizes[k].geometric)
     every = summarise(rows)
     return (
-        f"With {tf32_allowed(results)} for the rivals, {results.shown(results.subject)} in FP32 still wins "
+        f"With TF32 allowed for the rivals{tf32_layouts(results)}, {results.shown(results.subject)} in FP32 still wins "
         f"{of(every.wins, every.of)} cases, geometric mean {times(every.geometric)}; with {worst}x{worst} filters "
-        f"{of(sizes[worst].wins, sizes[worst].of)}, {times(sizes[worst].geometric)}."
+        f"{of(sizes[worst].wins, sizes[worst].of)}, {times(sizes[worst].geometric)} "
+        f"({provenance(results, timed(results.frame, TF32))})."
     )
 
 
-def tf32_allowed(results: Results) -> str:
-    """What the rivals may do in rows of precision TF32, and their layout where no row is channels last."""
-    names = results.frame[results.frame.precision == TF32].algorithm
-    return "TF32 allowed" if names.str.endswith(registry.NHWC).any() else "TF32 allowed in NCHW"
+def tf32_layouts(results: Results) -> str:
+    """What limits the rivals' layouts in rows of precision TF32: empty where every case has channels last, too."""
+    rows = results.frame[results.frame.precision == TF32]
+    last = rows[rows.algorithm.str.endswith(registry.NHWC)]
+    both = len(last.drop_duplicates(CASE)) == len(rows.drop_duplicates(CASE))
+    return "" if both else ", on NCHW tensors only"
 
 
 def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
@@ -189,7 +195,7 @@ def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:
 def title_with_tf32(results: Results, ours: str) -> str:
     """The title of a comparison of the first subject, in a precision, with rivals that may round to TF32."""
     subject = f"{results.shown(results.subject)} in {ours.upper()}"
-    return f"{subject} against {results.comparison.rivals_label} with {tf32_allowed(results)}"
+    return f"{subject} against {results.comparison.rivals_label} with TF32 allowed"
 
 
 def floor_table(results: Results) -> str:

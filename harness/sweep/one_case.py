@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any
@@ -29,7 +30,7 @@ from harness.stopwatch.clocks import CaseClocks, Steadily, sensors_of
 from harness.stopwatch.gpu import available_bytes, check_alive, first_line, out_of_memory
 from harness.stopwatch.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.store.times import COLD, SEPARATED
-from harness.sweep import second_pass
+from harness.sweep import second_pass, ways
 from harness.sweep.records import EXCEEDED, OK, Measurement
 from harness.sweep.rivals import takes_part
 
@@ -150,6 +151,7 @@ def _both_passes(task: Task, case: CaseUnderTest, offers: list[Offer], options: 
             continue
         yield begins
         with nvtx.annotate(f"{offer.provider} {offer.algorithm}"):
+            offer = case.settled(offer)
             row = case.measure(offer, case.clocks.steadily)
         measured.append((offer, row))
         yield row
@@ -182,6 +184,16 @@ class CaseUnderTest:
         self._verifier = Verifier(case.problem, self.operands.input, self.operands.weight, generator)
         self.clocks = CaseClocks(sensors_of(options.device))
         self.notes: list[str] = []
+
+    def settled(self, offer: Offer) -> Offer:
+        """The offer with the way in which it is measured, where it has several."""
+        what, options = f"{offer.provider} {offer.algorithm} on {self._case.label}", self._options
+        after_error = partial(_after_error, what, device=options.device)
+        return ways.settled(offer, options.workspace_limit, options.device, self._is_right, after_error)
+
+    def _is_right(self, prepared: Prepared) -> bool:
+        prepared.call().fill_(torch.nan)
+        return self._verifier.errors(prepared.call()).acceptable
 
     def measure(self, offer: Offer, steadily: Steadily) -> Measurement:
         """The row of an offer's hot times, or of what prevents them; steadily: repeats runs at a low clock."""

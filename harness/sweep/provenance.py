@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.contenders import registry
 from harness.store import environment
-from harness.sweep.comparisons import Results, grouped
+from harness.sweep.comparisons import Results, grouped, rivals
 
 Report = dict[str, Any]
 
@@ -33,19 +33,22 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
 
 
 def mixture(results: Results, rows: pd.DataFrame) -> str:
-    """A sentence where the rows of our algorithms are not all of equal machine, versions and code; otherwise "".
+    """A sentence where rows are not all of equal machine, versions and code; otherwise "".
 
-    It names the algorithms that were measured otherwise than the first subject, auto on a GPU. A row whose report is
-    not in environment.json says nothing.
+    It names what was measured otherwise than the first subject, auto on a GPU: others of our algorithms, and rivals. A
+    row whose report is not in environment.json says nothing.
     """
     ours, subject = results.comparison.provider, results.subject
     group_of = _groups(environment.read(results.folder))
-    mine = rows[(rows.provider == ours) & rows.environment.isin(list(group_of))]
+    known = rows[rows.environment.isin(list(group_of))]
+    mine, theirs = known[known.provider == ours], rivals(known, results.comparison)
     found = {name: {group_of[name] for name in members.environment} for name, members in grouped(mine, "algorithm")}
+    found[results.comparison.rivals] = {group_of[name] for name in theirs.environment}
     if len(set().union(*found.values())) <= 1:
         return ""
     provider, autos = registry.PROVIDERS[ours], found.get(subject, set())
-    others = [name for name in provider.algorithms if name in found and found[name] != autos]
+    names = (*provider.algorithms, results.comparison.rivals)
+    others = [name for name in names if found.get(name) and found[name] != autos]
     if not autos or not others:
         return f"Rows of {provider.label} are of several codes, versions or machines."
     which = "Some rows" if any(found[name] & autos for name in others) else "Rows"

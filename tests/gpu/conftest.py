@@ -13,6 +13,8 @@ from cuconv.background import waiting
 from harness.store import proof
 
 HERE = Path(__file__).parent
+# Options that leave tests out; pytest-xdist does not report what they have deselected.
+NARROWING = ("keyword", "markexpr", "maxfail", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
 SLOW = ("test_supervisor.py",)  # files whose tests start first, so that no worker is left alone with them at the end
 
 
@@ -48,7 +50,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     """
     if hasattr(config, "workerinput"):
         return
-    partial = config.option.keyword or config.option.markexpr or config.option.maxfail
+    partial = any(getattr(config.option, name, None) for name in NARROWING)
     whole = [Path(argument).resolve() for argument in config.args] == [HERE]
     proves = whole and not partial and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     if not (proves and torch.cuda.is_available() and all_passed(terminalreporter.stats)):

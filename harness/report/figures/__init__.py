@@ -24,7 +24,7 @@ from harness.report.figures import style
 from harness.report.figures.maps import rivals_figure, speedup_map
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.speedup import speedup_figure
-from harness.report.speedups import tf32_allowed, title_with_tf32
+from harness.report.speedups import tf32_layouts, title_with_tf32
 from harness.store.times import HOT, NOTES
 from harness.sweep.comparisons import Results, compare_with_tf32, each, grouped, layer_label
 from harness.sweep.left_out import left_out
@@ -61,8 +61,8 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
             yield f"{stem}_full", speedup_map(cases, title, [fp32, worst])
     for k, cases in grouped(compare_with_tf32(results, TF32), "k"):
         title = f"Speedup: {title_with_tf32(results, TF32)}, {k}x{k} filters"
-        notes = [_caption(results, results.frame), _worst(cases)]
-        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, f"{rivals} with {tf32_allowed(results)}", notes)
+        notes = [f"{_caption(results, results.frame)}{tf32_layouts(results)}", _worst(cases)]
+        yield f"speedup_tf32_{k}x{k}", speedup_figure(cases, title, f"{rivals} with TF32 allowed", notes)
     mine = results.of_subject()
     if mine.speedup.notna().any():
         yield OVERVIEW, overview_figure(mine, results.shown(results.subject), rivals, fp32, *left_out(results))

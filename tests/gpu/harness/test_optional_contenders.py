@@ -74,14 +74,6 @@ def assert_right(call, truth: torch.Tensor, name: str) -> None:
 
 
 @each_problem
-def test_the_kernel_that_cutlass_is_measured_with(fast_fp32, problem):
-    tensors, truth = case(problem)
-    (offer,) = fast_fp32.offers(problem, tensors)
-    prepared = offer.prepare()
-    assert_right(prepared.call, truth, prepared.detail)
-
-
-@each_problem
 def test_every_kernel_of_cutlass(fast_fp32, problem):
     tensors, truth = case(problem)
     tensors = cutlass._in_channels_last(problem, tensors)

@@ -1,14 +1,11 @@
-"""The tensors of a case in the type and the order in memory that a contender wants, and the fastest of several ways."""
-
-from types import SimpleNamespace
+"""The tensors of a case in the type and the order in memory that a contender wants."""
 
 import pytest
 import torch
 
 from cuconv.problem import ConvProblem
-from harness.contenders.base import LAYOUTS, PLAIN, NotRunnable, Operands, Prepared, fastest_of
+from harness.contenders.base import LAYOUTS, PLAIN, Operands
 from harness.contenders.registry import PROVIDERS
-from harness.stopwatch import timing
 
 PROBLEM = ConvProblem(2, 3, 5, 4, 6, 3, 3, 1, 1)
 
@@ -39,22 +36,3 @@ def test_channels_last_has_algorithms_of_its_own_but_not_in_fp32():
                                                       "benchmark_nhwc", "deterministic_nhwc"}  # fmt: skip
     assert torch_cudnn.may_have("benchmark_nhwc", "tf32") and not torch_cudnn.may_have("benchmark_nhwc", "fp32")
     assert PROVIDERS["cudnn_engine"].may_have("eng3_k1=2_nhwc", "fp16")
-
-
-def refuses():
-    raise NotRunnable("unsupported", "not for these sizes")
-
-
-def test_the_fastest_way_that_runs_is_taken(monkeypatch):
-    us = {"slow": 9.0, "fast": 2.0, "medium": 5.0}
-    monkeypatch.setattr(timing, "measure", lambda call, runs, device: SimpleNamespace(runs_us=(us[call()],) * runs))
-    ways = [lambda name=name: Prepared(lambda: name, 0, name) for name in us]
-    late = Prepared(refuses, 0, "it refuses when it is called")
-    assert fastest_of([refuses, *ways, lambda: late], torch.device("cpu")).detail == "fast"
-
-
-@pytest.mark.parametrize("ways", [[], [refuses], [lambda: Prepared(refuses, 0)]])
-def test_where_no_way_runs_the_reason_is_told(ways):
-    with pytest.raises(NotRunnable, match="for these sizes") as refusal:
-        fastest_of(ways, torch.device("cpu"))
-    assert refusal.value.status == "unsupported"

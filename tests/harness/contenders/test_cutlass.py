@@ -1,4 +1,4 @@
-"""The contender cutlass without a GPU: kernels, the compiler's command line, the cache, the choice by timing."""
+"""The contender cutlass without a GPU: kernels, the compiler's command line, the cache, the ways to compute a layer."""
 
 import ctypes
 import re
@@ -24,7 +24,6 @@ from harness.contenders.cutlass_library import (
     Toolchain,
     kernels_for,
 )
-from harness.stopwatch import timing
 
 LAYER = ConvProblem(2, 64, 9, 7, 32, 3, 3, 1, 1)
 KERNEL = Kernel(64, 64, 16, 2, 2, 3)
@@ -236,40 +235,44 @@ class FakeLibrary:
         return SimpleNamespace(run=lambda: y.copy_(torch.nn.functional.conv2d(x, weight, padding=1)))
 
 
-def prepare(contender, monkeypatch, time_us, refuses=lambda name: False, problem=LAYER):
-    """The prepared call and its operands; time_us gives the time of each call timed, by how many were before."""
-    times = map(time_us, range(1000))
+def ways(contender, monkeypatch, refuses=lambda name: False, problem=LAYER):
+    """The calls of all ways that CUTLASS does not refuse, the operands, and the reasons of those that it refuses."""
     monkeypatch.setattr(cutlass, "load", lambda path: FakeLibrary(path, refuses))
-    monkeypatch.setattr(timing, "measure", lambda call, runs, device: SimpleNamespace(runs_us=(next(times),) * runs))
     operands = Operands.random(problem, torch.Generator().manual_seed(1))
     (offer,) = contender.offers(problem, operands)
     assert (offer.provider, offer.algorithm, offer.precision) == ("cutlass", "fast_fp32", "fp32")
-    return offer.prepare(), operands
+    prepared, refused = [], []
+    for way in offer.ways:
+        try:
+            prepared.append(way())
+        except NotRunnable as reason:
+            refused.append(reason)
+    return prepared, operands, refused
 
 
-def test_the_fastest_kernel_and_split_count_is_taken(contender, monkeypatch):
-    prepared, operands = prepare(contender, monkeypatch, lambda number: abs(number - 2) + 1.0)
-    kernel = "128x128x16_4_align44_kOptimized split-K 4"
-    assert prepared.detail == f"CUTLASS 4.2.0, nvcc 13.0.88: {kernel}, operands in channels_last"
-    assert prepared.workspace_bytes == 12
-    output = prepared.call()
+def test_every_kernel_with_every_split_count_is_a_way(contender, monkeypatch):
+    prepared, operands, _ = ways(contender, monkeypatch)
+    wanted = [(kernel, slices) for kernel in kernels_for(LAYER) for slices in kernel.split_counts(LAYER, 132)]
+    assert len(prepared) == len(wanted) > len(TILES)
+    assert prepared[2].detail == (
+        "CUTLASS 4.2.0, nvcc 13.0.88: 128x128x16_4_align44_kOptimized split-K 4, operands in channels_last"
+    )
+    assert prepared[2].workspace_bytes == 12
+    output = prepared[2].call()
     truth = torch.nn.functional.conv2d(operands.input, operands.weight, padding=1)
     assert output.shape == truth.shape and torch.allclose(output, truth, atol=1e-4)
 
 
-def test_what_tuning_has_written_is_poisoned(contender, monkeypatch):
-    made, tensors = cutlass._in_channels_last, []
-    monkeypatch.setattr(cutlass, "_in_channels_last", lambda *of: tensors.append(made(*of)) or tensors[-1])
-    prepare(contender, monkeypatch, float)
-    assert tensors[0].output.isnan().all()
+def test_a_kernel_that_refuses_says_why(contender, monkeypatch):
+    prepared, _, refused = ways(contender, monkeypatch, lambda name: "64x64x32" not in name)
+    assert prepared and all("64x64x32" in one.detail for one in prepared)
+    assert {reason.status for reason in refused} == {"unsupported"}
+    assert all(str(reason).endswith("says: Error Misaligned Operand") for reason in refused)
 
 
-def test_a_kernel_that_refuses_leaves_the_choice_to_the_others(contender, monkeypatch):
-    prepared, _ = prepare(contender, monkeypatch, float, refuses=lambda name: "64x64x32" not in name)
-    assert "64x64x32_3" in prepared.detail
-    with pytest.raises(NotRunnable, match=r"kernel .* says: Error Misaligned Operand$") as refusal:
-        prepare(contender, monkeypatch, float, refuses=lambda name: True)
-    assert refusal.value.status == "unsupported"
+def test_a_layer_with_groups_is_refused(contender, monkeypatch):
+    prepared, _, (reason,) = ways(contender, monkeypatch, problem=replace(LAYER, groups=2))
+    assert not prepared and reason.status == "unsupported" and "one group only" in str(reason)
 
 
 @pytest.mark.parametrize("pixels", [1, 56, 224])
@@ -282,7 +285,7 @@ def test_a_split_gpu_needs_kilobytes_of_workspace(pixels):
 
 def test_a_batch_that_is_launched_in_parts_is_whole(contender, monkeypatch):
     monkeypatch.setattr(cutlass, "images_of_a_launch", lambda problem: 2)
-    prepared, operands = prepare(contender, monkeypatch, float, problem=replace(LAYER, n=5))
+    (prepared, *_), operands, _ = ways(contender, monkeypatch, problem=replace(LAYER, n=5))
     truth = torch.nn.functional.conv2d(operands.input, operands.weight, padding=1)
     assert torch.allclose(prepared.call(), truth, atol=1e-4)
 
