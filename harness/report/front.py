@@ -47,8 +47,11 @@ def front_table(results: Results) -> str:
     if whole:
         sources["whole networks"] = provenance(whole)
     named = {source: ", ".join(name for name in sources if sources[name] == source) for source in sources.values()}
-    told = [source if len(named) == 1 else f"{names}: {source}" for source, names in named.items()]
-    return markdown(header, body, left=(0, 1)) + f"\n\nMeasured on {'; '.join(told)}."
+    if len(named) == 1:
+        measured = f"Measured on {next(iter(named))}."
+    else:
+        measured = f"Measured: {'; '.join(f'{names} on {source}' for source, names in named.items())}."
+    return f"{markdown(header, body, left=(0, 1))}\n\n{measured}"
 
 
 def _line(results: Results, what: str, baseline: str, rows: pd.DataFrame) -> list[str]:

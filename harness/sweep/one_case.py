@@ -321,27 +321,11 @@ def _row(
 ) -> Measurement:
     layer = case.layer
     return Measurement(
-        networks=case.networks_cell,
-        layers=case.layers_cell,
-        batch=case.batch,
-        h=layer.h,
-        w=layer.w,
-        c=layer.c,
-        m=layer.m,
-        k=layer.k,
-        pad=layer.pad,
-        stride=layer.stride,
-        dilation=layer.dilation,
-        groups=layer.groups,
-        provider=provider,
-        algorithm=algorithm,
-        precision=precision,
-        status=status,
-        detail=detail,
-        timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=options.environment,
-        **measured,
-    )
+        networks=case.networks_cell, layers=case.layers_cell, batch=case.batch, h=layer.h, w=layer.w, c=layer.c,
+        m=layer.m, k=layer.k, pad=layer.pad, stride=layer.stride, dilation=layer.dilation, groups=layer.groups,
+        provider=provider, algorithm=algorithm, precision=precision, status=status, detail=detail,
+        timestamp=datetime.now(UTC).isoformat(timespec="seconds"), environment=options.environment, **measured,
+    )  # fmt: skip
 
 
 def _wanted(task: Task, provider: str, algorithm: str, options: Options) -> bool:

@@ -138,8 +138,8 @@ def test_rows_in_tf32_change_no_comparison_in_fp32(tmp_path):
 def test_the_sentence_beside_the_headline_names_the_worst_filter_size(tmp_path):
     # 2, 0.5 and 4 over all, and 2 and 0.5 on 1x1.
     assert tf32_sentence(measured(tmp_path, ROWS)) == (
-        "With TF32 allowed for the rivals, on NCHW tensors only, cuConv auto in FP32 still wins 2 of 3 cases, geometric "
-        "mean 1.59x; with 1x1 filters 1 of 2, 1.00x (nvidia-test)."
+        "With TF32 allowed for the rivals, on NCHW tensors only, cuConv auto in FP32 still wins 2 of 3 cases, "
+        "geometric mean 1.59x; with 1x1 filters 1 of 2, 1.00x (nvidia-test)."
     )
     assert tf32_sentence(measured(tmp_path / "fp32", SWEEP[:3])) == ""
 

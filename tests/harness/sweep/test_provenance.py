@@ -44,7 +44,8 @@ def rows_of(auto, two_stage, fp16x3="one"):
         ([*rows_of("one", "one"), row("two_stage", 10.0, m=48, environment="code")], f"Some r{MIXED[1:]}"),
         ([row(batch=1, environment="one"), row(batch=8, environment="code")],
          "Rows of cuConv are of several codes, versions or machines."),
-        ([row(environment="one"), row("gemm", provider="cudnn", environment="code")], MIXED.replace("two_stage", "cuDNN")),
+        ([row(environment="one"), row("gemm", provider="cudnn", environment="code")],
+         MIXED.replace("two_stage", "cuDNN")),
         ([row(environment="one"), row("gemm", provider="cudnn", environment="same")], ""),
     ],
 )  # fmt: skip
