@@ -203,6 +203,8 @@ def _folder(named: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as made:
         if os.path.exists(path):
             _copy(path, Path(made) / CSV)
+            if os.path.isfile(beside := path.with_name("environment.json")):
+                _copy(beside, Path(made) / beside.name)
         else:
             _from_git(named, Path(made))
         yield Path(made)

@@ -135,6 +135,9 @@ def test_where_both_were_measured_is_told(folders, capsys):
     (Path(both[1]) / "environment.json").write_text(json.dumps({"environments": {"": report}}))
     assert compare.main(both) == 0
     assert capsys.readouterr().out.startswith(f"old: {both[0]}\nnew: NVIDIA Test, torch 2.11.0, commit 01234567\n")
+    renamed = (Path(both[1]) / "measurements.csv").rename(Path(both[1]) / "renamed.csv")
+    assert compare.main([both[0], str(renamed)]) == 0
+    assert "\nnew: NVIDIA Test, torch 2.11.0, commit 01234567\n" in capsys.readouterr().out
 
 
 def test_a_row_without_a_time_is_not_compared(folders, capsys):
