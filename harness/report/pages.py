@@ -5,8 +5,9 @@ A page has two lines for each table, and what stands between them belongs to thi
     <!-- table:algorithm fp16x3 -->
     <!-- table:end -->
 
-A marker stands alone on its line. The tables are of the paper's sweep on each GPU under results/, from CSV files alone.
-Everything else in a page stays as it is.
+A marker stands alone on its line. The tables are of the GPU under results/ that has the most sweeps, and most are of the
+paper's sweep; the table `devices` has a line for each sweep of every GPU. They come from CSV files alone. Everything
+else in a page stays as it is.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.clocks import clocks_table
+from harness.report.devices import devices_table, reference
 from harness.report.front import front_table
 from harness.report.half import half_table
 from harness.report.memory_bound import depthwise_table, memory_bound_table
@@ -59,12 +61,13 @@ from harness.sweep.provenance import mixture, provenance
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # beside it
+DEVICES = "devices"  # the table of every device
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
 
 def rewrite(page: Path, found: Sequence[Results], plots: Path, check: bool = False) -> int:
-    """Rewrite the tables of a page from the results of each device, and return their number.
+    """Rewrite the tables of a page from the results of the devices, and return their number.
 
     plots: the folder of the figures. check: raise ResultsError where the page would change, and leave it. Raises
     UsageError where the page cannot be read, where a marker has no end or names no table.
@@ -93,9 +96,9 @@ def rewrite(page: Path, found: Sequence[Results], plots: Path, check: bool = Fal
 
 
 def _table(where: str, name: str, arguments: list[str], found: Sequence[Results], plots: str) -> str:
-    """One table for each device, with the device as a heading where there are several."""
-    if name not in TABLES:
-        raise UsageError(f"{where}: there is no table {name!r}: must be one of {', '.join(TABLES)}")
+    """The table of a marker: of the reference device, or of all."""
+    if name not in TABLES and name != DEVICES:
+        raise UsageError(f"{where}: there is no table {name!r}: must be one of {', '.join([*TABLES, DEVICES])}")
     allowed = ARGUMENTS.get(name, ())
     if arguments and not allowed:
         raise UsageError(f"{where}: the table {name!r} takes nothing more: remove {' '.join(arguments)!r}")
@@ -103,10 +106,9 @@ def _table(where: str, name: str, arguments: list[str], found: Sequence[Results]
     if allowed and not (1 <= len(arguments) <= len(allowed) and known):
         choices = ", then one of ".join(", ".join(choice) for choice in allowed)
         raise UsageError(f"{where}: the table {name!r} takes one of {choices}")
-    parts = [TABLES[name](results, plots, *arguments) for results in found]
-    if len(found) == 1:
-        return parts[0]
-    return "\n\n".join(f"**{results.device}**\n\n{part}" for results, part in zip(found, parts, strict=True))
+    if name == DEVICES:
+        return devices_table(found, (SWEEP, *SWEEPS))
+    return TABLES[name](reference(found), plots, *arguments)
 
 
 def _front(results: Results, plots: str) -> str:

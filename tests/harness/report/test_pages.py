@@ -171,11 +171,23 @@ def test_an_algorithm_in_another_sweep(page):
     assert "1 of 1 cases" in filled(page, "algorithm depthwise grouped")
 
 
-def test_each_device_has_its_table(page):
-    write(page.parent.parent / "results", ROWS, device="nvidia-other")
-    write(page.parent.parent / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
-    text = filled(page, "paper")
-    assert [line for line in text.splitlines() if line.startswith("**")] == ["**nvidia-other**", "**nvidia-test**"]
+def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(page):
+    results = page.parent.parent / "results"
+    of_test = filled(page, "paper")
+    write(results, [row("auto", 5.0), row("gemm", 10.0, provider="cudnn")], device="nvidia-other")
+    write(results, [row("two_stage", 2.0, provider="cpu")], device="cpu")
+    assert filled(page, "paper") == of_test, "it has more rows"
+    other = ["2.00x", "-", "-", "1 of 1", "2.00x (7-1-1-32-832)"]
+    lines = cells(filled(page, "devices"))
+    assert lines["nvidia-other"] == ["paper", *other] and lines["nvidia-test"][:2] == ["paper", "1.20x"]
+    strided = [row("auto", 5.0, stride=2), row("gemm", 15.0, provider="cudnn", stride=2)]
+    write(results, strided, device="nvidia-other", sweep="strided")
+    times = [network_time(30.0, contender="torch"), network_time(10.0)]
+    NETWORKS.write(results / "nvidia-other" / "networks", [one.cells() for one in times])
+    assert filled(page, "paper") != of_test
+    lines = cells(filled(page, "devices"))
+    assert lines["nvidia-other paper"][1:] == other and lines["nvidia-other strided"][1] == "3.00x"
+    assert lines["nvidia-other networks"][1:] == ["3.00x", "-", "-", "1 of 1", "3.00x (resnet50, batch 1)"]
 
 
 @pytest.mark.parametrize(("marker", "sentence"), [

@@ -1,0 +1,53 @@
+"""Every GPU that was measured: one line for each of its sweeps, and for its whole networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from harness.experiments.networks.table import networks_results, over_torch
+from harness.store.markdown import NONE, markdown, of, times
+from harness.sweep.comparisons import Results, each, full_precision, geometric_mean, problem_of, summarise
+from harness.sweep.provenance import provenance
+
+HEADER = ("GPU", "measured", "hot", "separated", "cold", "won, hot", "smallest speedup, hot")
+
+
+def reference(found: Sequence[Results]) -> Results:
+    """The results of the device that has the most sweeps, and of equals the most rows: the pages are about it."""
+    return max(
+        found, key=lambda results: (len([*results.folder.parent.glob("*/measurements.csv")]), len(results.frame))
+    )
+
+
+def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
+    """A line for each of the named sweeps of each device, and one for whole networks, in FP32.
+
+    The speedups are geometric means, over the best cuDNN and over the fastest of torch.
+    """
+    body = []
+    for results in found:
+        measured = [sweep for name in sweeps if (sweep := results.beside(name)) and not sweep.of_subject().empty]
+        body += [[*_who(sweep, full_precision(sweep.frame)), *_speedups(sweep)] for sweep in measured]
+        if (whole := networks_results(results.folder.parent)) and (networks := over_torch(whole.frame)):
+            where, least = min(networks.items(), key=lambda pair: pair[1])
+            won = of(sum(speedup > 1 for speedup in networks.values()), len(networks))
+            mean = times(geometric_mean(networks.values()))
+            body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, f"{times(least)} ({where})"])
+    return markdown(HEADER, body, left=(0, 1))
+
+
+def _who(results: Results, rows: pd.DataFrame) -> list[str]:
+    """The cells of the GPU and of what was measured, with versions and dates."""
+    gpu, _, where = provenance(results, rows).partition(", ")
+    return [gpu, f"{results.sweep}: {where}" if where else results.sweep]
+
+
+def _speedups(results: Results) -> list[str]:
+    """The cells of a sweep behind its name."""
+    means = {one.time: times(summarise(one.of_subject()).geometric) for one in results.every_time}
+    rows = results.of_subject()
+    total, (worst,) = summarise(rows), each(rows.nsmallest(1, "speedup"))
+    every = [means.get(time, NONE) for time in ("hot", "separated", "cold")]
+    return [*every, of(total.wins, total.of), f"{times(worst.speedup)} ({problem_of(worst).label})"]
