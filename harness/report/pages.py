@@ -5,9 +5,9 @@ A page has two lines for each table, and what stands between them belongs to thi
     <!-- table:algorithm fp16x3 -->
     <!-- table:end -->
 
-A marker stands alone on its line. The tables are of the GPU under results/ that has the most sweeps, and most are of the
-paper's sweep; the table `devices` has a line for each sweep of every GPU. They come from CSV files alone. Everything
-else in a page stays as it is.
+A marker stands alone on its line. The tables are of the GPU under results/ that has the most sweeps, and most of them
+show the paper's sweep; the table `devices` has a line for each sweep of every GPU. They come from CSV files alone.
+Everything else in a page stays as it is.
 """
 
 from __future__ import annotations
