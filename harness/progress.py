@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import RLock
 from typing import Any
 
 from tqdm import tqdm
 
 COUNTED = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed} elapsed, {remaining} left"
 WEIGHED = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left"
+
+tqdm.set_lock(RLock())  # by default it makes a semaphore of the system too, which a process that is ended leaves behind
 
 
 class _Bar(tqdm):
