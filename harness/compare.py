@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import mannwhitneyu
 
 from harness import command
 from harness.contenders.registry import PROVIDERS, shown
@@ -29,11 +28,10 @@ from harness.store import environment
 from harness.store.environment import ROOT
 from harness.store.files import read_regular
 from harness.store.markdown import markdown, times
-from harness.store.times import HOT, TIMES, at_time, hot_runs
+from harness.store.times import HOT, TIMES, at_time
 from harness.sweep.comparisons import (
     CASE,
     Results,
-    algorithms,
     each,
     fastest,
     geometric_mean,
@@ -44,15 +42,10 @@ from harness.sweep.comparisons import (
 )
 from harness.sweep.provenance import provenance
 from harness.sweep.records import KEY_COLUMNS, read
+from harness.sweep.verdicts import CLOCK, FASTER, SLOWER, THRESHOLD, UNCLEAR, VERDICTS, verdicts
 
 WORSE_FOUND = 1  # the exit code
-# Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:
-# with so few no difference is certain.
-SIGNIFICANT = 0.005
-THRESHOLD = 0.02  # the least difference that counts, as a share of the time
-FASTER, SAME, SLOWER, UNCLEAR = VERDICTS = ("faster", "same", "slower", "unclear")
 SHOWN = 10  # cases of a verdict
-CLOCK = "sm_clock_mhz"  # of a row's hot runs
 SIDES = ("old", "new")
 CSV = "measurements.csv"
 
@@ -143,52 +136,6 @@ def _told(broken: pd.DataFrame) -> str:
         f"broken: {len(broken)} rows are ok in OLD and not in NEW ({counts}), the first: "
         f"{shown(first.provider, first.algorithm)} on {problem_of(first).label}: {first.detail}"
     )
-
-
-def verdicts(
-    old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD, keys: Sequence[str] = KEY_COLUMNS
-) -> pd.DataFrame:
-    """The rows of both measurements with the same cells in the columns keys, which tell the rows of each apart.
-
-    Beside CASE they have the names of both algorithms, which_old and which_new, the medians old_us and new_us, their
-    ratio, and the verdict. ratio is new over old. A case is "same" where the medians differ by no more than the
-    threshold. Beyond it the runs must differ too, by a two-sided Mann-Whitney test, and by more than the GPU's clocks
-    do where both rows have them; otherwise the verdict is "unclear".
-    """
-    parts = [rows[[*keys, CLOCK]].assign(runs=_runs(rows), which=_names(rows)) for rows in (old, new)]
-    joined = parts[0].merge(parts[1], on=list(keys), suffixes=("_old", "_new"))
-    before, after = joined.runs_old, joined.runs_new
-    found = joined[[*CASE, "which_old", "which_new"]].assign(
-        old_us=list(map(np.median, before)), new_us=list(map(np.median, after))
-    )
-    found["ratio"] = found.new_us / found.old_us
-    by_clock = (joined[f"{CLOCK}_old"] / joined[f"{CLOCK}_new"]).fillna(1.0)
-    found["verdict"] = [_verdict(*runs, threshold) for runs in zip(before, after, by_clock, strict=True)]
-    return found
-
-
-def _names(rows: pd.DataFrame) -> list[str]:
-    return [shown(*pair) for pair in algorithms(rows)]
-
-
-def _runs(rows: pd.DataFrame) -> pd.Series:
-    """The times of each row's runs, in microseconds, as an array."""
-    cells = hot_runs(rows).to_numpy(float)
-    return pd.Series([row[~np.isnan(row)] for row in cells], index=rows.index, dtype=object)
-
-
-def _verdict(old: np.ndarray, new: np.ndarray, by_clock: float, threshold: float) -> str:
-    """by_clock: the ratio of the times that the clocks alone would give a kernel whose time is all work of the SMs."""
-    ratio = float(np.median(new) / np.median(old))
-    if max(ratio, 1 / ratio) <= 1 + threshold:
-        return SAME
-    clocks_explain_some = (ratio > 1) == (by_clock > 1)
-    unexplained = ratio / by_clock if clocks_explain_some else ratio
-    if (unexplained > 1) != (ratio > 1) or max(unexplained, 1 / unexplained) <= 1 + threshold:
-        return UNCLEAR
-    if mannwhitneyu(old, new, method="exact").pvalue >= SIGNIFICANT:
-        return UNCLEAR
-    return SLOWER if ratio > 1 else FASTER
 
 
 @contextmanager

@@ -54,6 +54,7 @@ from harness.report.speedups import (
     worst_table,
 )
 from harness.report.unlimited import unlimited_table
+from harness.report.versions import changes, versions_table
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
@@ -170,6 +171,15 @@ def _sweep(results: Results, name: str) -> str:
     ])  # fmt: skip
 
 
+def _versions(results: Results, plots: str) -> str:
+    """A figure for each older version of cuDNN that was kept, and the tables."""
+    pictures = []
+    for change in changes(results):
+        figure = f"{plots}/{results.device}/{results.sweep}/{figures.of_versions(change)}.png"
+        pictures.append(f"![Speedup of cuDNN {change.new} over {change.old}, a dot for each case]({figure})")
+    return "\n\n".join([*pictures, versions_table(results)])
+
+
 def _accuracy(results: Results) -> str:
     rows = results.frame
     shown = replace(results, frame=rows[(rows.precision == FP32) | (rows.provider == results.comparison.provider)])
@@ -206,6 +216,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
     "half": lambda results, plots: half_table(results),
+    "versions": lambda results, plots: _versions(results, plots),
     "unlimited": lambda results, plots: unlimited_table(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),

@@ -25,11 +25,16 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
     """
     used = _reports(results, results.frame if rows is None else rows)
     parts = [_seen(used, "gpu") or _seen(used, "cpu") or results.device]
-    if cudnn := _seen(used, "cudnn"):
-        parts.append(f"cuDNN {', '.join(map(_cudnn_version, cudnn.split(', ')))}")
+    if versions := _cudnn_versions(used):
+        parts.append(f"cuDNN {', '.join(versions)}")
     if torch := _seen(used, "torch"):
         parts.append(f"torch {torch.split('+')[0]}")
     return ", ".join([*parts, *_dates(used)])
+
+
+def cudnn_versions(results: Results, rows: pd.DataFrame) -> list[str]:
+    """The versions of cuDNN that some rows were measured with, such as "9.19.0", in order of their reports."""
+    return _cudnn_versions(_reports(results, rows))
 
 
 def mixture(results: Results, rows: pd.DataFrame) -> str:
@@ -74,6 +79,10 @@ def _reports(results: Results, rows: pd.DataFrame) -> list[Report]:
 
 def _seen(reports: Iterable[Report], key: str) -> str:
     return ", ".join(dict.fromkeys(str(report[key]) for report in reports if report.get(key) is not None))
+
+
+def _cudnn_versions(reports: Iterable[Report]) -> list[str]:
+    return [_cudnn_version(number) for number in _seen(reports, "cudnn").split(", ") if number]
 
 
 def _cudnn_version(number: str) -> str:

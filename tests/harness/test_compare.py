@@ -11,6 +11,7 @@ import pytest
 from harness import compare
 from harness.store.times import RUNS
 from harness.sweep.records import read
+from harness.sweep.verdicts import verdicts
 from tests.helpers import row, write
 
 OLD = [10.0 + 0.01 * i for i in range(RUNS)]
@@ -51,7 +52,7 @@ def folders(tmp_path):
 )
 def test_a_difference_counts_where_it_is_large_and_certain(folders, runs, verdict):
     old, new = (read(Path(folder) / "measurements.csv") for folder in folders([timed(OLD)], [timed(runs)]))
-    (found,) = compare.verdicts(old, new).verdict
+    (found,) = verdicts(old, new).verdict
     assert found == verdict
 
 
@@ -70,7 +71,7 @@ def test_a_difference_counts_where_it_is_large_and_certain(folders, runs, verdic
 def test_a_difference_that_the_clocks_explain_is_unclear(folders, by, old_mhz, new_mhz, verdict):
     rows = replace(timed(OLD), sm_clock_mhz=old_mhz), replace(timed(scaled(by)), sm_clock_mhz=new_mhz)
     old, new = (read(Path(folder) / "measurements.csv") for folder in folders([rows[0]], [rows[1]]))
-    (found,) = compare.verdicts(old, new).verdict
+    (found,) = verdicts(old, new).verdict
     assert found == verdict
 
 
