@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import mannwhitneyu
 
 from harness.contenders.registry import shown
 from harness.store.times import hot_runs
@@ -62,6 +61,8 @@ def _verdict(old: np.ndarray, new: np.ndarray, by_clock: float, threshold: float
     unexplained = ratio / by_clock if clocks_explain_some else ratio
     if (unexplained > 1) != (ratio > 1) or max(unexplained, 1 / unexplained) <= 1 + threshold:
         return UNCLEAR
+    from scipy.stats import mannwhitneyu  # takes most of a second, which most reports need not wait for
+
     if mannwhitneyu(old, new, method="exact").pvalue >= SIGNIFICANT:
         return UNCLEAR
     return SLOWER if ratio > 1 else FASTER

@@ -30,7 +30,7 @@ OLD = [
     row("auto", 5.0, environment="ours", k=3), cudnn("gemm", 20.0, "old", k=3),
     cudnn("gemm", 1.0, "ours", precision="tf32"),
 ]  # fmt: skip
-# The fastest of 9.28.1: fft on 1x1, 15 / 30 = 0.5; gemm on 3x3, 25 / 20 = 1.25. The second 1x1 case was not measured before.
+# The fastest of 9.28.1: fft on 1x1, 15 / 30 = 0.5; gemm on 3x3, 25 / 20 = 1.25. The second 1x1 case has no old time.
 NEW = [
     row("auto", 5.0, environment="ours"), cudnn("gemm", 30.0, "new"), cudnn("fft", 15.0, "new"),
     row("auto", 5.0, environment="ours", k=3), cudnn("gemm", 25.0, "new", k=3),
