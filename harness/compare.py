@@ -34,7 +34,6 @@ from harness.sweep.comparisons import (
     Results,
     each,
     fastest,
-    geometric_mean,
     grouped,
     layer_label,
     problem_of,
@@ -42,7 +41,7 @@ from harness.sweep.comparisons import (
 )
 from harness.sweep.provenance import provenance
 from harness.sweep.records import KEY_COLUMNS, read
-from harness.sweep.verdicts import CLOCK, FASTER, SLOWER, THRESHOLD, UNCLEAR, VERDICTS, verdicts
+from harness.sweep.verdicts import CLOCK, FASTER, SLOWER, THRESHOLD, UNCLEAR, VERDICTS, counted, verdicts
 
 WORSE_FOUND = 1  # the exit code
 SHOWN = 10  # cases of a verdict
@@ -199,16 +198,12 @@ def _summary(found: pd.DataFrame, threshold: float) -> str:
     groups = list(grouped(found, "which_new")) if same else []
     groups += [(f"{size}x{size}", rows) for size, rows in grouped(found.sort_values("k"), "k")]
     groups += [(f"batch {batch}", rows) for batch, rows in grouped(found.sort_values("batch"), "batch")]
-    body = [[name, *_counts(rows)] for name, rows in [*groups, ("all", found)]]
+    body = [[name, *counted(rows)] for name, rows in [*groups, ("all", found)]]
     note = (
         "New over old, medians of the runs, which one disturbed run does not move. "
         f"A difference counts from {threshold:.1%} on, and beyond what the clocks of the hot runs explain."
     )
     return f"{note}\n\n" + markdown(["", *VERDICTS, "new / old"], body)
-
-
-def _counts(rows: pd.DataFrame) -> list[str]:
-    return [*(str(int((rows.verdict == verdict).sum())) for verdict in VERDICTS), times(geometric_mean(rows.ratio), 3)]
 
 
 def _table(rows: pd.DataFrame) -> str:

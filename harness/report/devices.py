@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.experiments.networks.table import networks_results, over_torch
+from harness.experiments.networks.table import networks_results, summary_over_torch
 from harness.store.markdown import NONE, markdown, of, times
-from harness.sweep.comparisons import Results, each, full_precision, geometric_mean, problem_of, summarise
+from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise
 from harness.sweep.provenance import provenance
 
 HEADER = ("GPU", "measured", "hot", "separated", "cold", "won, hot", "smallest speedup, hot")
@@ -30,11 +30,9 @@ def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
     for results in found:
         measured = [sweep for name in sweeps if (sweep := results.beside(name)) and not sweep.of_subject().empty]
         body += [[*_who(sweep, full_precision(sweep.frame)), *_speedups(sweep)] for sweep in measured]
-        if (whole := networks_results(results.folder.parent)) and (networks := over_torch(whole.frame)):
-            where, least = min(networks.items(), key=lambda pair: pair[1])
-            won = of(sum(speedup > 1 for speedup in networks.values()), len(networks))
-            mean = times(geometric_mean(networks.values()))
-            body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, f"{times(least)} ({where})"])
+        if (whole := networks_results(results.folder.parent)) and (cells := summary_over_torch(whole.frame)):
+            mean, won, least = cells
+            body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, least])
     return markdown(HEADER, body, left=(0, 1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.experiments.networks.table import networks_results, over_torch
+from harness.experiments.networks.table import networks_results, over_torch, summary_over_torch
 from harness.precision import FP32, MEASURED
 from harness.report.half import compare_with_half
 from harness.report.speedups import tf32_layouts
@@ -35,12 +35,9 @@ def front_table(results: Results) -> str:
     ]
     body = [_line(results, *comparison) for comparison in compared if summarise(comparison[-1]).of]
     whole = networks_results(results.folder.parent)
-    if whole and (networks := over_torch(whole.frame)):
-        (where, least_speedup) = min(networks.items(), key=lambda pair: pair[1])
-        won = sum(speedup > 1 for speedup in networks.values())
-        mean, least = times(geometric_mean(list(networks.values()))), f"{times(least_speedup)} ({where})"
-        converted = f"{len(networks)} cases of whole networks, converted, FP32"
-        body.append([converted, "fastest of torch in FP32, CUDA graphs", mean, of(won, len(networks)), least])
+    if whole and (cells := summary_over_torch(whole.frame)):
+        converted = f"{len(over_torch(whole.frame))} cases of whole networks, converted, FP32"
+        body.append([converted, "fastest of torch in FP32, CUDA graphs", *cells])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
     rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
     sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}

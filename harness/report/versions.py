@@ -24,14 +24,13 @@ from harness.sweep.comparisons import (
     fastest,
     find_results,
     full_precision,
-    geometric_mean,
     grouped,
     problem_of,
     rivals,
 )
 from harness.sweep.provenance import cudnn_versions
 from harness.sweep.records import KEY_COLUMNS, read
-from harness.sweep.verdicts import VERDICTS, verdicts
+from harness.sweep.verdicts import VERDICTS, counted, verdicts
 
 PREFIX = "cudnn-"  # of the files
 MOST = 3  # cases that gain most, and that lose most
@@ -64,15 +63,8 @@ def versions_table(results: Results) -> str:
 
 
 def _of_change(change: Change) -> str:
-    groups = [(f"{k}x{k}", rows) for k, rows in grouped(change.cases.sort_values("k"), "k")]
-    body = [
-        [
-            name,
-            *(str(int((rows.verdict == verdict).sum())) for verdict in VERDICTS),
-            times(geometric_mean(rows.ratio), 3),
-        ]
-        for name, rows in [*groups, ("all", change.cases)]
-    ]
+    groups = [*((f"{k}x{k}", rows) for k, rows in grouped(change.cases, "k")), ("all", change.cases)]
+    body = [[name, *counted(rows)] for name, rows in groups]
     most = pd.concat([change.cases.nsmallest(MOST, "ratio"), change.cases.nlargest(MOST, "ratio")[::-1]])
     moved = [
         [problem_of(case).label, case.which_old, f"{case.old_us:.1f}", case.which_new, f"{case.new_us:.1f}",

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 
 from harness.contenders.registry import shown
+from harness.store.markdown import times
 from harness.store.times import hot_runs
-from harness.sweep.comparisons import CASE, algorithms
+from harness.sweep.comparisons import CASE, algorithms, geometric_mean
 from harness.sweep.records import KEY_COLUMNS
 
 # Two times nine runs that do not overlap have p = 0.00004, and 0.004 with one outlier. Two times five runs have 0.008:
@@ -40,6 +41,12 @@ def verdicts(
     by_clock = (joined[f"{CLOCK}_old"] / joined[f"{CLOCK}_new"]).fillna(1.0)
     found["verdict"] = [_verdict(*runs, threshold) for runs in zip(before, after, by_clock, strict=True)]
     return found
+
+
+def counted(found: pd.DataFrame) -> list[str]:
+    """The cells of a table on rows of `verdicts`: how many are of each verdict, and the geometric mean of the ratio."""
+    counts = [str(int((found.verdict == verdict).sum())) for verdict in VERDICTS]
+    return [*counts, times(geometric_mean(found.ratio), 3)]
 
 
 def _names(rows: pd.DataFrame) -> list[str]:

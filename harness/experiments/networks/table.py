@@ -149,6 +149,16 @@ def over_torch(frame: pd.DataFrame) -> dict[str, float]:
     return {f"{row.network}, batch {row.batch}": float(row.speedup) for row in each(compared)}
 
 
+def summary_over_torch(frame: pd.DataFrame) -> list[str]:
+    """Three cells on `over_torch`: the geometric mean, the cases won, the smallest speedup; empty without a case."""
+    speedups = over_torch(frame)
+    if not speedups:
+        return []
+    where, least = min(speedups.items(), key=lambda pair: pair[1])
+    won = sum(speedup > 1 for speedup in speedups.values())
+    return [times(geometric_mean(speedups.values())), of(won, len(speedups)), f"{times(least)} ({where})"]
+
+
 def _speedups(frame: pd.DataFrame, contender: str, mode: str, precision: str) -> list[float]:
     """The speedup of a contender over the fastest of torch, on each network and batch that both ran."""
     rows = frame[(frame["mode"] == mode) & (frame.precision == precision)]
