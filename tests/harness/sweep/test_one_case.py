@@ -87,6 +87,29 @@ def test_everything_that_goes_wrong_is_a_row(tiny):
     assert len(rows["right"].runs_us) == 2 and rows["right"].rel_l2_error < 1e-6
 
 
+class Several:
+    """An algorithm with three ways: one refuses, one is wrong, one is right."""
+
+    def offers(self, problem, operands):
+        right = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
+
+        def refuses():
+            raise NotRunnable("unsupported", "no kernel for it")
+
+        wrong, slow = (lambda: Prepared(lambda: right * 2, 0, "wrong")), (lambda: Prepared(right.clone, 0, "right"))
+        return [
+            Offer("cpu", "several", refuses, others=(wrong, slow)),
+            Offer("cpu", "none", refuses, others=(refuses,)),
+        ]
+
+
+def test_an_offer_of_several_ways_is_measured_in_one_that_is_right(tiny):
+    several, none = sorted(rows_of(Task(tiny.cases[1]), Several()), key=lambda row: row.algorithm, reverse=True)
+    assert (several.algorithm, several.status, several.detail) == ("several", "ok", "right")
+    assert several.rel_l2_error < 1e-6
+    assert (none.algorithm, none.status, none.detail) == ("none", "unsupported", "no kernel for it")
+
+
 def test_a_contender_that_cannot_even_offer_is_a_row(tiny):
     class Broken:
         def offers(self, problem, operands):
