@@ -1,7 +1,7 @@
 """cuConv beside the fastest cuDNN of FP32 accuracy.
 
 Rivals are held to the rule for cuConv's own algorithms (docs/accuracy.md), by the error of a row and not of each image.
-What the rule allows Winograd with 3x3 filters is allowed to all of them.
+All of them are allowed what the rule allows Winograd with 3x3 filters.
 """
 
 from __future__ import annotations

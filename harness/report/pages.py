@@ -216,7 +216,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: with_tf32(results),
     "half": lambda results, plots: half_table(results),
-    "versions": lambda results, plots: _versions(results, plots),
+    "versions": _versions,
     "unlimited": lambda results, plots: unlimited_table(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),

@@ -192,8 +192,11 @@ class CaseUnderTest:
         return ways.settled(offer, options.workspace_limit, options.device, self._is_right, after_error)
 
     def _is_right(self, prepared: Prepared) -> bool:
-        prepared.call().fill_(torch.nan)
-        return self._verifier.errors(prepared.call()).acceptable
+        return self._errors_when_called(prepared).acceptable
+
+    def _errors_when_called(self, prepared: Prepared) -> Errors:
+        prepared.call().fill_(torch.nan)  # what another algorithm wrote there must not pass for its output
+        return self._verifier.errors(prepared.call())
 
     def measure(self, offer: Offer, steadily: Steadily) -> Measurement:
         """The row of an offer's hot times, or of what prevents them; steadily: repeats runs at a low clock."""
@@ -241,8 +244,7 @@ class CaseUnderTest:
                 raise NoMemory(needed)
 
     def _verify_and_time(self, prepared: Prepared, row: Callable[..., Measurement], steadily: Steadily) -> Measurement:
-        prepared.call().fill_(torch.nan)  # what another algorithm wrote there must not pass for its output
-        before = self._verifier.errors(prepared.call())
+        before = self._errors_when_called(prepared)
         facts: dict[str, Any] = {
             "workspace_bytes": prepared.workspace_bytes,
             "rel_l2_error": before.rel_l2,
