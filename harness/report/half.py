@@ -36,7 +36,7 @@ def half_table(results: Results) -> str:
     if rows.empty and not timed(results.frame, FP16).empty:
         return f"cuConv in FP32 was not measured beside cuDNN in half precision: {OURS}."
     if rows.empty:
-        return f"cuDNN in half precision was not measured on {results.device}: {REMEDY}."
+        return f"There are no rows of cuDNN in half precision for {results.device}: {REMEDY}."
     measured = set(_rivals_in_half(results).provider)
     who = " and ".join(entry.label for name, entry in PROVIDERS.items() if name in measured)
     ahead = [str(batch) for batch, cases in grouped(rows, "batch") if geometric_mean(cases.speedup) > 1]
