@@ -111,7 +111,8 @@ class Offer:
     """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
 
     precision: "fp32", "tf32" where the call may round its FP32 operands to TF32, or "fp16" for operands in half
-    precision. others: more ways to compute the same, like `prepare`, where the sweep is to choose the fastest.
+    precision. others: more functions like prepare, each for another way to compute the same: the sweep takes the
+    fastest.
     """
 
     provider: str

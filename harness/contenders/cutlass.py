@@ -25,7 +25,7 @@ TENSOR_BYTES = (1 << 31) - 1  # the largest tensor of a launch: CUTLASS refuses 
 class Contender(base.Contender):
     """CUTLASS's kernels, of which the fastest counts.
 
-    Raises Unavailable without a GPU of compute capability 8.0 or higher, without nvcc, and without CUTLASS's headers.
+    Raises Unavailable without a GPU of compute capability 8.0 or higher, without nvcc, or without CUTLASS's headers.
     """
 
     def __init__(self, precision: str = FP32) -> None:

@@ -15,7 +15,7 @@ HEADER = ("GPU", "measured", "hot", "separated", "cold", "won, hot", "smallest s
 
 
 def reference(found: Sequence[Results]) -> Results:
-    """The results of the device that has the most sweeps, and of equals the most rows: the pages are about it."""
+    """The results that the pages are about: of the device with the most sweeps, or of equals with the most rows."""
     return max(
         found, key=lambda results: (len([*results.folder.parent.glob("*/measurements.csv")]), len(results.frame))
     )

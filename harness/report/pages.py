@@ -176,7 +176,7 @@ def _versions(results: Results, plots: str) -> str:
     pictures = []
     for change in changes(results):
         figure = f"{plots}/{results.device}/{results.sweep}/{figures.of_versions(change)}.png"
-        pictures.append(f"![Speedup of cuDNN {change.new} over {change.old}, a dot for each case]({figure})")
+        pictures.append(f"![Time of cuDNN {change.new} over that of {change.old}, a dot for each case]({figure})")
     return "\n\n".join([*pictures, versions_table(results)])
 
 

@@ -85,7 +85,7 @@ def _fastest_cudnn(results: Results) -> pd.DataFrame:
 
 
 def keep(results: Results) -> str:
-    """Write the fastest cuDNN of each case to a file of its own; returns the file's name.
+    """Write the row of the fastest cuDNN in FP32 of each case to a file of its own; returns the file's name.
 
     Raises ResultsError where these rows are not of one known version.
     """

@@ -38,10 +38,10 @@ def cudnn_versions(results: Results, rows: pd.DataFrame) -> list[str]:
 
 
 def mixture(results: Results, rows: pd.DataFrame) -> str:
-    """A sentence where rows are not all of equal machine, versions and code; otherwise "".
+    """A warning where rows are of several machines, versions or codes; otherwise "".
 
-    It names what was measured otherwise than the first subject, auto on a GPU: others of our algorithms, and rivals. A
-    row whose report is not in environment.json says nothing.
+    It names which of our algorithms, and whether the rivals, were measured otherwise than the first subject (auto on a
+    GPU). Rows whose report is missing from environment.json are left out.
     """
     ours, subject = results.comparison.provider, results.subject
     group_of = _groups(environment.read(results.folder))

@@ -24,12 +24,15 @@ CLOCK = "sm_clock_mhz"  # of a row's hot runs
 def verdicts(
     old: pd.DataFrame, new: pd.DataFrame, threshold: float = THRESHOLD, keys: Sequence[str] = KEY_COLUMNS
 ) -> pd.DataFrame:
-    """The rows of both measurements with the same cells in the columns keys, which tell the rows of each apart.
+    """One row for each case that both measurements have: what it took in each, and which verdict follows.
 
-    Beside CASE they have the names of both algorithms, which_old and which_new, the medians old_us and new_us, their
-    ratio, and the verdict. ratio is new over old. A case is "same" where the medians differ by no more than the
-    threshold. Beyond it the runs must differ too, by a two-sided Mann-Whitney test, and by more than the GPU's clocks
-    do where both rows have them; otherwise the verdict is "unclear".
+    keys: the columns by which a row of old finds its row of new; together they are different in all rows of each. The
+    columns of the result are CASE, the names of both algorithms (which_old, which_new), the median times old_us and
+    new_us in microseconds, ratio (new over old) and verdict.
+
+    A case is "same" where the medians differ by no more than the threshold. Beyond it the runs must differ too, by
+    a two-sided Mann-Whitney test, and by more than the GPU's clocks do where both rows have them; otherwise the
+    verdict is "unclear".
     """
     parts = [rows[[*keys, CLOCK]].assign(runs=_runs(rows), which=_names(rows)) for rows in (old, new)]
     joined = parts[0].merge(parts[1], on=list(keys), suffixes=("_old", "_new"))

@@ -1,4 +1,4 @@
-"""Pictures of a whole sweep, a dot for each case: the speedup of a subject, and that of a version of cuDNN."""
+"""Pictures of a whole sweep, a dot for each case: the speedup of a subject, and the times of two versions of cuDNN."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
 
 
 def versions_figure(change: Change, caption: str) -> Figure:
-    """A dot for each case: the speedup of the fastest cuDNN of one version over that of an older one."""
+    """A dot for each case: the time of the fastest cuDNN of one version over that of an older one."""
     counts = {verdict: int((change.cases.verdict == verdict).sum()) for verdict in (FASTER, SLOWER)}
     title = (
         f"cuDNN {change.new}: faster than {change.old} on {counts[FASTER]} cases and slower on {counts[SLOWER]} of "
         f"{len(change.cases)}"
     )
     notes = [f"The fastest algorithm of each version; a dot for each case in FP32. {caption}"]
-    ran = change.cases.assign(speedup=1 / change.cases.ratio, hollow=False)
-    return _dots(ran, title, notes, f"time of {change.old} / time of {change.new}")
+    ran = change.cases.assign(speedup=change.cases.ratio, hollow=False)
+    return _dots(ran, title, notes, f"time of {change.new} / time of {change.old}")
 
 
 def _dots(ran: pd.DataFrame, title: str, notes: list[str], what: str, hollow: str = "") -> Figure:
