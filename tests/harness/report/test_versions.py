@@ -65,7 +65,7 @@ def test_the_figure_has_a_dot_for_each_case(results):
     figure = dict(figures(results))["cudnn_9.19.0"]
     (axes,) = figure.axes
     dots = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"]
-    assert sorted(us for strip in dots for us in strip) == [0.8, 2.0]
+    assert sorted(us for strip in dots for us in strip) == [0.5, 1.25]
     assert collisions(figure) == []
 
 
