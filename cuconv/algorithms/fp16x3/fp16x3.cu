@@ -9,7 +9,8 @@
 // Each operand is scaled by a power of two and decomposed into two FP16 parts, x = high + low. The tensor cores compute
 // low * high + high * low + high * high for one row of the filter; that chain is then added to FP32 registers. For the
 // accuracy of TF32 they compute high * high alone, and a chain is a whole chunk. Weights are scaled by filter and
-// channel (common/weight_packing.cuh), the input by chunk of channels as it comes.
+// channel (common/weight_packing.cuh), the input by chunk of channels as it comes. Where all weight rows fit their
+// stages, a block fetches them once.
 //
 //   pack_weights      weights -> scaled FP16 parts in the workspace, a kernel ahead of this one unless PREPARED
 //   producers 0       chunk 0: load, scale, decompose -> stage 0  | chunk 2 -> stage 2 | ...
