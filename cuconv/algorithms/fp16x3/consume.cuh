@@ -23,10 +23,22 @@ struct Consumer {
     const Share share;
     const unsigned zero;  // 0, but the compiler cannot know
     const int resident;                         // weight rows that stay in shared memory, or 0
+    // With one chunk a tile, both warpgroups would multiply at the same time, and then write at the same time. So the
+    // second begins when the first has multiplied half a tile.
+    bool staggered;
     PipelineState<IN_STAGES> input = {};        // of the next chunk
     PipelineState<WEIGHT_STAGES> weights = {};  // of its next weight row
 
     __device__ __forceinline__ void barrier() const { warpgroup_barrier(warpgroup); }
+
+    // The second warpgroup waits here for the first, which does not wait.
+    __device__ __forceinline__ void stagger() {
+        if (warpgroup == 0)
+            asm volatile("bar.arrive 5, %0;" ::"n"(CONSUMERS) : "memory");
+        else
+            named_barrier<5, CONSUMERS>();
+        staggered = false;
+    }
 
     // Resident rows are read again and again: their barriers stay in the phase after the only copy.
     __device__ __forceinline__ void next_row() {
@@ -102,6 +114,7 @@ struct Consumer {
                     if (row == ROWS - 1) barrier_arrive(shared.empty_input + input_stage);
                 }
                 if (CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
+                if (row == ROWS / 2 && staggered && warpgroup == 0) stagger();
             }
             if (!CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
         }
@@ -144,6 +157,7 @@ struct Consumer {
             const WorkUnit from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);
             Sums sums;
+            if (staggered && warpgroup == 1) stagger();
             multiply(sums, from, chunks);
             unit += chunks;
             if (from.chunk > 0) {

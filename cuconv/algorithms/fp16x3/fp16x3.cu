@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const Output out = {g.p, input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
                              staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
-                             (unsigned)(images >> 32), resident_rows(g)};
+                             (unsigned)(images >> 32), resident_rows(g),
+                             g.chunks == 1 && share.begin < share.end};
         consumer.run();
     }
 }
