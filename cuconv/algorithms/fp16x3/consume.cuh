@@ -24,7 +24,7 @@ struct Consumer {
     const unsigned zero;  // 0, but the compiler cannot know
     const int resident;                         // weight rows that stay in shared memory, or 0
     // With one chunk a tile, both warpgroups would multiply at the same time, and then write at the same time. So the
-    // second begins when the first has multiplied half a tile.
+    // second begins when the first has multiplied half a tile. Only with resident weights: others are released by both.
     bool staggered;
     PipelineState<IN_STAGES> input = {};        // of the next chunk
     PipelineState<WEIGHT_STAGES> weights = {};  // of its next weight row
@@ -114,7 +114,7 @@ struct Consumer {
                     if (row == ROWS - 1) barrier_arrive(shared.empty_input + input_stage);
                 }
                 if (CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
-                if (row == ROWS / 2 && staggered && warpgroup == 0) stagger();
+                if (row == (ROWS - 1) / 2 && staggered && warpgroup == 0) stagger();
             }
             if (!CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
         }

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
                              staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
                              (unsigned)(images >> 32), resident_rows(g),
-                             g.chunks == 1 && share.begin < share.end};
+                             resident_rows(g) && g.chunks == 1 && share.end - share.begin > 1};
         consumer.run();
     }
 }
