@@ -159,6 +159,7 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
             for (int half = 0; half < 2; ++half)
                 more[i][half] = out.residual_at(to[half] + i * next, pass + 4 * i < min(BF, filters[half]));
 #endif
+        float zeros[2] = {};  // NaN where a value of the pass is not finite
 #pragma unroll
         for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4) {
             const float bias = __shfl_sync(~0u, lane_bias, filter / 4);
@@ -166,11 +167,18 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
             for (int half = 0; half < 2; ++half) {
                 const float value = staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane];
                 const float biased = value + bias WITH_RESIDUAL(+more[(filter - pass) / 4][half]);
-                if (filter < filters[half]) *to[half] = biased < least ? least : biased;  // a NaN stays
+                if (filter < filters[half]) *to[half] = Output::activated(biased, least);
                 to[half] += next;
-                if (!isfinite(value)) not_finite[half] |= 1u << filter / 4;
+                zeros[half] = fmaf(value, 0.0f, zeros[half]);
             }
         }
+        if (__any_sync(~0u, isnan(zeros[0] + zeros[1])))
+#pragma unroll 1
+            for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (!isfinite(staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane]))
+                        not_finite[half] |= 1u << filter / 4;
     }
     if (__any_sync(~0u, not_finite[0] | not_finite[1]))
 #pragma unroll
