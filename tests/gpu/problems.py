@@ -37,6 +37,10 @@ ODD = [
     # Filter rows longer than a block's shared memory at any number of rows.
     ConvProblem(1, 9001, 3, 5, 9, 1, 1),
     ConvProblem(1, 1031, 4, 4, 33, 3, 3, 1, 1),
+    # All weight rows fit the stages of fp16x3: of several chunks of channels, several tiles of filters, one chunk.
+    ConvProblem(5, 48, 9, 20, 40, 1, 7, 0, 3),
+    ConvProblem(3, 16, 21, 20, 150, 2, 2, 1, 1),
+    ConvProblem(70, 16, 28, 28, 32, 5, 5, 2, 2),
     # More filters than a grid's second dimension could count.
     ConvProblem(1, 2, 2, 3, 66000, 1, 1),
 ]

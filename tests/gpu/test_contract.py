@@ -132,6 +132,7 @@ MEANS = [
     for c, k in ((4, 1), (8, 1), (16, 1), (64, 1), (480, 1), (64, 3), (64, 5))
 ]
 MEANS += [ConvProblem(8, 3, 56, 56, 96, 3, 3, 1, 1), ConvProblem(8, 480, 1, 1, 96, 1, 1)]
+MEANS += [ConvProblem(8, 16, 28, 28, 32, 5, 5, 2, 2)]  # fp16x3 multiplies by both parts of its weights at once
 LARGEST_BIAS = 4e-8
 
 

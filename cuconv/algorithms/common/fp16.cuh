@@ -39,6 +39,13 @@ constexpr int STEPS = FILTER_COLUMNS * DEPTHS;               // wgmma depths of 
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;             // bytes of the high or the low parts of a weight row
 constexpr int OPERAND_PARTS = PRODUCTS == 3 ? 2 : 1;
 constexpr int ROW_BYTES = OPERAND_PARTS * WEIGHT_PART;
+// The low parts of a weight row follow all of its high parts. A kernel that multiplies by both with one instruction has
+// them side by side: those of eight channels follow the high parts of the same channels.
+#ifndef SIDE_BY_SIDE
+#define SIDE_BY_SIDE 0
+#endif
+constexpr int OCTET_FILTERS = SIDE_BY_SIDE ? 2 * BF : BF;           // rows of 16 bytes for eight channels
+constexpr int LOW_WEIGHTS = SIDE_BY_SIDE ? BF * 16 : WEIGHT_PART;  // bytes from a high part to its low part
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
 
 // A chunk of input keeps its scale while its largest scaled value is at least 2^LEAST_EXPONENT. With low parts, few of
@@ -115,7 +122,8 @@ struct Memory {
 
 // Its parts: the packed weights with their scales, then the partial sums of blocks and their flags.
 struct Workspace {
-    const char* rows;                  // [scale tiles][chunks][CLUSTER][ROWS][OPERAND_PARTS][STEPS][2][BF][8] FP16
+    const char* rows;                  // [scale tiles][chunks][CLUSTER][ROWS][OPERAND_PARTS][STEPS][2][BF][8] FP16;
+                                       // SIDE_BY_SIDE: ... [ROWS][STEPS][2][OPERAND_PARTS][BF][8]
     const FilterScale* filter_scales;  // [scale tiles][chunks][SCALE_FILTERS]
     const float* channel_scales;       // [scale tiles][chunks][CHANNELS]: factors of the input's channels
     unsigned* flags;                   // [blocks][BLOCK_FLAGS]

@@ -32,6 +32,12 @@ struct Output {
 #endif
     // The least value of an output: 0 with ReLU, else -Inf.
     __device__ __forceinline__ float least() const { return relu ? 0.0f : __int_as_float(0xff800000); }
+    // An output with bias and ReLU; a NaN stays. least: what least() returns.
+    static __device__ __forceinline__ float activated(float biased, float least) {
+        float larger;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(biased), "f"(least));
+        return larger;
+    }
     // The number of filters from `filter` on that have an output at a pixel; not above 0 where there is none.
     __device__ __forceinline__ int filters_from(int filter, const Pixel& at) const {
         return at.image < 0 ? 0 : p.filters - filter;

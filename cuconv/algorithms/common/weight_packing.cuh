@@ -241,9 +241,9 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
         decompose(scaled, high, low);
         const int row = channel / ROW_CHANNELS * FILTER_ROWS + tap / FILTER_COLUMNS;
         const int step = tap % FILTER_COLUMNS * DEPTHS + channel % ROW_CHANNELS / 16, octet = channel / 8 % 2;
-        char* const target = to + row * ROW_BYTES + (step * 2 + octet) * BF * 16;
+        char* const target = to + row * ROW_BYTES + (step * 2 + octet) * OCTET_FILTERS * 16;
         *reinterpret_cast<uint4*>(target) = high;
-        if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + WEIGHT_PART) = low;
+        if (OPERAND_PARTS == 2) *reinterpret_cast<uint4*>(target + LOW_WEIGHTS) = low;
     }
 #if MARKS_SMALL
     if (least < __float_as_uint(LEAST_EXACT) - 1) atomicOr(filter_scale, SUSPECT_BIT);

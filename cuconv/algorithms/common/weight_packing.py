@@ -38,11 +38,15 @@ def operand_bytes(products: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WeightPacking:
-    """How weights are packed: in tiles of `filters` filters and chunks of `channels` channels."""
+    """How weights are packed: in tiles of `filters` filters and chunks of `channels` channels.
+
+    What is packed alike has equal fields: a layer with prepared weights uses it for calls of several sizes.
+    """
 
     filters: Number
     channels: Number
     products: int  # tensor-core products for one FP32 product
+    side_by_side: bool = False  # the low parts of eight channels follow their high parts, not those of a whole row
 
     def taps(self, problem: ConvProblem) -> int:
         """The numbers that are packed for each filter and channel."""

@@ -2,6 +2,7 @@
 // statements that order it, and the descriptors of tiles in shared memory.
 //
 // WGMMA_N  columns of tile B, a multiple of 8 up to 160; defined before this file is included
+// WGMMA_2N  optional: twice as many, for wgmma_f16_2n
 //
 // An instruction multiplies a tile A of 64 rows by a tile B of WGMMA_N columns. A warp has 16 of the rows. A thread
 // holds WGMMA_N / 2 sums: for every 8 columns two neighbours in one row and two in the row 8 below.
@@ -62,20 +63,25 @@ constexpr int WGMMA_SUMS = WGMMA_N / 2;
 #define WGMMA_TEXT(x) WGMMA_TEXT_OF(x)
 #define WGMMA_NAME(a, b, c, d) "%" #a ",%" #b ",%" #c ",%" #d
 #define WGMMA_SUM(i, j, k, l) "+f"(d[i]), "+f"(d[j]), "+f"(d[k]), "+f"(d[l])
-#define WGMMA_NAMES WGMMA_PASTE(WGMMA_EACH_, WGMMA_N)(WGMMA_NAME, WGMMA_TEXT_COMMA)
-#define WGMMA_OPERANDS WGMMA_PASTE(WGMMA_EACH_, WGMMA_N)(WGMMA_SUM, WGMMA_COMMA)
-#define WGMMA_AFTER(X) WGMMA_PASTE(WGMMA_AFTER_, WGMMA_N)(X)
+#define WGMMA_NAMES(n) WGMMA_PASTE(WGMMA_EACH_, n)(WGMMA_NAME, WGMMA_TEXT_COMMA)
+#define WGMMA_OPERANDS(n) WGMMA_PASTE(WGMMA_EACH_, n)(WGMMA_SUM, WGMMA_COMMA)
+#define WGMMA_AFTER(X, n) WGMMA_PASTE(WGMMA_AFTER_, n)(X)
 
 // d = a * b, or d += a * b where `keep` is not 0. FP16, both tiles in shared memory. a and b are the lower halves of
 // their descriptors (core_descriptor); the upper half is 128 bytes / 16 = 8 for both.
 #define WGMMA_BEFORE(a, b, keep, ...) \
     "{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #keep ", 0; mov.b64 a, {%" #a ", 8}; mov.b64 b, {%" #b ", 8};"
-__device__ __forceinline__ void wgmma_f16(float* d, unsigned a, unsigned b, int keep) {
-    asm volatile(WGMMA_AFTER(WGMMA_BEFORE)
-                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32.f16.f16 {" WGMMA_NAMES
-                 "}, a, b, p, 1, 1, 0, 0;}"
-                 : WGMMA_OPERANDS, "+r"(a), "+r"(b), "+r"(keep));
-}
+#define WGMMA_F16(name, n) \
+    __device__ __forceinline__ void name(float* d, unsigned a, unsigned b, int keep) { \
+        asm volatile(WGMMA_AFTER(WGMMA_BEFORE, n) "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(n) \
+                     "k16.f32.f16.f16 {" WGMMA_NAMES(n) "}, a, b, p, 1, 1, 0, 0;}" \
+                     : WGMMA_OPERANDS(n), "+r"(a), "+r"(b), "+r"(keep)); \
+    }
+WGMMA_F16(wgmma_f16, WGMMA_N)
+#ifdef WGMMA_2N
+WGMMA_F16(wgmma_f16_2n, WGMMA_2N)
+#endif
+#undef WGMMA_F16
 #undef WGMMA_BEFORE
 
 // The same with tile A in registers.
@@ -83,10 +89,10 @@ __device__ __forceinline__ void wgmma_f16(float* d, unsigned a, unsigned b, int 
     "{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %" #keep ", 0; mov.b64 b, {%" #b ", 8};"
 #define WGMMA_A(a0, a1, a2, a3, b, keep) "{%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}"
 __device__ __forceinline__ void wgmma_f16(float (&d)[WGMMA_SUMS], const unsigned (&a)[4], unsigned b, int keep) {
-    asm volatile(WGMMA_AFTER(WGMMA_BEFORE)
-                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32.f16.f16 {" WGMMA_NAMES
-                 "}, " WGMMA_AFTER(WGMMA_A) ", b, p, 1, 1, 0;}"
-                 : WGMMA_OPERANDS
+    asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
+                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32.f16.f16 {" WGMMA_NAMES(WGMMA_N)
+                 "}, " WGMMA_AFTER(WGMMA_A, WGMMA_N) ", b, p, 1, 1, 0;}"
+                 : WGMMA_OPERANDS(WGMMA_N)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(keep));
 }
 #undef WGMMA_BEFORE
@@ -95,10 +101,10 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[WGMMA_SUMS], const unsigned
 #define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
 #define WGMMA_B(a0, a1, a2, a3, b, keep) "%" #b
 __device__ __forceinline__ void wgmma_tf32(float (&d)[WGMMA_SUMS], const float (&a)[4], uint64 b, int keep) {
-    asm volatile(WGMMA_AFTER(WGMMA_BEFORE)
-                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k8.f32.tf32.tf32 {" WGMMA_NAMES
-                 "}, " WGMMA_AFTER(WGMMA_A) ", " WGMMA_AFTER(WGMMA_B) ", p, 1, 1;}"
-                 : WGMMA_OPERANDS
+    asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
+                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k8.f32.tf32.tf32 {" WGMMA_NAMES(WGMMA_N)
+                 "}, " WGMMA_AFTER(WGMMA_A, WGMMA_N) ", " WGMMA_AFTER(WGMMA_B, WGMMA_N) ", p, 1, 1;}"
+                 : WGMMA_OPERANDS(WGMMA_N)
                  : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
                    "r"(__float_as_uint(a[3])), "l"(b), "r"(keep));
 }

@@ -22,14 +22,35 @@ struct Consumer {
     const int warpgroup, thread;  // thread of the warpgroup
     const Share share;
     const unsigned zero;  // 0, but the compiler cannot know
+    const int resident;                         // weight rows that stay in shared memory, or 0
+    // With one chunk a tile, both warpgroups would multiply at the same time, and then write at the same time. So the
+    // second begins when the first has multiplied half a tile. Only with resident weights: others are released by both.
+    bool staggered;
     PipelineState<IN_STAGES> input = {};        // of the next chunk
     PipelineState<WEIGHT_STAGES> weights = {};  // of its next weight row
 
     __device__ __forceinline__ void barrier() const { warpgroup_barrier(warpgroup); }
 
+    // The second warpgroup waits here for the first, which does not wait.
+    __device__ __forceinline__ void stagger() {
+        if (warpgroup == 0)
+            asm volatile("bar.arrive 5, %0;" ::"n"(CONSUMERS) : "memory");
+        else
+            named_barrier<5, CONSUMERS>();
+        staggered = false;
+    }
+
+    // Resident rows are read again and again: their barriers stay in the phase after the only copy.
+    __device__ __forceinline__ void next_row() {
+        if (!resident)
+            weights.advance();
+        else
+            weights.stage = weights.stage + 1 < resident ? weights.stage + 1 : 0;
+    }
+
     // Starts chain = the products of a weight row, or chain += where `keep`; the small products first. Both start
     // addresses are those of the warpgroup's positions and filters.
-    __device__ __forceinline__ void start_products(Sums& chain, unsigned input_start, unsigned weight_start,
+    __device__ __forceinline__ void start_products(Chain& chain, unsigned input_start, unsigned weight_start,
                                                    int keep) const {
         wgmma_fence();
 #pragma unroll
@@ -41,14 +62,21 @@ struct Consumer {
                 asm volatile("" : "+r"(input_start), "+r"(weight_start));
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
-                const unsigned w = weight_start + step * 2 * BF;  // in units of 16 bytes
+                const unsigned w = weight_start + step * 2 * OCTET_FILTERS;  // in units of 16 bytes
                 const unsigned x = input_start + step;
+#if SIDE_BY_SIDE
+                if (small)
+                    multiply_step(chain, x + INPUT_PART / 16, w, step > 0 ? 1 : keep);
+                else
+                    multiply_both(chain, x, w, step > 0 ? 1 : keep);
+#else
                 if (small) {
-                    multiply_step(chain, x, w + WEIGHT_PART / 16, step > 0 ? 1 : keep);
+                    multiply_step(chain, x, w + LOW_WEIGHTS / 16, step > 0 ? 1 : keep);
                     multiply_step(chain, x + INPUT_PART / 16, w, 1);
                 } else {
                     multiply_step(chain, x, w, OPERAND_PARTS == 2 || step > 0 ? 1 : keep);
                 }
+#endif
             }
         }
         wgmma_commit();
@@ -58,7 +86,7 @@ struct Consumer {
     __device__ __forceinline__ void multiply(Sums& sums, const WorkUnit& from, int chunks) {
         // The descriptors of stage 0. Those of other stages are sums: shared memory has fewer than 2^14 units.
         const unsigned inputs = core_descriptor(input_stages + first_position(warpgroup) * 16, OCTET_BYTES);
-        const unsigned filters = core_descriptor(weight_stages + first_filter(warpgroup) * 16, BF * 16);
+        const unsigned filters = core_descriptor(weight_stages + first_filter(warpgroup) * 16, OCTET_FILTERS * 16);
         Rescale rescale(workspace.filter_scales + from.tile_chunk(g) * BF, warpgroup, thread);
         rescale.prefetch();
         int doubt = NO_DOUBT;
@@ -68,9 +96,9 @@ struct Consumer {
             const int input_stage = input.stage;
             barrier_wait(shared.full_input + input_stage, input.parity);
             const int input_scale = shared.scales[input_stage];  // before any thread can release the stage
-            Sums chain;
+            Chain chain;
 #pragma unroll CHAINS_OF_ROWS ? 1 : ROWS  // a chain that is carried around a loop would be spilled
-            for (int row = 0; row < ROWS; ++row, weights.advance()) {
+            for (int row = 0; row < ROWS; ++row, next_row()) {
                 const int weight_stage = weights.stage;
                 barrier_wait(shared.full_weights + weight_stage, weights.parity);
                 start_products(chain, inputs + input_stage * (INPUT_STAGE / 16) + row * g.pitch,
@@ -82,10 +110,11 @@ struct Consumer {
                 }
                 wgmma_wait(chain);
                 if (thread == 0) {
-                    barrier_arrive(shared.empty_weights + weight_stage);
+                    if (!resident) barrier_arrive(shared.empty_weights + weight_stage);
                     if (row == ROWS - 1) barrier_arrive(shared.empty_input + input_stage);
                 }
                 if (CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
+                if (row == (ROWS - 1) / 2 && staggered && warpgroup == 0) stagger();
             }
             if (!CHAINS_OF_ROWS) rescale.accumulate(sums, chain);
         }
@@ -128,6 +157,7 @@ struct Consumer {
             const WorkUnit from(unit, g);
             const int chunks = min(g.chunks - from.chunk, share.end - unit);
             Sums sums;
+            if (staggered && warpgroup == 1) stagger();
             multiply(sums, from, chunks);
             unit += chunks;
             if (from.chunk > 0) {

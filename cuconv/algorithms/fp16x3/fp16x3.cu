@@ -9,7 +9,8 @@
 // Each operand is scaled by a power of two and decomposed into two FP16 parts, x = high + low. The tensor cores compute
 // low * high + high * low + high * high for one row of the filter; that chain is then added to FP32 registers. For the
 // accuracy of TF32 they compute high * high alone, and a chain is a whole chunk. Weights are scaled by filter and
-// channel (common/weight_packing.cuh), the input by chunk of channels as it comes.
+// channel (common/weight_packing.cuh), the input by chunk of channels as it comes. Where all weight rows fit their
+// stages, a block fetches them once.
 //
 //   pack_weights      weights -> scaled FP16 parts in the workspace, a kernel ahead of this one unless PREPARED
 //   producers 0       chunk 0: load, scale, decompose -> stage 0  | chunk 2 -> stage 2 | ...
@@ -43,6 +44,9 @@
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
+
+// One wgmma multiplies by both parts of the weights where the registers hold sums of their own for that.
+#define SIDE_BY_SIDE (NARROW && PRODUCTS == 3 && FILTERS * TILE_POSITIONS <= 32 * 256)
 
 #include "fp16x3/consume.cuh"
 #include "fp16x3/produce.cuh"
@@ -90,10 +94,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (role >= CONSUMERS / WARPGROUP) {
         give_registers<PRODUCER_REGISTERS>();
         const char* const rows_end = workspace.rows + (int64)g.filter_tiles * g.chunks * ROWS * ROW_BYTES;
-        const int group = role - CONSUMERS / WARPGROUP;
+        const int group = role - CONSUMERS / WARPGROUP, rows = (share.end - share.begin) * ROWS;
+        const int last_row = resident_rows(g) ? min(rows, resident_rows(g)) : rows;
         WeightFetcher weights = {workspace.rows,
                                  workspace.rows + WorkUnit(share.begin, g).tile_chunk(g) * ROWS * ROW_BYTES, rows_end,
-                                 shared_address(weight_stages), group * ROWS, (share.end - share.begin) * ROWS};
+                                 shared_address(weight_stages), group * ROWS, last_row};
         weights.advance(group * ROWS);
         Producer producer = {g, workspace, reinterpret_cast<const char*>(input), dynamic, shared, group,
                              (int)threadIdx.x % WARPGROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};
@@ -104,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const Output out = {g.p, input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
                              staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
-                             (unsigned)(images >> 32)};
+                             (unsigned)(images >> 32), resident_rows(g),
+                             resident_rows(g) && g.chunks == 1 && share.end - share.begin > 1};
         consumer.run();
     }
 }

@@ -41,6 +41,7 @@ MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile; the reg
 STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES  # 4 warps, 16 filters, 32 positions and a pad
 NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # 32 filters, 64 positions and a pad
 FLAG_BYTES = CONSUMERS * 4  # of a block
+MAX_SIDE_BY_SIDE = 32 * 256  # sums of a narrow tile in FP32 whose weights have their parts side by side
 # Bounds of the static shared memory.
 BARRIER_BYTES = 2048  # mbarriers, scales and maxima
 SOURCE_BYTES = 2 * SLOT * 4  # of a slot: where its positions lie in the input
@@ -316,7 +317,9 @@ def _shared_bytes(tile: Tile, columns: int, slots: int, stages: tuple[int, int],
 
 
 def _packing(config: Fp16x3Config) -> WeightPacking:
-    return WeightPacking(config.tile.filters, CHANNELS, config.products)
+    tile, products = config.tile, config.products
+    side_by_side = tile.narrow and products == PRODUCTS[FP32] and tile.filters * tile.positions <= MAX_SIDE_BY_SIDE
+    return WeightPacking(tile.filters, CHANNELS, products, side_by_side)
 
 
 def _grids(tiles: int, chunks: int, sms: int) -> list[int]:

@@ -16,7 +16,7 @@ __device__ __forceinline__ int first_filter(int warpgroup) { return BF == 128 ? 
 __device__ __forceinline__ int first_position(int warpgroup) { return BF == 128 ? 0 : warpgroup * 128; }
 
 // chain = the products of one wgmma depth, or chain += where `keep`. Start addresses are in units of 16 bytes.
-__device__ __forceinline__ void multiply_step(Sums& chain, unsigned input, unsigned weights, int keep) {
+__device__ __forceinline__ void multiply_step(Chain& chain, unsigned input, unsigned weights, int keep) {
     wgmma_f16(chain, weights, input, keep);
 }
 

@@ -1,10 +1,21 @@
 // Positions as the tensor cores' rows and filters as their columns: any multiple of 8, so that a layer of 96 or 48
 // filters is not padded to a multiple of 64. Otherwise slower, for two reasons:
 // - a thread has many filters, and reads a rescaling factor for each of them from shared memory
-// - below 64 filters wgmma waits for shared memory, which delivers 64 positions for each instruction
+// - below 64 filters wgmma waits for shared memory, which delivers 64 positions for each instruction. In a small tile one
+//   instruction therefore multiplies the high parts of positions by both parts of the filters, which lie SIDE_BY_SIDE
 #pragma once
 
 #define WGMMA_N FILTERS
+#if SIDE_BY_SIDE
+#define WGMMA_TWICE_8 16
+#define WGMMA_TWICE_16 32
+#define WGMMA_TWICE_24 48
+#define WGMMA_TWICE_32 64
+#define WGMMA_TWICE_40 80
+#define WGMMA_TWICE_48 96
+#define WGMMA_TWICE_56 112
+#define WGMMA_2N WGMMA_PASTE(WGMMA_TWICE_, FILTERS)
+#endif
 #include "common/wgmma.cuh"
 #include "fp16x3/tiles.cuh"
 
@@ -19,10 +30,25 @@ __device__ __forceinline__ int first_filter(int) { return 0; }
 __device__ __forceinline__ int first_position(int warpgroup) { return warpgroup * GROUP_POSITIONS; }
 
 // chain = the products of one wgmma depth, or chain += where `keep`. Start addresses are in units of 16 bytes.
-__device__ __forceinline__ void multiply_step(Sums& chain, unsigned input, unsigned weights, int keep) {
+__device__ __forceinline__ void multiply_step(Chain& chain, unsigned input, unsigned weights, int keep) {
 #pragma unroll
     for (int tile = 0; tile < GROUP_TILES; ++tile)
         wgmma_f16(chain + tile * WGMMA_SUMS, input + tile * 64, weights, keep);
+}
+#if SIDE_BY_SIDE
+// The same with both parts of the weights: high * high and high * low, in sums of their own, since an instruction of
+// another shape must not add to the sums of one that is under way.
+__device__ __forceinline__ void multiply_both(Chain& chain, unsigned input, unsigned weights, int keep) {
+#pragma unroll
+    for (int tile = 0; tile < GROUP_TILES; ++tile)
+        wgmma_f16_2n(chain + SUMS + tile * 2 * WGMMA_SUMS, input + tile * 64, weights, keep);
+}
+#endif
+// A sum of the chain: of all three products.
+__device__ __forceinline__ float total(const Chain& chain, int i) {
+    if (!SIDE_BY_SIDE) return chain[i];
+    const int high = SUMS + i / WGMMA_SUMS * 2 * WGMMA_SUMS + i % WGMMA_SUMS;
+    return chain[i] + chain[high + WGMMA_SUMS] + chain[high];
 }
 
 // How products are scaled back; common/fp16_rescale.cuh says why. Here a thread computes the factor of one filter for
@@ -68,8 +94,8 @@ struct Rescale {
         return suspect ? exponent_of(chunk_scale) + exponent_of(input_scale) : NO_DOUBT;
     }
     // sums += the current chunk's products.
-    __device__ __forceinline__ void accumulate(Sums& sums, const Sums& chain) const {
-        each(buffer, [&](int i, float factor) { sums[i] = fmaf(chain[i], factor, sums[i]); });
+    __device__ __forceinline__ void accumulate(Sums& sums, const Chain& chain) const {
+        each(buffer, [&](int i, float factor) { sums[i] = fmaf(total(chain, i), factor, sums[i]); });
     }
     // Calls change(i, factor of the i-th sum) for each of the thread's sums.
     template <class Change>
@@ -133,6 +159,7 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
             for (int half = 0; half < 2; ++half)
                 more[i][half] = out.residual_at(to[half] + i * next, pass + 4 * i < min(BF, filters[half]));
 #endif
+        float zeros[2] = {};  // NaN where a value of the pass is not finite
 #pragma unroll
         for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4) {
             const float bias = __shfl_sync(~0u, lane_bias, filter / 4);
@@ -140,11 +167,18 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
             for (int half = 0; half < 2; ++half) {
                 const float value = staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane];
                 const float biased = value + bias WITH_RESIDUAL(+more[(filter - pass) / 4][half]);
-                if (filter < filters[half]) *to[half] = biased < least ? least : biased;  // a NaN stays
+                if (filter < filters[half]) *to[half] = Output::activated(biased, least);
                 to[half] += next;
-                if (!isfinite(value)) not_finite[half] |= 1u << filter / 4;
+                zeros[half] = fmaf(value, 0.0f, zeros[half]);
             }
         }
+        if (__any_sync(~0u, isnan(zeros[0] + zeros[1])))
+#pragma unroll 1
+            for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (!isfinite(staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane]))
+                        not_finite[half] |= 1u << filter / 4;
     }
     if (__any_sync(~0u, not_finite[0] | not_finite[1]))
 #pragma unroll

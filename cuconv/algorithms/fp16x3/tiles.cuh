@@ -15,6 +15,7 @@ constexpr unsigned NOWHERE = 0xffffffffu;
 
 constexpr int SUMS = BF * BP / CONSUMERS;  // of a consumer thread
 typedef float Sums[SUMS];
+typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain, on their way to the sums
 
 // The problem's sizes, and the flattened images: rows of `pitch` positions, image_rows rows an image. Neighbouring rows
 // and images share the padding between them.
@@ -36,6 +37,12 @@ struct Geometry {
         return {image < images && y < out_h && x < p.out_w ? image : -1, y * p.out_w + x};
     }
 };
+
+// The weight rows of the layer where all of them stay in shared memory, else 0.
+__device__ __forceinline__ int resident_rows(const Geometry& g) {
+    const int rows = g.filter_tiles * g.chunks * ROWS;
+    return rows <= WEIGHT_STAGES ? rows : 0;
+}
 
 // Static shared memory. The first index of channel_scales, maxima and sources is a producer warpgroup.
 struct Shared {

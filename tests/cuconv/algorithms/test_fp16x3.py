@@ -181,6 +181,18 @@ def test_host_and_header_agree_on_the_block_of_weight_packing():
     assert (int(filters), int(warps)) == (weight_packing.FILTERS, weight_packing.GROUP_WARPS)
 
 
+def test_configurations_whose_packing_is_equal_pack_alike():
+    """A prepared layer uses its packed weights for all of them; the source decides by macros how they lie."""
+    (rule,) = re.findall(r"#define SIDE_BY_SIDE \((.*)\)\n", FP16X3.source.read_text())
+    for filters in (24, 40, 48, 56):
+        problem, found = ConvProblem(8, 24, 28, 28, filters, 5, 5, 2, 2), {}
+        for config in FP16X3.candidates(problem, H200):
+            _, main = FP16X3.launches(problem, config)
+            lies = bool(eval(rule.replace("&&", "and"), {}, main.macros))
+            assert found.setdefault(FP16X3.packing(problem, config), lies) is lies, config
+        assert set(found.values()) == {False, True}
+
+
 def test_a_larger_batch_never_costs_less():
     times = []
     for n in (1, 8, 32, 128):
