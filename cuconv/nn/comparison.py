@@ -19,6 +19,8 @@ TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where 
 TIMES_TORCHS = 3  # an output's error may be so many times torch's own
 SEED = 20_26
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a model
+
 
 class Inputs:
     """Arguments of a model: `arguments` and `keywords`. Each call of `new` copies their tensors."""
@@ -30,7 +32,7 @@ class Inputs:
         else:
             self.arguments, self.keywords = example if isinstance(example, tuple) else (example,), {}
 
-    def new(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def new(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Call:
         """The arguments with copies of their tensors, each after a change."""
 
         def copied(leaf: Any) -> Any:
@@ -62,9 +64,18 @@ class Truth:
 
     model: nn.Module
 
-    def precise(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """The model's result in float64; None where it cannot compute in it."""
+    def judges(self, inputs: Callable[[], Call], precision: str) -> tuple[Any, Any]:
+        """The model's results in float64 and, by torch, in a precision; None for one that cannot be computed.
 
+        inputs: makes the arguments of a call.
+        """
+        try:
+            torchs = call(copy.deepcopy(self.model), inputs(), precision=precision)
+        except Exception:  # the model's own code
+            torchs = None
+        return self._precise(inputs()), torchs
+
+    def _precise(self, inputs: Call) -> Any:
         def double(leaf: Any) -> Any:
             return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
 
@@ -74,10 +85,10 @@ class Truth:
             return None
 
 
-def call(function: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]], gradients: bool = False) -> Any:
-    """A call without TF32, with the random numbers of one seed; gradients: whether they could be recorded."""
+def call(function: Callable[..., Any], inputs: Call, gradients: bool = False, precision: str = FP32) -> Any:
+    """A call with the random numbers of one seed. gradients: whether they could be recorded. precision: of torch."""
     arguments, keywords = inputs
-    with seeded(), full_precision(), torch.set_grad_enabled(gradients):
+    with seeded(), torch_in(precision), torch.set_grad_enabled(gradients):
         return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
 
 
@@ -95,39 +106,42 @@ def seeded() -> Iterator[None]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """torch in FP32 without TF32."""
+def torch_in(precision: str) -> Iterator[None]:
+    """torch in FP32 alone, or with TF32 allowed."""
     backends: Any = torch.backends
     settings = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
     before = [setting.fp32_precision for setting in settings]
     try:
         for setting in settings:
-            setting.fp32_precision = "ieee"
+            setting.fp32_precision = "tf32" if precision == TF32 else "ieee"
         yield
     finally:
         for setting, value in zip(settings, before, strict=True):
             setting.fp32_precision = value
 
 
-def difference(ours: Any, theirs: Any, precise: Callable[[], Any], precision: str) -> str:
-    """How two results of a model differ, in words; "" where they agree.
+def difference(
+    ours: Any, theirs: Any, precision: str, judges: Callable[[], tuple[Any, Any]] = lambda: (None, None)
+) -> str:
+    """How ours, a result of a model in a precision, differs from torch's in FP32, in words; "" where they agree.
 
-    precise: the result in float64. Numbers agree where their relative L2 distance is small, or where ours is nearly as
-    close to the result in float64 as torch's own; whole numbers, where less than one in a hundred differs.
+    judges: the results in float64, and of torch in the precision. Numbers agree where their relative L2 distance is
+    small, or where ours is nearly as close to the result in float64 as torch's in the same precision; whole numbers,
+    where less than one in a hundred differs.
     """
     our_leaves, our_spec = pytree.tree_flatten(ours)
     their_leaves, their_spec = pytree.tree_flatten(theirs)
     if our_spec != their_spec:
         return f"it returns {our_spec} instead of {their_spec}"
-    exact: list[Any] | None = None
+    judging: list[list[Any]] | None = None
     for place, (our, their) in enumerate(zip(our_leaves, their_leaves, strict=True)):
         if words := _differs(our, their, TOLERANCE[precision]):
             if not isinstance(their, Tensor) or not their.is_floating_point() or our.shape != their.shape:
                 return words
-            if exact is None:
-                exact = pytree.tree_leaves(precise()) or [None] * len(our_leaves)
-            truth = exact[place] if place < len(exact) else None
-            if truth is None or not _as_good(our, their, truth, precision):
+            if judging is None:
+                judging = [pytree.tree_leaves(result) for result in judges()]
+            truth, torchs = (leaves[place] if place < len(leaves) else None for leaves in judging)
+            if not _as_good(our, torchs, truth, TOLERANCE[precision]):
                 return words
     return ""
 
@@ -166,11 +180,10 @@ def distance(our: Tensor, their: Tensor) -> float:
     return float(torch.linalg.vector_norm((ours - theirs) / largest) / torch.linalg.vector_norm(theirs / largest))
 
 
-def _as_good(our: Tensor, their: Tensor, truth: Any, precision: str) -> bool:
-    if not isinstance(truth, Tensor) or truth.shape != their.shape:
+def _as_good(our: Tensor, torchs: Any, truth: Any, least: float) -> bool:
+    if not all(isinstance(other, Tensor) and other.shape == our.shape for other in (torchs, truth)):
         return False
-    least = TOLERANCE[precision]
-    return distance(our, truth) <= max(least, TIMES_TORCHS * distance(their, truth))
+    return distance(our, truth) <= max(least, TIMES_TORCHS * distance(torchs, truth))
 
 
 def attributes(model: nn.Module) -> dict[str, str]:

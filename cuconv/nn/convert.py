@@ -154,7 +154,7 @@ class _Conversion:
 
     def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> bool:
         pairs = zip(ours, theirs, strict=True)
-        return any(comparison.difference(our, their, lambda: None, self._precision) for our, their in pairs)
+        return any(comparison.difference(our, their, self._precision) for our, their in pairs)
 
     def _captured(self, copied: nn.Module) -> tuple[Any, list[Converted]]:
         """The capture of a model, and what became of each layer; None, told in the report, where there is none."""
@@ -217,7 +217,8 @@ class _Conversion:
                 ours = comparison.call(model, inputs(), gradients)
             except Exception as error:
                 return f"it raises {type(error).__name__}: {comparison.first_line(error)}"
-            if words := comparison.difference(ours, wanted, lambda: self._truth.precise(inputs()), self._precision):
+            judges = partial(self._truth.judges, inputs, self._precision)
+            if words := comparison.difference(ours, wanted, self._precision, judges):
                 return words
         return ""
 
@@ -229,7 +230,7 @@ class _Conversion:
         def hook_of(name: str) -> Any:
             def compare(module: Any, arguments: Any, output: Any) -> None:
                 wanted = theirs[name](*arguments)
-                outputs.setdefault(name, comparison.difference(output, wanted, lambda: None, self._precision))
+                outputs.setdefault(name, comparison.difference(output, wanted, self._precision))
 
             return compare
 

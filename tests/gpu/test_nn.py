@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn import operator, program
+from cuconv.nn import comparison, operator, program
 from cuconv.prepared import PreparedConv2d
 from tests.cuconv.nn.models import MODELS, close, made
 
@@ -165,3 +165,29 @@ def test_torchvisions_models(name):
     assert close(converted(x), truth, 1e-5)
     with cuconv.nn.enabled():
         assert close(model(x), truth, 1e-5)
+
+
+class Differences(nn.Module):
+    """A convolution whose output is nearly constant, and what varies in it: rounding that is small becomes large."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(128, 128, 3, bias=False)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y - y.mean((2, 3), keepdim=True)
+
+
+def test_a_model_that_magnifies_rounding_is_converted_in_tf32(monkeypatch):
+    generator = torch.Generator("cuda").manual_seed(3)
+    x = 1 + 0.003 * torch.randn(2, 128, 32, 32, generator=generator, device="cuda")
+    model = Differences().eval().cuda()
+    truth = copy.deepcopy(model).double()(x.double())
+    converted, report = cuconv.nn.convert(model, x, precision="tf32")
+    ours = converted(x)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    theirs = model(x)
+    assert not close(theirs, truth, 1e-2)
+    assert report.captured
+    assert comparison.distance(ours, truth) <= 3 * comparison.distance(theirs, truth)
