@@ -26,7 +26,7 @@ from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, MEASURED
 from harness.store import environment
 from harness.store.environment import ROOT
-from harness.store.files import read_regular
+from harness.store.files import read_regular, stored
 from harness.store.markdown import markdown, times
 from harness.store.times import HOT, TIMES, at_time
 from harness.sweep.comparisons import (
@@ -47,6 +47,7 @@ WORSE_FOUND = 1  # the exit code
 SHOWN = 10  # cases of a verdict
 SIDES = ("old", "new")
 CSV = "measurements.csv"
+PACKED = f"{CSV}.gz"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,14 +142,14 @@ def _told(broken: pd.DataFrame) -> str:
 def _folder(named: str) -> Iterator[Path]:
     """A folder with the measurements.csv that is meant, and environment.json where there is one."""
     path = Path(named)
-    if os.path.isdir(path) and not (path / CSV).exists() and (others := sorted(path.glob("*.csv"))):
+    if os.path.isdir(path) and not stored(path / CSV).exists() and (others := sorted(path.glob("*.csv"))):
         raise UsageError(f"{named} has {others[0].name}, and no {CSV}, which alone can be compared")
-    if os.path.isdir(path) or path.name == CSV:
+    if os.path.isdir(path) or path.name in (CSV, PACKED):
         yield path if os.path.isdir(path) else path.parent
         return
     with tempfile.TemporaryDirectory() as made:
         if os.path.exists(path):
-            _copy(path, Path(made) / CSV)
+            _copy(path, Path(made) / (PACKED if path.suffix == ".gz" else CSV))
             if os.path.isfile(beside := path.with_name("environment.json")):
                 _copy(beside, Path(made) / beside.name)
         else:
@@ -171,19 +172,22 @@ def _from_git(named: str, folder: Path) -> None:
     revision, colon, inside = named.partition(":")
     if not colon:
         raise UsageError(f"{named} does not exist: name a folder with a {CSV}, or REVISION:PATH")
-    inside = inside if inside.endswith(".csv") else f"{inside.rstrip('/')}/{CSV}"
-    beside = str(Path(inside).with_name("environment.json"))
-    for of_git, file in ((inside, folder / CSV), (beside, folder / "environment.json")):
-        shows = subprocess.run(
-            ["git", "show", "--end-of-options", f"{revision}:{of_git}"], cwd=ROOT, capture_output=True
-        )
-        if shows.returncode == 0:
-            file.write_bytes(shows.stdout)
-        elif of_git == inside:
-            reason = (shows.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
-            raise UsageError(
-                f"{named}: git has no such file ({reason}): name a revision, and a path from the top folder"
-            )
+    inside = inside if inside.endswith((".csv", ".csv.gz")) else f"{inside.rstrip('/')}/{CSV}"
+    rows, packed = _shown_by_git(revision, inside), inside.endswith(".gz")
+    if rows.returncode and not packed:
+        compressed = _shown_by_git(revision, f"{inside}.gz")
+        rows, packed = (rows, False) if compressed.returncode else (compressed, True)
+    if rows.returncode:
+        reason = (rows.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
+        raise UsageError(f"{named}: git has no such file ({reason}): name a revision, and a path from the top folder")
+    (folder / (PACKED if packed else CSV)).write_bytes(rows.stdout)
+    environments = _shown_by_git(revision, str(Path(inside).with_name("environment.json")))
+    if environments.returncode == 0:
+        (folder / "environment.json").write_bytes(environments.stdout)
+
+
+def _shown_by_git(revision: str, path: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", "show", "--end-of-options", f"{revision}:{path}"], cwd=ROOT, capture_output=True)
 
 
 def _chosen(rows: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from harness.precision import FP16, FP32, MEASURED, TF32
 from harness.report.half import half_table
 from harness.report.speedups import summary_table, with_tf32
 from harness.store import environment
+from harness.store.files import stored
 from harness.store.times import MOST_RUNS
 from harness.sweep import hosts, second_pass, session
 from harness.sweep.comparisons import Results
@@ -92,7 +93,7 @@ def _entrants(options: argparse.Namespace, csv_path: Path, device: str, chosen: 
     Raises UsageError where none was ever measured. Either message has the command that measures all rivals.
     """
     all_rivals = _command_of_all_rivals(options, chosen)
-    if not csv_path.exists():
+    if not stored(csv_path).exists():
         raise UsageError(
             f"--against best: {csv_path} does not exist, so nobody knows the fastest rivals on {device}: "
             f"measure them all first with '{all_rivals}'"

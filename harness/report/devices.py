@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.experiments.networks.table import networks_results, summary_over_torch
 from harness.store.markdown import NONE, markdown, of, times
-from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise
+from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise, sweeps_of
 from harness.sweep.provenance import provenance
 
 HEADER = ("GPU", "measured", "hot", "separated", "cold", "won, hot", "smallest speedup, hot")
@@ -16,9 +16,7 @@ HEADER = ("GPU", "measured", "hot", "separated", "cold", "won, hot", "smallest s
 
 def reference(found: Sequence[Results]) -> Results:
     """The results that the pages are about: of the device with the most sweeps, or of equals with the most rows."""
-    return max(
-        found, key=lambda results: (len([*results.folder.parent.glob("*/measurements.csv")]), len(results.frame))
-    )
+    return max(found, key=lambda results: (len(sweeps_of(results.folder.parent)), len(results.frame)))
 
 
 def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:

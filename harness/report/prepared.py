@@ -30,8 +30,7 @@ def prepared_table(results: Results) -> str:
 
     Without results of both a sentence says what to run.
     """
-    folder = results.folder.with_name(SWEEP)
-    other = Results.read(folder) if (folder / "measurements.csv").exists() else None
+    other = results.beside(SWEEP)
     found = gains(other.frame) if other else None
     if other is None or found is None or found.empty:
         return f"Not measured on {results.device}: {REMEDY}."

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.store.files import inflated, read_regular, shown
+from harness.store.files import inflated, read_regular, shown, stored
 
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
@@ -75,8 +75,9 @@ def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:
     A last line without an end is left out too unless it is a whole row: a killed run leaves one. Raises ResultsError
     where the file cannot be read, two columns have one name, or a line is no row of as many cells as the header has.
 
-    remedy: what to do where there is no file. A file called ....gz is compressed.
+    remedy: what to do where there is no file. A file called ....gz, or stored as such, is compressed.
     """
+    path = stored(path)
     try:
         content = read_regular(path)
         text = (inflated(content) if path.suffix == ".gz" else content).decode("utf-8-sig")

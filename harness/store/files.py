@@ -3,6 +3,9 @@
 A device or a FIFO would block a reader or never end, so both are refused. A new file is written beside the old one and
 then renamed, so that a full disk or a crash leaves the old one. Neither step follows a symbolic link that somebody
 left in the place of a new file.
+
+A file may be compressed, by gzip: FILE.gz in the place of FILE. Who reads a CSV file finds it by `stored`; who writes
+the file replaces it.
 """
 
 from __future__ import annotations
@@ -38,6 +41,16 @@ def read_regular(path: Path, most: int = -1) -> bytes:
         return file.read(most)
 
 
+def stored(path: Path) -> Path:
+    """The path of a file, or of its compressed form where that alone is there, or has content."""
+    packed = _packed(path)
+    return packed if packed.exists() and not (path.exists() and path.stat().st_size) else path
+
+
+def _packed(path: Path) -> Path:
+    return path.with_name(f"{path.name}.gz")
+
+
 def inflated(content: bytes) -> bytes:
     """The text of a gzip file of one or more members, the last of which a killed run may have cut off."""
     text = b""
@@ -70,7 +83,7 @@ def encoded(text: str) -> bytes:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file, a text in UTF-8, and the folders above it where they are missing.
 
-    Raises ResultsError where it cannot be written; it is then as it was.
+    Its compressed form goes. Raises ResultsError where it cannot be written; it is then as it was.
     """
     fresh = path.with_name(f"{path.name}.new")
     try:
@@ -81,6 +94,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
+        _packed(path).unlink(missing_ok=True)
     except OSError as error:
         with suppress(OSError):  # the folder may be gone, or be a file
             fresh.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.errors import ResultsError
 from harness.store.csv_file import check, csv_text, rows_of, rule_of, text_frame, with_numbers
-from harness.store.files import write_whole
+from harness.store.files import stored, write_whole
 from harness.store.locked_folder import LockedFolder
 
 
@@ -58,7 +58,7 @@ class Table:
     def find(self, device: Path) -> pd.DataFrame | None:
         """The rows of the file under results/DEVICE, None where there is none. Raises ResultsError as `read` does."""
         path = self.path(device)
-        return self.read(path) if path.exists() else None
+        return self.read(path) if stored(path).exists() else None
 
     def write(self, folder: Path, rows: Iterable[Iterable[object]]) -> Path:
         """Replace the file of a folder, when all rows are there, and return its path."""
@@ -77,7 +77,8 @@ class GroupedRows:
         self.path = folder.path / table.name
         self._folder, self._table = folder, table
         self._groups: dict[tuple[str, ...], list[Sequence[object]]] = {}
-        if not self.path.exists() or (self.path.is_file() and not self.path.stat().st_size):
+        found = stored(self.path)
+        if not found.exists() or (found.is_file() and not found.stat().st_size):
             return
         (_, header), *rows = rows_of(self.path)
         if tuple(header) != table.columns:

@@ -21,9 +21,10 @@ from cuconv.problem import ConvProblem
 from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.csv_file import GEOMETRY
+from harness.store.files import stored
 from harness.store.times import HOT, TIMES, at_time, hot_runs
 from harness.sweep import records
-from harness.sweep.records import CASE_COLUMNS, ResultsError
+from harness.sweep.records import CASE_COLUMNS, CSV, ResultsError
 
 CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
@@ -70,7 +71,7 @@ class Results:
     @classmethod
     def read(cls, folder: Path) -> Results:
         """The measurements in results/DEVICE/SWEEP. Raises ResultsError where its CSV file is missing or wrong."""
-        return cls(folder.parent.name, folder.name, records.read(folder / "measurements.csv"), folder)
+        return cls(folder.parent.name, folder.name, records.read(folder / CSV), folder)
 
     def at(self, time: str) -> Results:
         """The same rows with their hot, separated or cold times; these results must be hot."""
@@ -101,7 +102,7 @@ class Results:
     @property
     def csv_path(self) -> Path:
         """The file that the rows come from."""
-        return self.folder / "measurements.csv"
+        return stored(self.folder / CSV)
 
     @property
     def on_gpu(self) -> bool:
@@ -137,17 +138,23 @@ def find_results(root: Path, device: str | None = None, sweep: str | None = None
 
     Raises ResultsError where there is none, or where one cannot be read.
     """
-    paths = [
-        path
-        for path in sorted(root.glob("*/*/measurements.csv"))
-        if device in (None, path.parent.parent.name) and sweep in (None, path.parent.name)
+    folders = [
+        folder
+        for each_device in sorted(root.glob("*/"))
+        for folder in sweeps_of(each_device)
+        if device in (None, folder.parent.name) and sweep in (None, folder.name)
     ]
-    if not paths:
+    if not folders:
         raise ResultsError(
             f"no {device or 'DEVICE'}/{sweep or 'SWEEP'}/measurements.csv under {root}: "
             "measure first with 'python -m harness.run'"
         )
-    return [Results.read(path.parent) for path in paths]
+    return [Results.read(folder) for folder in folders]
+
+
+def sweeps_of(device: Path) -> list[Path]:
+    """The folders of results/DEVICE that have measurements, in order of their names."""
+    return [folder for folder in sorted(device.glob("*/")) if stored(folder / CSV).exists()]
 
 
 def each(rows: pd.DataFrame) -> Iterator[Any]:

@@ -148,16 +148,32 @@ def test_a_row_without_a_time_is_not_compared(folders, capsys):
     assert "1 rows compared, 0 only old, 1 only new" in capsys.readouterr().out
 
 
-def test_a_measurement_of_another_revision(tmp_path, monkeypatch, folders, capsys):
-    old, new = folders([timed(OLD)], [timed(scaled(1.2))])
+def commit(folder):
     who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example"]
     for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "old"]):
-        subprocess.run(["git", *command], cwd=old, check=True)
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+def test_a_measurement_of_another_revision(tmp_path, monkeypatch, folders, capsys):
+    old, new = folders([timed(OLD)], [timed(scaled(1.2))])
+    commit(old)
     monkeypatch.setattr(compare, "ROOT", old)
     assert compare.main(["HEAD:measurements.csv", new]) == 1
     assert "1.200x" in capsys.readouterr().out
     assert compare.main(["HEAD:nowhere", new]) == 2
     assert "HEAD:nowhere: git has no such file" in capsys.readouterr().err
+
+
+def test_a_compressed_measurement(monkeypatch, folders, capsys):
+    old, new = folders([timed(OLD)], [timed(scaled(1.2))])
+    subprocess.run(["gzip", Path(old) / "measurements.csv"], check=True)
+    commit(old)
+    monkeypatch.setattr(compare, "ROOT", old)
+    for named in (old, f"{old}/measurements.csv.gz", "HEAD:.", "HEAD:measurements.csv", "HEAD:measurements.csv.gz"):
+        assert compare.main([named, new]) == 1
+        assert "1.200x" in capsys.readouterr().out
+    renamed = (Path(old) / "measurements.csv.gz").rename(Path(old) / "renamed.csv.gz")
+    assert compare.main([str(renamed), new]) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import re
+import subprocess
 from dataclasses import replace
 
 import pandas as pd
@@ -175,6 +176,20 @@ def test_a_row_of_another_precision_stands_beside(tmp_path):
         "fp32": 14.0,
         "tf32": 6.0,
     }
+
+
+def test_a_compressed_file_is_read_and_a_run_that_adds_rows_writes_it_plain(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+    plain, packed = tmp_path / "measurements.csv", tmp_path / "measurements.csv.gz"
+    before = read(plain)
+    subprocess.run(["gzip", plain], check=True)
+    assert read(plain).equals(before) and not plain.exists()
+    plain.touch()  # a run was killed before it wrote a row
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(FAILED)
+    assert plain.exists() and not packed.exists()
+    assert set(read(plain).status) == {ROW.status, FAILED.status}
 
 
 def test_half_a_row_of_a_killed_run_is_dropped(tmp_path):
