@@ -16,10 +16,12 @@ from harness.sweep.comparisons import (
     Summary,
     compare_with_tf32,
     each,
+    fastest,
     geometric_mean,
     grouped,
     layer_label,
     problem_of,
+    rivals,
     summarise,
     timed,
 )
@@ -144,7 +146,8 @@ def _headline_of_times(every_time: Sequence[Results]) -> str:
 def with_tf32(results: Results) -> str:
     """The first subject, in FP32 and in TF32, against rivals that may round to TF32. Empty where none was measured.
 
-    The fastest rival of either precision counts. A last sentence names the rivals that have rows in FP32 alone.
+    The fastest rival of either precision counts. Last sentences say what channels last brings to the rivals, and which
+    cases and rivals have rows in FP32 alone.
     """
     tables = {ours: compare_with_tf32(results, ours) for ours in PRECISIONS}
     what = "geometric mean of the speedup, cases won/all cases."
@@ -153,7 +156,8 @@ def with_tf32(results: Results) -> str:
         for ours, rows in tables.items()
         if len(rows)
     ]
-    return "\n\n".join(parts + _in_fp32_alone(results.frame) if parts else [])
+    sentences = [*_channels_last(results), *_cases_without(tables[FP32], results), *_in_fp32_alone(results.frame)]
+    return "\n\n".join(parts + sentences if parts else [])
 
 
 def tf32_sentence(results: Results) -> str:
@@ -168,7 +172,7 @@ def tf32_sentence(results: Results) -> str:
     worst = min(sizes, key=lambda k: sizes[k].geometric)
     every = summarise(rows)
     return (
-        f"With TF32 allowed for the rivals{tf32_layouts(results)}, {results.shown(results.subject)} in FP32 still wins "
+        f"With TF32 allowed for the rivals{tf32_layouts(results)}, {results.shown(results.subject)} in FP32 wins "
         f"{of(every.wins, every.of)} cases, geometric mean {times(every.geometric)}; with {worst}x{worst} filters "
         f"{of(sizes[worst].wins, sizes[worst].of)}, {times(sizes[worst].geometric)} "
         f"({provenance(results, timed(results.frame, TF32))})."
@@ -181,6 +185,27 @@ def tf32_layouts(results: Results) -> str:
     last = rows[rows.algorithm.str.endswith(registry.NHWC)]
     both = len(last.drop_duplicates(CASE)) == len(rows.drop_duplicates(CASE))
     return "" if both else ", on NCHW tensors only"
+
+
+def _channels_last(results: Results) -> list[str]:
+    """One sentence, or none, on the fastest rival of each layout in rows of precision TF32."""
+    rows = rivals(timed(results.frame, TF32), results.comparison)
+    is_last = rows.algorithm.str.endswith(registry.NHWC)
+    both = fastest(rows[is_last]).merge(fastest(rows[~is_last])[[*CASE, "mean_us"]], on=CASE, suffixes=("", "_nchw"))
+    if both.empty:
+        return []
+    gains = both.mean_us_nchw / both.mean_us
+    won = of(sum(gains > 1), len(both))
+    return [
+        f"On {won} cases, the fastest rival in TF32 with channels last takes less time than the fastest on NCHW "
+        f"tensors; it is {times(geometric_mean(gains))} as fast in the geometric mean."
+    ]
+
+
+def _cases_without(compared: pd.DataFrame, results: Results) -> list[str]:
+    """One sentence, or none, on the cases that no rival was measured on with TF32 allowed."""
+    missing = len(results.of_subject()) - len(compared)
+    return [f"Not measured with TF32 allowed: {of(missing, len(results.of_subject()))} cases."] if missing else []
 
 
 def _in_fp32_alone(frame: pd.DataFrame) -> list[str]:

@@ -138,7 +138,7 @@ def test_rows_in_tf32_change_no_comparison_in_fp32(tmp_path):
 def test_the_sentence_beside_the_headline_names_the_worst_filter_size(tmp_path):
     # 2, 0.5 and 4 over all, and 2 and 0.5 on 1x1.
     assert tf32_sentence(measured(tmp_path, ROWS)) == (
-        "With TF32 allowed for the rivals, on NCHW tensors only, cuConv auto in FP32 still wins 2 of 3 cases, "
+        "With TF32 allowed for the rivals, on NCHW tensors only, cuConv auto in FP32 wins 2 of 3 cases, "
         "geometric mean 1.59x; with 1x1 filters 1 of 2, 1.00x (nvidia-test)."
     )
     assert tf32_sentence(measured(tmp_path / "fp32", SWEEP[:3])) == ""
@@ -150,6 +150,16 @@ def test_a_row_that_is_channels_last_lifts_the_note_on_the_layout(tmp_path):
     told = tf32_sentence(measured(tmp_path, [*ROWS, *last]))
     assert told.startswith("With TF32 allowed for the rivals, cuConv")
     assert ", on NCHW tensors only," in tf32_sentence(measured(tmp_path / "part", [*ROWS, last[0]]))
+
+
+def test_what_channels_last_brings_and_the_cases_without_tf32_are_told(tmp_path):
+    # The fastest on NCHW tensors are 25, 5 and 8; a case of batch 8 and one of 3x3 have no time in TF32.
+    faster = [row("default_nhwc", 12.5, provider="torch", precision="tf32"),
+              row("default_nhwc", 10.0, provider="torch", precision="tf32", m=48)]  # fmt: skip
+    told = with_tf32(measured(tmp_path, [*ROWS, *faster]))
+    assert "On 1 of 2 cases, the fastest rival" in told and "it is 1.00x as fast" in told
+    assert "Not measured with TF32 allowed: 2 of 5 cases." in told
+    assert "with channels last" not in with_tf32(measured(tmp_path / "nchw", ROWS))
 
 
 @pytest.mark.parametrize("others", [[cudnn(5.0)], [row("bmm", 5.0, provider="cublas", precision="tf32")]], ids=str)
