@@ -144,8 +144,8 @@ def _folder(named: str) -> Iterator[Path]:
     path = Path(named)
     if os.path.isdir(path) and not stored(path / CSV).exists() and (others := sorted(path.glob("*.csv"))):
         raise UsageError(f"{named} has {others[0].name}, and no {CSV}, which alone can be compared")
-    if os.path.isdir(path) or path.name in (CSV, PACKED):
-        yield path if os.path.isdir(path) else path.parent
+    if os.path.isdir(path):
+        yield path
         return
     with tempfile.TemporaryDirectory() as made:
         if os.path.exists(path):

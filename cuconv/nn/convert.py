@@ -191,13 +191,13 @@ class _Conversion:
         trial = model if self._report.captured else copy.deepcopy(model)  # a call may change what is not captured
         capture, trial.__dict__["_capture"] = trial.__dict__["_capture"], None
         try:
-            return self._differs(trial, self._inputs.new, expected)
+            return self._differs(trial, self._inputs.new, expected, self._precision)
         finally:
             trial.__dict__["_capture"] = capture
 
     def _capture_differs(self, model: nn.Module, expected: list[Any]) -> str:
         """How the captured model differs from the model, on the example and on inputs made of it."""
-        if words := self._differs(model, self._inputs.new, expected):
+        if words := self._differs(model, self._inputs.new, expected, self._precision):
             return words
         for change in (comparison.another, comparison.larger_batch):
             inputs = partial(self._inputs.new, change)
@@ -206,19 +206,22 @@ class _Conversion:
             except Exception:  # the model does not take such inputs
                 continue
             with computed_by_torch():
-                if words := self._differs(model, inputs, [wanted]):
+                if words := self._differs(model, inputs, [wanted], FP32):
                     return words
         return ""
 
-    def _differs(self, model: nn.Module, inputs: Callable[[], Any], expected: list[Any]) -> str:
-        """How calls of a model, the second one as if gradients were needed, differ from what is expected, in words."""
+    def _differs(self, model: nn.Module, inputs: Callable[[], Any], expected: list[Any], precision: str) -> str:
+        """How calls of a model, the second one as if gradients were needed, differ from what is expected, in words.
+
+        precision: in which the model computes.
+        """
         for wanted, gradients in zip(expected, (False, True), strict=False):
             try:
                 ours = comparison.call(model, inputs(), gradients)
             except Exception as error:
                 return f"it raises {type(error).__name__}: {comparison.first_line(error)}"
-            judges = partial(self._truth.judges, inputs, self._precision)
-            if words := comparison.difference(ours, wanted, self._precision, judges):
+            judges = partial(self._truth.judges, inputs, precision)
+            if words := comparison.difference(ours, wanted, precision, judges):
                 return words
         return ""
 

@@ -86,10 +86,19 @@ def choice_table(results: Results, precision: str = FP32) -> str:
 
 
 def _warned(table: str, results: Results, *precisions: str) -> str:
-    """A table, and a sentence below it where the rows of the library in these precisions are of several codes."""
-    rows = _ours(results, *precisions)
-    warning = mixture(results, rows[rows.algorithm.isin([AUTO, *named()])])
-    return f"{table}\n\n{warning}" if warning else table
+    """A table, and a sentence for each of these precisions in which the library's rows are of several codes.
+
+    Beside FP32, what auto may take in TF32 is of both precisions.
+    """
+    warnings = {}
+    for precision in precisions:
+        rows = _ours(results, *(precisions if precision == TF32 else (precision,)))
+        warnings[precision] = mixture(results, rows[rows.algorithm.isin([AUTO, *named()])])
+    if len(set(warnings.values())) == 1:
+        told = [*warnings.values()][:1]
+    else:
+        told = [f"In {precision.upper()}: {warning}" for precision, warning in warnings.items() if warning]
+    return "\n\n".join(part for part in (table, *told) if part)
 
 
 def without(results: Results, name: str, precision: str = FP32) -> pd.DataFrame:

@@ -19,21 +19,23 @@ from harness.sweep.comparisons import (
     summarise,
     timed,
 )
-from harness.sweep.provenance import provenance
+from harness.sweep.provenance import mixture_with_rivals, provenance
 
 
 def front_table(results: Results) -> str:
     """A line for each comparison: the geometric mean of its speedups, the cases won, and the smallest speedup.
 
-    Comparisons that were not measured are left out.
+    Comparisons that were not measured are left out. Sentences below say at which batch sizes FP32 is faster than less
+    precise rivals, and where, when and with which versions the rows were measured.
     """
-    rivals = results.comparison.rivals_label
-    compared = [
-        ("single layers", f"{rivals} in FP32", results.of_subject()),
-        ("single layers", f"{rivals}, TF32 allowed{tf32_layouts(results)}", compare_with_tf32(results, FP32)),
-        *((f"batch {batch}", "cuDNN in FP16", rows) for batch, rows in _until_half_is_faster(results)),
-    ]
-    body = [_line(results, *comparison) for comparison in compared if summarise(comparison[-1]).of]
+    best = results.comparison.rivals_label
+    compared = {
+        f"{best} in FP32": results.of_subject(),
+        f"{best} with TF32 allowed{tf32_layouts(results)}": compare_with_tf32(results, FP32),
+        f"{best} in FP16": compare_with_half(results),
+    }
+    compared = {baseline: rows for baseline, rows in compared.items() if summarise(rows).of}
+    body = [_line(results, baseline, rows) for baseline, rows in compared.items()]
     whole = networks_results(results.folder.parent)
     if whole and (cells := summary_over_torch(whole.frame)):
         converted = f"{len(over_torch(whole.frame))} cases of whole networks, converted, FP32"
@@ -48,22 +50,25 @@ def front_table(results: Results) -> str:
         measured = f"Measured on {next(iter(named))}."
     else:
         measured = f"Measured: {'; '.join(f'{names} on {source}' for source, names in named.items())}."
-    return f"{markdown(header, body, left=(0, 1))}\n\n{measured}"
+    parts = [markdown(header, body, left=(0, 1)), _ahead(results, compared)]
+    parts.append(f"{measured} {mixture_with_rivals(results, (FP32,), MEASURED)}".strip())
+    return "\n\n".join(part for part in parts if part)
 
 
-def _line(results: Results, what: str, baseline: str, rows: pd.DataFrame) -> list[str]:
+def _line(results: Results, baseline: str, rows: pd.DataFrame) -> list[str]:
     total = summarise(rows)
     (worst,) = each(rows.nsmallest(1, "speedup"))
     least = f"{times(worst.speedup)} ({problem_of(worst).label})" if worst.speedup == worst.speedup else NONE
-    cases = f"{total.of} cases of {what}, {results.shown(results.subject)} in FP32"
+    cases = f"{total.of} cases of single layers, {results.shown(results.subject)} in FP32"
     return [cases, baseline, times(total.geometric), of(total.wins, total.of), least]
 
 
-def _until_half_is_faster(results: Results) -> list[tuple[int, pd.DataFrame]]:
-    """The comparison with FP16 at each batch size, up to the first at which FP16 is faster in the mean."""
+def _ahead(results: Results, compared: dict[str, pd.DataFrame]) -> str:
+    """At which batch sizes the subject is faster in the mean, for each baseline over which it is not at all of them."""
     found = []
-    for batch, rows in grouped(compare_with_half(results), "batch"):
-        found.append((batch, rows))
-        if geometric_mean(rows.speedup) < 1:
-            break
-    return found
+    for baseline, rows in compared.items():
+        means = {batch: geometric_mean(members.speedup) for batch, members in grouped(rows, "batch")}
+        ahead = [f"{batch} ({times(mean)})" for batch, mean in means.items() if mean > 1]
+        if len(ahead) < len(means):
+            found.append(f"than {baseline} at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}")
+    return f"In the mean, {results.shown(results.subject)} in FP32 is faster {', and '.join(found)}." if found else ""

@@ -31,7 +31,7 @@ from harness.experiments.networks.table import (
     modes_section,
     networks_section,
 )
-from harness.precision import FP32, PRECISIONS
+from harness.precision import FP16, FP32, PRECISIONS
 from harness.report import figures
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import accuracy_table
@@ -58,7 +58,7 @@ from harness.report.versions import changes, versions_table
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
-from harness.sweep.provenance import mixture, provenance
+from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # beside it
@@ -135,6 +135,11 @@ def _measured(results: Results) -> str:
     compared = rows.algorithm.isin(results.comparison.subjects) | (rows.provider != results.comparison.provider)
     warning = mixture(results, rows[compared])
     return f"Measured on {provenance(results, rows)}. {warning}".strip()
+
+
+def _beside(results: Results, table: str, ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
+    """A comparison with less precise rivals, and a warning where the rows are of several codes."""
+    return "\n\n".join(part for part in (table, mixture_with_rivals(results, ours, theirs)) if part)
 
 
 def _standing(results: Results) -> str:
@@ -214,8 +219,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "clocks": lambda results, plots: clocks_table(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
-    "tf32": lambda results, plots: with_tf32(results),
-    "half": lambda results, plots: half_table(results),
+    "tf32": lambda results, plots: _beside(results, with_tf32(results), PRECISIONS, PRECISIONS),
+    "half": lambda results, plots: _beside(results, half_table(results), (FP32,), (FP16,)),
     "versions": _versions,
     "unlimited": lambda results, plots: unlimited_table(results),
     "paper": lambda results, plots: paper_table(results),

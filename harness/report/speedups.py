@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -188,7 +189,7 @@ def tf32_layouts(results: Results) -> str:
 
 
 def _channels_last(results: Results) -> list[str]:
-    """One sentence, or none, on the fastest rival of each layout in rows of precision TF32."""
+    """Two sentences, or none, on the fastest rival of each layout in rows of precision TF32."""
     rows = rivals(timed(results.frame, TF32), results.comparison)
     is_last = rows.algorithm.str.endswith(registry.NHWC)
     both = fastest(rows[is_last]).merge(fastest(rows[~is_last])[[*CASE, "mean_us"]], on=CASE, suffixes=("", "_nchw"))
@@ -196,9 +197,14 @@ def _channels_last(results: Results) -> list[str]:
         return []
     gains = both.mean_us_nchw / both.mean_us
     won = of(sum(gains > 1), len(both))
+    frame = results.frame
+    on_nchw = replace(results, frame=frame[~frame.algorithm.str.endswith(registry.NHWC)])
+    cells = [f"{ours.upper()} has {_cell(compare_with_tf32(on_nchw, ours))}" for ours in PRECISIONS]
     return [
-        f"On {won} cases, the fastest rival in TF32 with channels last takes less time than the fastest on NCHW "
-        f"tensors; it is {times(geometric_mean(gains))} as fast in the geometric mean."
+        f"In TF32, the fastest rival with channels last is {times(geometric_mean(gains))} as fast as the "
+        "fastest on NCHW tensors in the geometric mean, and faster "
+        f"on {won} cases; no conversion is timed. Against rivals on NCHW tensors alone, "
+        f"{results.shown(results.subject)} in {' and in '.join(cells)}."
     ]
 
 

@@ -51,9 +51,10 @@ class Change:
 def changes(results: Results) -> Iterator[Change]:
     """A change for each older version that was kept, in order of the files' names."""
     now = _fastest_cudnn(results)
-    for path in sorted(results.folder.glob(f"{PREFIX}*.csv")):
+    for path in sorted({*results.folder.glob(f"{PREFIX}*.csv"), *results.folder.glob(f"{PREFIX}*.csv.gz")}):
         new = ", ".join(cudnn_versions(results, now))
-        yield Change(path.stem.removeprefix(PREFIX), new, verdicts(read(path), now, keys=CASE))
+        old, _, _ = path.name.removeprefix(PREFIX).partition(".csv")
+        yield Change(old, new, verdicts(read(path), now, keys=CASE))
 
 
 def versions_table(results: Results) -> str:

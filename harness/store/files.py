@@ -42,9 +42,16 @@ def read_regular(path: Path, most: int = -1) -> bytes:
 
 
 def stored(path: Path) -> Path:
-    """The path of a file, or of its compressed form where that alone is there, or has content."""
+    """The path of a file, or of its compressed form where that alone is there, or has content.
+
+    Raises ResultsError where both have content, since one of them is out of date.
+    """
     packed = _packed(path)
-    return packed if packed.exists() and not (path.exists() and path.stat().st_size) else path
+    if not packed.exists():
+        return path
+    if path.exists() and path.stat().st_size:
+        raise ResultsError(f"{path} and {packed.name} are both there: delete the one that is out of date")
+    return packed
 
 
 def _packed(path: Path) -> Path:

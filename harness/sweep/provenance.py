@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.contenders import registry
 from harness.store import environment
-from harness.sweep.comparisons import Results, grouped, rivals
+from harness.sweep.comparisons import Results, grouped, rivals, timed
 
 Report = dict[str, Any]
 
@@ -58,6 +58,14 @@ def mixture(results: Results, rows: pd.DataFrame) -> str:
         return f"Rows of {provider.label} are of several codes, versions or machines."
     which = "Some rows" if any(found[name] & autos for name in others) else "Rows"
     return f"{which} of {subject} are of other code, versions or machine than those of {', '.join(others)}."
+
+
+def mixture_with_rivals(results: Results, ours: Iterable[str], theirs: Iterable[str]) -> str:
+    """The sentence of `mixture` on the first subject in some precisions, and the rivals in some."""
+    frame = results.frame
+    subjects = (frame.provider == results.comparison.provider) & (frame.algorithm == results.subject)
+    mine = timed(frame[subjects], *ours)
+    return mixture(results, pd.concat([mine, rivals(timed(frame, *theirs), results.comparison)]))
 
 
 def _groups(reports: dict[str, Report]) -> dict[str, int]:

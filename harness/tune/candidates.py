@@ -76,6 +76,7 @@ def candidates_of(problem: ConvProblem, device: DeviceSpec, chance: random.Rando
     return chosen
 
 
+@torch.no_grad()
 def measure(
     cases: Iterable[Case],
     device: torch.device,
@@ -90,7 +91,6 @@ def measure(
     The seed shuffles the order of the cases. The CSV file at `path` is replaced, and flushed after each case, so that
     an interrupted measurement keeps its rows. Raises GpuLost.
     """
-    torch.set_grad_enabled(False)
     cases = [case for case in cases if case.problem.flop <= MAX_FLOP]
     chance = random.Random(seed)
     chance.shuffle(cases)

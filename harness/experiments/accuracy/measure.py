@@ -101,7 +101,6 @@ def measure(
     cases: Iterable[Case], entered: Mapping[str, Contender], device: torch.device, workspace_limit: int
 ) -> Iterator[Row]:
     """A row for each algorithm and each of MAGNITUDES of every case; workspace_limit is in bytes."""
-    torch.set_grad_enabled(False)
     cases = list(cases)
     for contender in entered.values():
         contender.begin([case.problem for case in cases], None)
@@ -111,6 +110,7 @@ def measure(
             yield from _measure_case(case, entered, device, workspace_limit)
 
 
+@torch.no_grad()
 def _measure_case(
     case: Case, entered: Mapping[str, Contender], device: torch.device, workspace_limit: int
 ) -> Iterator[Row]:

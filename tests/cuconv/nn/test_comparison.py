@@ -24,6 +24,7 @@ def test_an_error_may_be_three_times_that_of_torch_in_the_same_precision(precisi
     assert judged(2.9 * torchs, (EXACT, with_error(torchs))) == ""
     assert judged(3.1 * torchs, (EXACT, with_error(torchs))) != ""
     assert judged(2.9 * torchs, (EXACT, THEIRS)) != ""
+    assert judged(0.2, (EXACT, with_error(0.2))) != "", "where torch's result is noise, nothing is as good"
     assert judged(2.9 * torchs, (EXACT, None)) != ""
     assert judged(2.9 * torchs, (None, with_error(torchs))) != ""
 

@@ -67,7 +67,7 @@ def test_a_page_that_shows_other_results_is_told_by_the_check(page, capsys):
 def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     text = filled(page, "front")
     assert f"(../plots/{GPU}/paper/overview.png)" in text and text.count("\n| ") == 4
-    assert "| the best cuDNN in FP32 " in text and "| the best cuDNN, TF32 allowed, on NCHW tensors only " in text
+    assert "| the best cuDNN in FP32 " in text and "| the best cuDNN with TF32 allowed, on NCHW tensors only " in text
     found = next(line.split("|")[2:-1] for line in text.splitlines() if "in FP32 " in line)
     assert [cell.strip() for cell in found[1:3]] == ["1.20x", "3 of 7"]
     times = [network_time(30.0, contender="torch"), network_time(10.0)]
@@ -76,14 +76,15 @@ def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     assert "| fastest of torch in FP32, CUDA graphs " in filled(page, "front")
 
 
-def test_the_front_has_fp16_up_to_the_first_batch_at_which_it_is_faster(page):
+def test_the_front_says_at_which_batch_sizes_it_is_faster_than_less_precise_rivals(page):
     half = {"provider": "torch", "precision": "fp16", "error": 3e-4}
     rows = [row("auto", 10.0, batch=batch) for batch in (1, 8, 32)]
     rows += [row("default", us, batch=batch, **half) for batch, us in ((1, 20.0), (8, 5.0), (32, 5.0))]
     write(page.parent.parent / "results", rows)
-    lines = [line for line in filled(page, "front").splitlines() if "cuDNN in FP16" in line]
-    assert len(lines) == 2 and "1 cases of batch 1, " in lines[0] and "1 cases of batch 8, " in lines[1]
-    assert "2.00x" in lines[0] and "0.50x" in lines[1]
+    text = filled(page, "front")
+    (line,) = [line for line in text.splitlines() if "| the best cuDNN in FP16 " in line]
+    assert "3 cases of single layers" in line and "0.79x" in line and "1 of 3" in line
+    assert "than the best cuDNN in FP16 at batch 1 (2.00x)." in text
 
 
 def test_the_headline_is_a_table_and_where_it_was_measured(page):

@@ -192,6 +192,20 @@ def test_a_compressed_file_is_read_and_a_run_that_adds_rows_writes_it_plain(tmp_
     assert set(read(plain).status) == {ROW.status, FAILED.status}
 
 
+def test_a_file_in_both_forms_is_refused(tmp_path):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+    plain = tmp_path / "measurements.csv"
+    subprocess.run(["gzip", "--keep", plain], check=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    both = re.escape(f"{plain} and measurements.csv.gz are both there: delete the one that is out of date")
+    with pytest.raises(ResultsError, match=both):
+        read(plain)
+    with pytest.raises(ResultsError, match=both), ResultsFolder(tmp_path):
+        pass
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_half_a_row_of_a_killed_run_is_dropped(tmp_path):
     with ResultsFolder(tmp_path) as folder:
         folder.append(ROW)
