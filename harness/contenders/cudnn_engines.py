@@ -7,7 +7,7 @@ algorithm, and its plans are the ways among which the sweep chooses.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -51,6 +51,7 @@ class Contender(base.Contender):
         self._cudnn = cudnn
         self._handle = cudnn.create_handle()
         self._workspace = Workspace()
+        self._notes = _Notes(cudnn, self._handle)
         self._cases = 0
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
@@ -69,8 +70,11 @@ class Contender(base.Contender):
             mine = operands.laid_out(layout)
             plans = _Plans(self._cudnn, self._handle, self._workspace, problem, mine, self.precision, layout)
             ways: dict[str, list[Callable[[], Prepared]]] = {}
-            for name, index, failure in plans.distinct():
-                algorithm, detail = (name, "") if self.precision == FP32 else (name.split("_")[0], name)
+            distinct = plans.distinct()
+            notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout)
+            for (name, index, failure), noted in zip(distinct, notes, strict=True):
+                algorithm, plan = (name, "") if self.precision == FP32 else (name.split("_")[0], name)
+                detail = ": ".join(part for part in (plan, noted) if part)
                 ways.setdefault(algorithm, []).append(partial(plans.prepare, index, failure, detail))
             for algorithm, (first, *others) in ways.items():
                 named = f"{algorithm}{layout.suffix}"
@@ -83,6 +87,49 @@ def _version(cudnn: Any) -> int | None:
         return cudnn.backend_version()
     except RuntimeError:  # the frontend found no library
         return None
+
+
+class _Notes:
+    """cuDNN's numerical notes on its engines, which are asked for once.
+
+    The frontend builds plans that have a note, or that have it not, and says nothing else of notes. So each note is
+    asked for on a graph of its own.
+    """
+
+    def __init__(self, cudnn: Any, handle: Any):
+        self._cudnn, self._handle = cudnn, handle
+        self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+        self._known: dict[tuple[str, int], dict[str, bool]] = {}  # by layout and engine, then by note
+
+    def of(self, engines: Sequence[tuple[int, Any]], problem: ConvProblem, layout: Layout) -> list[str]:
+        """The notes of each engine in words; engines: numbers and knobs of plans for a problem in a layout."""
+        if new := {engine: knobs for engine, knobs in engines if (layout.suffix, engine) not in self._known}:
+            self._known |= {(layout.suffix, engine): {} for engine in new}
+            for name, note in self._cudnn.numerical_note.__members__.items():
+                with suppress(*self._failures):
+                    for engine, has_it in self._asked(note, new, problem, layout):
+                        self._known[layout.suffix, engine][name] = has_it
+        return [_in_words(self._known[layout.suffix, engine]) for engine, _ in engines]
+
+    def _asked(
+        self, note: Any, engines: dict[int, Any], problem: ConvProblem, layout: Layout
+    ) -> Iterator[tuple[int, bool]]:
+        """Whether each of the engines that have a plan has a note."""
+        graph, _ = _graph(self._cudnn, self._handle, problem, layout)
+        listed = []
+        for engine, knobs in engines.items():
+            with suppress(*self._failures):
+                graph.create_execution_plan(engine, knobs)
+                listed.append(engine)
+        graph.select_numeric_notes([note])
+        for index, engine in enumerate(listed):
+            yield engine, DESELECTED not in _built(graph, index, self._failures)
+
+
+def _in_words(notes: dict[str, bool]) -> str:
+    """The notes that an engine has, of those that it was asked for; empty where it was asked for none."""
+    names = ", ".join(name for name, has_it in notes.items() if has_it)
+    return f"numerical notes {names}" if names else "no numerical note" if notes else ""
 
 
 class _Plans:
@@ -139,17 +186,15 @@ class _Plans:
         for index in range(self._graph.get_execution_plan_count()):
             name = self._graph.get_plan_name_at_index(index)
             if name not in found:
-                failure = self._build(index)
+                failure = _built(self._graph, index, self._failures)
                 if DESELECTED not in failure:
                     found[name] = (name, index, failure)
         return list(found.values())
 
-    def _build(self, index: int) -> str:
-        try:
-            self._graph.build_plan_at_index(index)
-        except self._failures as error:
-            return _one_line(error)
-        return ""
+    def engine(self, index: int) -> tuple[int, Any]:
+        """The number of a plan's engine, and its knobs."""
+        engine, knobs = self._graph.get_engine_and_knobs_at_index(index)
+        return engine, knobs
 
     def prepare(self, index: int, failure: str, detail: str = "") -> Prepared:
         """The call of a plan. Raises NotRunnable where it could not be built, or has no room for its workspace."""
@@ -168,6 +213,15 @@ class _Plans:
             reason = _one_line(error)
             raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
         return self._operands.output
+
+
+def _built(graph: Any, index: int, failures: tuple[type[Exception], ...]) -> str:
+    """Build a plan; returns why it could not be built, "" where it was."""
+    try:
+        graph.build_plan_at_index(index)
+    except failures as error:
+        return _one_line(error)
+    return ""
 
 
 def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout) -> tuple[Any, tuple[Any, Any, Any]]:

@@ -312,3 +312,10 @@ def test_torch_default_keeps_its_choice_when_called_in_turn_with_benchmark():
         ready["benchmark"].call()
         ready["default"].call()
         assert kernels(ready["default"].call) == expected
+
+
+def test_an_engine_in_fp32_has_notes_and_none_of_rounded_inputs():
+    prepared = filter(None, map(prepared_and_called, offers_of("cudnn_engine", PROBLEMS[0]).values()))
+    details = [one.detail for one in prepared]
+    assert details and all("numerical note" in detail for detail in details)
+    assert not any("DOWN_CONVERT_INPUTS" in detail for detail in details)

@@ -1,6 +1,7 @@
 """Contenders without a GPU: the CPU's algorithms, and what of the others is plain logic."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from cuconv import ConvProblem
 from harness import libcudnn
 from harness.contenders import cpu, cublas, cudnn_classic, cudnn_engines, torch_cudnn
-from harness.contenders.base import NotRunnable, Operands, Unavailable, load
+from harness.contenders.base import PLAIN, NotRunnable, Operands, Unavailable, load
 from harness.contenders.registry import CLASSIC_ALGORITHMS, PROVIDERS
 
 PROBLEMS = [  # h != w everywhere; one input and several, channels odd and prime
@@ -277,6 +278,39 @@ def test_engines_are_distinct_plans_of_the_class(plans):
 )
 def test_the_other_class_is_excluded_after_every_plan_is_there(plans, kept):
     assert plans._graph.filtered == kept
+
+
+class NotedGraph(FakeGraph):
+    """Plans of engines with notes: 1 has both, 2 one and cannot be built, 3 none, and 4 has no plan."""
+
+    NOTES: ClassVar = {1: {"fft", "tensor"}, 2: {"fft"}, 3: set()}
+
+    def __init__(self):
+        super().__init__()
+        self.plans = []
+
+    def create_execution_plan(self, engine, knobs):
+        if engine not in self.NOTES:
+            raise Refused("no configuration")
+        self.plans.append((engine, "", "No kernel" if engine == 2 else ""))
+
+    def select_numeric_notes(self, notes):
+        self.plans = [
+            (engine, "", failure if notes[0] in self.NOTES[engine] else "Deselecting execution plan")
+            for engine, _, failure in self.plans
+        ]
+
+
+def test_an_engine_has_the_notes_that_its_plans_are_selected_by(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(cudnn_engines, "_graph", lambda *_: (graphs.append(NotedGraph()) or graphs[-1], ()))
+    notes = SimpleNamespace(__members__={"FFT": "fft", "TENSOR_CORE": "tensor"})
+    asked = cudnn_engines._Notes(SimpleNamespace(cudnnGraphNotSupportedError=Refused, numerical_note=notes), None)
+    engines = [(1, {}), (2, {}), (1, {}), (3, {}), (4, {})]
+    found = asked.of(engines, PROBLEMS[0], PLAIN)
+    both, fft, none = "numerical notes FFT, TENSOR_CORE", "numerical notes FFT", "no numerical note"
+    assert found == [both, fft, both, none, ""]
+    assert asked.of(engines, PROBLEMS[1], PLAIN) == found and len(graphs) == 2, "asked for twice"
 
 
 def test_a_plan_that_cannot_be_built_says_why(plans):
