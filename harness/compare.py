@@ -40,13 +40,12 @@ from harness.sweep.comparisons import (
     timed,
 )
 from harness.sweep.provenance import provenance
-from harness.sweep.records import KEY_COLUMNS, read
+from harness.sweep.records import CSV, KEY_COLUMNS, read
 from harness.sweep.verdicts import CLOCK, FASTER, SLOWER, THRESHOLD, UNCLEAR, VERDICTS, counted, verdicts
 
 WORSE_FOUND = 1  # the exit code
 SHOWN = 10  # cases of a verdict
 SIDES = ("old", "new")
-CSV = "measurements.csv"
 PACKED = f"{CSV}.gz"
 
 
@@ -173,14 +172,13 @@ def _from_git(named: str, folder: Path) -> None:
     if not colon:
         raise UsageError(f"{named} does not exist: name a folder with a {CSV}, or REVISION:PATH")
     inside = inside if inside.endswith((".csv", ".csv.gz")) else f"{inside.rstrip('/')}/{CSV}"
-    rows, packed = _shown_by_git(revision, inside), inside.endswith(".gz")
-    if rows.returncode and not packed:
-        compressed = _shown_by_git(revision, f"{inside}.gz")
-        rows, packed = (rows, False) if compressed.returncode else (compressed, True)
-    if rows.returncode:
-        reason = (rows.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
+    both = [inside] if inside.endswith(".gz") else [inside, f"{inside}.gz"]
+    shown_by_name = {name: _shown_by_git(revision, name) for name in both}
+    found = next((name for name, shows in shown_by_name.items() if shows.returncode == 0), None)
+    if found is None:
+        reason = (shown_by_name[inside].stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
         raise UsageError(f"{named}: git has no such file ({reason}): name a revision, and a path from the top folder")
-    (folder / (PACKED if packed else CSV)).write_bytes(rows.stdout)
+    (folder / (PACKED if found.endswith(".gz") else CSV)).write_bytes(shown_by_name[found].stdout)
     environments = _shown_by_git(revision, str(Path(inside).with_name("environment.json")))
     if environments.returncode == 0:
         (folder / "environment.json").write_bytes(environments.stdout)

@@ -17,7 +17,7 @@ from cuconv.problem import FP32, TF32
 
 TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where torch's own error is not larger
 TIMES_TORCHS = 3  # an output's error may be so many times torch's own
-MOST = 0.1  # of an error, whatever torch's own: a larger one says nothing
+LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
 SEED = 20_26
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a model
@@ -184,7 +184,7 @@ def distance(our: Tensor, their: Tensor) -> float:
 def _as_good(our: Tensor, torchs: Any, truth: Any, least: float) -> bool:
     if not all(isinstance(other, Tensor) and other.shape == our.shape for other in (torchs, truth)):
         return False
-    return distance(our, truth) <= max(least, min(MOST, TIMES_TORCHS * distance(torchs, truth)))
+    return distance(our, truth) <= max(least, min(LARGEST_ERROR, TIMES_TORCHS * distance(torchs, truth)))
 
 
 def attributes(model: nn.Module) -> dict[str, str]:

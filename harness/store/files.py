@@ -49,9 +49,14 @@ def stored(path: Path) -> Path:
     packed = _packed(path)
     if not packed.exists():
         return path
-    if path.exists() and path.stat().st_size:
+    if not is_empty(path):
         raise ResultsError(f"{path} and {packed.name} are both there: delete the one that is out of date")
     return packed
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is no file, or one without content, as a killed run leaves."""
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 
 def _packed(path: Path) -> Path:

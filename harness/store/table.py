@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.errors import ResultsError
 from harness.store.csv_file import check, csv_text, rows_of, rule_of, text_frame, with_numbers
-from harness.store.files import stored, write_whole
+from harness.store.files import is_empty, stored, write_whole
 from harness.store.locked_folder import LockedFolder
 
 
@@ -77,8 +77,7 @@ class GroupedRows:
         self.path = folder.path / table.name
         self._folder, self._table = folder, table
         self._groups: dict[tuple[str, ...], list[Sequence[object]]] = {}
-        found = stored(self.path)
-        if not found.exists() or (found.is_file() and not found.stat().st_size):
+        if is_empty(stored(self.path)):
             return
         (_, header), *rows = rows_of(self.path)
         if tuple(header) != table.columns:

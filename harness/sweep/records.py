@@ -35,7 +35,7 @@ from harness.store.csv_file import (
     whole_number,
     with_numbers,
 )
-from harness.store.files import encoded, open_regular, stored, write_whole
+from harness.store.files import encoded, is_empty, open_regular, stored, write_whole
 from harness.store.locked_folder import FolderReplaced, LockedFolder
 from harness.store.times import COLD, HOT, MOST_RUNS, RUNS, SEPARATED, mean_column, run_columns, runs_in
 
@@ -305,10 +305,8 @@ class ResultsFolder:
         self._file = open(open_regular(self.csv_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "ab")  # noqa: SIM115
 
     def _load(self) -> None:
-        found = stored(self.csv_path)
-        is_empty = found.is_file() and not found.stat().st_size
-        if found.exists() and not is_empty:
-            rows = rows_of(found)
+        if not is_empty(stored(self.csv_path)):
+            rows = rows_of(self.csv_path)
             header, self._runs = rows[0][1], _room(rows)
             columns = columns_of(self._runs)
             if header != [column for column in columns if column in header or column not in _absent(columns)]:
