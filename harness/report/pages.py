@@ -176,13 +176,16 @@ def _sweep(results: Results, name: str) -> str:
     ])  # fmt: skip
 
 
-def _versions(results: Results, plots: str) -> str:
-    """A figure for each older version of cuDNN that was kept, and the tables."""
+def _versions(results: Results, plots: str, sweep: str) -> str:
+    """A figure for each older version of cuDNN that was kept of a sweep, and the tables."""
+    measured = results.beside(sweep)
+    if measured is None:
+        return f"The sweep {sweep} was not measured on {results.device}."
     pictures = []
-    for change in changes(results):
-        figure = f"{plots}/{results.device}/{results.sweep}/{figures.of_versions(change)}.png"
+    for change in changes(measured):
+        figure = f"{plots}/{results.device}/{sweep}/{figures.of_versions(change)}.png"
         pictures.append(f"![Time of cuDNN {change.new} over that of {change.old}, a dot for each case]({figure})")
-    return "\n\n".join([*pictures, versions_table(results)])
+    return "\n\n".join([*pictures, versions_table(measured)])
 
 
 def _accuracy(results: Results) -> str:
@@ -239,6 +242,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(named()), SWEEPS),
     "counters": (tuple(named()),),
     "sweep": (SWEEPS,),
+    "versions": ((SWEEP, *SWEEPS),),
 }
 
 

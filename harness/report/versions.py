@@ -52,9 +52,10 @@ def changes(results: Results) -> Iterator[Change]:
     """A change for each older version that was kept, in order of the files' names."""
     now = _fastest_cudnn(results)
     for path in sorted({*results.folder.glob(f"{PREFIX}*.csv"), *results.folder.glob(f"{PREFIX}*.csv.gz")}):
-        new = ", ".join(cudnn_versions(results, now))
         old, _, _ = path.name.removeprefix(PREFIX).partition(".csv")
-        yield Change(old, new, verdicts(read(path), now, keys=CASE))
+        others = [rows for _, rows in grouped(now, "environment") if cudnn_versions(results, rows) != [old]]
+        newer = pd.concat([now.head(0), *others])  # a case may not have been measured since
+        yield Change(old, ", ".join(cudnn_versions(results, newer)), verdicts(read(path), newer, keys=CASE))
 
 
 def versions_table(results: Results) -> str:
