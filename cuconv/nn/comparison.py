@@ -87,7 +87,10 @@ class Truth:
 
 
 def call(function: Callable[..., Any], inputs: Call, gradients: bool = False, precision: str = FP32) -> Any:
-    """A call with the random numbers of one seed. gradients: whether they could be recorded. precision: of torch."""
+    """The result of a call with the random numbers of one seed, detached.
+
+    gradients: whether they could be recorded. precision: of torch.
+    """
     arguments, keywords = inputs
     with seeded(), torch_precision(precision), torch.set_grad_enabled(gradients):
         return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
@@ -127,8 +130,8 @@ def difference(
     """How ours, a result of a model in a precision, differs from torch's in FP32, in words; "" where they agree.
 
     judges: the results in float64, and of torch in the precision. Numbers agree where their relative L2 distance is
-    small, or where ours is nearly as close to the result in float64 as torch's in the same precision; whole numbers,
-    where less than one in a hundred differs.
+    small, or where ours is at most TIMES_TORCHS as far from the result in float64 as torch's in the precision; whole
+    numbers, where at most one in a hundred differs.
     """
     our_leaves, our_spec = pytree.tree_flatten(ours)
     their_leaves, their_spec = pytree.tree_flatten(theirs)
@@ -170,7 +173,7 @@ def _equal(our: Any, their: Any) -> bool:
 
 
 def distance(our: Tensor, their: Tensor) -> float:
-    """The relative L2 distance of two tensors; infinite where only one of two numbers is finite."""
+    """The relative L2 distance of two tensors; infinite where one number of two is finite, or theirs are all 0."""
     ours, theirs = our.double(), their.double()
     if not torch.equal(ours.isfinite(), theirs.isfinite()):
         return float("inf")

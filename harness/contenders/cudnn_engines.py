@@ -92,8 +92,8 @@ def _version(cudnn: Any) -> int | None:
 class _Notes:
     """cuDNN's numerical notes on its engines, which are asked for once.
 
-    The frontend builds plans that have a note, or that have it not, and says nothing else of notes. So each note is
-    asked for on a graph of its own.
+    The frontend can select plans by a note and cannot list the notes of a plan. So each note is asked for on a graph of
+    its own.
     """
 
     def __init__(self, cudnn: Any, handle: Any):
@@ -114,7 +114,7 @@ class _Notes:
     def _asked(
         self, note: Any, engines: dict[int, Any], problem: ConvProblem, layout: Layout
     ) -> Iterator[tuple[int, bool]]:
-        """Whether each of the engines that have a plan has a note."""
+        """The engines for which a plan can be made, each with whether it has a note."""
         graph, _ = _graph(self._cudnn, self._handle, problem, layout)
         listed = []
         for engine, knobs in engines.items():
@@ -133,7 +133,7 @@ def _in_words(notes: dict[str, bool]) -> str:
 
 
 class _Plans:
-    """The graph of one case with its plans; freed when the last offer of the case is gone."""
+    """The graph of one case with its plans, which lives as long as an offer of the case."""
 
     def __init__(
         self,

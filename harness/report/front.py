@@ -1,4 +1,4 @@
-"""The first figures that a reader sees: the paper's sweep in FP32 and with TF32 allowed, and whole networks."""
+"""The first figures that a reader sees: the paper's sweep beside cuDNN in FP32, TF32 and FP16, and whole networks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def front_table(results: Results) -> str:
         measured = f"Measured on {next(iter(named))}."
     else:
         measured = f"Measured: {'; '.join(f'{names} on {source}' for source, names in named.items())}."
-    parts = [markdown(header, body, left=(0, 1)), _ahead(results, compared)]
+    parts = [markdown(header, body, left=(0, 1)), _ahead(compared)]
     parts.append(f"{measured} {mixture_with_rivals(results, (FP32,), MEASURED)}".strip())
     return "\n\n".join(part for part in parts if part)
 
@@ -63,12 +63,12 @@ def _line(results: Results, baseline: str, rows: pd.DataFrame) -> list[str]:
     return [cases, baseline, times(total.geometric), of(total.wins, total.of), least]
 
 
-def _ahead(results: Results, compared: dict[str, pd.DataFrame]) -> str:
-    """At which batch sizes the subject is faster in the mean, for each baseline over which it is not at all of them."""
+def _ahead(compared: dict[str, pd.DataFrame]) -> str:
+    """A sentence on the batch sizes with a mean above 1x, for each baseline over which not all have one."""
     found = []
     for baseline, rows in compared.items():
         means = {batch: geometric_mean(members.speedup) for batch, members in grouped(rows, "batch")}
         ahead = [f"{batch} ({times(mean)})" for batch, mean in means.items() if mean > 1]
         if len(ahead) < len(means):
-            found.append(f"than {baseline} at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}")
-    return f"In the mean, {results.shown(results.subject)} in FP32 is faster {', and '.join(found)}." if found else ""
+            found.append(f"over {baseline}: {', '.join(ahead) or 'none'}")
+    return f"Batch sizes with a mean above 1x, {'; '.join(found)}." if found else ""

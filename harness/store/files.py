@@ -1,11 +1,10 @@
-"""The door of files: only regular files are read, and a file is written in one step, in UTF-8.
+"""Reading and writing of files: only regular files are read, and a file is written in one step, in UTF-8.
 
 A device or a FIFO would block a reader or never end, so both are refused. A new file is written beside the old one and
 then renamed, so that a full disk or a crash leaves the old one. Neither step follows a symbolic link that somebody
 left in the place of a new file.
 
-A file may be compressed, by gzip: FILE.gz in the place of FILE. Who reads a CSV file finds it by `stored`; who writes
-the file replaces it.
+A CSV file may be compressed by gzip, as FILE.gz. Readers find either form by `stored`; who writes FILE deletes FILE.gz.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ def read_regular(path: Path, most: int = -1) -> bytes:
 
 
 def stored(path: Path) -> Path:
-    """The path of a file, or of its compressed form where that alone is there, or has content.
+    """The path of a file, or of its compressed form where the file is missing or empty.
 
-    Raises ResultsError where both have content, since one of them is out of date.
+    Raises ResultsError where a file with content is beside a compressed one, since one of them is out of date.
     """
     packed = _packed(path)
     if not packed.exists():
@@ -95,7 +94,7 @@ def encoded(text: str) -> bytes:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file, a text in UTF-8, and the folders above it where they are missing.
 
-    Its compressed form goes. Raises ResultsError where it cannot be written; it is then as it was.
+    Its compressed form is deleted. Raises ResultsError where the file cannot be written; both are then as they were.
     """
     fresh = path.with_name(f"{path.name}.new")
     try:
@@ -106,10 +105,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
-        _packed(path).unlink(missing_ok=True)
     except OSError as error:
         with suppress(OSError):  # the folder may be gone, or be a file
             fresh.unlink(missing_ok=True)
         raise ResultsError(
             f"cannot write {path} ({error.strerror}), which stays as it was: free some space or choose another folder"
         ) from None
+    with suppress(OSError):  # where both stay, `stored` says so
+        _packed(path).unlink(missing_ok=True)

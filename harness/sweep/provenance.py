@@ -19,7 +19,8 @@ H200 are in results/nvidia-h200 and in README.md."""
 
 
 def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
-    """The GPU, the versions and the date of some rows, or of all, such as "NVIDIA H200, cuDNN 9.19.0, 2025-11-22".
+    """The GPU, the versions and the date of some rows, or of all, such as "NVIDIA H200, cuDNN 9.28.1, torch 2.11.0,
+    2026-11-25".
 
     Without a readable environment.json it is the device's name under results/.
     """
@@ -41,7 +42,7 @@ def mixture(results: Results, rows: pd.DataFrame) -> str:
     """A warning where rows are of several machines, versions or codes; otherwise "".
 
     It names which of our algorithms, and whether the rivals, were measured otherwise than the first subject (auto on a
-    GPU). Rows whose report is missing from environment.json are left out.
+    GPU), if they were. Rows whose report is missing from environment.json are left out.
     """
     ours, subject = results.comparison.provider, results.subject
     group_of = _groups(environment.read(results.folder))

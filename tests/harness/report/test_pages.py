@@ -84,7 +84,7 @@ def test_the_front_says_at_which_batch_sizes_it_is_faster_than_less_precise_riva
     text = filled(page, "front")
     (line,) = [line for line in text.splitlines() if "| the best cuDNN in FP16 " in line]
     assert "3 cases of single layers" in line and "0.79x" in line and "1 of 3" in line
-    assert "than the best cuDNN in FP16 at batch 1 (2.00x)." in text
+    assert "over the best cuDNN in FP16: 1 (2.00x)." in text
 
 
 def test_the_headline_is_a_table_and_where_it_was_measured(page):
