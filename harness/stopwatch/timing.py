@@ -56,13 +56,11 @@ def measure(call: Callable[[], torch.Tensor], runs: int, device: torch.device, s
 def _measure_graph(call: Callable[[], torch.Tensor], runs: int, steadily: Steadily) -> Timing:
     single_us = _time_one_us(call)
     _check_limit(single_us, runs)
-    if single_us >= FILL_US:  # measured again, because an interruption may make a short call look long
-        single_us = min(single_us, _time_one_us(call))
-
+    if single_us >= FILL_US:  # a host that is slow to launch makes a short call look long
+        single_us = _in_graph_us(call, 1, replays=1)
     count = 1
-    if single_us < FILL_US:  # includes the host's launch overhead, so the call itself is shorter still
-        (probes_us,) = replay_times_us([CapturedCalls(call, PROBE_CALLS)], 2)
-        count = max(1, min(MAX_CALLS, ceil(FILL_US * PROBE_CALLS / min(probes_us))))
+    if single_us < FILL_US:  # includes the start of a graph or the host's launch, so the call itself is shorter still
+        count = max(1, min(MAX_CALLS, ceil(FILL_US / _in_graph_us(call, PROBE_CALLS, replays=2))))
     captured = CapturedCalls(call, count)
     captured.replay()  # warm-up
     steady = steadily(lambda during: replay_times_us([captured], runs, during)[0])
@@ -78,6 +76,12 @@ def _time_one_us(call: Callable[[], torch.Tensor]) -> float:
     end.record()
     torch.cuda.synchronize()
     return 1000.0 * start.elapsed_time(end)
+
+
+def _in_graph_us(call: Callable[[], torch.Tensor], count: int, replays: int) -> float:
+    """The device microseconds of one of `count` calls in a graph, in the shortest of some replays."""
+    (times_us,) = replay_times_us([CapturedCalls(call, count)], replays)
+    return min(times_us) / count
 
 
 def _measure_loop(call: Callable[[], torch.Tensor], runs: int) -> Timing:

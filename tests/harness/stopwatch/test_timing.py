@@ -41,7 +41,8 @@ def gpu(monkeypatch):
         (20.0, 7.0, [8, 43]),  # 300 / 7 = 42.9
         (20.0, 1.0, [8, 200]),  # at most
         (299.0, 299.0, [8, 2]),
-        (300.0, 300.0, [1]),  # a call that fills a run needs no probe
+        (300.0, 300.0, [1, 1]),
+        (900.0, 7.0, [1, 8, 43]),  # the host is slow to launch it
     ],
 )
 def test_a_graph_holds_as_many_calls_as_fill_a_run(gpu, alone_us, in_graph_us, counts):
