@@ -89,7 +89,10 @@ def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
 
 
 def arguments_of(problem: ConvProblem, relu: bool, output_planes: int) -> tuple[Address | int, ...]:
-    """The arguments of the main kernel, in its order: operands, sizes, whether to apply ReLU, planes of the output."""
+    """The arguments of the main kernel, in its order: operands, sizes, whether to apply ReLU, planes of the output.
+
+    Channels and filters are those of one group.
+    """
     p = problem
-    sizes = (p.n, p.c, p.h, p.w, p.m, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
+    sizes = (p.n, p.group_channels, p.h, p.w, p.group_filters, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
     return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu), output_planes)

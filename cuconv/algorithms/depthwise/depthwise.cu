@@ -36,7 +36,8 @@
 #if GENERAL
 #include "depthwise/general.cuh"
 #else
-#include "depthwise/divider.cuh"
+#include "common/divider.cuh"
+#include "depthwise/start.cuh"
 
 // Where the outputs of a strip meet the input on one axis: slots are the input positions that it reads. Outputs share
 // slots, unless their positions are so far apart that the span between the first and the last would not fit a mask.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.depthwise.strips import (
@@ -182,13 +183,6 @@ class Depthwise(ManyConfigurations[DepthwiseConfig, Costs]):
         arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, *last)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, config.overlap),)
-
-
-def packed_divisor(divisor: int) -> int:
-    """The multiplier and, from bit 32 on, the shift by which the kernel divides dividends below 2**31."""
-    shift = (divisor - 1).bit_length()
-    multiplier = (2**32 * (2**shift - divisor)) // divisor + 1
-    return multiplier | shift << 32
 
 
 def _depth(problem: ConvProblem) -> int:

@@ -5,7 +5,8 @@
 // one chain in the order of channels and filter positions, as in the specialised kernel, so the bits are the same.
 #pragma once
 
-#include "depthwise/divider.cuh"
+#include "common/divider.cuh"
+#include "depthwise/start.cuh"
 
 // units:    output planes in all images; those of a group are neighbours, as are groups
 // strips_*: strips of a plane along a row and down the plane

@@ -5,6 +5,7 @@
 // LARGE_FILTER, LINEAR, WHOLE, PAIRED and EVICT_FIRST.
 #pragma once
 
+#include "common/divider.cuh"
 #include "common/eviction.cuh"
 #include "common/hopper.cuh"
 #include "tf32x3/parts.cuh"
@@ -36,14 +37,6 @@ struct Tap {
 constexpr int OTHER_PIXEL = PAIRED ? 1 : 8;  // from a thread's first pixel to the other one
 __device__ __forceinline__ int first_pixel(int row) { return row / 8 * 16 + row % 8 * (PAIRED ? 2 : 1); }
 
-// Division by a number that stays, as a multiplication. It is exact where n * divisor < 2^32.
-struct Divider {
-    unsigned divisor, inverse;
-
-    __device__ __forceinline__ explicit Divider(unsigned d) : divisor(d), inverse(0xffffffffu / d + 1) {}
-    __device__ __forceinline__ int operator()(unsigned n) const { return divisor == 1 ? n : __umulhi(n, inverse); }
-};
-
 #if GENERAL
 // The filter's size.
 struct Kernel {
@@ -69,13 +62,7 @@ struct Problem {
     int output_planes;  // from one image of the output to the next
     Kernel kernel;
     Geometry geometry;
-    Divider by_out_w;
-
-    __device__ __forceinline__ Problem(int channels, int height, int width, int filters, int pad_h, int pad_w,
-                                       int out_h, int out_w, int output_planes, Kernel kernel, Geometry geometry)
-        : channels(channels), height(height), width(width), filters(filters), pad_h(pad_h), pad_w(pad_w),
-          out_w(out_w), out_pixels(out_h * out_w), output_planes(output_planes), kernel(kernel), geometry(geometry),
-          by_out_w(out_w) {}
+    Divider by_out_w, by_out_pixels;
 };
 
 // A pixel of the output, and where its columns come from.
@@ -88,7 +75,8 @@ struct Pixel {
     __device__ __forceinline__ Pixel(int index, int pixels, const float* input, const Problem& p) {
         exists = index < pixels;
         const unsigned known = exists ? index : 0;
-        const unsigned image = LINEAR ? 0 : known / p.out_pixels, pixel = known - image * p.out_pixels;
+        unsigned pixel = known, x_out;
+        const unsigned image = LINEAR ? 0 : p.by_out_pixels(known, pixel);
         place = exists ? (int64)image * p.output_planes * p.out_pixels + pixel : -1;
         const Geometry g = p.geometry;
         source = input + (int64)image * g.groups * p.channels * p.height * p.width;
@@ -96,12 +84,12 @@ struct Pixel {
         source += pixel;
         inside = exists;
 #elif POINTWISE
-        const int row = pixel / p.out_w;
-        source += (int64)row * g.stride_h * p.width + ((int)pixel - row * p.out_w) * g.stride_w;
+        const int row = p.by_out_w(pixel, x_out);
+        source += (int64)row * g.stride_h * p.width + (int)x_out * g.stride_w;
         inside = exists;
 #else
-        const int row = LINEAR ? p.by_out_w(pixel) : pixel / p.out_w;
-        const int y = row * g.stride_h - p.pad_h, x = ((int)pixel - row * p.out_w) * g.stride_w - p.pad_w;
+        const int y_out = p.by_out_w(pixel, x_out);
+        const int y = y_out * g.stride_h - p.pad_h, x = (int)x_out * g.stride_w - p.pad_w;
         source += (int64)y * p.width + x;
         TapMask columns = 0;  // of the filter, that meet the input
 #pragma unroll

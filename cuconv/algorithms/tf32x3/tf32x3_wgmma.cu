@@ -38,7 +38,8 @@
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
 // RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
-// Every argument has eight bytes: a pointer or a long long.
+// Every argument has eight bytes: a pointer or a long long. `channels` and `filters` are those of one group; by_* are
+// the packed divisors of what they name.
 
 #include "tf32x3/sums.cuh"
 
@@ -77,7 +78,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
                  int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
-                 int64 groups, int64 evict_first RESIDUAL_ARGUMENT) {
+                 int64 groups, int64 by_group_tiles, int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w,
+                 int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL
@@ -90,11 +92,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     constexpr Kernel kernel;
     constexpr Geometry geometry;
 #endif
-#if GENERAL || GROUPED
-    // The channels and filters of one group.
-    if (groups > 1) channels = (unsigned)channels / (unsigned)groups, filters = (unsigned)filters / (unsigned)groups;
-#endif
-    const Problem p(channels, height, width, filters, pad_h, pad_w, out_h, out_w, output_planes, kernel, geometry);
+    const int64 out_pixels = out_h * out_w;
+    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
+                       (int)out_pixels, (int)output_planes, kernel, geometry, Divider(out_w, by_out_w),
+                       Divider(out_pixels, by_out_pixels)};
     const int depth = p.channels * p.kernel.h * p.kernel.w;
     const int plane = p.height * p.width;
     const int pixels = (int)images * p.out_pixels;
@@ -106,14 +107,15 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     // The group's part of input and weight. What is used after the main loop is moved there: it would take registers.
 #if GENERAL || GROUPED
     const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
-    const int group = groups > 1 ? tile / group_tiles : 0;
-    tile -= group * group_tiles;
+    const int group = Divider(group_tiles, by_group_tiles)(tile, tile);
     const float* const group_input = input + (int64)group * p.channels * plane;
     const float* const group_weight = weight + (int64)group * p.filters * depth;
 #else
     const float *const group_input = input, *const group_weight = weight;
 #endif
-    const int filter_0 = tile % filter_tiles * FILTERS, pixel_0 = tile / filter_tiles * TILE_PIXELS;
+    unsigned filter_tile;
+    const int pixel_0 = Divider(filter_tiles, by_filter_tiles)(tile, filter_tile) * TILE_PIXELS;
+    const int filter_0 = filter_tile * FILTERS;
     const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
     const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
 

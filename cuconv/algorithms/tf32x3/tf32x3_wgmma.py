@@ -13,6 +13,7 @@ from typing import Any
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common import eviction
+from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.implicit_gemm import (
     PRODUCTS,
     arguments_of,
@@ -42,7 +43,7 @@ from cuconv.algorithms.tf32x3.wgmma_model import (
 from cuconv.device import DeviceSpec
 from cuconv.jit import Launch
 from cuconv.numbers import Number
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.problem import ConvProblem, UnsupportedProblem, ceil_div
 
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 
@@ -107,7 +108,13 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         layer = _layer_macros(problem, options, config.products)
         macros = _listed_form(self.source, config.tile, config.split_k, tuple(layer.items()))
         operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
-        arguments = (*operands_and_sizes, *geometry_arguments(problem), _evict_first(problem), *options.arguments)
+        filter_tiles = ceil_div(problem.group_filters, config.tile.filters)
+        group_tiles = filter_tiles * ceil_div(problem.n * problem.out_pixels, config.tile.pixels)
+        divisors = (group_tiles, filter_tiles, problem.out_pixels, problem.out_w)
+        arguments = (
+            *operands_and_sizes, *geometry_arguments(problem), *map(packed_divisor, divisors), _evict_first(problem),
+            *options.arguments,
+        )  # fmt: skip
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 

@@ -7,7 +7,8 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.depthwise.depthwise import MAX_STAGED_BYTES, packed_divisor
+from cuconv.algorithms.common.divider import packed_divisor
+from cuconv.algorithms.depthwise.depthwise import MAX_STAGED_BYTES
 from cuconv.algorithms.depthwise.strips import kind_of, vectors_of
 from cuconv.device import A100, H200
 from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
@@ -98,17 +99,6 @@ def test_auto_takes_it_for_few_channels_a_group(problem):
 def test_a_large_batch_keeps_every_sm_busy_and_a_small_one_too():
     for problem in PROBLEMS[:3]:
         assert DEPTHWISE.configure(problem, H200).blocks >= H200.sm_count
-
-
-@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 31, 49, 960, 2**16 + 1, 2**30 + 1, 2**31 - 1])
-def test_the_packed_divisor_divides_every_dividend(divisor):
-    packed = packed_divisor(divisor)
-    multiplier, shift = packed % 2**32, packed >> 32
-    assert 0 <= packed < 2**63
-    for n in {0, 1, divisor - 1, divisor, 2 * divisor - 1, 2**31 // divisor * divisor - 1, 2**31 - 2, 2**31 - 1}:
-        high = n * multiplier >> 32
-        if 0 <= n < 2**31:
-            assert high + n < 2**32 and (high + n) >> shift == n // divisor
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.tf32x3.tf32x3 import blocks_per_sm
 from cuconv.algorithms.tf32x3.wgmma_model import CLUSTER_SIZES, TILES, is_general
 from cuconv.device import A100, H200, DeviceSpec
@@ -129,8 +130,10 @@ def test_whole_is_a_1x1_reduction_of_whole_stages(c, k, whole):
 def test_the_launch_passes_the_kernels_arguments_and_overlaps():
     problem = ConvProblem(2, 6, 12, 9, 18, 3, 4, 1, 2, stride_h=2, dilation_w=2, groups=3)
     launch = launched(WGMMA, problem, relu=True, residual=True)
-    sizes, geometry = (2, 6, 12, 9, 18, 3, 4, 1, 2, 6, 7), (2, 1, 1, 2, 3)
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, 1, 18, *geometry, 0, RESIDUAL)
+    sizes, geometry = (2, 2, 12, 9, 6, 3, 4, 1, 2, 6, 7), (2, 1, 1, 2, 3)  # channels and filters of one group
+    tiles = ceil(2 * 6 * 7 / WGMMA.configure(problem, H200).tile.pixels)
+    divisors = map(packed_divisor, (tiles, 1, 6 * 7, 7))  # tiles of a group, of its filters; outputs of a plane, a row
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, 1, 18, *geometry, *divisors, 0, RESIDUAL)
     assert launch.threads == WGMMA.configure(problem, H200).threads
     assert launch.overlap
 

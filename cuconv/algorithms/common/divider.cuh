@@ -1,0 +1,17 @@
+// Division by a number that stays, as a multiplication.
+#pragma once
+
+#include "common/convolution.cuh"
+
+// For dividends below 2^31 (Granlund and Montgomery 1994). The host packs a multiplier and a shift (divider.py).
+struct Divider {
+    unsigned divisor, multiplier, shift;
+
+    __device__ __forceinline__ Divider(int64 divisor, int64 packed)
+        : divisor(divisor), multiplier(packed), shift(packed >> 32) {}
+    __device__ __forceinline__ unsigned operator()(unsigned n, unsigned& remainder) const {
+        const unsigned quotient = (__umulhi(n, multiplier) + n) >> shift;
+        remainder = n - quotient * divisor;
+        return quotient;
+    }
+};
