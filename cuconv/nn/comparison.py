@@ -66,14 +66,12 @@ class Truth:
     model: nn.Module
 
     def judges(self, inputs: Callable[[], Call], precision: str) -> tuple[Any, Any]:
-        """The model's results in float64 and, by torch, in a precision; None for one that cannot be computed.
+        """The model's results in float64 and, by torch, in a precision; None for float64 where the model refuses it.
 
-        inputs: makes the arguments of a call.
+        inputs: makes the arguments of a call that the model takes. Raises what torch raises where memory is short:
+        without a judge the results would seem wrong.
         """
-        try:
-            torchs = call(copy.deepcopy(self.model), inputs(), precision=precision)
-        except Exception:  # the model's own code
-            torchs = None
+        torchs = call(copy.deepcopy(self.model), inputs(), precision=precision)
         return self._precise(inputs()), torchs
 
     def _precise(self, inputs: Call) -> Any:
@@ -82,6 +80,8 @@ class Truth:
 
         try:
             return call(copy.deepcopy(self.model).double(), pytree.tree_map(double, inputs))
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # the model's own code, which may ask for float32
             return None
 

@@ -60,3 +60,17 @@ def test_a_model_that_refuses_float64_has_no_exact_result():
     exact, torchs = Truth(Float32Alone()).judges(lambda: ((torch.ones(2),), {}), FP32)
     assert exact is None
     assert torchs.tolist() == [1, 1]
+
+
+class OutOfMemoryInFloat64(nn.Module):
+    """A model for whose float64 copy there is no room."""
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise torch.OutOfMemoryError("no room")
+        return x
+
+
+def test_lack_of_memory_is_no_difference():
+    with pytest.raises(torch.OutOfMemoryError):
+        Truth(OutOfMemoryInFloat64()).judges(lambda: ((torch.ones(2),), {}), FP32)
