@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from harness.contenders.base import (
 )
 from harness.contenders.workspace import Workspace
 from harness.precision import FP16, FP32
+from harness.stopwatch import timing
+from harness.stopwatch.timing import TooSlow
 
 REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later versions need a compiler too
 DESELECTED = "Deselecting execution plan"  # in the error of building a plan that a numeric note excludes
@@ -53,6 +56,24 @@ class Contender(base.Contender):
         self._workspace = Workspace()
         self._notes = _Notes(cudnn, self._handle)
         self._cases = 0
+
+    def fastest(self, problem: ConvProblem, operands: Operands, limit: int, runs: int = 3) -> Plan:
+        """The plan with the shortest hot time on a case, of those that need at most `limit` bytes of workspace.
+
+        Raises NotRunnable where no plan runs.
+        """
+        plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
+        found: tuple[float, int] | None = None
+        for _, index, failure in plans.distinct():
+            with suppress(NotRunnable, TooSlow):
+                prepared = plans.prepare(index, failure)
+                if prepared.workspace_bytes <= limit:
+                    prepared.call()
+                    timed = timing.measure(prepared.call, runs, operands.input.device)
+                    found = min(found or (inf, 0), (min(timed.runs_us), index))
+        if found is None:
+            raise NotRunnable("unsupported", "no engine computes it")
+        return Plan(self._cudnn, self._handle, self._workspace, problem, plans.engine(found[1]))
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """One offer for each distinct plan name, or engine, of the precision. All plans are built here, because only
@@ -132,6 +153,46 @@ def _in_words(notes: dict[str, bool]) -> str:
     return f"numerical notes {names}" if names else "no numerical note" if notes else ""
 
 
+class Plan:
+    """One plan of an FP32 case, alone in its graph, for dense NCHW tensors at any address."""
+
+    def __init__(
+        self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, engine_and_knobs: tuple[int, Any]
+    ):
+        self._run = _Execution(cudnn, handle)
+        self._graph, self._tensors = _graph(cudnn, handle, problem, PLAIN)
+        self._graph.create_execution_plan(*engine_and_knobs)
+        if failure := _built(self._graph, 0, self._run.failures):
+            raise NotRunnable("unsupported", failure)
+        size = self._graph.get_workspace_size_plan_at_index(0)
+        self._workspace = workspace.reserve(size) if size else None
+
+    def __call__(self, input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> None:
+        """Enqueue the convolution on the current stream."""
+        self._run(self._graph, 0, self._workspace, _addresses(self._tensors, input, weight, output))
+
+
+class _Execution:
+    """The call of a plan of a graph, and the errors that it may raise."""
+
+    def __init__(self, cudnn: Any, handle: Any):
+        self._cudnn, self._handle = cudnn, handle
+        self.failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+
+    def __call__(self, graph: Any, index: int, workspace: torch.Tensor | None, addresses: dict[Any, int]) -> None:
+        self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
+        pointer = None if workspace is None else workspace.data_ptr()
+        try:
+            graph.execute_plan_at_index(addresses, pointer, index, handle=self._handle)
+        except self.failures as error:
+            reason = _one_line(error)
+            raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
+
+
+def _addresses(of_graph: tuple[Any, Any, Any], *tensors: torch.Tensor) -> dict[Any, int]:
+    return {name: tensor.data_ptr() for name, tensor in zip(of_graph, tensors, strict=True)}
+
+
 class _Plans:
     """The graph of one case with its plans, which lives as long as an offer of the case."""
 
@@ -146,12 +207,10 @@ class _Plans:
         layout: Layout = PLAIN,
     ):
         """operands: tensors of the layout."""
-        self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
-        self._operands = operands
+        self._cudnn, self._workspace, self._operands = cudnn, workspace, operands
+        self._run = _Execution(cudnn, handle)
         self._graph, tensors = _graph(cudnn, handle, problem, layout)
-        pointers = (t.data_ptr() for t in (operands.input, operands.weight, operands.output))
-        self._addresses = dict(zip(tensors, pointers, strict=True))
-        self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+        self._addresses = _addresses(tensors, operands.input, operands.weight, operands.output)
         self._create()
         self._exclude_other_precision(precision)
 
@@ -163,7 +222,7 @@ class _Plans:
         known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
         for engine in range(graph.get_engine_count()):
             if engine not in known:
-                with suppress(*self._failures):  # the engine has no configuration for this case
+                with suppress(*self._run.failures):  # the engine has no configuration for this case
                     graph.create_execution_plan(engine, {})
 
     def _exclude_other_precision(self, precision: str) -> None:
@@ -186,7 +245,7 @@ class _Plans:
         for index in range(self._graph.get_execution_plan_count()):
             name = self._graph.get_plan_name_at_index(index)
             if name not in found:
-                failure = _built(self._graph, index, self._failures)
+                failure = _built(self._graph, index, self._run.failures)
                 if DESELECTED not in failure:
                     found[name] = (name, index, failure)
         return list(found.values())
@@ -205,13 +264,7 @@ class _Plans:
         return Prepared(partial(self._execute, index, workspace), size, detail)
 
     def _execute(self, index: int, workspace: torch.Tensor | None) -> torch.Tensor:
-        self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
-        pointer = None if workspace is None else workspace.data_ptr()
-        try:
-            self._graph.execute_plan_at_index(self._addresses, pointer, index, handle=self._handle)
-        except self._failures as error:
-            reason = _one_line(error)
-            raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
+        self._run(self._graph, index, workspace, self._addresses)
         return self._operands.output
 
 

@@ -27,6 +27,7 @@ from harness.experiments.kernels.table import counters_of
 from harness.experiments.latency.table import latency_sizes, latency_starts
 from harness.experiments.networks.table import (
     energy_section,
+    engines_section,
     errors_section,
     modes_section,
     networks_section,
@@ -233,6 +234,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "latency_starts": lambda results, plots: latency_starts(results),
     "prepared": lambda results, plots: prepared_table(results),
     "network_modes": lambda results, plots: modes_section(results.folder.parent),
+    "network_engines": lambda results, plots: engines_section(results.folder.parent),
     "network_energy": lambda results, plots: energy_section(results.folder.parent),
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),

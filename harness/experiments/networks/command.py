@@ -21,7 +21,7 @@ from harness.errors import UsageError
 from harness.experiments.networks import energy
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
-from harness.experiments.networks.contenders import CONTENDERS, Options, set_torch
+from harness.experiments.networks.contenders import CONTENDERS, Options, of_precision, set_torch
 from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind
 from harness.experiments.networks.table import breakdown_table, energy_table, networks_table
 from harness.precision import PRECISIONS
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace, typed: str) -> None:
         times, kernels, energies = (GroupedRows(folder, table) for table in (NETWORKS, BREAKDOWN, ENERGY))
         environments = environment.EnvironmentFile(folder.path, folder.write)
         settings = networks.Settings(
-            {name: CONTENDERS[name] for name in chosen},
+            {name: CONTENDERS[name] for name in of_precision(chosen, options.precision[0])},
             Options(options.precision[0], options.max_autotune),
             SEED,
             environments.enter({**environment.report(machine.device, typed), **network_models.versions()}),
@@ -165,8 +165,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     if options.energy:
         print("energy of an image, no times of forwards")
         return
-    cases = len(set(options.net)) * len(options.batch) * len(options.precision)
-    print(f"modes: {', '.join(MODES)}\n{cases * len(contenders) * len(MODES)} rows")
+    cases = len(set(options.net)) * len(options.batch)
+    measured = sum(len(of_precision(contenders, precision)) for precision in options.precision)
+    print(f"modes: {', '.join(MODES)}\n{cases * measured * len(MODES)} rows")
 
 
 def _parser() -> argparse.ArgumentParser:

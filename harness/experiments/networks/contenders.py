@@ -1,4 +1,4 @@
-"""The contenders on whole networks: torch in four ways, and cuConv in two.
+"""The contenders on whole networks: torch in four ways, torch with cuDNN's fastest engines, and cuConv in two ways.
 
 A contender takes a model of its own on the GPU and an input, and returns the call of one forward. All compute in FP32
 data; the settings of `set_torch` say whether TF32 is allowed.
@@ -7,15 +7,21 @@ data; the settings of `set_torch` say whether TF32 is allowed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 
 import torch
 
 from harness.experiments.networks.models import logits
-from harness.experiments.networks.rows import CUCONV, CUCONV_ENABLED, TORCH_COMPILE, TORCH_COMPILE_FROZEN
-from harness.precision import TF32
+from harness.experiments.networks.rows import (
+    CUCONV,
+    CUCONV_ENABLED,
+    TORCH_COMPILE,
+    TORCH_COMPILE_FROZEN,
+    TORCH_FASTEST_ENGINES,
+)
+from harness.precision import FP32, TF32
 
 Forward = Callable[[], torch.Tensor]
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"  # the graph is captured here, for every contender alike
@@ -69,6 +75,12 @@ def _frozen(model: torch.nn.Module, images: torch.Tensor, options: Options) -> P
     return Prepared(lambda: logits(compiled(images)), "max_autotune" if options.max_autotune else "")
 
 
+def _fastest_engines(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    torch.compiler.reset()
+    compiled = torch.compile(import_module("harness.experiments.networks.fastest_engines").with_fastest_engines(model))
+    return Prepared(lambda: logits(compiled(images)))
+
+
 def _cuconv(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
     nn = import_module("cuconv.nn")
     start = time.perf_counter()
@@ -93,6 +105,12 @@ CONTENDERS: dict[str, Prepare] = {
     "torch_channels_last": _channels_last,
     TORCH_COMPILE: _compiled,
     TORCH_COMPILE_FROZEN: _frozen,
+    TORCH_FASTEST_ENGINES: _fastest_engines,
     CUCONV: _cuconv,
     CUCONV_ENABLED: _enabled,
 }
+
+
+def of_precision(names: Iterable[str], precision: str) -> list[str]:
+    """The contenders of these that are measured in a precision."""
+    return [name for name in names if precision == FP32 or name != TORCH_FASTEST_ENGINES]

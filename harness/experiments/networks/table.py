@@ -17,6 +17,7 @@ from harness.experiments.networks.rows import (
     NETWORKS,
     OK,
     TORCH_CONTENDERS,
+    TORCH_FASTEST_ENGINES,
     KernelsOfKind,
     label,
 )
@@ -138,6 +139,36 @@ def modes_section(results_of_device: Path) -> str:
             if any(map(len, found)):
                 body.append([contender, mode, *cells])
     return markdown(["contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1))
+
+
+def engines_section(results_of_device: Path) -> str:
+    """A line for each network and batch: cuConv beside cuDNN's fastest engines, in FP32, in CUDA graphs.
+
+    Where there is no such case a sentence says what to run.
+    """
+    results = networks_results(results_of_device)
+    table, provided = engines_table(results.frame) if results else "", (TORCH_FASTEST_ENGINES, CUCONV)
+    if not results or not table:
+        return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with --contender {' '.join(provided)}."
+    return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.contender.isin(provided)])}."
+
+
+def engines_table(frame: pd.DataFrame) -> str:
+    """The table of `engines_section`, from the rows of networks.csv; empty where nothing can be compared."""
+    body, speedups = [], []
+    for _, case in frame[frame["mode"] == GRAPH].groupby(["network", "source", "batch"], sort=False):
+        contenders = TORCH_CONTENDERS, (TORCH_FASTEST_ENGINES,), (CUCONV,)
+        torch_us, engines_us, cuconv_us = (_fastest(case, names, FP32)[1] for names in contenders)
+        if not isnan(speedup := engines_us / cuconv_us):
+            name = label(case.network.iloc[0], case.source.iloc[0])
+            body.append([name, case.batch.iloc[0], *map(_shown, (torch_us, engines_us, cuconv_us)), times(speedup)])
+            speedups.append(speedup)
+    if not body:
+        return ""
+    body.append(["geometric mean", "", "", "", "", times(geometric_mean(speedups))])
+    body.append(["cases won", "", "", "", "", of(_won(speedups), len(speedups))])
+    header = ["network", "batch", "fastest of torch, us", "cuDNN's fastest engines, us", "cuConv, us", "speedup"]
+    return markdown(header, body)
 
 
 def over_torch(frame: pd.DataFrame) -> dict[str, float]:

@@ -319,3 +319,27 @@ def test_an_engine_in_fp32_has_notes_and_none_of_rounded_inputs():
     details = [one.detail for one in prepared]
     assert details and all("numerical note" in detail for detail in details)
     assert not any("DOWN_CONVERT_INPUTS" in detail for detail in details)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [*PROBLEMS[:5], ConvProblem(2, 6, 15, 11, 4, 3, 3, 2, 1, stride_h=2, stride_w=2, groups=2)],
+    ids=lambda problem: problem.label,
+)
+def test_the_fastest_engine_computes_tensors_at_any_address(problem):
+    own, truth = case(problem)
+    plan = load("cudnn_engine").fastest(problem, own, limit=2**30, runs=1)
+    x, weight, output = own.input.clone(), own.weight.clone(), torch.full_like(own.output, torch.nan)
+    plan(x, weight, output)
+    assert rel_l2_error(output, truth) < WINOGRAD
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan(x, weight, output)
+    output.fill_(torch.nan)
+    graph.replay()
+    assert rel_l2_error(output, truth) < WINOGRAD
+
+
+def test_no_engine_fits_into_less_than_nothing():
+    with pytest.raises(NotRunnable, match="no engine"):
+        load("cudnn_engine").fastest(PROBLEMS[0], case(PROBLEMS[0])[0], limit=-1, runs=1)

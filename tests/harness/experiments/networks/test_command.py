@@ -59,9 +59,9 @@ def test_a_dry_run_needs_no_gpu_and_no_package(capsys):
     ]
 
 
-def test_by_default_five_networks_three_batches_six_contenders_and_both_precisions(capsys):
+def test_by_default_five_networks_three_batches_seven_contenders_and_both_precisions(capsys):
     assert program.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith(f"{5 * 3 * 6 * 2 * 2} rows\n")
+    assert capsys.readouterr().out.endswith(f"{5 * 3 * (7 + 6) * 2} rows\n")  # one is of FP32 alone
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from harness.experiments.networks import contenders as network_contenders
-from harness.experiments.networks.contenders import CONTENDERS, MAX_AUTOTUNE, Options, set_torch
+from harness.experiments.networks import fastest_engines
+from harness.experiments.networks.contenders import CONTENDERS, MAX_AUTOTUNE, Options, of_precision, set_torch
 from tests.harness.experiments.networks.toy_networks import ToyModel
+
+
+class Engines:
+    """torch in the place of cuDNN's engines."""
+
+    def convolve(self, x, weight, p):
+        pads, strides, dilations = (p.pad_h, p.pad_w), (p.stride_h, p.stride_w), (p.dilation_h, p.dilation_w)
+        return torch.conv2d(x, weight, None, strides, pads, dilations, p.groups)
 
 
 @pytest.fixture
@@ -26,10 +35,11 @@ def calls(monkeypatch):
         found.append(("enabled", precision))
         yield
 
-    def compile(model, mode=None, options=None):
-        found.append(("compile", mode or options))
+    def compile(model, mode="default", options=None):
+        found.append(("compile", options or mode))
         return model
 
+    monkeypatch.setattr(fastest_engines, "_engines", lambda: Engines())
     monkeypatch.setitem(sys.modules, "cuconv.nn", SimpleNamespace(convert=convert, enabled=enabled))
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -54,6 +64,7 @@ def test_each_computes_the_model(calls, name):
         assert torch.allclose(prepared.forward(), expected, atol=1e-6)
     frozen = {"freezing": True, "max_autotune": False}
     assert calls == {"torch_compile": [("compile", "default")],
+                     "torch_fastest_engines": [("compile", "default")],
                      "torch_compile_frozen": [("compile", frozen)], "cuconv": [("convert", "tf32", (2, 3, 8, 8))],
                      "cuconv_enabled": [("enabled", "tf32")]}.get(name, [])  # fmt: skip
 
@@ -63,7 +74,7 @@ def test_what_detail_says(calls):
     details = {name: CONTENDERS[name](model, images, Options("fp32", max_autotune=True)).detail for name in CONTENDERS}
     assert details.pop("cuconv").startswith("convert 0.")
     assert details == {"torch": "", "torch_channels_last": "", "torch_compile": f"mode={MAX_AUTOTUNE}",
-                       "torch_compile_frozen": "max_autotune",
+                       "torch_compile_frozen": "max_autotune", "torch_fastest_engines": "",
                        "cuconv_enabled": ""}  # fmt: skip
 
 
@@ -84,3 +95,8 @@ def test_the_precision_is_torch_s_for_convolutions_and_products(settings_of_torc
     set_torch(precision)
     assert torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed
+
+
+def test_cudnns_fastest_engines_are_measured_in_fp32_alone():
+    assert of_precision(CONTENDERS, "fp32") == list(CONTENDERS)
+    assert set(CONTENDERS) - set(of_precision(CONTENDERS, "tf32")) == {"torch_fastest_engines"}

@@ -11,6 +11,7 @@ from harness.experiments.networks.table import (
     breakdown_table,
     compare_networks,
     energy_section,
+    engines_section,
     errors_section,
     modes_section,
     networks_results,
@@ -70,6 +71,20 @@ def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
     assert table["cuconv_enabled graph"][1:] == ["5.00x", "1 of 1", "-", "-"]
     assert table["cuconv_enabled eager"][1:] == ["0.50x", "0 of 1", "-", "-"]
     assert "python -m harness.networks" in modes_section(tmp_path / "nowhere")
+
+
+def test_cudnns_fastest_engines_are_beside_torch_and_none_of_it(tmp_path):
+    engines = "torch_fastest_engines"
+    rows = [*ROWS, time(16.0, contender=engines), time(5.0, contender=engines, mode="eager"),
+            time(10.0, contender=engines, batch=32), time(9.0, contender=engines, batch=8)]  # fmt: skip
+    table = cells(engines_section(fill(tmp_path, rows)))
+    assert table["resnet50 1"][1:] == ["20.0", "16.0", "8.0", "2.00x"]
+    assert table["resnet50 32"][1:] == ["30.0", "10.0", "40.0", "0.25x"]
+    assert "resnet50 8" not in table and "timm:x" not in table
+    assert table["geometric mean"][-1] == f"{0.5**0.5:.2f}x" and table["cases won"][-1] == "1 of 2"
+    assert cells(networks_table(networks_results(tmp_path / GPU).frame))["resnet50 32"][1] == "30.0"
+    for without in (tmp_path / "nowhere", fill(tmp_path / "other")):
+        assert "--contender torch_fastest_engines cuconv" in engines_section(without)
 
 
 def test_the_speedup_over_torch_by_case(device):
