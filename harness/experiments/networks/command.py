@@ -1,7 +1,7 @@
 """python -m harness.networks: measure whole networks, cuConv against torch, and print which was faster.
 
-Writes results/DEVICE/networks/networks.csv and environment.json beside it, breakdown.csv with --breakdown, or
-energy.csv with --energy. Each precision is measured in a process of its own. Needs a GPU.
+Writes results/DEVICE/networks/networks.csv and environment.json beside it, and energy.csv with --energy; or
+breakdown.csv with --breakdown. Each precision is measured in a process of its own. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from harness.experiments.networks import energy
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.contenders import CONTENDERS, Options, of_precision, set_torch
-from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind
+from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind, NetworkEnergy
 from harness.experiments.networks.table import breakdown_table, energy_table, networks_table
 from harness.precision import PRECISIONS
 from harness.stopwatch import profiler
@@ -77,19 +78,23 @@ def _run(options: argparse.Namespace, typed: str) -> None:
             Options(options.precision[0], options.max_autotune),
             SEED,
             environments.enter({**environment.report(machine.device, typed), **network_models.versions()}),
+            consumption=partial(energy.consumption, counter=counter) if counter else None,
         )
         try:
             if options.breakdown:
                 _break_down(found, options.batch, machine, settings, kernels)
-            elif counter:
-                _take_energy(found, options.batch, machine, settings, counter, energies)
             else:
                 for row in networks.measure(found, options.batch, machine, settings):
-                    times.replace([row.cells()])
+                    if isinstance(row, NetworkEnergy):
+                        energies.replace([astuple(row)])
+                    else:
+                        times.replace([row.cells()])
         finally:
             environments.keep(times.environments | energies.environments | _of_breakdowns(environments))
-    if not options.breakdown and not options.energy:
+    if not options.breakdown:
         _print_summary(times.path)
+    if options.energy:
+        _print_energy(energies.path)
 
 
 def _break_down(
@@ -108,30 +113,16 @@ def _break_down(
     print(breakdown_table(rows))
 
 
-def _take_energy(
-    found: Sequence[network_models.Network],
-    batches: Sequence[int],
-    machine: networks.Machine,
-    settings: networks.Settings,
-    counter: energy.Counter,
-    stored: GroupedRows,
-) -> None:
-    rows = []
-    for row in energy.measure_energy(found, batches, machine, settings, counter):
-        stored.replace([astuple(row)])
-        rows.append(row)
-    if not rows:
-        raise UsageError("--energy: no contender could be measured, as the lines above say")
-    table = energy_table(ENERGY.read(stored.path))
-    print(table or "Nothing here to compare: it takes rows of cuConv and of torch in one precision.")
-    print(f"\nresults: {stored.path}")
-
-
 def _print_summary(path: Path) -> None:
     rows = NETWORKS.read(path)
     print(networks_table(rows) or "Nothing here to compare: it takes rows of cuConv and of torch in mode graph.")
     failed = int((rows.status != "ok").sum())
     print(f"\n{len(rows)} rows, {failed} of them failed\nresults: {path}")
+
+
+def _print_energy(path: Path) -> None:
+    table = energy_table(ENERGY.read(path)) if path.exists() else ""
+    print(f"\n{table or 'No energies to compare: it takes rows of cuConv and of torch in one precision.'}\n{path}")
 
 
 def _of_breakdowns(environments: environment.EnvironmentFile) -> set[str]:
@@ -162,12 +153,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     if options.breakdown:
         print("kernels by kind, no times of forwards")
         return
-    if options.energy:
-        print("energy of an image, no times of forwards")
-        return
     cases = len(set(options.net)) * len(options.batch)
     measured = sum(len(of_precision(contenders, precision)) for precision in options.precision)
-    print(f"modes: {', '.join(MODES)}\n{cases * measured * len(MODES)} rows")
+    print(f"modes: {', '.join(MODES)}\n{cases * measured * len(MODES)} rows{', and energies' * options.energy}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,9 +173,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--max-autotune", action="store_true", help="let torch.compile tune its kernels, which takes minutes")
-    instead = parser.add_mutually_exclusive_group().add_argument
-    instead("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
-    instead("--energy", action="store_true", help="measure the GPU's energy of an image instead of times of forwards")
+    also = parser.add_mutually_exclusive_group().add_argument
+    also("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
+    also("--energy", action="store_true", help="measure the GPU's energy of an image too")
     add("--out", type=command.folder, help="results folder (default: results/DEVICE/networks)")
     add("--dry-run", action="store_true", help="print what would be measured and stop")
     return parser

@@ -7,7 +7,7 @@ and the forwards are counted between two of its changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,9 +15,7 @@ import torch
 
 from harness.errors import UsageError
 from harness.experiments.networks.contenders import Forward
-from harness.experiments.networks.measure import Machine, Settings, forwards_in, of_each_contender
-from harness.experiments.networks.models import Network
-from harness.experiments.networks.rows import NetworkEnergy
+from harness.experiments.networks.measure import Consumption, Machine, forwards_in
 
 WARM_UP_S = 0.5  # of replays, until clock and power are steady
 SECONDS = 2.5  # the least duration of a measurement
@@ -45,26 +43,14 @@ def counter_of(device: torch.device) -> Counter:
     return partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
 
 
-@torch.no_grad()
-def measure_energy(
-    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings, counter: Counter
-) -> Iterator[NetworkEnergy]:
-    """The energy of each network, batch and contender in a CUDA graph; a contender that fails is left out, with a line.
+def consumption(call: Forward, machine: Machine, counter: Counter) -> Consumption:
+    """What a CUDA graph of one forward takes, replayed for SECONDS or longer without a pause.
 
-    counter: returns the millijoules of the GPU so far. Raises UsageError where the counter stands still.
+    counter: returns the millijoules of the GPU so far. Raises UsageError where it stands still.
     """
-
-    def replayed(forward: Forward) -> tuple[_Reading, _Reading]:
-        return _between_ticks(machine.capture(forward), machine, counter)
-
-    for case, contender, (first, last) in of_each_contender(networks, batches, machine, settings, replayed):
-        forwards, seconds = last.forwards - first.forwards, last.seconds - first.seconds
-        millijoules = last.millijoules - first.millijoules
-        yield NetworkEnergy(
-            case.network.name, case.network.source, case.batch, contender, settings.options.precision,
-            forwards, seconds, millijoules / (forwards * case.batch), 1e-3 * millijoules / seconds,
-            settings.environment,
-        )  # fmt: skip
+    first, last = _between_ticks(call, machine, counter)
+    forwards, seconds = last.forwards - first.forwards, last.seconds - first.seconds
+    return Consumption(forwards, seconds, last.millijoules - first.millijoules)
 
 
 @dataclass(frozen=True, slots=True)

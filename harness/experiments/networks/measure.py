@@ -1,4 +1,4 @@
-"""Whole networks: the time of a forward of every contender, its error, its memory, and its kernels by kind.
+"""Whole networks: the time of a forward of every contender, its error, memory and energy, and its kernels by kind.
 
 The contenders of one network and batch are prepared one after the other. Then each does a run in each round, in an
 order that a seed shuffles anew for every round. So a GPU whose clock changes slows all of them alike.
@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import ceil, isfinite
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from harness import progress
 from harness.errors import UserError
 from harness.experiments.networks.contenders import Forward, Options, Prepare
 from harness.experiments.networks.models import Network, reference
-from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkTime
+from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
 from harness.store.times import RUNS
 
@@ -125,14 +125,27 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Consumption:
+    """What forwards took: their number, the seconds, and the millijoules of the GPU."""
+
+    forwards: int
+    seconds: float
+    millijoules: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices of a command: contenders by name, their options, the seed, and the environment of its rows."""
+    """The choices of a command: contenders by name, their options, the seed, and the environment of its rows.
+
+    consumption: measures what a CUDA graph takes, for rows of energy; None for none.
+    """
 
     contenders: Mapping[str, Prepare]
     options: Options
     seed: int = 0
     environment: str = ""
     runs: int = RUNS
+    consumption: Callable[[Forward, Machine], Consumption] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -175,13 +188,16 @@ class _Case:
 
 @torch.no_grad()
 def measure(networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings
-            ) -> Iterator[NetworkTime]:  # fmt: skip
-    """A row for each network, batch, contender and mode, all those of one network and batch together."""
+            ) -> Iterator[NetworkTime | NetworkEnergy]:  # fmt: skip
+    """A row for each network, batch, contender and mode, all those of one network and batch together.
+
+    Where the settings have a `consumption`, a row of energy follows for each contender that has a CUDA graph.
+    """
     for case in _cases(networks, batches, machine, settings):
         yield from _measure_case(case, machine)
 
 
-def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime]:
+def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime | NetworkEnergy]:
     try:
         truth = reference(case.model(), case.images())
         if not bool(truth.isfinite().all()):
@@ -199,6 +215,8 @@ def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime]:
             else:
                 yield made
     yield from _time(case, entrants, truth, machine)
+    if case.settings.consumption:
+        yield from _energies(case, entrants, machine, case.settings.consumption)
 
 
 def _cases(
@@ -284,6 +302,32 @@ def _time(case: _Case, entrants: list[_Entrant], truth: torch.Tensor, machine: M
                 yield from _failed(case, entrant.contender, [entrant.mode], error)
 
 
+def _energies(
+    case: _Case, entrants: Sequence[_Entrant], machine: Machine, consumption: Callable[[Forward, Machine], Consumption]
+) -> Iterator[NetworkEnergy]:
+    """The energy of an image in each CUDA graph; a contender that fails is left out, with a line."""
+    for entrant in entrants:
+        if entrant.mode != GRAPH:
+            continue
+        try:
+            taken = consumption(entrant.call, machine)
+        except UserError:
+            raise
+        except Exception as error:
+            _say_failed(case, entrant.contender, error, machine)
+            continue
+        yield NetworkEnergy(
+            case.network.name, case.network.source, case.batch, entrant.contender, case.settings.options.precision,
+            taken.forwards, taken.seconds, taken.millijoules / (taken.forwards * case.batch),
+            1e-3 * taken.millijoules / taken.seconds, case.settings.environment,
+        )  # fmt: skip
+
+
+def _say_failed(case: _Case, contender: str, error: Exception, machine: Machine) -> None:
+    machine.after_error(f"{contender} on {case.label}", error)
+    progress.say(f"{case.label}: {contender} failed: {type(error).__name__}: {first_line(error)}")
+
+
 def _verified(case: _Case, entrant: _Entrant, error: float) -> NetworkTime:
     facts = {**entrant.facts, "rel_l2_error": error}
     if isfinite(error) and error <= TOLERANCE:
@@ -307,33 +351,7 @@ def relative_error(output: torch.Tensor, truth: torch.Tensor) -> float:
     return float(difference)
 
 
-Taken = TypeVar("Taken")
 Profile = Callable[[Forward, int], list[tuple[str, float]]]
-
-
-def of_each_contender(
-    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings,
-    take: Callable[[Forward], Taken],
-) -> Iterator[tuple[_Case, str, Taken]]:  # fmt: skip
-    """Each network and batch as a case, each contender, and what `take` returns of that contender's warm forward.
-
-    A contender that fails is left out, with a line. A UserError of `take` ends everything.
-    """
-    for case in _cases(networks, batches, machine, settings):
-        for contender in settings.contenders:
-            try:
-                machine.release()
-                forward, _ = case.prepare(contender)
-                for _ in range(WARM_UP_FORWARDS):
-                    forward()
-                taken = take(forward)
-            except UserError:
-                raise
-            except Exception as error:
-                machine.after_error(f"{contender} on {case.label}", error)
-                progress.say(f"{case.label}: {contender} failed: {type(error).__name__}: {first_line(error)}")
-                continue
-            yield case, contender, taken
 
 
 @torch.no_grad()
@@ -344,16 +362,22 @@ def break_down(
 
     profile: returns the kernels of so many forwards, as (name, device microseconds) of each launch.
     """
-
-    def recorded(forward: Forward) -> list[tuple[str, float]]:
-        return profile(forward, PROFILED_FORWARDS)
-
-    for case, contender, launches in of_each_contender(networks, batches, machine, settings, recorded):
-        row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.options.precision)
-        yield [
-            row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
-            for kind, us in by_kind(launches).items()
-        ]
+    for case in _cases(networks, batches, machine, settings):
+        for contender in settings.contenders:
+            try:
+                machine.release()
+                forward, _ = case.prepare(contender)
+                for _ in range(WARM_UP_FORWARDS):
+                    forward()
+                launches = profile(forward, PROFILED_FORWARDS)
+            except Exception as error:
+                _say_failed(case, contender, error, machine)
+                continue
+            row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.options.precision)
+            yield [
+                row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
+                for kind, us in by_kind(launches).items()
+            ]
 
 
 def by_kind(launches: Sequence[tuple[str, float]]) -> dict[str, list[float]]:

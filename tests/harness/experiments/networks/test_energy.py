@@ -10,7 +10,9 @@ import torch
 
 from harness.errors import UsageError
 from harness.experiments.networks import energy, measure
-from harness.experiments.networks.energy import counter_of, measure_energy
+from harness.experiments.networks.energy import consumption, counter_of
+from harness.experiments.networks.measure import Consumption
+from harness.experiments.networks.rows import NetworkEnergy
 from tests.harness.experiments.networks.toy_networks import Cpu, network, plain, settings
 
 READING_S = 0.002
@@ -45,11 +47,6 @@ class Board(Cpu):
 
         return wait
 
-    def capture(self, forward):
-        forward()
-        self.captured += 1
-        return self.enqueue
-
     def counter(self):
         """The millijoules up to the last tick. A reading takes a while, in which a GPU without work is idle."""
         self.now += READING_S
@@ -75,28 +72,19 @@ def board(monkeypatch):
     return make
 
 
-def energies(machine, batch=1, **contenders):
-    return list(measure_energy([network()], (batch,), machine, settings(**contenders), machine.counter))
+def consumed(machine):
+    return consumption(machine.enqueue, machine, machine.counter)
 
 
 @pytest.mark.parametrize("tick_s", [0.02, 0.1])
 @pytest.mark.parametrize("forward_s", [0.0001, 0.001, 0.02])
 def test_a_counter_that_ticks_coarsely_gives_the_energy_of_a_forward(board, forward_s, tick_s):
     machine = board(forward_s=forward_s, tick_s=tick_s)
-    (row,) = energies(machine, batch=4)
+    taken = consumed(machine)
     late = max(0.006, forward_s) / energy.SECONDS  # a burst, by which a tick is seen too late
-    assert row.mj_per_image == pytest.approx(1e3 * Board.WATTS * forward_s / 4, rel=late)
-    assert row.mean_w == pytest.approx(Board.WATTS, rel=late)
-    assert row.seconds == pytest.approx(row.forwards * forward_s, rel=late)
-    assert energy.SECONDS <= row.seconds < energy.SECONDS + 2 * tick_s + 0.05
-
-
-def test_the_row_names_its_case_and_environment(board):
-    machine = board()
-    row, other = energies(machine, batch=2, torch=plain, cuconv=plain)
-    case = (row.network, row.source, row.batch, row.precision)
-    assert case == ("toy", "torchvision", 2, "fp32") and row.environment == "e1"
-    assert (row.contender, other.contender) == ("torch", "cuconv") and machine.captured == 2
+    assert taken.millijoules / taken.forwards == pytest.approx(1e3 * Board.WATTS * forward_s, rel=late)
+    assert taken.seconds == pytest.approx(taken.forwards * forward_s, rel=late)
+    assert energy.SECONDS <= taken.seconds < energy.SECONDS + 2 * tick_s + 0.05
 
 
 def test_the_gpu_is_not_idle_from_the_first_burst_to_the_last(board):
@@ -109,7 +97,7 @@ def test_the_gpu_is_not_idle_from_the_first_burst_to_the_last(board):
         return found
 
     machine.counter = counter
-    energies(machine)
+    consumed(machine)
     assert len(seen) > 500 and not any(seen)
 
 
@@ -122,29 +110,61 @@ def test_the_measurement_starts_and_ends_at_a_tick_after_the_warm_up(board):
         return readings[-1][1]
 
     machine.counter = counter
-    (row,) = energies(machine)
+    taken = consumed(machine)
     changes = [later for earlier, later in pairwise(readings) if earlier[1] != later[1]]
     first, last = next(one for one in changes if one[0] > readings[0][0] + energy.WARM_UP_S), changes[-1]
-    assert readings[-1] == last and row.seconds == pytest.approx(last[0] - first[0])
-    assert row.mj_per_image * row.forwards == pytest.approx(last[1] - first[1])
+    assert readings[-1] == last and taken.seconds == pytest.approx(last[0] - first[0])
+    assert taken.millijoules == last[1] - first[1]
 
 
 def test_a_counter_that_stands_still_is_one_sentence_and_no_hang(board):
     machine = board()
     machine.counter = lambda: 7
     with pytest.raises(UsageError, match="energy counter stood still for 2 s of work"):
-        energies(machine)
+        consumed(machine)
     assert machine.now == machine.free_at < 4 and not machine.errors, "nothing runs on"
 
 
-def test_a_contender_that_fails_is_left_out(board, capsys):
+def energies(machine, batch, consumption, **contenders):
+    """The rows of energy of a tiny network on a CPU."""
+    chosen = settings(consumption=consumption, **contenders)
+    rows = list(measure.measure([network()], (batch,), machine, chosen))
+    return [row for row in rows if isinstance(row, NetworkEnergy)]
+
+
+def test_each_graph_has_the_energy_of_its_images(monkeypatch):
+    monkeypatch.setattr(measure, "RUN_US", 1.0)
+    machine, taken = Cpu(), iter([Consumption(100, 2.0, 1000), Consumption(10, 5.0, 400)])
+    calls = []
+
+    def consumption(call, its_machine):
+        assert its_machine is machine
+        calls.append(call)
+        return next(taken)
+
+    one, other = energies(machine, 2, consumption, torch=plain, cuconv=plain)
+    assert len(calls) == machine.captured == 2
+    assert one == NetworkEnergy("toy", "torchvision", 2, "torch", "fp32", 100, 2.0, 5.0, 0.5, "e1")
+    assert other == NetworkEnergy("toy", "torchvision", 2, "cuconv", "fp32", 10, 5.0, 20.0, 0.08, "e1")
+
+
+def test_a_contender_that_fails_has_no_energy(monkeypatch, capsys):
     def broken(model, images, options):
         raise RuntimeError("cannot take this\nnor that")
 
-    machine = board()
-    assert [row.contender for row in energies(machine, torch=broken, cuconv=plain)] == ["cuconv"]
-    assert machine.errors == ["torch on toy, batch 1"]
-    assert "toy, batch 1: torch failed: RuntimeError: cannot take this\n" in capsys.readouterr().out
+    fails = iter([True, False])
+
+    def consumption(call, machine):
+        if next(fails):
+            raise RuntimeError("lost")
+        return Consumption(1, 1.0, 1)
+
+    monkeypatch.setattr(measure, "RUN_US", 1.0)
+    machine = Cpu()
+    found = energies(machine, 1, consumption, other=broken, torch=plain, cuconv=plain)
+    assert [row.contender for row in found] == ["cuconv"]
+    assert machine.errors == ["other on toy, batch 1", "torch on toy, batch 1"]
+    assert "toy, batch 1: torch failed: RuntimeError: lost\n" in capsys.readouterr().out
 
 
 class NvmlError(Exception):

@@ -63,9 +63,10 @@ def plain(model, images, options):
     return Prepared(lambda: model(images), "plain")
 
 
-def settings(runs=2, precision="fp32", **contenders):
+def settings(runs=2, precision="fp32", consumption=None, **contenders):
     """Settings with contenders by name, `plain` where none is given."""
-    return Settings(contenders or {"torch": plain}, Options(precision), environment="e1", runs=runs)
+    options = Options(precision)
+    return Settings(contenders or {"torch": plain}, options, environment="e1", runs=runs, consumption=consumption)
 
 
 def time(us=10.0, network="resnet50", batch=1, contender="cuconv", precision="fp32", mode="graph", source="torchvision",
