@@ -31,6 +31,7 @@ from harness.contenders.workspace import Workspace
 from harness.precision import FP16, FP32
 from harness.stopwatch import timing
 from harness.stopwatch.timing import TooSlow
+from harness.stopwatch.verify import Verifier
 
 REMEDY = "pip install 'nvidia-cudnn-frontend<1.29'"  # later versions need a compiler too
 DESELECTED = "Deselecting execution plan"  # in the error of building a plan that a numeric note excludes
@@ -60,17 +61,20 @@ class Contender(base.Contender):
     def fastest(self, problem: ConvProblem, operands: Operands, limit: int, runs: int = 3) -> Plan:
         """The plan with the shortest hot time on a case, of those that need at most `limit` bytes of workspace.
 
-        Raises NotRunnable where no plan runs.
+        Plans whose output is wrong are left out. Raises NotRunnable where no plan is left.
         """
         plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
+        device = operands.input.device
+        verifier = Verifier(problem, operands.input, operands.weight, torch.Generator(device).manual_seed(0))
         found: tuple[float, int] | None = None
         for _, index, failure in plans.distinct():
             with suppress(NotRunnable, TooSlow):
                 prepared = plans.prepare(index, failure)
                 if prepared.workspace_bytes <= limit:
                     prepared.call()
-                    timed = timing.measure(prepared.call, runs, operands.input.device)
-                    found = min(found or (inf, 0), (min(timed.runs_us), index))
+                    timed = timing.measure(prepared.call, runs, device)
+                    if verifier.errors(timed.output).acceptable:
+                        found = min(found or (inf, 0), (min(timed.runs_us), index))
         if found is None:
             raise NotRunnable("unsupported", "no engine computes it")
         return Plan(self._cudnn, self._handle, self._workspace, problem, plans.engine(found[1]))

@@ -141,6 +141,9 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     for name in options.contender:
         if name not in CONTENDERS:
             raise UsageError(f"--contender {name}: must be one of {', '.join(CONTENDERS)}")
+    for one in options.precision:
+        if not of_precision(options.contender, one):
+            raise UsageError(f"--contender {' '.join(options.contender)}: none of them computes in {one}")
     options.batch = list(dict.fromkeys(options.batch))
     return [name for name in CONTENDERS if name in options.contender]
 

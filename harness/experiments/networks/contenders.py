@@ -62,7 +62,6 @@ def _channels_last(model: torch.nn.Module, images: torch.Tensor, options: Option
 
 
 def _compiled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
-    torch.compiler.reset()  # or torch would compile for all batches at once, and give up after some networks
     mode = MAX_AUTOTUNE if options.max_autotune else "default"
     compiled = torch.compile(model, mode=mode)
     return Prepared(lambda: logits(compiled(images)), "" if mode == "default" else f"mode={mode}")
@@ -70,13 +69,11 @@ def _compiled(model: torch.nn.Module, images: torch.Tensor, options: Options) ->
 
 def _frozen(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
     """torch.compile with weights as constants: it folds batch norm, as cuConv does, and may change layouts."""
-    torch.compiler.reset()
     compiled = torch.compile(model, options={"freezing": True, "max_autotune": options.max_autotune})
     return Prepared(lambda: logits(compiled(images)), "max_autotune" if options.max_autotune else "")
 
 
 def _fastest_engines(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
-    torch.compiler.reset()
     compiled = torch.compile(import_module("harness.experiments.networks.fastest_engines").with_fastest_engines(model))
     return Prepared(lambda: logits(compiled(images)))
 

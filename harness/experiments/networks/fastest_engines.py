@@ -1,7 +1,7 @@
 """A network whose convolutions run on cuDNN's fastest engines, with batch norm folded and all else compiled by torch.
 
-torch does not always take the fastest engine that cuDNN has. Here each convolution takes it: every engine is timed on
-the first forward. So no program that computes its convolutions by cuDNN, one by one, should be faster.
+torch does not always take the fastest engine that cuDNN has. Here each convolution takes it: on the first forward, all
+plans of the contender `cudnn_engine` are timed, in FP32 and NCHW. Bias and activation are operations of their own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ WORKSPACE_LIMIT = 2**30  # bytes, that of the sweeps
 def with_fastest_engines(model: nn.Module) -> nn.Module:
     """A copy of a model in eval mode in which batch norm is folded and convolutions run on cuDNN's fastest engines.
 
-    Convolutions whose padding is not of zeros, as many on both sides, stay torch's. Raises what torch.fx raises where
-    it cannot trace the model.
+    Convolutions whose padding is not of zeros, as many on both sides, stay torch's. Plans of models before it are
+    forgotten. Raises what torch.fx raises where it cannot trace the model.
     """
+    _engines.cache_clear()
     fused: nn.Module = fuse(model)
     for name, layer in list(fused.named_modules()):
         if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):

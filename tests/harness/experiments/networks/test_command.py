@@ -59,6 +59,13 @@ def test_a_dry_run_needs_no_gpu_and_no_package(capsys):
     ]
 
 
+def test_contenders_that_a_precision_lacks_are_refused(capsys):
+    only = ["--contender", "torch_fastest_engines", "--dry-run", "--precision"]
+    assert program.main([*only, "fp32"]) == 0
+    assert capsys.readouterr().out.endswith("30 rows\n")
+    assert "torch_fastest_engines: none of them computes in tf32" in refused(capsys, *only, "fp32", "tf32")
+
+
 def test_by_default_five_networks_three_batches_seven_contenders_and_both_precisions(capsys):
     assert program.main(["--dry-run"]) == 0
     assert capsys.readouterr().out.endswith(f"{5 * 3 * (7 + 6) * 2} rows\n")  # one is of FP32 alone

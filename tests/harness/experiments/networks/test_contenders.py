@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -39,7 +40,7 @@ def calls(monkeypatch):
         found.append(("compile", options or mode))
         return model
 
-    monkeypatch.setattr(fastest_engines, "_engines", lambda: Engines())
+    monkeypatch.setattr(fastest_engines, "_engines", cache(Engines))
     monkeypatch.setitem(sys.modules, "cuconv.nn", SimpleNamespace(convert=convert, enabled=enabled))
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

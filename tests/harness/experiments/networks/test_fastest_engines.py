@@ -1,5 +1,7 @@
 """Networks on cuDNN's fastest engines, on a CPU: which layers are replaced, and what engines are asked for."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -29,7 +31,7 @@ class Contender:
 def contender(monkeypatch):
     found = Contender()
     engines = Engines(found)
-    monkeypatch.setattr(fastest_engines, "_engines", lambda: engines)
+    monkeypatch.setattr(fastest_engines, "_engines", cache(lambda: engines))
     return found
 
 
