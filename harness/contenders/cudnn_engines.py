@@ -232,7 +232,7 @@ class _Plans:
     def _exclude_other_precision(self, precision: str) -> None:
         """Exclude the plans of the other precision by cuDNN's notes on them; called when all plans are there.
 
-        No plan of half precision is excluded.
+        In FP16 no plan is excluded.
 
         Engine 58, a route to cuBLAS, is of both precisions: it has the note TENSOR_CORE alone, and rounds to TF32
         where it is allowed to.

@@ -11,7 +11,8 @@ from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise, sweeps_of
 from harness.sweep.provenance import provenance
 
-HEADER = ("GPU", "measured", "hot", "separated", "cold", "won, hot", "smallest speedup, hot")
+TIMES = ("hot", "separated", "cold")
+HEADER = ("GPU", "measured", *TIMES, *(f"won, {time}" for time in TIMES), "smallest speedup, hot")
 
 
 def reference(found: Sequence[Results]) -> Results:
@@ -30,7 +31,7 @@ def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
         body += [[*_who(sweep, full_precision(sweep.frame)), *_speedups(sweep)] for sweep in measured]
         if (whole := networks_results(results.folder.parent)) and (cells := summary_over_torch(whole.frame)):
             mean, won, least = cells
-            body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, least])
+            body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, NONE, NONE, least])
     return markdown(HEADER, body, left=(0, 1))
 
 
@@ -42,8 +43,9 @@ def _who(results: Results, rows: pd.DataFrame) -> list[str]:
 
 def _speedups(results: Results) -> list[str]:
     """The cells of a sweep behind its name."""
-    means = {one.time: times(summarise(one.of_subject()).geometric) for one in results.every_time}
-    rows = results.of_subject()
-    total, (worst,) = summarise(rows), each(rows.nsmallest(1, "speedup"))
-    every = [means.get(time, NONE) for time in ("hot", "separated", "cold")]
-    return [*every, of(total.wins, total.of), f"{times(worst.speedup)} ({problem_of(worst).label})"]
+    totals = {one.time: summarise(one.of_subject()) for one in results.every_time}
+    measured = [totals.get(time) for time in TIMES]
+    means = [times(total.geometric) if total else NONE for total in measured]
+    wins = [of(total.wins, total.of) if total else NONE for total in measured]
+    (worst,) = each(results.of_subject().nsmallest(1, "speedup"))
+    return [*means, *wins, f"{times(worst.speedup)} ({problem_of(worst).label})"]

@@ -1,9 +1,10 @@
-// Division by a number that stays, as a multiplication.
+// Division by a divisor that is constant for a launch, as a multiplication.
 #pragma once
 
 #include "common/convolution.cuh"
 
-// For dividends below 2^31 (Granlund and Montgomery 1994). The host packs a multiplier and a shift (divider.py).
+// For dividends below 2^31, whose sum with the upper half of the product stays below 2^32 (Granlund and Montgomery 1994).
+// The host packs a multiplier and a shift (divider.py).
 struct Divider {
     unsigned divisor, multiplier, shift;
 

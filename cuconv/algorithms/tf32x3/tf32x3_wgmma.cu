@@ -108,7 +108,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     const unsigned rank = blockIdx.x % SPLIT_K;
     unsigned tile = blockIdx.x / SPLIT_K;
     const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
-    // The group's part of input and weight. What is used after the main loop is moved there: it would take registers.
+    // The group's part of input and weight. Those of bias and output are computed after the main loop, where they are
+    // used: before it they would take registers.
 #if GENERAL || GROUPED
     const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
     const int group = Divider(group_tiles, by_group_tiles)(tile, tile);

@@ -158,7 +158,7 @@ def _tile_macros(tile: Tile, split_k: Number, layer: Macros) -> dict[str, Number
 def _forms(layer: Macros, tile: Tile, split_k: Number) -> Forms:
     """The variants that compute a layer, each after how many times as long it takes as the first.
 
-    layer: macros of the most special one; the others have arguments in the place of some of them. The factors were
+    layer: macros of the most special one; the others do without some of what it specialises in. The factors were
     measured on an H200, on 290 layers of the sweeps. A form with more registers is as much slower as an SM holds fewer
     of its blocks, at most.
     """

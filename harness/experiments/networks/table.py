@@ -95,7 +95,7 @@ def networks_table(frame: pd.DataFrame) -> str:
     for name, (fp32, over, both) in (("geometric mean", means), ("cases won", wins)):
         body.append([name, "", "", "", "", fp32, "", over, "", both])
     header = ["network", "batch", "torch FP32, us", "which is", "cuConv FP32, us", "speedup", "torch TF32, us",
-              "cuConv FP32 over it", "cuConv TF32, us", "over torch TF32"]  # fmt: skip
+              "torch TF32 / cuConv FP32", "cuConv TF32, us", "torch TF32 / cuConv TF32"]  # fmt: skip
     return markdown(header, body, left=(0, 3))
 
 
@@ -109,10 +109,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     if not results or not table:
         return NETWORKS.missing(results_of_device.name)
     picture = _picture(results, plots)
-    note = (
-        "Microseconds of a forward in a CUDA graph. torch: the fastest of plain NCHW, plain channels_last, "
-        "torch.compile, and torch.compile with frozen weights."
-    )
+    note = "Microseconds of a forward in a CUDA graph. torch: the fastest of its contenders below that were measured."
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
 
@@ -150,7 +147,7 @@ def engines_section(results_of_device: Path) -> str:
     table, provided = engines_table(results.frame) if results else "", (TORCH_FASTEST_ENGINES, CUCONV)
     if not results or not table:
         return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with --contender {' '.join(provided)}."
-    return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.contender.isin(provided)])}."
+    return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision == FP32])}."
 
 
 def engines_table(frame: pd.DataFrame) -> str:

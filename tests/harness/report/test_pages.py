@@ -178,7 +178,7 @@ def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(pag
     write(results, [row("auto", 5.0), row("gemm", 10.0, provider="cudnn")], device="nvidia-other")
     write(results, [row("two_stage", 2.0, provider="cpu")], device="cpu")
     assert filled(page, "paper") == of_test, "it has more rows"
-    other = ["2.00x", "-", "-", "1 of 1", "2.00x (7-1-1-32-832)"]
+    other = ["2.00x", "-", "-", "1 of 1", "-", "-", "2.00x (7-1-1-32-832)"]
     lines = cells(filled(page, "devices"))
     assert lines["nvidia-other"] == ["paper", *other] and lines["nvidia-test"][:2] == ["paper", "1.20x"]
     strided = [row("auto", 5.0, stride=2), row("gemm", 15.0, provider="cudnn", stride=2)]
@@ -188,7 +188,7 @@ def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(pag
     assert filled(page, "paper") != of_test
     lines = cells(filled(page, "devices"))
     assert lines["nvidia-other paper"][1:] == other and lines["nvidia-other strided"][1] == "3.00x"
-    assert lines["nvidia-other networks"][1:] == ["3.00x", "-", "-", "1 of 1", "3.00x (resnet50, batch 1)"]
+    assert lines["nvidia-other networks"][1:] == ["3.00x", "-", "-", "1 of 1", "-", "-", "3.00x (resnet50, batch 1)"]
 
 
 @pytest.mark.parametrize(("marker", "sentence"), [
