@@ -59,7 +59,7 @@ typedef ConstantGeometry Geometry;
 
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
-    int output_planes;  // from one image of the output to the next
+    int64 input_image, output_image;  // floats from one image of the input, or of the output, to the next
     Kernel kernel;
     Geometry geometry;
     Divider by_out_w, by_out_pixels;
@@ -73,13 +73,15 @@ struct Pixel {
     int64 place;          // offset of the first filter's output; -1 where there is no such pixel
 
     __device__ __forceinline__ Pixel(int index, int pixels, const float* input, const Problem& p) {
-        exists = index < pixels;
+        int known_to_exist = index < pixels;
+        asm("" : "+r"(known_to_exist));
+        exists = known_to_exist;
         const unsigned known = exists ? index : 0;
         unsigned pixel = known, x_out;
         const unsigned image = LINEAR ? 0 : p.by_out_pixels(known, pixel);
-        place = exists ? (int64)image * p.output_planes * p.out_pixels + pixel : -1;
+        place = exists ? image * p.output_image + pixel : -1;
         const Geometry g = p.geometry;
-        source = input + (int64)image * g.groups * p.channels * p.height * p.width;
+        source = input + image * p.input_image;
 #if POINTWISE && !GENERAL && STRIDE_H == 1 && STRIDE_W == 1
         source += pixel;
         inside = exists;

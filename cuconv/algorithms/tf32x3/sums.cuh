@@ -34,8 +34,8 @@ struct Output {
         float* const to = output + (pixel + (int64)filter * p.out_pixels);
         const bool marked = pixel >= 0 && filter < p.filters && isnan(*to);
         if (!__any_sync(~0u, marked)) return;
-        const int64 image_size = (int64)p.output_planes * p.out_pixels, known = pixel < 0 ? 0 : pixel;
-        const int image = known / image_size, within = known - image * image_size, y = within / p.out_w;
+        const int64 known = pixel < 0 ? 0 : pixel;
+        const int image = known / p.output_image, within = known - image * p.output_image, y = within / p.out_w;
         float value = plain_sum_where(marked, input, weight, p, p.kernel.h, p.kernel.w, image, filter, y,
                                       within - y * p.out_w);
         if (!marked) return;

@@ -79,7 +79,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
                  int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
                  int64 groups, int64 by_group_tiles, int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w,
-                 int64 evict_first RESIDUAL_ARGUMENT) {
+                 int64 input_image, int64 output_image,
+                 int64 input_group, int64 weight_group, int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL
@@ -93,12 +94,12 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     constexpr Geometry geometry;
 #endif
     int group_channels = channels, group_filters = filters;
-#if GENERAL || GROUPED
+#if (GENERAL || GROUPED) && !POINTWISE
     asm("" : "+r"(group_channels), "+r"(group_filters));  // the assembler spills where it keeps them as uniform values
 #endif
     const int64 out_pixels = out_h * out_w;
     const Problem p = {group_channels, (int)height, (int)width, group_filters, (int)pad_h, (int)pad_w, (int)out_w,
-                       (int)out_pixels, (int)output_planes, kernel, geometry, Divider(out_w, by_out_w),
+                       (int)out_pixels, input_image, output_image, kernel, geometry, Divider(out_w, by_out_w),
                        Divider(out_pixels, by_out_pixels)};
     const int depth = p.channels * p.kernel.h * p.kernel.w;
     const int plane = p.height * p.width;
@@ -107,21 +108,21 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     // The block's tile, and its stages of the reduction: [first, last).
     const unsigned rank = blockIdx.x % SPLIT_K;
     unsigned tile = blockIdx.x / SPLIT_K;
-    const unsigned filter_tiles = (p.filters + FILTERS - 1) / FILTERS;
+    const unsigned filter_tiles = ((unsigned)p.filters + FILTERS - 1) / FILTERS;
     // The group's part of input and weight. Those of bias and output are computed after the main loop, where they are
     // used: before it they would take registers.
 #if GENERAL || GROUPED
-    const unsigned group_tiles = filter_tiles * ((pixels + TILE_PIXELS - 1) / TILE_PIXELS);
+    const unsigned group_tiles = filter_tiles * (((unsigned)pixels + TILE_PIXELS - 1) / TILE_PIXELS);
     const int group = Divider(group_tiles, by_group_tiles)(tile, tile);
-    const float* const group_input = input + (int64)group * p.channels * plane;
-    const float* const group_weight = weight + (int64)group * p.filters * depth;
+    const float* const group_input = input + group * input_group;
+    const float* const group_weight = weight + group * weight_group;
 #else
     const float *const group_input = input, *const group_weight = weight;
 #endif
     unsigned filter_tile;
     const int pixel_0 = Divider(filter_tiles, by_filter_tiles)(tile, filter_tile) * TILE_PIXELS;
     const int filter_0 = filter_tile * FILTERS;
-    const unsigned stages = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
+    const unsigned stages = ((unsigned)depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
     const int first = stages * rank / SPLIT_K, last = stages * (rank + 1) / SPLIT_K;
 
     // The shuffle tells the compiler that a warp's threads agree on their group, so that the addresses for the tensor

@@ -111,9 +111,11 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         filter_tiles = ceil_div(problem.group_filters, config.tile.filters)
         group_tiles = filter_tiles * ceil_div(problem.n * problem.out_pixels, config.tile.pixels)
         divisors = (group_tiles, filter_tiles, problem.out_pixels, problem.out_w)
+        images = problem.c * problem.h * problem.w, options.output_planes(problem) * problem.out_pixels
+        groups = problem.group_channels * problem.h * problem.w, problem.group_filters * depth_of(problem)
         arguments = (
-            *operands_and_sizes, *geometry_arguments(problem), *map(packed_divisor, divisors), _evict_first(problem),
-            *options.arguments,
+            *operands_and_sizes, *geometry_arguments(problem), *map(packed_divisor, divisors), *images, *groups,
+            _evict_first(problem), *options.arguments,
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
