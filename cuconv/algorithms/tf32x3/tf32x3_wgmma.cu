@@ -93,12 +93,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     constexpr Kernel kernel;
     constexpr Geometry geometry;
 #endif
-    int group_channels = channels, group_filters = filters;
-#if (GENERAL || GROUPED) && !POINTWISE
-    asm("" : "+r"(group_channels), "+r"(group_filters));  // the assembler spills where it keeps them as uniform values
-#endif
     const int64 out_pixels = out_h * out_w;
-    const Problem p = {group_channels, (int)height, (int)width, group_filters, (int)pad_h, (int)pad_w, (int)out_w,
+    const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
                        (int)out_pixels, input_image, output_image, kernel, geometry, Divider(out_w, by_out_w),
                        Divider(out_pixels, by_out_pixels)};
     const int depth = p.channels * p.kernel.h * p.kernel.w;
