@@ -88,11 +88,11 @@ def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
     return aligned and depth_of(problem) % VECTOR_FLOATS == 0
 
 
-def arguments_of(problem: ConvProblem, relu: bool, output_planes: int) -> tuple[Address | int, ...]:
-    """The arguments of the main kernel, in its order: operands, sizes, whether to apply ReLU, planes of the output.
+def arguments_of(problem: ConvProblem, relu: bool) -> tuple[Address | int, ...]:
+    """The first arguments of a main kernel, in its order: operands, sizes, and whether to apply ReLU.
 
     Channels and filters are those of one group.
     """
     p = problem
     sizes = (p.n, p.group_channels, p.h, p.w, p.group_filters, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
-    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu), output_planes)
+    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu))

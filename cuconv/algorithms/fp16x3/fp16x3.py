@@ -173,8 +173,8 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         blocks, ((_, macros), *_) = config.blocks, self.forms(problem, config, options)
-        operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
-        arguments = (*operands_and_sizes[:4], WORKSPACE, *operands_and_sizes[4:], *options.arguments)
+        first = arguments_of(problem, options.relu)
+        arguments = (*first[:4], WORKSPACE, *first[4:], options.output_planes(problem), *options.arguments)
         return (
             _packing(config).launch(problem, self.source, macros, blocks, options.packed),
             Launch(self.source, macros, self.name, blocks, THREADS, arguments, config.shared_bytes, overlap=True),

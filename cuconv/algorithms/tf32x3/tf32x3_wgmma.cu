@@ -38,8 +38,8 @@
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
 // RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
-// Every argument has eight bytes: a pointer or a long long. `channels` and `filters` are those of one group; by_* are
-// the packed divisors of what they name.
+// Every argument has eight bytes: a pointer or a long long. `channels` and `filters` are those of one group. *_image and
+// *_group are floats from one image or group of an operand to the next; by_* are the packed divisors of what they name.
 
 #include "tf32x3/sums.cuh"
 
@@ -77,10 +77,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                 int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
-                 int64 groups, int64 by_group_tiles, int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w,
-                 int64 input_image, int64 output_image,
-                 int64 input_group, int64 weight_group, int64 evict_first RESIDUAL_ARGUMENT) {
+                 int64 relu, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w, int64 groups,
+                 int64 input_image, int64 output_image, int64 input_group, int64 weight_group, int64 by_group_tiles,
+                 int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL

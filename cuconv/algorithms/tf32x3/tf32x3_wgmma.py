@@ -107,15 +107,15 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         layer = _layer_macros(problem, options, config.products)
         macros = _listed_form(self.source, config.tile, config.split_k, tuple(layer.items()))
-        operands_and_sizes = arguments_of(problem, options.relu, options.output_planes(problem))
-        filter_tiles = ceil_div(problem.group_filters, config.tile.filters)
-        group_tiles = filter_tiles * ceil_div(problem.n * problem.out_pixels, config.tile.pixels)
-        divisors = (group_tiles, filter_tiles, problem.out_pixels, problem.out_w)
-        images = problem.c * problem.h * problem.w, options.output_planes(problem) * problem.out_pixels
-        groups = problem.group_channels * problem.h * problem.w, problem.group_filters * depth_of(problem)
+        p = problem
+        images = p.c * p.h * p.w, options.output_planes(p) * p.out_pixels
+        groups = p.group_channels * p.h * p.w, p.group_filters * depth_of(p)
+        filter_tiles = ceil_div(p.group_filters, config.tile.filters)
+        group_tiles = filter_tiles * ceil_div(p.n * p.out_pixels, config.tile.pixels)
         arguments = (
-            *operands_and_sizes, *geometry_arguments(problem), *map(packed_divisor, divisors), *images, *groups,
-            _evict_first(problem), *options.arguments,
+            *arguments_of(p, options.relu), *geometry_arguments(p), *images, *groups,
+            *map(packed_divisor, (group_tiles, filter_tiles, p.out_pixels, p.out_w)), _evict_first(p),
+            *options.arguments,
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)

@@ -133,7 +133,13 @@ def test_the_launch_passes_the_kernels_arguments_and_overlaps():
     sizes, geometry = (2, 2, 12, 9, 6, 3, 4, 1, 2, 6, 7), (2, 1, 1, 2, 3)  # channels and filters of one group
     tiles = ceil(2 * 6 * 7 / WGMMA.configure(problem, H200).tile.pixels)
     divisors = map(packed_divisor, (tiles, 1, 6 * 7, 7))  # tiles of a group, of its filters; outputs of a plane, a row
-    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, 1, 18, *geometry, *divisors, 0, RESIDUAL)
+    apart = (
+        6 * 12 * 9,
+        18 * 6 * 7,
+        2 * 12 * 9,
+        6 * 2 * 3 * 4,
+    )  # images of input and output, groups of input and weight
+    assert launch.arguments == (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, 1, *geometry, *apart, *divisors, 0, RESIDUAL)
     assert launch.threads == WGMMA.configure(problem, H200).threads
     assert launch.overlap
 
