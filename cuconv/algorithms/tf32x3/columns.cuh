@@ -74,7 +74,7 @@ struct Pixel {
 
     __device__ __forceinline__ Pixel(int index, int pixels, const float* input, const Problem& p) {
         int known_to_exist = index < pixels;
-        asm("" : "+r"(known_to_exist));  // otherwise `index` stays in its register for another comparison
+        asm("" : "+r"(known_to_exist));  // without this some variants spill registers
         exists = known_to_exist;
         const unsigned known = exists ? index : 0;
         unsigned pixel = known, x_out;
