@@ -68,8 +68,8 @@ class Truth:
     def judges(self, inputs: Callable[[], Call], precision: str) -> tuple[Any, Any]:
         """The model's results in float64 and, by torch, in a precision; None for float64 where the model refuses it.
 
-        inputs: makes the arguments of a call that the model takes. Raises what torch raises where memory is short:
-        without a judge the results would seem wrong.
+        inputs: makes the arguments of a call that the model takes. Raises what torch raises where memory is short: a
+        right result without a judge could be taken for wrong.
         """
         torchs = call(copy.deepcopy(self.model), inputs(), precision=precision)
         return self._precise(inputs()), torchs
@@ -173,7 +173,7 @@ def _equal(our: Any, their: Any) -> bool:
 
 
 def distance(our: Tensor, their: Tensor) -> float:
-    """The relative L2 distance of two tensors; infinite where one number of two is finite, or theirs are all 0."""
+    """The relative L2 distance of two tensors; infinite where one number of two is finite, or only theirs are all 0."""
     ours, theirs = our.double(), their.double()
     if not torch.equal(ours.isfinite(), theirs.isfinite()):
         return float("inf")

@@ -10,7 +10,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -59,14 +58,16 @@ class Contender(base.Contender):
         self._cases = 0
 
     def fastest(self, problem: ConvProblem, operands: Operands, limit: int, runs: int = 3) -> Plan:
-        """The plan with the shortest hot time on a case, of those that need at most `limit` bytes of workspace.
+        """The plan with the shortest hot time on a case, of those that compute it right within a limit of workspace.
 
-        Plans whose output is wrong are left out. Raises NotRunnable where no plan is left.
+        The contender must be of FP32, the tensors dense and NCHW.
+        operands: tensors of the case, whose output is overwritten. limit: in bytes. runs: of each plan. Raises
+        NotRunnable where no plan is left.
         """
         plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
         device = operands.input.device
         verifier = Verifier(problem, operands.input, operands.weight, torch.Generator(device).manual_seed(0))
-        found: tuple[float, int] | None = None
+        times_us: dict[int, float] = {}
         for _, index, failure in plans.distinct():
             with suppress(NotRunnable, TooSlow):
                 prepared = plans.prepare(index, failure)
@@ -74,10 +75,11 @@ class Contender(base.Contender):
                     prepared.call()
                     timed = timing.measure(prepared.call, runs, device)
                     if verifier.errors(timed.output).acceptable:
-                        found = min(found or (inf, 0), (min(timed.runs_us), index))
-        if found is None:
+                        times_us[index] = min(timed.runs_us)
+        if not times_us:
             raise NotRunnable("unsupported", "no engine computes it")
-        return Plan(self._cudnn, self._handle, self._workspace, problem, plans.engine(found[1]))
+        fastest = plans.engine(min(times_us, key=times_us.__getitem__))
+        return Plan(self._cudnn, self._handle, self._workspace, problem, fastest)
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """One offer for each distinct plan name, or engine, of the precision. All plans are built here, because only
@@ -115,7 +117,7 @@ def _version(cudnn: Any) -> int | None:
 
 
 class _Notes:
-    """cuDNN's numerical notes on its engines, which are asked for once.
+    """cuDNN's numerical notes on its engines, each asked for once in each layout.
 
     The frontend can select plans by a note and cannot list the notes of a plan. So each note is asked for on a graph of
     its own.
@@ -123,7 +125,7 @@ class _Notes:
 
     def __init__(self, cudnn: Any, handle: Any):
         self._cudnn, self._handle = cudnn, handle
-        self._failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+        self._failures = _failures(cudnn)
         self._known: dict[tuple[str, int], dict[str, bool]] = {}  # by layout and engine, then by note
 
     def of(self, engines: Sequence[tuple[int, Any]], problem: ConvProblem, layout: Layout) -> list[str]:
@@ -163,34 +165,37 @@ class Plan:
     def __init__(
         self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, engine_and_knobs: tuple[int, Any]
     ):
-        self._run = _Execution(cudnn, handle)
+        """engine_and_knobs: as `_Plans.engine` returns them. Raises NotRunnable where the plan cannot be built."""
+        self._cudnn, self._handle = cudnn, handle
         self._graph, self._tensors = _graph(cudnn, handle, problem, PLAIN)
         self._graph.create_execution_plan(*engine_and_knobs)
-        if failure := _built(self._graph, 0, self._run.failures):
+        if failure := _built(self._graph, 0, _failures(cudnn)):
             raise NotRunnable("unsupported", failure)
         size = self._graph.get_workspace_size_plan_at_index(0)
         self._workspace = workspace.reserve(size) if size else None
 
     def __call__(self, input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> None:
         """Enqueue the convolution on the current stream."""
-        self._run(self._graph, 0, self._workspace, _addresses(self._tensors, input, weight, output))
+        addresses = _addresses(self._tensors, input, weight, output)
+        _execute(self._cudnn, self._handle, self._graph, 0, self._workspace, addresses)
 
 
-class _Execution:
-    """The call of a plan of a graph, and the errors that it may raise."""
+def _execute(
+    cudnn: Any, handle: Any, graph: Any, index: int, workspace: torch.Tensor | None, addresses: dict[Any, int]
+) -> None:
+    """Enqueue a plan of a graph on the current stream. Raises NotRunnable where cuDNN refuses or fails."""
+    cudnn.set_stream(handle, torch.cuda.current_stream().cuda_stream)
+    pointer = None if workspace is None else workspace.data_ptr()
+    try:
+        graph.execute_plan_at_index(addresses, pointer, index, handle=handle)
+    except _failures(cudnn) as error:
+        reason = _one_line(error)
+        raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
 
-    def __init__(self, cudnn: Any, handle: Any):
-        self._cudnn, self._handle = cudnn, handle
-        self.failures = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
 
-    def __call__(self, graph: Any, index: int, workspace: torch.Tensor | None, addresses: dict[Any, int]) -> None:
-        self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
-        pointer = None if workspace is None else workspace.data_ptr()
-        try:
-            graph.execute_plan_at_index(addresses, pointer, index, handle=self._handle)
-        except self.failures as error:
-            reason = _one_line(error)
-            raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
+def _failures(cudnn: Any) -> tuple[type[Exception], ...]:
+    """The errors that the frontend raises where a plan cannot be made, built or run."""
+    return (cudnn.cudnnGraphNotSupportedError, RuntimeError)
 
 
 def _addresses(of_graph: tuple[Any, Any, Any], *tensors: torch.Tensor) -> dict[Any, int]:
@@ -198,7 +203,7 @@ def _addresses(of_graph: tuple[Any, Any, Any], *tensors: torch.Tensor) -> dict[A
 
 
 class _Plans:
-    """The graph of one case with its plans, which lives as long as an offer of the case."""
+    """The graph of one case with its plans, for tensors at fixed addresses."""
 
     def __init__(
         self,
@@ -211,8 +216,7 @@ class _Plans:
         layout: Layout = PLAIN,
     ):
         """operands: tensors of the layout."""
-        self._cudnn, self._workspace, self._operands = cudnn, workspace, operands
-        self._run = _Execution(cudnn, handle)
+        self._cudnn, self._handle, self._workspace, self._operands = cudnn, handle, workspace, operands
         self._graph, tensors = _graph(cudnn, handle, problem, layout)
         self._addresses = _addresses(tensors, operands.input, operands.weight, operands.output)
         self._create()
@@ -226,7 +230,7 @@ class _Plans:
         known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
         for engine in range(graph.get_engine_count()):
             if engine not in known:
-                with suppress(*self._run.failures):  # the engine has no configuration for this case
+                with suppress(*_failures(self._cudnn)):  # the engine has no configuration for this case
                     graph.create_execution_plan(engine, {})
 
     def _exclude_other_precision(self, precision: str) -> None:
@@ -249,7 +253,7 @@ class _Plans:
         for index in range(self._graph.get_execution_plan_count()):
             name = self._graph.get_plan_name_at_index(index)
             if name not in found:
-                failure = _built(self._graph, index, self._run.failures)
+                failure = _built(self._graph, index, _failures(self._cudnn))
                 if DESELECTED not in failure:
                     found[name] = (name, index, failure)
         return list(found.values())
@@ -268,7 +272,7 @@ class _Plans:
         return Prepared(partial(self._execute, index, workspace), size, detail)
 
     def _execute(self, index: int, workspace: torch.Tensor | None) -> torch.Tensor:
-        self._run(self._graph, index, workspace, self._addresses)
+        _execute(self._cudnn, self._handle, self._graph, index, workspace, self._addresses)
         return self._operands.output
 
 

@@ -88,7 +88,7 @@ def choice_table(results: Results, precision: str = FP32) -> str:
 def _warned(table: str, results: Results, *precisions: str) -> str:
     """A table, and a sentence for each of these precisions in which the library's rows are of several codes.
 
-    Beside FP32, what auto may take in TF32 is of both precisions.
+    In TF32 auto may take algorithms of either precision, so rows of both count.
     """
     warnings = {}
     for precision in precisions:

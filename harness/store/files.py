@@ -4,7 +4,8 @@ A device or a FIFO would block a reader or never end, so both are refused. A new
 then renamed, so that a full disk or a crash leaves the old one. Neither step follows a symbolic link that somebody
 left in the place of a new file.
 
-A CSV file may be compressed by gzip, as FILE.gz. Readers find either form by `stored`; who writes FILE deletes FILE.gz.
+A CSV file may be compressed by gzip, as FILE.gz. Readers find either form by `stored`;
+a writer of FILE deletes FILE.gz.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def packed_divisor(divisor: int) -> int:
-    """The multiplier and, from bit 32 on, the shift by which a kernel divides dividends below 2**31.
+    """A multiplier in 32 bits, and a shift from bit 32 on, which replace the division of dividends below 2**31.
 
     divisor: from 1 to 2**31.
     """

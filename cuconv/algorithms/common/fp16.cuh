@@ -39,8 +39,8 @@ constexpr int STEPS = FILTER_COLUMNS * DEPTHS;               // wgmma depths of 
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;             // bytes of the high or the low parts of a weight row
 constexpr int OPERAND_PARTS = PRODUCTS == 3 ? 2 : 1;
 constexpr int ROW_BYTES = OPERAND_PARTS * WEIGHT_PART;
-// The low parts of a weight row follow all of its high parts. A kernel that multiplies by both with one instruction has
-// them side by side: those of eight channels follow the high parts of the same channels.
+// The low parts of a weight row follow all of its high parts. SIDE_BY_SIDE: those of eight channels
+// follow the high parts of the same channels, for a kernel that multiplies by both with one instruction.
 #ifndef SIDE_BY_SIDE
 #define SIDE_BY_SIDE 0
 #endif

@@ -40,7 +40,7 @@ def operand_bytes(products: int) -> int:
 class WeightPacking:
     """How weights are packed: in tiles of `filters` filters and chunks of `channels` channels.
 
-    What is packed alike has equal fields: a layer with prepared weights uses it for calls of several sizes.
+    Equal fields mean an equal packing: a layer with prepared weights shares it among calls of several sizes.
     """
 
     filters: Number

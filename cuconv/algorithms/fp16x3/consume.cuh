@@ -24,7 +24,8 @@ struct Consumer {
     const unsigned zero;  // 0, but the compiler cannot know
     const int resident;                         // weight rows that stay in shared memory, or 0
     // With one chunk a tile, both warpgroups would multiply at the same time, and then write at the same time. So the
-    // second begins when the first has multiplied half a tile. Only with resident weights: others are released by both.
+    // second begins when the first has multiplied half a tile. Only with resident weights: a
+    // stage of others is filled again after both have released it, so neither can be half a tile ahead.
     bool staggered;
     PipelineState<IN_STAGES> input = {};        // of the next chunk
     PipelineState<WEIGHT_STAGES> weights = {};  // of its next weight row

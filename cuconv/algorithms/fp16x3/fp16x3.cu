@@ -45,7 +45,8 @@
 //
 // Every argument is eight bytes, a pointer or a long long.
 
-// One wgmma multiplies by both parts of the weights where the registers hold sums of their own for that.
+// In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
+// The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
 #define SIDE_BY_SIDE (NARROW && PRODUCTS == 3 && FILTERS * TILE_POSITIONS <= 32 * 256)
 
 #include "fp16x3/consume.cuh"

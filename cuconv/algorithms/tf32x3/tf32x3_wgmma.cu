@@ -38,8 +38,8 @@
 // MIN_BLOCKS_PER_SM  bounds the registers: left to itself the compiler takes a few too many
 // RESIDUAL           1 where an argument is a residual (common/geometry.cuh)
 //
-// Every argument has eight bytes: a pointer or a long long. `channels` and `filters` are those of one group. *_image and
-// *_group are floats from one image or group of an operand to the next; by_* are the packed divisors of what they name.
+// Every argument has eight bytes: a pointer or a long long. `channels` and `filters` are those of one group. *_image
+// and *_group are floats from one image or group of an operand to the next; by_X packs the division by X (divider.cuh).
 
 #include "tf32x3/sums.cuh"
 

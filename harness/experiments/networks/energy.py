@@ -44,7 +44,7 @@ def counter_of(device: torch.device) -> Counter:
 
 
 def consumption(call: Forward, machine: Machine, counter: Counter) -> Consumption:
-    """What a CUDA graph of one forward takes, replayed for SECONDS or longer without a pause.
+    """The energy and time of a CUDA graph of one forward, replayed for SECONDS or longer without a pause.
 
     counter: returns the millijoules of the GPU so far. Raises UsageError where it stands still.
     """

@@ -1,6 +1,6 @@
 """A network whose convolutions run on cuDNN's fastest engines, with batch norm folded and all else compiled by torch.
 
-torch does not always take the fastest engine that cuDNN has. Here each convolution takes it: on the first forward, all
+torch does not always take the fastest engine that cuDNN has. Each convolution takes it here: on the first forward, all
 plans of the contender `cudnn_engine` are timed, in FP32 and NCHW. Bias and activation are operations of their own.
 """
 
@@ -23,8 +23,8 @@ WORKSPACE_LIMIT = 2**30  # bytes, that of the sweeps
 def with_fastest_engines(model: nn.Module) -> nn.Module:
     """A copy of a model in eval mode in which batch norm is folded and convolutions run on cuDNN's fastest engines.
 
-    Convolutions whose padding is not of zeros, as many on both sides, stay torch's. Plans of models before it are
-    forgotten. Raises what torch.fx raises where it cannot trace the model.
+    Convolutions with another padding than zeros, or with a padding by name, stay torch's. Plans that were found for
+    earlier models are dropped. Raises what torch.fx raises where it cannot trace the model.
     """
     _engines.cache_clear()
     fused: nn.Module = fuse(model)

@@ -21,6 +21,7 @@ import torch
 from harness import progress
 from harness.errors import UserError
 from harness.experiments.networks.contenders import Forward, Options, Prepare
+from harness.experiments.networks.kinds import by_kind
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
@@ -126,7 +127,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """What forwards took: their number, the seconds, and the millijoules of the GPU."""
+    """A number of forwards, the seconds that they took, and the GPU's millijoules."""
 
     forwards: int
     seconds: float
@@ -228,8 +229,8 @@ def _cases(
             model = cache(partial(_model, network, seed, device))
             for batch in batches:
                 bar.set_description_str(f"{network.label}, batch {batch}")
-                # Or torch would compile for all batches at once, and give up after some networks. It drops all that is
-                # compiled, so no contender of a case may do it.
+                # Without this torch would compile for all batches at once, and give up after some networks. It drops
+                # all that is compiled, so no contender of a case may do it.
                 torch.compiler.reset()
                 yield _Case(network, batch, settings, model, cache(partial(_images, network, batch, seed, device)))
                 machine.release()
@@ -383,33 +384,3 @@ def break_down(
                 row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
                 for kind, us in by_kind(launches).items()
             ]
-
-
-def by_kind(launches: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    """The microseconds of each launch, by kind in the order of KINDS; kinds without a launch are left out."""
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for name, us in launches:
-        found[kind_of(name)].append(us)
-    return {kind: times for kind, times in found.items() if times}
-
-
-KINDS = ("convolution", "pooling", "elementwise", "gemm", "other")
-_OURS = {"add_residual": "elementwise", "gemv": "gemm", "tf32x3_gemm": "convolution"}
-_PARTS = {  # of names in lower case: the first kind with a part in the name counts
-    "pooling": ("pool", "meanops"),
-    "elementwise": ("elementwise", "triton_poi", "bn_fw", "batch_norm", "batchnorm"),
-    "convolution": (
-        "conv", "cudnn", "fprop", "winograd", "fft", "im2col", "tf32x3", "fp16x3", "depthwise", "scalar_prods",
-        "sum_planes", "pack_weights", "subsample", "wait_for_kernel_ahead",
-    ),
-    "gemm": ("gemm", "gemv", "splitk", "cublas", "triton_mm", "triton_tem"),
-}  # fmt: skip
-
-
-def kind_of(kernel: str) -> str:
-    """The kind of a kernel, one of KINDS, by its name. A library's 1x1 convolution may be called a gemm."""
-    base = kernel.removeprefix("void ").partition("<")[0].partition("(")[0].strip()
-    if base in _OURS:
-        return _OURS[base]
-    name = kernel.lower()
-    return next((kind for kind, parts in _PARTS.items() if any(part in name for part in parts)), "other")

@@ -1,4 +1,4 @@
-"""The loop over whole networks, on a CPU with a tiny network: rows, order, failures; kernels by kind."""
+"""The loop over whole networks, on a CPU with a tiny network: rows, order, failures, kernels by kind."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from torch import nn
 from harness.errors import GpuLost
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks.contenders import Prepared
-from harness.experiments.networks.measure import break_down, by_kind, kind_of, measure, relative_error
+from harness.experiments.networks.measure import break_down, measure, relative_error
 from tests.harness.experiments.networks.toy_networks import Cpu, ToyModel, network, plain, settings
 
 
@@ -185,39 +185,6 @@ def test_the_relative_error():
     assert relative_error(torch.zeros(2), torch.zeros(3).double()) != relative_error(torch.zeros(3), torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::launch_clamp_scalar>(int)", "elementwise"),
-        ("triton_poi_fused_convolution_relu_3", "elementwise"),
-        ("triton_poi_fused_max_pool2d_with_indices_relu_1", "pooling"),
-        ("triton_tem_fused_convolution_7", "convolution"),
-        ("void at::native::max_pool_forward_nchw<float>(int)", "pooling"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>", "pooling"),
-        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw", "convolution"),
-        ("volta_scudnn_128x64_relu_interior_nn_v1", "convolution"),
-        ("void cudnn::bn_fw_inf_1C11_kernel_NCHW<float>", "elementwise"),
-        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float>", "convolution"),
-        ("fp16x3_winograd", "convolution"),
-        ("tf32x3_gemm", "convolution"),
-        ("gemv", "gemm"),
-        ("add_residual", "elementwise"),
-        ("void gemv2T_kernel_val<int, float>", "gemm"),
-        ("ampere_sgemm_64x32_sliced1x4_tn", "gemm"),
-        ("void cublasLt::splitKreduce_kernel<32, 16>", "gemm"),
-        ("Memcpy DtoD (Device -> Device)", "other"),
-        ("void at::native::CatArrayBatchedCopy<float>", "other"),
-    ],
-)
-def test_the_kind_of_a_kernel_is_in_its_name(kernel, kind):
-    assert kind_of(kernel) == kind
-
-
-def test_launches_by_kind():
-    launches = [("fp16x3", 5.0), ("Memset (Device)", 1.0), ("fp16x3", 6.0), ("ampere_sgemm_32x32", 2.0)]
-    assert by_kind(launches) == {"convolution": [5.0, 6.0], "gemm": [2.0], "other": [1.0]}
-
-
 def test_the_breakdown_is_of_one_forward_and_leaves_out_who_fails():
     def profile(forward, forwards):
         assert isinstance(forward(), torch.Tensor)
@@ -241,7 +208,7 @@ def test_a_contender_has_a_model_of_its_own():
 
 
 def test_each_contender_of_a_case_is_compiled_once():
-    """What torch has compiled for one contender is there in its timed runs, when others were compiled after it."""
+    """A contender's compiled code is there in its timed runs, though others were compiled after it."""
     compiled = []
 
     def compiling(name):
