@@ -53,11 +53,8 @@ def _settings(mode: _Mode, precision: str = FP32) -> AbstractContextManager[None
         (cudnn, "benchmark", mode.benchmark),
         (cudnn, "benchmark_limit", 0),  # a benchmark tries all plans
         (cudnn, "deterministic", mode.deterministic),
-        (
-            cudnn.conv,
-            "fp32_precision",
-            IN_TORCH[precision],
-        ),  # torch raises where allow_tf32, its older name, is set too
+        # torch raises where allow_tf32, its older name, is set too
+        (cudnn.conv, "fp32_precision", IN_TORCH[precision]),
     )
 
 

@@ -47,6 +47,7 @@ def set_torch(precision: str, benchmark: bool = True) -> None:
     """Set torch up for a process: cuDNN's benchmark or its heuristics, and TF32 allowed in cuDNN and cuBLAS or not."""
     allowed = precision == TF32
     torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.benchmark_limit = 0  # a benchmark tries all plans of a convolution, not torch's default of 10
     torch.backends.cudnn.allow_tf32 = allowed
     torch.backends.cuda.matmul.allow_tf32 = allowed
 

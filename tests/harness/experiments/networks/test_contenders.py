@@ -51,9 +51,9 @@ def calls(monkeypatch):
 def settings_of_torch():
     """torch's settings, put back after the test."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    before = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, matmul.allow_tf32
     yield
-    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+    cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("name", CONTENDERS)
@@ -94,7 +94,7 @@ def test_channels_last_input_and_weights():
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
 def test_the_precision_is_torch_s_for_convolutions_and_products(settings_of_torch, precision, allowed):
     set_torch(precision)
-    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark and torch.backends.cudnn.benchmark_limit == 0
     assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed
 
 
