@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.experiments.networks.table import networks_results, over_torch, summary_over_torch
-from harness.precision import FP32, MEASURED
+from harness.precision import FP16, FP32, MEASURED
 from harness.report.half import compare_with_half
 from harness.report.speedups import tf32_layouts
 from harness.store.markdown import NONE, markdown, of, times
@@ -37,9 +37,10 @@ def front_table(results: Results) -> str:
     compared = {baseline: rows for baseline, rows in compared.items() if summarise(rows).of}
     body = [_line(results, baseline, rows) for baseline, rows in compared.items()]
     whole = networks_results(results.folder.parent)
-    if whole and (cells := summary_over_torch(whole.frame)):
-        converted = f"{len(over_torch(whole.frame))} cases of whole networks, converted, FP32"
-        body.append([converted, "fastest of torch in FP32, CUDA graphs", *cells])
+    for precision in (FP32, FP16):
+        if whole and (cells := summary_over_torch(whole.frame, precision)):
+            converted = f"{len(over_torch(whole.frame, precision))} cases of whole networks, converted, FP32"
+            body.append([converted, f"fastest of torch in {precision.upper()}, CUDA graphs", *cells])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
     rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
     sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}

@@ -29,6 +29,7 @@ from harness.experiments.networks.table import (
     energy_section,
     engines_section,
     errors_section,
+    half_section,
     modes_section,
     networks_section,
 )
@@ -236,6 +237,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "network_modes": lambda results, plots: modes_section(results.folder.parent),
     "network_engines": lambda results, plots: engines_section(results.folder.parent),
     "network_energy": lambda results, plots: energy_section(results.folder.parent),
+    "network_half": lambda results, plots: half_section(results.folder.parent),
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }

@@ -25,7 +25,7 @@ from harness.experiments.networks import models as network_models
 from harness.experiments.networks.contenders import CONTENDERS, Options, of_precision, set_torch
 from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind, NetworkEnergy
 from harness.experiments.networks.table import breakdown_table, energy_table, networks_table
-from harness.precision import PRECISIONS
+from harness.precision import MEASURED
 from harness.stopwatch import profiler
 from harness.store import environment
 from harness.store.locked_folder import LockedFolder
@@ -39,7 +39,8 @@ SEED = 0  # of the weights, the data, and the order of the contenders
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
-    options.precision = list(dict.fromkeys(options.precision))
+    every = [one for one in MEASURED if of_precision(options.contender, one)]
+    options.precision = list(dict.fromkeys(options.precision or every))
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if len(options.precision) > 1 and not options.dry_run and torch.cuda.is_available():
         return _each_precision(options.precision, typed)
@@ -171,8 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--net", nargs="+", metavar="NETWORK", default=list(network_models.NETWORKS),
         help=f"these networks: {names}, torchvision:NAME, timm:NAME (default: the named)")  # fmt: skip
     add("--batch", nargs="+", type=int, metavar="N", default=list(BATCHES), help="batch sizes (default: 1 8 32)")
-    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS),
-        help="tf32: torch and cuConv with TF32 allowed, in rows of their own (default: both)")  # fmt: skip
+    add("--precision", nargs="+", choices=MEASURED,
+        help="tf32: torch and cuConv with TF32 allowed; fp16: torch in half precision (default: all)")  # fmt: skip
     add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     add("--max-autotune", action="store_true", help="let torch.compile tune its kernels, which takes minutes")

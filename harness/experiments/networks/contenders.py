@@ -1,7 +1,7 @@
-"""The contenders on whole networks: torch in four ways, torch with cuDNN's fastest engines, and cuConv in two ways.
+"""The contenders on whole networks: torch in five ways, torch with cuDNN's fastest engines, and cuConv in two ways.
 
-A contender takes a model of its own on the GPU and an input, and returns the call of one forward. All compute in FP32
-data; the settings of `set_torch` say whether TF32 is allowed.
+A contender takes a model of its own on the GPU and an input, and returns the call of one forward. Model and input are
+in float32, and the settings of `set_torch` say whether TF32 is allowed; in the precision FP16 they are in float16.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from harness.experiments.networks.rows import (
     TORCH_COMPILE,
     TORCH_COMPILE_FROZEN,
     TORCH_FASTEST_ENGINES,
+    TORCH_FROZEN_CHANNELS_LAST,
 )
-from harness.precision import FP32, TF32
+from harness.precision import FP32, MEASURED, PRECISIONS, TF32
 
 Forward = Callable[[], torch.Tensor]
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"  # the graph is captured here, for every contender alike
@@ -43,6 +44,9 @@ class Prepared:
     detail: str = ""
 
 
+Prepare = Callable[[torch.nn.Module, torch.Tensor, Options], Prepared]
+
+
 def set_torch(precision: str, benchmark: bool = True) -> None:
     """Set torch up for a process: cuDNN's benchmark or its heuristics, and TF32 allowed in cuDNN and cuBLAS or not."""
     allowed = precision == TF32
@@ -56,10 +60,14 @@ def _torch(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Pr
     return Prepared(lambda: logits(model(images)))
 
 
-def _channels_last(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = images.contiguous(memory_format=torch.channels_last)
-    return Prepared(lambda: logits(model(images)))
+def _in_channels_last(prepare: Prepare) -> Prepare:
+    """The contender with weights and input in channels_last."""
+
+    def prepared(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return prepare(model, images.contiguous(memory_format=torch.channels_last), options)
+
+    return prepared
 
 
 def _compiled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
@@ -97,18 +105,19 @@ def _enabled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> 
     return Prepared(forward)
 
 
-Prepare = Callable[[torch.nn.Module, torch.Tensor, Options], Prepared]
 CONTENDERS: dict[str, Prepare] = {
     "torch": _torch,
-    "torch_channels_last": _channels_last,
+    "torch_channels_last": _in_channels_last(_torch),
     TORCH_COMPILE: _compiled,
     TORCH_COMPILE_FROZEN: _frozen,
+    TORCH_FROZEN_CHANNELS_LAST: _in_channels_last(_frozen),
     TORCH_FASTEST_ENGINES: _fastest_engines,
     CUCONV: _cuconv,
     CUCONV_ENABLED: _enabled,
 }
+LIMITED = {TORCH_FASTEST_ENGINES: (FP32,), CUCONV: PRECISIONS, CUCONV_ENABLED: PRECISIONS}  # not in every precision
 
 
 def of_precision(names: Iterable[str], precision: str) -> list[str]:
     """The contenders of these that are measured in a precision."""
-    return [name for name in names if precision == FP32 or name != TORCH_FASTEST_ENGINES]
+    return [name for name in names if precision in LIMITED.get(name, MEASURED)]

@@ -24,6 +24,7 @@ from harness.experiments.networks.contenders import Forward, Options, Prepare
 from harness.experiments.networks.kinds import by_kind
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
+from harness.precision import FP16
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
 from harness.store.times import RUNS
 
@@ -182,8 +183,11 @@ class _Case:
         )  # fmt: skip
 
     def prepare(self, contender: str) -> tuple[Forward, str]:
-        """A contender's forward on a model of its own, and its detail; it did not run yet."""
-        prepared = self.settings.contenders[contender](deepcopy(self.model()), self.images(), self.settings.options)
+        """A contender's forward on a model of its own, in the precision asked for, and its detail; it has not run."""
+        options, model, images = self.settings.options, deepcopy(self.model()), self.images()
+        if options.precision == FP16:
+            model, images = model.half(), images.half()
+        prepared = self.settings.contenders[contender](model, images, options)
         return prepared.forward, prepared.detail
 
 

@@ -16,8 +16,9 @@ GRAPH, EAGER = MODES = ("graph", "eager")
 OK, ERROR = "ok", "error"
 TORCH_COMPILE = "torch_compile"
 TORCH_COMPILE_FROZEN = "torch_compile_frozen"
-TORCH_FASTEST_ENGINES = "torch_fastest_engines"  # in FP32 alone, and none of torch's own ways
-TORCH_CONTENDERS = ("torch", "torch_channels_last", TORCH_COMPILE, TORCH_COMPILE_FROZEN)
+TORCH_FROZEN_CHANNELS_LAST = "torch_frozen_channels_last"
+TORCH_FASTEST_ENGINES = "torch_fastest_engines"  # none of torch's own ways
+TORCH_CONTENDERS = ("torch", "torch_channels_last", TORCH_COMPILE, TORCH_COMPILE_FROZEN, TORCH_FROZEN_CHANNELS_LAST)
 CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
 TORCHVISION = "torchvision"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import isnan
 from pathlib import Path
 
@@ -21,12 +22,13 @@ from harness.experiments.networks.rows import (
     KernelsOfKind,
     label,
 )
-from harness.precision import FP32, TF32
+from harness.precision import FP16, FP32, TF32
 from harness.store.markdown import NONE, markdown, of, times
 from harness.store.table import Table
 from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
 
+Rival = Callable[[pd.DataFrame], tuple[str, float]]  # of the rows of a network and batch: a cell, and microseconds
 FIGURE = "networks"  # plots/DEVICE/networks/networks.png
 COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
 RATIOS = ("speedup", "over_tf32", "both_tf32")
@@ -139,47 +141,86 @@ def modes_section(results_of_device: Path) -> str:
 
 
 def engines_section(results_of_device: Path) -> str:
-    """A line for each network and batch: cuConv beside cuDNN's fastest engines, in FP32, in CUDA graphs.
+    """The table of `engines_table` and where it was measured; where there is none a sentence says what to run."""
+    command = f"--contender {TORCH_FASTEST_ENGINES} {CUCONV}"
+    return _section_beside(results_of_device, engines_table, (FP32,), command)
 
-    Where there is no such case a sentence says what to run.
-    """
+
+def half_section(results_of_device: Path) -> str:
+    """The table of `half_table` and where it was measured; where there is none a sentence says what to run."""
+    return _section_beside(results_of_device, half_table, (FP32, FP16), f"--precision {FP32} {FP16}")
+
+
+def _section_beside(
+    results_of_device: Path, table_of: Callable[[pd.DataFrame], str], precisions: tuple[str, ...], command: str
+) -> str:
     results = networks_results(results_of_device)
-    table, provided = engines_table(results.frame) if results else "", (TORCH_FASTEST_ENGINES, CUCONV)
+    table = table_of(results.frame) if results else ""
     if not results or not table:
-        return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with --contender {' '.join(provided)}."
-    return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision == FP32])}."
+        return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with {command}."
+    return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision.isin(precisions)])}."
 
 
 def engines_table(frame: pd.DataFrame) -> str:
-    """The table of `engines_section`, from the rows of networks.csv; empty where nothing can be compared."""
-    body, speedups = [], []
-    for _, case in frame[frame["mode"] == GRAPH].groupby(["network", "source", "batch"], sort=False):
-        contenders = TORCH_CONTENDERS, (TORCH_FASTEST_ENGINES,), (CUCONV,)
-        torch_us, engines_us, cuconv_us = (_fastest(case, names, FP32)[1] for names in contenders)
-        if not isnan(speedup := engines_us / cuconv_us):
-            name = label(case.network.iloc[0], case.source.iloc[0])
-            body.append([name, case.batch.iloc[0], *map(_shown, (torch_us, engines_us, cuconv_us)), times(speedup)])
-            speedups.append(speedup)
-    if not body:
+    """A line for each network and batch of networks.csv: cuConv beside cuDNN's fastest engines, FP32, CUDA graphs.
+
+    Empty where nothing can be compared.
+    """
+    header = ["fastest of torch, us", "cuDNN's fastest engines, us"]
+    return _table_beside(frame, header, lambda case: (
+        _shown(_fastest(case, TORCH_CONTENDERS, FP32)[1]), _fastest(case, (TORCH_FASTEST_ENGINES,), FP32)[1]
+    ))  # fmt: skip
+
+
+def half_table(frame: pd.DataFrame) -> str:
+    """A line for each network and batch of networks.csv: cuConv in FP32 beside torch in FP16, in CUDA graphs.
+
+    Empty where nothing can be compared.
+    """
+    return _table_beside(frame, ["fastest of torch in FP16", "us"], partial(_fastest_of_torch, precision=FP16))
+
+
+def _table_beside(frame: pd.DataFrame, header: Sequence[str], rival: Rival) -> str:
+    """A line for each network and batch: the cell and the time of a rival, cuConv's time in FP32, and the speedup."""
+    found = _beside(frame, rival)
+    if not found:
         return ""
+    speedups = [rival_us / cuconv_us for *_, rival_us, cuconv_us in found]
+    body = [
+        [*case, _shown(rival_us), _shown(cuconv_us), times(speedup)]
+        for (*case, rival_us, cuconv_us), speedup in zip(found, speedups, strict=True)
+    ]
     body.append(["geometric mean", "", "", "", "", times(geometric_mean(speedups))])
     body.append(["cases won", "", "", "", "", of(_won(speedups), len(speedups))])
-    header = ["network", "batch", "fastest of torch, us", "cuDNN's fastest engines, us", "cuConv, us", "speedup"]
-    return markdown(header, body)
+    return markdown(["network", "batch", *header, "cuConv in FP32, us", "speedup"], body)
 
 
-def over_torch(frame: pd.DataFrame) -> dict[str, float]:
-    """The speedup of converted models in CUDA graphs over the fastest of torch, both in FP32, by "network, batch N".
+def _beside(frame: pd.DataFrame, rival: Rival) -> list[tuple[str, int, str, float, float]]:
+    """(network, batch, cell and us of the rival, us of cuConv in FP32) of each case in graphs that has both times."""
+    found = []
+    for _, case in frame[frame["mode"] == GRAPH].groupby(["network", "source", "batch"], sort=False):
+        first, (cell, rival_us), (_, cuconv_us) = case.iloc[0], rival(case), _fastest(case, (CUCONV,), FP32)
+        if not isnan(rival_us / cuconv_us):
+            found.append((label(first.network, first.source), int(first.batch), cell, rival_us, cuconv_us))
+    return found
 
-    frame: the rows of networks.csv.
+
+def over_torch(frame: pd.DataFrame, precision: str = FP32) -> dict[str, float]:
+    """The speedup of models converted in FP32 over the fastest of torch in a precision, by "network, batch N".
+
+    frame: the rows of networks.csv; those in mode graph count.
     """
-    compared = compare_networks(frame).dropna(subset="speedup")
-    return {f"{row.network}, batch {row.batch}": float(row.speedup) for row in each(compared)}
+    cases = _beside(frame, partial(_fastest_of_torch, precision=precision))
+    return {f"{network}, batch {batch}": torch_us / cuconv_us for network, batch, _, torch_us, cuconv_us in cases}
 
 
-def summary_over_torch(frame: pd.DataFrame) -> list[str]:
+def _fastest_of_torch(case: pd.DataFrame, precision: str) -> tuple[str, float]:
+    return _fastest(case, TORCH_CONTENDERS, precision)
+
+
+def summary_over_torch(frame: pd.DataFrame, precision: str = FP32) -> list[str]:
     """Three cells on `over_torch`: the geometric mean, the cases won, the smallest speedup; empty without a case."""
-    speedups = over_torch(frame)
+    speedups = over_torch(frame, precision)
     if not speedups:
         return []
     where, least = min(speedups.items(), key=lambda pair: pair[1])
@@ -212,12 +253,13 @@ def errors_section(results_of_device: Path) -> str:
     rows = results.frame[results.frame.status == OK].copy()
     rows["shown"] = [label(row.network, row.source) for row in each(rows)]
     groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]
+    groups.append((TORCH_CONTENDERS, FP16))
     body = []
     for network in dict.fromkeys(rows.shown):
         mine = rows[rows.shown == network]
         found = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
         body.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in found)])
-    return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32"], body)
+    return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32", "torch FP16"], body)
 
 
 def energy_table(frame: pd.DataFrame) -> str:

@@ -53,9 +53,9 @@ def test_a_dry_run_needs_no_gpu_and_no_package(capsys):
         "resnet50: batch 1, 8",
         "timm:any: batch 1, 8",
         "contenders: torch, cuconv",
-        "precisions: fp32, tf32",
+        "precisions: fp32, tf32, fp16",
         "modes: graph, eager",
-        "32 rows",
+        "40 rows",
     ]
 
 
@@ -64,11 +64,16 @@ def test_contenders_that_a_precision_lacks_are_refused(capsys):
     assert program.main([*only, "fp32"]) == 0
     assert capsys.readouterr().out.endswith("30 rows\n")
     assert "torch_fastest_engines: none of them computes in tf32" in refused(capsys, *only, "fp32", "tf32")
+    assert "cuconv: none of them computes in fp16" in refused(
+        capsys, "--contender", "cuconv", "--dry-run", "--precision", "fp16"
+    )
 
 
-def test_by_default_five_networks_three_batches_seven_contenders_and_both_precisions(capsys):
+def test_by_default_five_networks_three_batches_eight_contenders_and_all_precisions_that_they_have(capsys):
     assert program.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith(f"{5 * 3 * (7 + 6) * 2} rows\n")  # one is of FP32 alone
+    assert capsys.readouterr().out.endswith(f"{5 * 3 * (8 + 7 + 5) * 2} rows\n")  # torch's five ways alone in FP16
+    assert program.main(["--dry-run", "--contender", "cuconv"]) == 0
+    assert "precisions: fp32, tf32\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.experiments.networks import contenders as network_contenders
 from harness.experiments.networks import fastest_engines
 from harness.experiments.networks.contenders import CONTENDERS, MAX_AUTOTUNE, Options, of_precision, set_torch
+from harness.experiments.networks.rows import TORCH_CONTENDERS
 from tests.harness.experiments.networks.toy_networks import ToyModel
 
 
@@ -66,7 +66,8 @@ def test_each_computes_the_model(calls, name):
     frozen = {"freezing": True, "max_autotune": False}
     assert calls == {"torch_compile": [("compile", "default")],
                      "torch_fastest_engines": [("compile", "default")],
-                     "torch_compile_frozen": [("compile", frozen)], "cuconv": [("convert", "tf32", (2, 3, 8, 8))],
+                     "torch_compile_frozen": [("compile", frozen)],
+                     "torch_frozen_channels_last": [("compile", frozen)], "cuconv": [("convert", "tf32", (2, 3, 8, 8))],
                      "cuconv_enabled": [("enabled", "tf32")]}.get(name, [])  # fmt: skip
 
 
@@ -75,11 +76,12 @@ def test_what_detail_says(calls):
     details = {name: CONTENDERS[name](model, images, Options("fp32", max_autotune=True)).detail for name in CONTENDERS}
     assert details.pop("cuconv").startswith("convert 0.")
     assert details == {"torch": "", "torch_channels_last": "", "torch_compile": f"mode={MAX_AUTOTUNE}",
-                       "torch_compile_frozen": "max_autotune", "torch_fastest_engines": "",
-                       "cuconv_enabled": ""}  # fmt: skip
+                       "torch_compile_frozen": "max_autotune", "torch_frozen_channels_last": "max_autotune",
+                       "torch_fastest_engines": "", "cuconv_enabled": ""}  # fmt: skip
 
 
-def test_channels_last_input_and_weights():
+@pytest.mark.parametrize("name", ["torch_channels_last", "torch_frozen_channels_last"])
+def test_channels_last_input_and_weights(calls, name):
     seen = []
 
     class Model(ToyModel):
@@ -87,7 +89,7 @@ def test_channels_last_input_and_weights():
             seen.append((x.stride(), self.conv.weight.stride()))
             return super().forward(x)
 
-    network_contenders.CONTENDERS["torch_channels_last"](Model(), torch.randn(2, 3, 8, 8), Options("fp32")).forward()
+    CONTENDERS[name](Model(), torch.randn(2, 3, 8, 8), Options("fp32")).forward()
     assert seen == [((192, 1, 24, 3), (27, 1, 9, 3))]
 
 
@@ -98,6 +100,7 @@ def test_the_precision_is_torch_s_for_convolutions_and_products(settings_of_torc
     assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed
 
 
-def test_cudnns_fastest_engines_are_measured_in_fp32_alone():
+def test_cudnns_fastest_engines_are_measured_in_fp32_alone_and_torch_alone_in_fp16():
     assert of_precision(CONTENDERS, "fp32") == list(CONTENDERS)
     assert set(CONTENDERS) - set(of_precision(CONTENDERS, "tf32")) == {"torch_fastest_engines"}
+    assert set(of_precision(CONTENDERS, "fp16")) == set(TORCH_CONTENDERS)

@@ -38,6 +38,19 @@ def test_a_row_for_each_batch_contender_and_mode():
         assert row.detail == "plain" and row.environment == "e1"
 
 
+def test_in_fp16_model_and_images_are_in_half_precision_and_float64_is_still_the_reference():
+    types = set()
+
+    def noting(model, images, options):
+        types.update({images.dtype, *(weight.dtype for weight in model.parameters())})
+        return plain(model, images, options)
+
+    rows = rows_of(precision="fp16", torch=noting)
+    assert types == {torch.float16}
+    assert {(row.precision, row.status) for row in rows} == {("fp16", "ok")}
+    assert all(1e-5 < row.rel_l2_error < 1e-2 for row in rows)
+
+
 def test_rows_of_a_batch_come_before_the_next_batch_is_measured():
     seen = []
 

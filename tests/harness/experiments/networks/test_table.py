@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import astuple
+from functools import partial
 
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ from harness.experiments.networks.table import (
     energy_section,
     engines_section,
     errors_section,
+    half_section,
     modes_section,
     networks_results,
     networks_section,
@@ -87,6 +89,20 @@ def test_cudnns_fastest_engines_are_beside_torch_and_none_of_it(tmp_path):
         assert "--contender torch_fastest_engines cuconv" in engines_section(without)
 
 
+def test_torch_in_half_precision_is_beside_cuconv_in_fp32(tmp_path):
+    half = partial(time, precision="fp16")
+    rows = [*ROWS, half(9.0, contender="torch"), half(6.0, contender="torch_frozen_channels_last"),
+            half(5.0, contender="torch", batch=32), half(1.0, contender="torch", mode="eager")]  # fmt: skip
+    table = cells(half_section(fill(tmp_path, rows)))
+    assert table["resnet50 1"][1:] == ["torch_frozen_channels_last", "6.0", "8.0", "0.75x"]
+    assert table["resnet50 32"][1:] == ["torch", "5.0", "40.0", "0.12x"] and "timm:x" not in table
+    assert table["cases won"][-1] == "0 of 2"
+    assert over_torch(networks_results(tmp_path / GPU).frame, "fp16") == {
+        "resnet50, batch 1": 0.75, "resnet50, batch 32": 0.125,
+    }  # fmt: skip
+    assert "--precision fp32 fp16" in half_section(tmp_path / "nowhere")
+
+
 def test_the_speedup_over_torch_by_case(device):
     found = over_torch(networks_results(device).frame)
     assert found == {"resnet50, batch 1": 2.5, "resnet50, batch 32": 0.75, "timm:x, batch 1": 4.0}
@@ -97,9 +113,10 @@ def test_the_largest_error_of_each_network(tmp_path):
         time(1.0, rel_l2_error=1e-6), time(1.0, batch=8, rel_l2_error=3e-6),
         time(1.0, contender="torch", rel_l2_error=2e-7), time(1.0, contender="torch_compile", rel_l2_error=4e-7),
         time(1.0, contender="torch", precision="tf32", rel_l2_error=5e-4),
+        time(1.0, contender="torch_frozen_channels_last", precision="fp16", rel_l2_error=6e-4),
     ]  # fmt: skip
     found = cells(errors_section(fill(tmp_path, rows)))
-    assert found["resnet50"] == ["3.0e-06", "4.0e-07", "-", "5.0e-04"]
+    assert found["resnet50"] == ["3.0e-06", "4.0e-07", "-", "5.0e-04", "6.0e-04"]
     assert "python -m harness.networks" in errors_section(tmp_path / "nowhere")
 
 
