@@ -5,20 +5,29 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuconv.problem import FP32, TF32
+from cuconv.reference import round_to_tf32
+
+aten = torch.ops.aten
 
 TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where torch's own error is not larger
-TIMES_TORCHS = 3  # an output's error may be so many times torch's own
+TIMES_TORCHS = 3  # an output's error may be so many times that of torch in the precision
 LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
 SEED = 20_26
+MULTIPLIED: dict[Any, tuple[int, ...]] = {  # the places of both factors in the operations that torch's TF32 is about
+    **dict.fromkeys((aten.convolution, aten._convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.linear), (0, 1)),
+    **dict.fromkeys((aten.mm, aten.bmm, aten.matmul), (0, 1)),
+    **dict.fromkeys((aten.addmm, aten.baddbmm), (1, 2)),
+}
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a model
 
@@ -66,33 +75,54 @@ class Truth:
     model: nn.Module
 
     def judges(self, inputs: Callable[[], Call], precision: str) -> tuple[Any, Any]:
-        """The model's results in float64 and, by torch, in a precision; None for float64 where the model refuses it.
+        """The model's results in float64 and, by torch, in a precision; None for one that the model refuses.
 
         inputs: makes the arguments of a call that the model takes. Raises what torch raises where memory is short: a
         right result without a judge could be taken for wrong.
         """
-        torchs = call(copy.deepcopy(self.model), inputs(), precision=precision)
-        return self._precise(inputs()), torchs
 
-    def _precise(self, inputs: Call) -> Any:
         def double(leaf: Any) -> Any:
             return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
 
-        try:
-            return call(copy.deepcopy(self.model).double(), pytree.tree_map(double, inputs))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the model's own code, which may ask for float32
-            return None
+        precise = _unless_refused(lambda: copy.deepcopy(self.model).double(), pytree.tree_map(double, inputs()))
+        with RoundedToTF32() if precision == TF32 else nullcontext():
+            return precise, _unless_refused(lambda: copy.deepcopy(self.model), inputs())
 
 
-def call(function: Callable[..., Any], inputs: Call, gradients: bool = False, precision: str = FP32) -> Any:
-    """The result of a call with the random numbers of one seed, detached.
+def _unless_refused(model: Callable[[], nn.Module], inputs: Call) -> Any:
+    try:
+        return call(model(), inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the model's own code, which may ask for float32
+        return None
 
-    gradients: whether they could be recorded. precision: of torch.
+
+class RoundedToTF32(TorchDispatchMode):
+    """Rounds the factors of convolutions and matrix products to TF32, on any device.
+
+    torch itself is no judge of what TF32 costs: where TF32 is allowed, cuDNN may still compute in FP32, and does so
+    where memory is short or NVIDIA_TF32_OVERRIDE is 0.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The operation on rounded factors."""
+        places = MULTIPLIED.get(getattr(func, "overloadpacket", None), ())
+        return func(*(_rounded(arg) if i in places else arg for i, arg in enumerate(args)), **(kwargs or {}))
+
+
+def _rounded(factor: Any) -> Any:
+    is_float = isinstance(factor, Tensor) and factor.dtype == torch.float32
+    return round_to_tf32(factor) if is_float else factor
+
+
+def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) -> Any:
+    """The result of a call with the random numbers of one seed, detached; torch computes in FP32 alone.
+
+    gradients: whether they could be recorded.
     """
     arguments, keywords = inputs
-    with seeded(), torch_precision(precision), torch.set_grad_enabled(gradients):
+    with seeded(), torch_in_fp32(), torch.set_grad_enabled(gradients):
         return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
 
 
@@ -110,14 +140,14 @@ def seeded() -> Iterator[None]:
 
 
 @contextmanager
-def torch_precision(precision: str) -> Iterator[None]:
-    """torch in FP32 alone, or with TF32 allowed."""
+def torch_in_fp32() -> Iterator[None]:
+    """torch without TF32."""
     backends: Any = torch.backends
     settings = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
     before = [setting.fp32_precision for setting in settings]
     try:
         for setting in settings:
-            setting.fp32_precision = "tf32" if precision == TF32 else "ieee"
+            setting.fp32_precision = "ieee"
         yield
     finally:
         for setting, value in zip(settings, before, strict=True):
@@ -129,7 +159,7 @@ def difference(
 ) -> str:
     """How ours, a result of a model in a precision, differs from torch's in FP32, in words; "" where they agree.
 
-    judges: the results in float64, and of torch in the precision. Numbers agree where their relative L2 distance is
+    judges: the results in float64 and, by torch, in the precision. Numbers agree where their relative L2 distance is
     small, or where ours is at most TIMES_TORCHS as far from the result in float64 as torch's in the precision; whole
     numbers, where at most one in a hundred differs.
     """

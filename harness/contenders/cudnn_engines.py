@@ -67,18 +67,18 @@ class Contender(base.Contender):
         plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
         device = operands.input.device
         verifier = Verifier(problem, operands.input, operands.weight, torch.Generator(device).manual_seed(0))
-        times_us: dict[int, float] = {}
-        for _, index, failure in plans.distinct():
+        times_us: dict[str, float] = {}
+        for name, index, failure in plans.distinct():
             with suppress(NotRunnable, TooSlow):
                 prepared = plans.prepare(index, failure)
                 if prepared.workspace_bytes <= limit:
                     prepared.call()
                     timed = timing.measure(prepared.call, runs, device)
                     if verifier.errors(timed.output).acceptable:
-                        times_us[index] = min(timed.runs_us)
+                        times_us[name] = min(timed.runs_us)
         if not times_us:
             raise NotRunnable("unsupported", "no engine computes it")
-        fastest = plans.engine(min(times_us, key=times_us.__getitem__))
+        fastest = min(times_us, key=times_us.__getitem__)
         return Plan(self._cudnn, self._handle, self._workspace, problem, fastest)
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
@@ -160,24 +160,25 @@ def _in_words(notes: dict[str, bool]) -> str:
 
 
 class Plan:
-    """One plan of an FP32 case, alone in its graph, for dense NCHW tensors at any address."""
+    """One plan of an FP32 case, the only one that is built of its graph, for dense NCHW tensors at any address."""
 
-    def __init__(
-        self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, engine_and_knobs: tuple[int, Any]
-    ):
-        """engine_and_knobs: as `_Plans.engine` returns them. Raises NotRunnable where the plan cannot be built."""
+    def __init__(self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, name: str):
+        """name: of a plan in `_Plans.distinct`. Raises NotRunnable where the plan cannot be built."""
         self._cudnn, self._handle = cudnn, handle
         self._graph, self._tensors = _graph(cudnn, handle, problem, PLAIN)
-        self._graph.create_execution_plan(*engine_and_knobs)
-        if failure := _built(self._graph, 0, _failures(cudnn)):
+        # By its engine and knobs a plan could not be made again: the frontend cannot pass all knobs that it returns.
+        _create_plans(cudnn, self._graph)
+        names = map(self._graph.get_plan_name_at_index, range(self._graph.get_execution_plan_count()))
+        self._index = list(names).index(name)
+        if failure := _built(self._graph, self._index, _failures(cudnn)):
             raise NotRunnable("unsupported", failure)
-        size = self._graph.get_workspace_size_plan_at_index(0)
+        size = self._graph.get_workspace_size_plan_at_index(self._index)
         self._workspace = workspace.reserve(size) if size else None
 
     def __call__(self, input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> None:
         """Enqueue the convolution on the current stream."""
         addresses = _addresses(self._tensors, input, weight, output)
-        _execute(self._cudnn, self._handle, self._graph, 0, self._workspace, addresses)
+        _execute(self._cudnn, self._handle, self._graph, self._index, self._workspace, addresses)
 
 
 def _execute(
@@ -219,19 +220,8 @@ class _Plans:
         self._cudnn, self._handle, self._workspace, self._operands = cudnn, handle, workspace, operands
         self._graph, tensors = _graph(cudnn, handle, problem, layout)
         self._addresses = _addresses(tensors, operands.input, operands.weight, operands.output)
-        self._create()
+        _create_plans(cudnn, self._graph)
         self._exclude_other_precision(precision)
-
-    def _create(self) -> None:
-        """Add the plans of all heuristics, then one plan of each engine that they left out."""
-        graph, modes = self._graph, self._cudnn.heur_mode
-        with suppress(self._cudnn.cudnnGraphNotSupportedError):  # an engine may run a case that no heuristic knows
-            graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
-        known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
-        for engine in range(graph.get_engine_count()):
-            if engine not in known:
-                with suppress(*_failures(self._cudnn)):  # the engine has no configuration for this case
-                    graph.create_execution_plan(engine, {})
 
     def _exclude_other_precision(self, precision: str) -> None:
         """Exclude the plans of the other precision by cuDNN's notes on them; called when all plans are there.
@@ -274,6 +264,18 @@ class _Plans:
     def _execute(self, index: int, workspace: torch.Tensor | None) -> torch.Tensor:
         _execute(self._cudnn, self._handle, self._graph, index, workspace, self._addresses)
         return self._operands.output
+
+
+def _create_plans(cudnn: Any, graph: Any) -> None:
+    """Add the plans of all heuristics, then one plan of each engine that they left out."""
+    modes = cudnn.heur_mode
+    with suppress(cudnn.cudnnGraphNotSupportedError):  # an engine may run a case that no heuristic knows
+        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+    known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
+    for engine in range(graph.get_engine_count()):
+        if engine not in known:
+            with suppress(*_failures(cudnn)):  # the engine has no configuration for this case
+                graph.create_execution_plan(engine, {})
 
 
 def _built(graph: Any, index: int, failures: tuple[type[Exception], ...]) -> str:

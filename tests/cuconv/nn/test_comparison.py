@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from cuconv.nn.comparison import Truth, difference
+from cuconv.nn.comparison import Truth, difference, distance
 from cuconv.problem import FP32, TF32
+from cuconv.reference import round_to_tf32
 
 EXACT = torch.linspace(0.5, 2.0, 1000, dtype=torch.float64)
 THEIRS = EXACT.float()
@@ -29,22 +31,46 @@ def test_an_error_may_be_three_times_that_of_torch_in_the_same_precision(precisi
     assert judged(2.9 * torchs, (None, with_error(torchs))) != ""
 
 
-class Rounding(nn.Module):
-    """One more where torch may round to TF32, whatever the processor."""
+class Layers(nn.Module):
+    """A convolution and products in torch's ways to write them, with factors that TF32 does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
 
     def forward(self, x):
-        return x + (torch.backends.cudnn.conv.fp32_precision == "tf32")
+        features = self.conv(x)
+        planes = features.flatten(2)
+        return features, self.linear(planes.mean(2)), planes[0] @ planes[0].T, torch.bmm(planes, planes.mT)
+
+    def rounded(self, x):
+        """The same in float64, of factors rounded to TF32."""
+        with torch.no_grad():
+            exact = Layers().double()
+            exact.conv.weight.copy_(round_to_tf32(self.conv.weight))
+            exact.conv.bias.copy_(self.conv.bias)
+            features = exact.conv(round_to_tf32(x).double())
+            planes = features.flatten(2)
+            products = round_to_tf32(planes.float()).double()
+            means = round_to_tf32(planes.mean(2).float()).double()
+            linear = F.linear(means, round_to_tf32(self.linear.weight).double(), self.linear.bias.double())
+            return features, linear, products[0] @ products[0].T, products @ products.mT
 
 
-@pytest.mark.parametrize(("precision", "more"), [(FP32, 0), (TF32, 1)])
-def test_torch_judges_in_the_precision_of_the_conversion(precision, more):
-    x = torch.zeros(3)
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("precision", [FP32, TF32])
+def test_torch_judges_in_the_precision_of_the_conversion(precision, around):
+    torch.manual_seed(3)
+    model, x = Layers(), torch.randn(2, 3, 8, 8)
     before = torch.backends.cudnn.conv.fp32_precision
-    exact, torchs = Truth(Rounding()).judges(lambda: ((x,), {}), precision)
-    assert exact.dtype == torch.float64
-    assert exact.tolist() == [0] * 3
-    assert torchs.tolist() == [more] * 3
+    with around():
+        exact, torchs = Truth(model).judges(lambda: ((x.clone(),), {}), precision)
     assert torch.backends.cudnn.conv.fp32_precision == before
+    expected = model.rounded(x) if precision == TF32 else exact
+    for output, wanted, truth in zip(torchs, expected, exact, strict=True):
+        assert truth.dtype == torch.float64 and output.dtype == torch.float32
+        assert distance(output, wanted) < 2e-5
+        assert (distance(output, truth) > 5e-5) is (precision == TF32)
 
 
 class Float32Alone(nn.Module):

@@ -54,7 +54,7 @@ load = cache(load)
 def case(problem: ConvProblem) -> tuple[Operands, torch.Tensor]:
     """Operands and the float64 result."""
     x, weight = operands(problem)
-    return Operands(x, weight, poisoned_output(problem)), reference.conv2d(x, weight, pads(problem))
+    return Operands(x, weight, poisoned_output(problem)), reference.conv2d(x, weight, **problem.geometry)
 
 
 def offers_of(provider: str, problem: ConvProblem) -> dict[str, Offer]:
