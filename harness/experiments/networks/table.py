@@ -154,11 +154,21 @@ def half_section(results_of_device: Path) -> str:
 def _section_beside(
     results_of_device: Path, table_of: Callable[[pd.DataFrame], str], precisions: tuple[str, ...], command: str
 ) -> str:
-    results = networks_results(results_of_device)
-    table = table_of(results.frame) if results else ""
-    if not results or not table:
+    results, table = _first_table(results_of_device, NETWORKS, table_of)
+    if not results:
         return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with {command}."
     return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision.isin(precisions)])}."
+
+
+def _first_table(
+    results_of_device: Path, of: Table, table_of: Callable[[pd.DataFrame], str]
+) -> tuple[Results | None, str]:
+    """The results of a device and the table of them, or those of another device in its folder that has such a table."""
+    for device in (results_of_device, *sorted(results_of_device.parent.glob("*"))):
+        results = networks_results(device, of)
+        if results and (table := table_of(results.frame)):
+            return results, table
+    return None, ""
 
 
 def engines_table(frame: pd.DataFrame) -> str:
@@ -265,15 +275,16 @@ def errors_section(results_of_device: Path) -> str:
 def energy_table(frame: pd.DataFrame) -> str:
     """A line for each network and batch, in millijoules an image, and a line of geometric means.
 
-    frame: the rows of energy.csv. For each precision it has torch's contender of least energy, cuConv's converted
-    model, and torch's energy over cuConv's. Empty where no network and batch has both.
+    frame: the rows of energy.csv. For FP32 and TF32, where there are rows, the table has torch's contender of least
+    energy, cuConv's converted model, and torch's energy over cuConv's. Empty where no network and batch has both.
     """
     body, ratios = [], []
+    precisions = [precision for precision in (FP32, TF32) if precision in set(frame.precision)]
     for _, case in frame.groupby(["network", "source", "batch"], sort=False):
         first = case.iloc[0]
         cells: list[object] = [label(first.network, first.source), first.batch]
         of_case = []
-        for precision in (FP32, TF32):
+        for precision in precisions:
             who, torch_mj = _least(case, TORCH_CONTENDERS, precision, "mj_per_image")
             _, cuconv_mj = _least(case, (CUCONV,), precision, "mj_per_image")
             of_case.append(torch_mj / cuconv_mj)
@@ -283,18 +294,17 @@ def energy_table(frame: pd.DataFrame) -> str:
             ratios.append(of_case)
     if not body:
         return ""
-    fp32, tf32 = (times(geometric_mean(column)) for column in zip(*ratios, strict=True))
-    body.append(["geometric mean", "", "", "", "", fp32, "", "", "", tf32])
-    header = ["network", "batch", "torch FP32, mJ", "which is", "cuConv FP32, mJ", "torch / cuConv",
-              "torch TF32, mJ", "which is", "cuConv TF32, mJ", "torch / cuConv"]  # fmt: skip
-    return markdown(header, body, left=(0, 3, 7))
+    means, header = ["geometric mean", ""], ["network", "batch"]
+    for precision, column in zip(map(str.upper, precisions), zip(*ratios, strict=True), strict=True):
+        means += ["", "", "", times(geometric_mean(column))]
+        header += [f"torch {precision}, mJ", "which is", f"cuConv {precision}, mJ", "torch / cuConv"]
+    return markdown(header, [*body, means], left=(0, 3, 7)[: 1 + len(precisions)])
 
 
 def energy_section(results_of_device: Path) -> str:
     """The table of energy and where it was measured; without an energy.csv a sentence says what to run."""
-    results = networks_results(results_of_device, ENERGY)
-    table = energy_table(results.frame) if results else ""
-    if not results or not table:
+    results, table = _first_table(results_of_device, ENERGY, energy_table)
+    if not results:
         return ENERGY.missing(results_of_device.name)
     return f"{table}\n\nMeasured on {provenance(results)}."
 

@@ -85,7 +85,8 @@ def test_cudnns_fastest_engines_are_beside_torch_and_none_of_it(tmp_path):
     assert "resnet50 8" not in table and "timm:x" not in table
     assert table["geometric mean"][-1] == f"{0.5**0.5:.2f}x" and table["cases won"][-1] == "1 of 2"
     assert cells(networks_table(networks_results(tmp_path / GPU).frame))["resnet50 32"][1] == "30.0"
-    for without in (tmp_path / "nowhere", fill(tmp_path / "other")):
+    assert engines_section(tmp_path / "another-gpu") == engines_section(tmp_path / GPU), "the table of any device"
+    for without in (tmp_path / "no" / "where", fill(tmp_path / "other")):
         assert "--contender torch_fastest_engines cuconv" in engines_section(without)
 
 
@@ -100,7 +101,7 @@ def test_torch_in_half_precision_is_beside_cuconv_in_fp32(tmp_path):
     assert over_torch(networks_results(tmp_path / GPU).frame, "fp16") == {
         "resnet50, batch 1": 0.75, "resnet50, batch 32": 0.125,
     }  # fmt: skip
-    assert "--precision fp32 fp16" in half_section(tmp_path / "nowhere")
+    assert "--precision fp32 fp16" in half_section(tmp_path / "no" / "where")
 
 
 def test_the_speedup_over_torch_by_case(device):
@@ -229,6 +230,14 @@ def test_the_energy_of_torch_over_that_of_cuconv(tmp_path):
     ]  # fmt: skip
     assert table["timm:x"][1:] == ["30.0", "torch", "60.0", "0.50x", "-", "-", "-", "-"]
     assert table["geometric mean"] == ["", "", "", "", "1.41x", "", "", "", "1.15x"]
+
+
+def test_the_table_of_energy_has_the_precisions_that_were_measured(tmp_path):
+    rows = [energy(400.0, contender="torch"), energy(100.0)]
+    ENERGY.write(tmp_path / GPU / "networks", rows)
+    table = cells(energy_section(tmp_path / GPU))
+    assert table["resnet50"] == ["1", "400.0", "torch", "100.0", "4.00x"]
+    assert table["geometric mean"][-1] == "4.00x"
 
 
 def test_a_page_without_energies_says_what_to_run(tmp_path):
