@@ -129,8 +129,8 @@ def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) ->
 @contextmanager
 def seeded() -> Iterator[None]:
     """Random numbers of one seed, by torch and Python; those of the caller go on afterwards as if nothing had been."""
-    state = random.getstate()
-    with torch.random.fork_rng():
+    state, gpus = random.getstate(), range(torch.cuda.device_count())
+    with torch.random.fork_rng(gpus):  # named, since torch warns of several that are not
         torch.manual_seed(SEED)
         random.seed(SEED)
         try:

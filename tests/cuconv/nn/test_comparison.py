@@ -1,11 +1,14 @@
 """When a converted model's outputs agree with the model's, judged by torch's own errors."""
 
+import random
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cuconv.nn.comparison import Truth, difference, distance
+from cuconv.nn.comparison import Truth, call, difference, distance
 from cuconv.problem import FP32, TF32
 from cuconv.reference import round_to_tf32
 
@@ -71,6 +74,25 @@ def test_torch_judges_in_the_precision_of_the_conversion(precision, around):
         assert truth.dtype == torch.float64 and output.dtype == torch.float32
         assert distance(output, wanted) < 2e-5
         assert (distance(output, truth) > 5e-5) is (precision == TF32)
+
+
+def test_random_numbers_go_on_afterwards_on_every_gpu_without_a_warning(monkeypatch):
+    states = {0: torch.tensor([3]), 1: torch.tensor([4])}  # of the generators of two GPUs
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda gpu: states[gpu].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, gpu: states.update({gpu: state}))
+    monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
+    before = torch.get_rng_state(), random.getstate()
+
+    def draw():
+        states.update({0: torch.tensor([5]), 1: torch.tensor([6])})
+        return torch.rand(1), random.random()
+
+    with warnings.catch_warnings(action="error"):
+        first, second = call(draw, ((), {})), call(draw, ((), {}))
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert states == {0: torch.tensor([3]), 1: torch.tensor([4])}
 
 
 class Float32Alone(nn.Module):
