@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.experiments.networks.table import networks_results, summary_over_torch
+from harness.experiments.networks.table import TORCH, networks_results, summary_beside
 from harness.store.markdown import NONE, markdown, of, times
 from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise, sweeps_of
 from harness.sweep.provenance import provenance
@@ -29,7 +29,7 @@ def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
     for results in found:
         measured = [sweep for name in sweeps if (sweep := results.beside(name)) and not sweep.of_subject().empty]
         body += [[*_who(sweep, full_precision(sweep.frame)), *_speedups(sweep)] for sweep in measured]
-        if (whole := networks_results(results.folder.parent)) and (cells := summary_over_torch(whole.frame)):
+        if (whole := networks_results(results.folder.parent)) and (cells := summary_beside(whole.frame, TORCH)):
             mean, won, least = cells
             body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, NONE, NONE, least])
     return markdown(HEADER, body, left=(0, 1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.experiments.networks.table import networks_results, over_torch, summary_over_torch
-from harness.precision import FP16, FP32, MEASURED
+from harness.experiments.networks.table import ENGINES, HALF, TORCH, beside, networks_results, summary_beside
+from harness.precision import FP32, MEASURED
 from harness.report.half import compare_with_half
 from harness.report.speedups import tf32_layouts
 from harness.store.markdown import NONE, markdown, of, times
@@ -20,6 +20,12 @@ from harness.sweep.comparisons import (
     timed,
 )
 from harness.sweep.provenance import mixture_with_rivals, provenance
+
+NETWORKS_BESIDE = {
+    "fastest of torch in FP32": TORCH,
+    "cuDNN's fastest engines in FP32": ENGINES,
+    "fastest of torch in FP16": HALF,
+}
 
 
 def front_table(results: Results) -> str:
@@ -37,10 +43,10 @@ def front_table(results: Results) -> str:
     compared = {baseline: rows for baseline, rows in compared.items() if summarise(rows).of}
     body = [_line(results, baseline, rows) for baseline, rows in compared.items()]
     whole = networks_results(results.folder.parent)
-    for precision in (FP32, FP16):
-        if whole and (cells := summary_over_torch(whole.frame, precision)):
-            converted = f"{len(over_torch(whole.frame, precision))} cases of whole networks, converted, FP32"
-            body.append([converted, f"fastest of torch in {precision.upper()}, CUDA graphs", *cells])
+    for baseline, rival in NETWORKS_BESIDE.items():
+        if whole and (cells := summary_beside(whole.frame, rival)):
+            converted = f"{len(beside(whole.frame, rival))} cases of whole networks, converted, FP32"
+            body.append([converted, f"{baseline}, CUDA graphs", *cells])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
     rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
     sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}

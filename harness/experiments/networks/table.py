@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 
@@ -28,10 +28,42 @@ from harness.store.table import Table
 from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
 
-Rival = Callable[[pd.DataFrame], tuple[str, float]]  # of the rows of a network and batch: a cell, and microseconds
 FIGURE = "networks"  # plots/DEVICE/networks/networks.png
 COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
 RATIOS = ("speedup", "over_tf32", "both_tf32")
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Contenders in a precision; the fastest of them is compared with the model that is converted in FP32."""
+
+    contenders: tuple[str, ...]
+    precision: str
+
+    def fastest(self, case: pd.DataFrame) -> tuple[str, float]:
+        """The fastest contender among the rows of a case, and its microseconds; "" and NaN where none has a time."""
+        return _fastest(case, self.contenders, self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A network and batch: the fastest of a rival's contenders, and microseconds of it, of cuConv, of torch in FP32."""
+
+    network: str
+    batch: int
+    who: str
+    rival_us: float
+    cuconv_us: float
+    torch_us: float
+
+    @property
+    def speedup(self) -> float:
+        """cuConv over the rival."""
+        return self.rival_us / self.cuconv_us
+
+
+TORCH, ENGINES = Rival(TORCH_CONTENDERS, FP32), Rival((TORCH_FASTEST_ENGINES,), FP32)
+HALF = Rival(TORCH_CONTENDERS, FP16)
 
 
 def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Results | None:
@@ -176,10 +208,9 @@ def engines_table(frame: pd.DataFrame) -> str:
 
     Empty where nothing can be compared.
     """
-    header = ["fastest of torch, us", "cuDNN's fastest engines, us"]
-    return _table_beside(frame, header, lambda case: (
-        _shown(_fastest(case, TORCH_CONTENDERS, FP32)[1]), _fastest(case, (TORCH_FASTEST_ENGINES,), FP32)[1]
-    ))  # fmt: skip
+    cases = beside(frame, ENGINES)
+    cells = [[_shown(case.torch_us), _shown(case.rival_us)] for case in cases]
+    return _table_beside(cases, ["fastest of torch, us", "cuDNN's fastest engines, us"], cells)
 
 
 def half_table(frame: pd.DataFrame) -> str:
@@ -187,55 +218,45 @@ def half_table(frame: pd.DataFrame) -> str:
 
     Empty where nothing can be compared.
     """
-    return _table_beside(frame, ["fastest of torch in FP16", "us"], partial(_fastest_of_torch, precision=FP16))
+    cases = beside(frame, HALF)
+    cells = [[case.who, _shown(case.rival_us)] for case in cases]
+    return _table_beside(cases, ["fastest of torch in FP16", "us"], cells)
 
 
-def _table_beside(frame: pd.DataFrame, header: Sequence[str], rival: Rival) -> str:
-    """A line for each network and batch: the cell and the time of a rival, cuConv's time in FP32, and the speedup."""
-    found = _beside(frame, rival)
-    if not found:
+def _table_beside(cases: Sequence[Beside], header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A line for each case, with two cells of its rival; header: of these."""
+    if not cases:
         return ""
-    speedups = [rival_us / cuconv_us for *_, rival_us, cuconv_us in found]
     body = [
-        [*case, _shown(rival_us), _shown(cuconv_us), times(speedup)]
-        for (*case, rival_us, cuconv_us), speedup in zip(found, speedups, strict=True)
+        [case.network, case.batch, *of_rival, _shown(case.cuconv_us), times(case.speedup)]
+        for case, of_rival in zip(cases, cells, strict=True)
     ]
-    body.append(["geometric mean", "", "", "", "", times(geometric_mean(speedups))])
-    body.append(["cases won", "", "", "", "", of(_won(speedups), len(speedups))])
+    mean, won, _ = _summary(cases)
+    body += [["geometric mean", "", "", "", "", mean], ["cases won", "", "", "", "", won]]
     return markdown(["network", "batch", *header, "cuConv in FP32, us", "speedup"], body)
 
 
-def _beside(frame: pd.DataFrame, rival: Rival) -> list[tuple[str, int, str, float, float]]:
-    """(network, batch, cell and us of the rival, us of cuConv in FP32) of each case in graphs that has both times."""
+def beside(frame: pd.DataFrame, rival: Rival) -> list[Beside]:
+    """Each network and batch of networks.csv that has times in mode graph of a rival and of cuConv."""
     found = []
     for _, case in frame[frame["mode"] == GRAPH].groupby(["network", "source", "batch"], sort=False):
-        first, (cell, rival_us), (_, cuconv_us) = case.iloc[0], rival(case), _fastest(case, (CUCONV,), FP32)
+        first, (who, rival_us), (_, cuconv_us) = case.iloc[0], rival.fastest(case), _fastest(case, (CUCONV,), FP32)
         if not isnan(rival_us / cuconv_us):
-            found.append((label(first.network, first.source), int(first.batch), cell, rival_us, cuconv_us))
+            name, torch_us = label(first.network, first.source), TORCH.fastest(case)[1]
+            found.append(Beside(name, int(first.batch), who, rival_us, cuconv_us, torch_us))
     return found
 
 
-def over_torch(frame: pd.DataFrame, precision: str = FP32) -> dict[str, float]:
-    """The speedup of models converted in FP32 over the fastest of torch in a precision, by "network, batch N".
-
-    frame: the rows of networks.csv; those in mode graph count.
-    """
-    cases = _beside(frame, partial(_fastest_of_torch, precision=precision))
-    return {f"{network}, batch {batch}": torch_us / cuconv_us for network, batch, _, torch_us, cuconv_us in cases}
+def summary_beside(frame: pd.DataFrame, rival: Rival) -> list[str]:
+    """Three cells on `beside`: the geometric mean, the cases won, the smallest speedup; empty without a case."""
+    cases = beside(frame, rival)
+    return _summary(cases) if cases else []
 
 
-def _fastest_of_torch(case: pd.DataFrame, precision: str) -> tuple[str, float]:
-    return _fastest(case, TORCH_CONTENDERS, precision)
-
-
-def summary_over_torch(frame: pd.DataFrame, precision: str = FP32) -> list[str]:
-    """Three cells on `over_torch`: the geometric mean, the cases won, the smallest speedup; empty without a case."""
-    speedups = over_torch(frame, precision)
-    if not speedups:
-        return []
-    where, least = min(speedups.items(), key=lambda pair: pair[1])
-    won = sum(speedup > 1 for speedup in speedups.values())
-    return [times(geometric_mean(speedups.values())), of(won, len(speedups)), f"{times(least)} ({where})"]
+def _summary(cases: Sequence[Beside]) -> list[str]:
+    speedups, least = [case.speedup for case in cases], min(cases, key=lambda case: case.speedup)
+    smallest = f"{times(least.speedup)} ({least.network}, batch {least.batch})"
+    return [times(geometric_mean(speedups)), of(_won(speedups), len(cases)), smallest]
 
 
 def _speedups(frame: pd.DataFrame, contender: str, mode: str, precision: str) -> list[float]:

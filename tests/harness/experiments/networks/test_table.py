@@ -9,6 +9,9 @@ from PIL import Image
 
 from harness.experiments.networks.rows import ENERGY, NETWORKS, KernelsOfKind, NetworkEnergy
 from harness.experiments.networks.table import (
+    HALF,
+    TORCH,
+    beside,
     breakdown_table,
     compare_networks,
     energy_section,
@@ -19,7 +22,6 @@ from harness.experiments.networks.table import (
     networks_results,
     networks_section,
     networks_table,
-    over_torch,
 )
 from harness.report import pages, tables
 from harness.report.figures import style
@@ -98,15 +100,15 @@ def test_torch_in_half_precision_is_beside_cuconv_in_fp32(tmp_path):
     assert table["resnet50 1"][1:] == ["torch_frozen_channels_last", "6.0", "8.0", "0.75x"]
     assert table["resnet50 32"][1:] == ["torch", "5.0", "40.0", "0.12x"] and "timm:x" not in table
     assert table["cases won"][-1] == "0 of 2"
-    assert over_torch(networks_results(tmp_path / GPU).frame, "fp16") == {
-        "resnet50, batch 1": 0.75, "resnet50, batch 32": 0.125,
-    }  # fmt: skip
+    assert [case.speedup for case in beside(networks_results(tmp_path / GPU).frame, HALF)] == [0.75, 0.125]
     assert "--precision fp32 fp16" in half_section(tmp_path / "no" / "where")
 
 
 def test_the_speedup_over_torch_by_case(device):
-    found = over_torch(networks_results(device).frame)
-    assert found == {"resnet50, batch 1": 2.5, "resnet50, batch 32": 0.75, "timm:x, batch 1": 4.0}
+    found = beside(networks_results(device).frame, TORCH)
+    assert [(case.network, case.batch, case.speedup) for case in found] == [
+        ("resnet50", 1, 2.5), ("resnet50", 32, 0.75), ("timm:x", 1, 4.0),
+    ]  # fmt: skip
 
 
 def test_the_largest_error_of_each_network(tmp_path):
