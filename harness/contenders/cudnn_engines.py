@@ -64,22 +64,31 @@ class Contender(base.Contender):
         operands: tensors of the case, whose output is overwritten. limit: in bytes. runs: of each plan. Raises
         NotRunnable where no plan is left.
         """
-        plans = _Plans(self._cudnn, self._handle, self._workspace, problem, operands, self.precision)
+        times_us = self._times_us(problem, operands, limit, runs)
+        if not times_us:
+            raise NotRunnable("unsupported", "no engine computes it")
+        # A graph of its own, since one keeps what was built of all of its plans. A plan is found again by its name:
+        # the frontend cannot pass on all knobs that it returns.
+        plans = _Plans(self._cudnn, self._handle, self._workspace, problem)
+        return Plan(plans, plans.names.index(min(times_us, key=times_us.__getitem__)))
+
+    def _times_us(self, problem: ConvProblem, operands: Operands, limit: int, runs: int) -> dict[str, float]:
+        """The hot times by name of the plans that compute a case right within a limit of workspace."""
+        plans = _Plans(self._cudnn, self._handle, self._workspace, problem)
+        plans.exclude_other_precision(self.precision)
         device = operands.input.device
         verifier = Verifier(problem, operands.input, operands.weight, torch.Generator(device).manual_seed(0))
         times_us: dict[str, float] = {}
         for name, index, failure in plans.distinct():
+            if failure or plans.workspace_bytes(index) > limit:
+                continue
             with suppress(NotRunnable, TooSlow):
-                prepared = plans.prepare(index, failure)
-                if prepared.workspace_bytes <= limit:
-                    prepared.call()
-                    timed = timing.measure(prepared.call, runs, device)
-                    if verifier.errors(timed.output).acceptable:
-                        times_us[name] = min(timed.runs_us)
-        if not times_us:
-            raise NotRunnable("unsupported", "no engine computes it")
-        fastest = min(times_us, key=times_us.__getitem__)
-        return Plan(self._cudnn, self._handle, self._workspace, problem, fastest)
+                call = plans.prepare(index, operands).call
+                call()
+                timed = timing.measure(call, runs, device)
+                if verifier.errors(timed.output).acceptable:
+                    times_us[name] = min(timed.runs_us)
+        return times_us
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """One offer for each distinct plan name, or engine, of the precision. All plans are built here, because only
@@ -95,14 +104,15 @@ class Contender(base.Contender):
         offers = []
         for layout in LAYOUTS[self.precision]:
             mine = operands.laid_out(layout)
-            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, mine, self.precision, layout)
+            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout)
+            plans.exclude_other_precision(self.precision)
             ways: dict[str, list[Callable[[], Prepared]]] = {}
             distinct = plans.distinct()
             notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout)
             for (name, index, failure), noted in zip(distinct, notes, strict=True):
                 algorithm, plan = (name, "") if self.precision == FP32 else (name.split("_")[0], name)
                 detail = ": ".join(part for part in (plan, noted) if part)
-                ways.setdefault(algorithm, []).append(partial(plans.prepare, index, failure, detail))
+                ways.setdefault(algorithm, []).append(partial(plans.prepare, index, mine, failure, detail))
             for algorithm, (first, *others) in ways.items():
                 named = f"{algorithm}{layout.suffix}"
                 offers.append(Offer("cudnn_engine", named, first, self.precision, tuple(others)))
@@ -160,38 +170,17 @@ def _in_words(notes: dict[str, bool]) -> str:
 
 
 class Plan:
-    """One plan of an FP32 case, the only one that is built of its graph, for dense NCHW tensors at any address."""
+    """One plan of an FP32 case, for dense NCHW tensors at any address."""
 
-    def __init__(self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, name: str):
-        """name: of a plan in `_Plans.distinct`. Raises NotRunnable where the plan cannot be built."""
-        self._cudnn, self._handle = cudnn, handle
-        self._graph, self._tensors = _graph(cudnn, handle, problem, PLAIN)
-        # By its engine and knobs a plan could not be made again: the frontend cannot pass all knobs that it returns.
-        _create_plans(cudnn, self._graph)
-        names = map(self._graph.get_plan_name_at_index, range(self._graph.get_execution_plan_count()))
-        self._index = list(names).index(name)
-        if failure := _built(self._graph, self._index, _failures(cudnn)):
+    def __init__(self, plans: _Plans, index: int):
+        """Raises NotRunnable where the plan cannot be built, or has no room for its workspace."""
+        if failure := plans.built(index):
             raise NotRunnable("unsupported", failure)
-        size = self._graph.get_workspace_size_plan_at_index(self._index)
-        self._workspace = workspace.reserve(size) if size else None
+        self._plans, self._index, self._workspace = plans, index, plans.workspace(index)
 
     def __call__(self, input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> None:
         """Enqueue the convolution on the current stream."""
-        addresses = _addresses(self._tensors, input, weight, output)
-        _execute(self._cudnn, self._handle, self._graph, self._index, self._workspace, addresses)
-
-
-def _execute(
-    cudnn: Any, handle: Any, graph: Any, index: int, workspace: torch.Tensor | None, addresses: dict[Any, int]
-) -> None:
-    """Enqueue a plan of a graph on the current stream. Raises NotRunnable where cuDNN refuses or fails."""
-    cudnn.set_stream(handle, torch.cuda.current_stream().cuda_stream)
-    pointer = None if workspace is None else workspace.data_ptr()
-    try:
-        graph.execute_plan_at_index(addresses, pointer, index, handle=handle)
-    except _failures(cudnn) as error:
-        reason = _one_line(error)
-        raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
+        self._plans.execute(self._index, self._workspace, input, weight, output)
 
 
 def _failures(cudnn: Any) -> tuple[type[Exception], ...]:
@@ -199,32 +188,27 @@ def _failures(cudnn: Any) -> tuple[type[Exception], ...]:
     return (cudnn.cudnnGraphNotSupportedError, RuntimeError)
 
 
-def _addresses(of_graph: tuple[Any, Any, Any], *tensors: torch.Tensor) -> dict[Any, int]:
-    return {name: tensor.data_ptr() for name, tensor in zip(of_graph, tensors, strict=True)}
-
-
 class _Plans:
-    """The graph of one case with its plans, for tensors at fixed addresses."""
+    """The graph of one case with its plans."""
 
-    def __init__(
-        self,
-        cudnn: Any,
-        handle: Any,
-        workspace: Workspace,
-        problem: ConvProblem,
-        operands: Operands,
-        precision: str,
-        layout: Layout = PLAIN,
-    ):
-        """operands: tensors of the layout."""
-        self._cudnn, self._handle, self._workspace, self._operands = cudnn, handle, workspace, operands
-        self._graph, tensors = _graph(cudnn, handle, problem, layout)
-        self._addresses = _addresses(tensors, operands.input, operands.weight, operands.output)
-        _create_plans(cudnn, self._graph)
-        self._exclude_other_precision(precision)
+    def __init__(self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, layout: Layout = PLAIN):
+        self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
+        self._graph, self._tensors = _graph(cudnn, handle, problem, layout)
+        self._create()
 
-    def _exclude_other_precision(self, precision: str) -> None:
-        """Exclude the plans of the other precision by cuDNN's notes on them; called when all plans are there.
+    def _create(self) -> None:
+        """Add the plans of all heuristics, then one plan of each engine that they left out."""
+        graph, modes = self._graph, self._cudnn.heur_mode
+        with suppress(self._cudnn.cudnnGraphNotSupportedError):  # an engine may run a case that no heuristic knows
+            graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
+        for engine in range(graph.get_engine_count()):
+            if engine not in known:
+                with suppress(*_failures(self._cudnn)):  # the engine has no configuration for this case
+                    graph.create_execution_plan(engine, {})
+
+    def exclude_other_precision(self, precision: str) -> None:
+        """Exclude the plans of the other precision by cuDNN's notes on them, before any plan is built.
 
         In FP16 no plan is excluded.
 
@@ -237,45 +221,69 @@ class _Plans:
         elif precision != FP16:
             self._graph.select_numeric_notes([note.TENSOR_CORE])
 
+    @property
+    def names(self) -> list[str]:
+        """The name of every plan, by index."""
+        return list(map(self._graph.get_plan_name_at_index, range(self._graph.get_execution_plan_count())))
+
     def distinct(self) -> list[tuple[str, int, str]]:
-        """Name, index and reason of failure ("" where there is none) of every plan of the precision."""
+        """Name, index and reason of failure ("" where there is none) of every plan that is not excluded."""
         found: dict[str, tuple[str, int, str]] = {}
-        for index in range(self._graph.get_execution_plan_count()):
-            name = self._graph.get_plan_name_at_index(index)
+        for index, name in enumerate(self.names):
             if name not in found:
-                failure = _built(self._graph, index, _failures(self._cudnn))
+                failure = self.built(index)
                 if DESELECTED not in failure:
                     found[name] = (name, index, failure)
         return list(found.values())
 
+    def built(self, index: int) -> str:
+        """Build a plan; returns why it could not be built, "" where it was."""
+        return _built(self._graph, index, _failures(self._cudnn))
+
     def engine(self, index: int) -> tuple[int, Any]:
         """The number of a plan's engine, and its knobs."""
-        engine, knobs = self._graph.get_engine_and_knobs_at_index(index)
-        return engine, knobs
+        engine: tuple[int, Any] = self._graph.get_engine_and_knobs_at_index(index)
+        return engine
 
-    def prepare(self, index: int, failure: str, detail: str = "") -> Prepared:
-        """The call of a plan. Raises NotRunnable where it could not be built, or has no room for its workspace."""
+    def workspace_bytes(self, index: int) -> int:
+        """The size of the workspace of a plan that was built."""
+        size: int = self._graph.get_workspace_size_plan_at_index(index)
+        return size
+
+    def workspace(self, index: int) -> torch.Tensor | None:
+        """A buffer for a plan that was built; None where it needs none. Raises NoMemory, a NotRunnable."""
+        size = self.workspace_bytes(index)
+        return self._workspace.reserve(size) if size else None
+
+    def prepare(self, index: int, operands: Operands, failure: str = "", detail: str = "") -> Prepared:
+        """The call of a plan on tensors of the layout.
+
+        Raises NotRunnable where it could not be built, for the reason `failure`, or has no room for its workspace.
+        """
         if failure:
             raise NotRunnable("unsupported", failure)
-        size = self._graph.get_workspace_size_plan_at_index(index)
-        workspace = self._workspace.reserve(size) if size else None
-        return Prepared(partial(self._execute, index, workspace), size, detail)
+        tensors = operands.input, operands.weight, operands.output
+        workspace = self.workspace(index)
 
-    def _execute(self, index: int, workspace: torch.Tensor | None) -> torch.Tensor:
-        _execute(self._cudnn, self._handle, self._graph, index, workspace, self._addresses)
-        return self._operands.output
+        def call() -> torch.Tensor:
+            self.execute(index, workspace, *tensors)
+            return operands.output
 
+        return Prepared(call, self.workspace_bytes(index), detail)
 
-def _create_plans(cudnn: Any, graph: Any) -> None:
-    """Add the plans of all heuristics, then one plan of each engine that they left out."""
-    modes = cudnn.heur_mode
-    with suppress(cudnn.cudnnGraphNotSupportedError):  # an engine may run a case that no heuristic knows
-        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
-    known = {graph.get_engine_and_knobs_at_index(i)[0] for i in range(graph.get_execution_plan_count())}
-    for engine in range(graph.get_engine_count()):
-        if engine not in known:
-            with suppress(*_failures(cudnn)):  # the engine has no configuration for this case
-                graph.create_execution_plan(engine, {})
+    def execute(self, index: int, workspace: torch.Tensor | None, *tensors: torch.Tensor) -> None:
+        """Enqueue a plan on the current stream, on input, weight and output of the layout.
+
+        Raises NotRunnable where cuDNN refuses or fails.
+        """
+        addresses = {name: tensor.data_ptr() for name, tensor in zip(self._tensors, tensors, strict=True)}
+        pointer = None if workspace is None else workspace.data_ptr()
+        self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
+        try:
+            self._graph.execute_plan_at_index(addresses, pointer, index, handle=self._handle)
+        except _failures(self._cudnn) as error:
+            reason = _one_line(error)
+            raise NotRunnable("unsupported" if "NOT_SUPPORTED" in reason else "error", reason) from None
 
 
 def _built(graph: Any, index: int, failures: tuple[type[Exception], ...]) -> str:

@@ -30,7 +30,7 @@ def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
         measured = [sweep for name in sweeps if (sweep := results.beside(name)) and not sweep.of_subject().empty]
         body += [[*_who(sweep, full_precision(sweep.frame)), *_speedups(sweep)] for sweep in measured]
         if (whole := networks_results(results.folder.parent)) and (cells := summary_beside(whole.frame, TORCH)):
-            mean, won, least = cells
+            _, mean, won, least = cells
             body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, NONE, NONE, least])
     return markdown(HEADER, body, left=(0, 1))
 

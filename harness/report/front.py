@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.experiments.networks.table import ENGINES, HALF, TORCH, beside, networks_results, summary_beside
+from harness.experiments.networks.table import ENGINES, HALF, TORCH, networks_results, summary_beside
 from harness.precision import FP32, MEASURED
 from harness.report.half import compare_with_half
 from harness.report.speedups import tf32_layouts
@@ -43,10 +43,10 @@ def front_table(results: Results) -> str:
     compared = {baseline: rows for baseline, rows in compared.items() if summarise(rows).of}
     body = [_line(results, baseline, rows) for baseline, rows in compared.items()]
     whole = networks_results(results.folder.parent)
-    for baseline, rival in NETWORKS_BESIDE.items():
-        if whole and (cells := summary_beside(whole.frame, rival)):
-            converted = f"{len(beside(whole.frame, rival))} cases of whole networks, converted, FP32"
-            body.append([converted, f"{baseline}, CUDA graphs", *cells])
+    for name, baseline in NETWORKS_BESIDE.items():
+        if whole and (found := summary_beside(whole.frame, baseline)):
+            cases, *cells = found
+            body.append([f"{cases} cases of whole networks, converted, FP32", f"{name}, CUDA graphs", *cells])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
     rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
     sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}

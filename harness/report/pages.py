@@ -25,8 +25,8 @@ from harness.experiments.accuracy.table import magnitudes_of
 from harness.experiments.host.table import host_table
 from harness.experiments.kernels.table import counters_of
 from harness.experiments.latency.table import latency_sizes, latency_starts
+from harness.experiments.networks.resources import energy_section, memory_section
 from harness.experiments.networks.table import (
-    energy_section,
     engines_section,
     errors_section,
     half_section,
@@ -237,6 +237,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "network_modes": lambda results, plots: modes_section(results.folder.parent),
     "network_engines": lambda results, plots: engines_section(results.folder.parent),
     "network_energy": lambda results, plots: energy_section(results.folder.parent),
+    "network_memory": lambda results, plots: memory_section(results.folder.parent),
     "network_half": lambda results, plots: half_section(results.folder.parent),
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),

@@ -23,8 +23,9 @@ from harness.experiments.networks import energy
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.contenders import CONTENDERS, Options, of_precision, set_torch
+from harness.experiments.networks.resources import energy_table
 from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind, NetworkEnergy
-from harness.experiments.networks.table import breakdown_table, energy_table, networks_table
+from harness.experiments.networks.table import breakdown_table, networks_table
 from harness.precision import MEASURED
 from harness.stopwatch import profiler
 from harness.store import environment

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -23,39 +24,43 @@ WORKSPACE_LIMIT = 2**30  # bytes, that of the sweeps
 def with_fastest_engines(model: nn.Module) -> nn.Module:
     """A copy of a model in eval mode in which batch norm is folded and convolutions run on cuDNN's fastest engines.
 
-    Convolutions with another padding than zeros, or with a padding by name, stay torch's. Plans that were found for
-    earlier models are dropped. Raises what torch.fx raises where it cannot trace the model.
+    Convolutions with another padding than zeros, or with a padding by name, stay torch's. The plans live as long as the
+    copy. Raises what torch.fx raises where it cannot trace the model.
     """
-    _engines.cache_clear()
+    engines = Engines(_contender())
     fused: nn.Module = fuse(model)
     for name, layer in list(fused.named_modules()):
         if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-            fused.set_submodule(name, Convolution(layer))
+            fused.set_submodule(name, Convolution(layer, engines))
     return fused
 
 
 class Convolution(nn.Module):
     """A convolution on cuDNN's fastest engine for its input; the bias is added by an operation of its own."""
 
-    def __init__(self, layer: nn.Conv2d):
+    def __init__(self, layer: nn.Conv2d, engines: Engines):
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
+        self.weight, self.bias, self.engines = layer.weight, layer.bias, engines
+        self.number = id(engines)
         self.geometry = [*map(int, (*layer.padding, *layer.stride, *layer.dilation)), layer.groups]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input: N x C x H x W, in FP32."""
-        output: torch.Tensor = convolve(input, self.weight, self.geometry)
+        output: torch.Tensor = convolve(input, self.weight, self.geometry, self.number)
         return output if self.bias is None else output + self.bias[:, None, None]
 
 
 @torch.library.custom_op("harness::convolve", mutates_args=())
-def convolve(input: torch.Tensor, weight: torch.Tensor, geometry: list[int]) -> torch.Tensor:
-    """The convolution; geometry has padding, stride and dilation, each of rows and of columns, and then groups."""
-    return _engines().convolve(input.contiguous(), weight.contiguous(), _problem(input, weight, geometry))
+def convolve(input: torch.Tensor, weight: torch.Tensor, geometry: list[int], engines: int) -> torch.Tensor:
+    """The convolution; geometry has padding, stride and dilation, each of rows and of columns, and then groups.
+
+    engines: the key of the engines in `_alive`, since an operator takes no objects.
+    """
+    return _alive[engines].convolve(input.contiguous(), weight.contiguous(), _problem(input, weight, geometry))
 
 
 @convolve.register_fake
-def _(input: torch.Tensor, weight: torch.Tensor, geometry: list[int]) -> torch.Tensor:
+def _(input: torch.Tensor, weight: torch.Tensor, geometry: list[int], engines: int) -> torch.Tensor:
     return input.new_empty(_problem(input, weight, geometry).output_shape)
 
 
@@ -66,8 +71,8 @@ def _problem(input: torch.Tensor, weight: torch.Tensor, geometry: list[int]) -> 
 
 
 @cache
-def _engines() -> Engines:
-    return Engines(cast(cudnn_engines.Contender, base.load("cudnn_engine")))
+def _contender() -> cudnn_engines.Contender:
+    return cast(cudnn_engines.Contender, base.load("cudnn_engine"))
 
 
 class Engines:
@@ -76,6 +81,7 @@ class Engines:
     def __init__(self, contender: cudnn_engines.Contender):
         self._contender = contender
         self._plans: dict[ConvProblem, cudnn_engines.Plan] = {}
+        _alive[id(self)] = self
 
     def convolve(self, input: torch.Tensor, weight: torch.Tensor, problem: ConvProblem) -> torch.Tensor:
         """A new tensor with the convolution of dense NCHW tensors."""
@@ -85,3 +91,6 @@ class Engines:
             self._plans[problem] = self._contender.fastest(problem, operands, WORKSPACE_LIMIT)
         self._plans[problem](input, weight, output)
         return output
+
+
+_alive: WeakValueDictionary[int, Engines] = WeakValueDictionary()

@@ -1,4 +1,4 @@
-"""The tables of whole networks: times and energy of cuConv against the best of torch, and kernels by kind."""
+"""The tables of whole networks: times and errors of cuConv against the best of torch, and kernels by kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pandas as pd
 from harness.experiments.networks.rows import (
     CUCONV,
     CUCONV_ENABLED,
-    ENERGY,
     GRAPH,
     MODES,
     NETWORKS,
@@ -34,8 +33,8 @@ RATIOS = ("speedup", "over_tf32", "both_tf32")
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
-    """Contenders in a precision; the fastest of them is compared with the model that is converted in FP32."""
+class Entry:
+    """Contenders in a precision, the fastest of which is compared."""
 
     contenders: tuple[str, ...]
     precision: str
@@ -47,23 +46,26 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A network and batch: the fastest of a rival's contenders, and microseconds of it, of cuConv, of torch in FP32."""
+    """A network and batch: the fastest of torch in FP32, of a baseline and of cuConv, in microseconds.
+
+    who: the contender of the baseline.
+    """
 
     network: str
     batch: int
-    who: str
-    rival_us: float
-    cuconv_us: float
     torch_us: float
+    who: str
+    baseline_us: float
+    cuconv_us: float
 
     @property
     def speedup(self) -> float:
-        """cuConv over the rival."""
-        return self.rival_us / self.cuconv_us
+        """cuConv over the baseline."""
+        return self.baseline_us / self.cuconv_us
 
 
-TORCH, ENGINES = Rival(TORCH_CONTENDERS, FP32), Rival((TORCH_FASTEST_ENGINES,), FP32)
-HALF = Rival(TORCH_CONTENDERS, FP16)
+TORCH, ENGINES = Entry(TORCH_CONTENDERS, FP32), Entry((TORCH_FASTEST_ENGINES,), FP32)
+HALF, CONVERTED = Entry(TORCH_CONTENDERS, FP16), Entry((CUCONV,), FP32)
 
 
 def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Results | None:
@@ -80,11 +82,11 @@ def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
     over_tf32 is cuConv in FP32 over torch with TF32 allowed, both_tf32 cuConv in TF32 over that. NaN: no time.
     """
     rows = frame[frame["mode"] == GRAPH].copy()
-    rows["shown"] = [label(row.network, row.source) for row in each(rows)]
+    rows["named"] = [label(row.network, row.source) for row in each(rows)]
     found = []
-    for network in dict.fromkeys(rows.shown):
-        for batch in sorted(rows[rows.shown == network].batch.unique()):
-            case = rows[(rows.shown == network) & (rows.batch == batch)]
+    for network in dict.fromkeys(rows.named):
+        for batch in sorted(rows[rows.named == network].batch.unique()):
+            case = rows[(rows.named == network) & (rows.batch == batch)]
             who, torch_us = _fastest(case, TORCH_CONTENDERS, FP32)
             others = [_fastest(case, *which)[1] for which in (
                 ((CUCONV,), FP32), (TORCH_CONTENDERS, TF32), ((CUCONV,), TF32))]  # fmt: skip
@@ -98,10 +100,10 @@ def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _fastest(case: pd.DataFrame, contenders: tuple[str, ...], precision: str) -> tuple[str, float]:
     """The contender of the smallest mean, and that mean; "" and NaN where none has a time."""
-    return _least(case[case.status == OK], contenders, precision, "mean_us")
+    return least(case[case.status == OK], contenders, precision, "mean_us")
 
 
-def _least(case: pd.DataFrame, contenders: tuple[str, ...], precision: str, column: str) -> tuple[str, float]:
+def least(case: pd.DataFrame, contenders: tuple[str, ...], precision: str, column: str) -> tuple[str, float]:
     """The contender of the smallest value in a column, and that value; "" and NaN where none has a row."""
     rows = case[case.contender.isin(contenders) & (case.precision == precision)]
     if rows.empty:
@@ -120,8 +122,8 @@ def networks_table(frame: pd.DataFrame) -> str:
     if compared.empty:
         return ""
     body = [
-        [row.network, row.batch, _shown(row.torch_us), row.torch or NONE, _shown(row.cuconv_us), times(row.speedup),
-         _shown(row.torch_tf32_us), times(row.over_tf32), _shown(row.cuconv_tf32_us), times(row.both_tf32)]
+        [row.network, row.batch, shown(row.torch_us), row.torch or NONE, shown(row.cuconv_us), times(row.speedup),
+         shown(row.torch_tf32_us), times(row.over_tf32), shown(row.cuconv_tf32_us), times(row.both_tf32)]
         for row in each(compared)
     ]  # fmt: skip
     means = [times(geometric_mean(compared[ratio])) for ratio in RATIOS]
@@ -165,7 +167,15 @@ def modes_section(results_of_device: Path) -> str:
     body = []
     for contender in (CUCONV, CUCONV_ENABLED):
         for mode in MODES:
-            found = [_speedups(results.frame, contender, mode, precision) for precision in (FP32, TF32)]
+            found = [
+                [
+                    case.speedup
+                    for case in beside(
+                        results.frame, Entry(TORCH_CONTENDERS, precision), Entry((contender,), precision), mode
+                    )
+                ]
+                for precision in (FP32, TF32)
+            ]
             cells = [cell for one in found for cell in (times(geometric_mean(one)), of(_won(one), len(one)))]
             if any(map(len, found)):
                 body.append([contender, mode, *cells])
@@ -186,13 +196,13 @@ def half_section(results_of_device: Path) -> str:
 def _section_beside(
     results_of_device: Path, table_of: Callable[[pd.DataFrame], str], precisions: tuple[str, ...], command: str
 ) -> str:
-    results, table = _first_table(results_of_device, NETWORKS, table_of)
+    results, table = first_table(results_of_device, NETWORKS, table_of)
     if not results:
         return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with {command}."
     return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision.isin(precisions)])}."
 
 
-def _first_table(
+def first_table(
     results_of_device: Path, of: Table, table_of: Callable[[pd.DataFrame], str]
 ) -> tuple[Results | None, str]:
     """The results of a device and the table of them, or those of another device in its folder that has such a table."""
@@ -209,7 +219,7 @@ def engines_table(frame: pd.DataFrame) -> str:
     Empty where nothing can be compared.
     """
     cases = beside(frame, ENGINES)
-    cells = [[_shown(case.torch_us), _shown(case.rival_us)] for case in cases]
+    cells = [[shown(case.torch_us), shown(case.baseline_us)] for case in cases]
     return _table_beside(cases, ["fastest of torch, us", "cuDNN's fastest engines, us"], cells)
 
 
@@ -219,54 +229,47 @@ def half_table(frame: pd.DataFrame) -> str:
     Empty where nothing can be compared.
     """
     cases = beside(frame, HALF)
-    cells = [[case.who, _shown(case.rival_us)] for case in cases]
+    cells = [[case.who, shown(case.baseline_us)] for case in cases]
     return _table_beside(cases, ["fastest of torch in FP16", "us"], cells)
 
 
 def _table_beside(cases: Sequence[Beside], header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A line for each case, with two cells of its rival; header: of these."""
+    """A line for each case, with two cells of its baseline; header: of these."""
     if not cases:
         return ""
     body = [
-        [case.network, case.batch, *of_rival, _shown(case.cuconv_us), times(case.speedup)]
-        for case, of_rival in zip(cases, cells, strict=True)
+        [case.network, case.batch, *of_baseline, shown(case.cuconv_us), times(case.speedup)]
+        for case, of_baseline in zip(cases, cells, strict=True)
     ]
     mean, won, _ = _summary(cases)
     body += [["geometric mean", "", "", "", "", mean], ["cases won", "", "", "", "", won]]
     return markdown(["network", "batch", *header, "cuConv in FP32, us", "speedup"], body)
 
 
-def beside(frame: pd.DataFrame, rival: Rival) -> list[Beside]:
-    """Each network and batch of networks.csv that has times in mode graph of a rival and of cuConv."""
+def beside(frame: pd.DataFrame, baseline: Entry, ours: Entry = CONVERTED, mode: str = GRAPH) -> list[Beside]:
+    """Each network and batch of networks.csv that has times of a baseline and of ours in a mode."""
     found = []
-    for _, case in frame[frame["mode"] == GRAPH].groupby(["network", "source", "batch"], sort=False):
-        first, (who, rival_us), (_, cuconv_us) = case.iloc[0], rival.fastest(case), _fastest(case, (CUCONV,), FP32)
-        if not isnan(rival_us / cuconv_us):
+    for _, case in frame[frame["mode"] == mode].groupby(["network", "source", "batch"], sort=False):
+        first, (who, baseline_us), (_, cuconv_us) = case.iloc[0], baseline.fastest(case), ours.fastest(case)
+        if not isnan(baseline_us / cuconv_us):
             name, torch_us = label(first.network, first.source), TORCH.fastest(case)[1]
-            found.append(Beside(name, int(first.batch), who, rival_us, cuconv_us, torch_us))
+            found.append(Beside(name, int(first.batch), torch_us, who, baseline_us, cuconv_us))
     return found
 
 
-def summary_beside(frame: pd.DataFrame, rival: Rival) -> list[str]:
-    """Three cells on `beside`: the geometric mean, the cases won, the smallest speedup; empty without a case."""
-    cases = beside(frame, rival)
-    return _summary(cases) if cases else []
+def summary_beside(frame: pd.DataFrame, baseline: Entry) -> list[str]:
+    """Cells on `beside`: the number of cases, the geometric mean, the cases won, the smallest speedup.
+
+    Empty without a case.
+    """
+    cases = beside(frame, baseline)
+    return [str(len(cases)), *_summary(cases)] if cases else []
 
 
 def _summary(cases: Sequence[Beside]) -> list[str]:
     speedups, least = [case.speedup for case in cases], min(cases, key=lambda case: case.speedup)
     smallest = f"{times(least.speedup)} ({least.network}, batch {least.batch})"
     return [times(geometric_mean(speedups)), of(_won(speedups), len(cases)), smallest]
-
-
-def _speedups(frame: pd.DataFrame, contender: str, mode: str, precision: str) -> list[float]:
-    """The speedup of a contender over the fastest of torch, on each network and batch that both ran."""
-    rows = frame[(frame["mode"] == mode) & (frame.precision == precision)]
-    both = [
-        (_fastest(case, TORCH_CONTENDERS, precision)[1], _fastest(case, (contender,), precision)[1])
-        for _, case in rows.groupby(["network", "source", "batch"])
-    ]
-    return [theirs / ours for theirs, ours in both if theirs == theirs and ours == ours]
 
 
 def _won(speedups: list[float]) -> int:
@@ -282,62 +285,26 @@ def errors_section(results_of_device: Path) -> str:
     if not results:
         return NETWORKS.missing(results_of_device.name)
     rows = results.frame[results.frame.status == OK].copy()
-    rows["shown"] = [label(row.network, row.source) for row in each(rows)]
+    rows["named"] = [label(row.network, row.source) for row in each(rows)]
     groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]
     groups.append((TORCH_CONTENDERS, FP16))
     body = []
-    for network in dict.fromkeys(rows.shown):
-        mine = rows[rows.shown == network]
+    for network in dict.fromkeys(rows.named):
+        mine = rows[rows.named == network]
         found = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
         body.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in found)])
     return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32", "torch FP16"], body)
 
 
-def energy_table(frame: pd.DataFrame) -> str:
-    """A line for each network and batch, in millijoules an image, and a line of geometric means.
-
-    frame: the rows of energy.csv. For FP32 and TF32, where there are rows, the table has torch's contender of least
-    energy, cuConv's converted model, and torch's energy over cuConv's. Empty where no network and batch has both.
-    """
-    body, ratios = [], []
-    precisions = [precision for precision in (FP32, TF32) if precision in set(frame.precision)]
-    for _, case in frame.groupby(["network", "source", "batch"], sort=False):
-        first = case.iloc[0]
-        cells: list[object] = [label(first.network, first.source), first.batch]
-        of_case = []
-        for precision in precisions:
-            who, torch_mj = _least(case, TORCH_CONTENDERS, precision, "mj_per_image")
-            _, cuconv_mj = _least(case, (CUCONV,), precision, "mj_per_image")
-            of_case.append(torch_mj / cuconv_mj)
-            cells += [_shown(torch_mj), who or NONE, _shown(cuconv_mj), times(of_case[-1])]
-        if not all(map(isnan, of_case)):
-            body.append(cells)
-            ratios.append(of_case)
-    if not body:
-        return ""
-    means, header = ["geometric mean", ""], ["network", "batch"]
-    for precision, column in zip(map(str.upper, precisions), zip(*ratios, strict=True), strict=True):
-        means += ["", "", "", times(geometric_mean(column))]
-        header += [f"torch {precision}, mJ", "which is", f"cuConv {precision}, mJ", "torch / cuConv"]
-    return markdown(header, [*body, means], left=(0, 3, 7)[: 1 + len(precisions)])
-
-
-def energy_section(results_of_device: Path) -> str:
-    """The table of energy and where it was measured; without an energy.csv a sentence says what to run."""
-    results, table = _first_table(results_of_device, ENERGY, energy_table)
-    if not results:
-        return ENERGY.missing(results_of_device.name)
-    return f"{table}\n\nMeasured on {provenance(results)}."
-
-
 def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:
     """A line for each network, batch, contender and kind of kernel: launches and microseconds of a forward."""
     body = [
-        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", _shown(row.us)]
+        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", shown(row.us)]
         for row in rows
     ]
     return markdown(["network", "batch", "contender", "precision", "kind", "kernels", "us"], body, left=(0, 2, 3, 4))
 
 
-def _shown(value: float) -> str:
-    return f"{value:.1f}" if value == value else NONE
+def shown(value: float, digits: int = 1) -> str:
+    """A number of a table with so many digits behind the point; NONE for NaN."""
+    return f"{value:.{digits}f}" if value == value else NONE

@@ -223,9 +223,9 @@ def test_a_workspace_that_the_gpu_has_no_room_for(provider, monkeypatch):
 
 def plans_of(problem: ConvProblem, precision: str) -> cudnn_engines._Plans:
     engines = load("cudnn_engine")
-    return cudnn_engines._Plans(
-        engines._cudnn, engines._handle, engines._workspace, problem, case(problem)[0], precision
-    )
+    plans = cudnn_engines._Plans(engines._cudnn, engines._handle, engines._workspace, problem)
+    plans.exclude_other_precision(precision)
+    return plans
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)

@@ -256,8 +256,9 @@ def plans(monkeypatch, request):
         numerical_note=SimpleNamespace(DOWN_CONVERT_INPUTS="rounded inputs", TENSOR_CORE="tensor cores"),
     )
     monkeypatch.setattr(cudnn_engines, "_graph", lambda *_: (FakeGraph(), ("x", "w", "y")))
-    problem = PROBLEMS[0]
-    return cudnn_engines._Plans(cudnn, None, None, problem, operands_of(problem), request.param)
+    plans = cudnn_engines._Plans(cudnn, None, None, PROBLEMS[0])
+    plans.exclude_other_precision(request.param)
+    return plans
 
 
 def test_engines_are_distinct_plans_of_the_class(plans):
@@ -315,5 +316,5 @@ def test_an_engine_has_the_notes_that_its_plans_are_selected_by(monkeypatch):
 
 def test_a_plan_that_cannot_be_built_says_why(plans):
     with pytest.raises(NotRunnable, match="No kernel for this shape") as refusal:
-        plans.prepare(4, "No kernel for this shape")
+        plans.prepare(4, operands_of(PROBLEMS[0]), "No kernel for this shape")
     assert refusal.value.status == "unsupported"

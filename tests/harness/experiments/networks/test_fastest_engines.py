@@ -1,6 +1,7 @@
 """Networks on cuDNN's fastest engines, on a CPU: which layers are replaced, and what engines are asked for."""
 
-from functools import cache
+import gc
+import weakref
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from cuconv import ConvProblem
 from harness.contenders.base import NotRunnable
 from harness.experiments.networks import fastest_engines
-from harness.experiments.networks.fastest_engines import WORKSPACE_LIMIT, Convolution, Engines, with_fastest_engines
+from harness.experiments.networks.fastest_engines import WORKSPACE_LIMIT, Convolution, with_fastest_engines
 
 
 class Contender:
@@ -22,16 +23,13 @@ class Contender:
         self.asked.append((problem, limit))
         if problem.groups == 7:
             raise NotRunnable("unsupported", "no engine computes it")
-        p = problem
-        pads, strides, dilations = (p.pad_h, p.pad_w), (p.stride_h, p.stride_w), (p.dilation_h, p.dilation_w)
-        return lambda x, w, output: output.copy_(torch.conv2d(x, w, None, strides, pads, dilations, p.groups))
+        return lambda x, weight, output: output.copy_(torch.conv2d(x, weight, **problem.geometry))
 
 
 @pytest.fixture
 def contender(monkeypatch):
     found = Contender()
-    engines = Engines(found)
-    monkeypatch.setattr(fastest_engines, "_engines", cache(lambda: engines))
+    monkeypatch.setattr(fastest_engines, "_contender", lambda: found)
     return found
 
 
@@ -74,6 +72,18 @@ def test_each_problem_is_asked_for_once(contender):
     second = ConvProblem(2, 8, 7, 5, 6, 3, 3, 2, 2, dilation_h=2, dilation_w=2, groups=2)
     assert contender.asked[:2] == [(first, WORKSPACE_LIMIT), (second, WORKSPACE_LIMIT)]
     assert [problem.n for problem, _ in contender.asked] == [2, 2, 3, 3]
+
+
+@torch.no_grad()
+def test_the_plans_of_a_model_live_as_long_as_it(contender):
+    first, second = (with_fastest_engines(Model().eval()) for _ in range(2))
+    engines = weakref.ref(first.grouped.engines)
+    first(torch.randn(2, 3, 13, 10))
+    del first
+    gc.collect()
+    assert engines() is None
+    second(torch.randn(2, 3, 13, 10))
+    assert len(contender.asked) == 4, "each model has plans of its own"
 
 
 @torch.no_grad()
