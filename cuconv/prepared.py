@@ -120,7 +120,7 @@ class PreparedConv2d:
         return found
 
     def plain(self, input: Any, residual: Any, out: Any) -> Any:
-        """The same without packed weights."""
+        """The same as a call of conv2d, which packs the weights anew."""
         _, _, geometry, relu, algorithm, precision = self._arguments
         return conv2d(
             input, self._weight, self._bias, *astuple(geometry), relu=relu, residual=residual, algorithm=algorithm,

@@ -26,7 +26,7 @@ MAX_SLOWDOWN = 4.0  # of a plan that is taken while the kernels of a faster one 
 
 MAX_WORKSPACE_BYTES = 2**30  # of a plan of "auto"
 
-ROUNDING = 1 + 1e-9  # more than a bound and a predicted time are rounded
+ROUNDING = 1 + 1e-9  # a bound may be above its predicted time by rounding, and by less than this
 
 TYPICAL_BATCHES = (1, 8, 32, 256)  # over whose predicted times the way to add an image's products is chosen
 

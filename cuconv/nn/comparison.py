@@ -64,7 +64,7 @@ def another(tensor: Tensor) -> Tensor:
 
 
 def larger_batch(tensor: Tensor) -> Tensor:
-    """One more image."""
+    """The batch with its first image once more at the end."""
     return torch.cat([tensor, tensor[:1]]) if tensor.dim() > 0 else tensor
 
 
@@ -159,9 +159,10 @@ def difference(
 ) -> str:
     """How ours, a result of a model in a precision, differs from torch's in FP32, in words; "" where they agree.
 
-    judges: the results in float64 and, by torch, in the precision. Numbers agree where their relative L2 distance is
-    small, or where ours is at most TIMES_TORCHS as far from the result in float64 as torch's in the precision; whole
-    numbers, where at most one in a hundred differs.
+    judges: the results in float64 and, by torch, in the precision. Numbers of floating point agree where their relative
+    L2 distance is at most TOLERANCE, or where ours is no farther than that from the result in float64, or at most
+    TIMES_TORCHS as far as torch's in the precision and at most LARGEST_ERROR. Whole numbers agree where at most one in
+    a hundred differs.
     """
     our_leaves, our_spec = pytree.tree_flatten(ours)
     their_leaves, their_spec = pytree.tree_flatten(theirs)
@@ -203,7 +204,10 @@ def _equal(our: Any, their: Any) -> bool:
 
 
 def distance(our: Tensor, their: Tensor) -> float:
-    """The relative L2 distance of two tensors; infinite where one number of two is finite, or only theirs are all 0."""
+    """The relative L2 distance of two tensors.
+
+    It is infinite where an element is finite in one tensor alone, or where all of theirs are 0 and not all of ours.
+    """
     ours, theirs = our.double(), their.double()
     if not torch.equal(ours.isfinite(), theirs.isfinite()):
         return float("inf")

@@ -61,7 +61,8 @@ def convert(
     progress   called with the number of kernels compiled and the number of all
 
     Raises ConversionError, a ValueError, for a model in training mode, for one that cannot be copied or called with the
-    example, for one whose layers differ as cuConv's, and in a dispatch mode; ValueError for an unknown precision.
+    example, for one whose layers differ as cuConv's, and in a dispatch mode; ValueError for an unknown precision;
+    TypeError for a model that is no module.
     """
     check_precision(precision)
     if not isinstance(model, nn.Module):

@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     every = [one for one in MEASURED if of_precision(options.contender, one)]
     options.precision = list(dict.fromkeys(options.precision or every))
+    options.batch = list(dict.fromkeys(options.batch))
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if len(options.precision) > 1 and not options.dry_run and torch.cuda.is_available():
         return _each_precision(options.precision, typed)
@@ -65,7 +66,7 @@ def _each_precision(precisions: Sequence[str], typed: Sequence[str]) -> int:
 def _run(options: argparse.Namespace, typed: str) -> None:
     chosen = _chosen(options)
     if options.dry_run:
-        _print_plan(options)
+        _print_plan(options, chosen)
         return
     environment.current_gpu("whole networks", ": '--dry-run' prints what would be measured")
     found = [network_models.find(name) for name in dict.fromkeys(options.net)]
@@ -146,14 +147,12 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     for one in options.precision:
         if not of_precision(options.contender, one):
             raise UsageError(f"--contender {' '.join(options.contender)}: none of them computes in {one}")
-    options.batch = list(dict.fromkeys(options.batch))
     return [name for name in CONTENDERS if name in options.contender]
 
 
-def _print_plan(options: argparse.Namespace) -> None:
+def _print_plan(options: argparse.Namespace, contenders: Sequence[str]) -> None:
     for name in dict.fromkeys(options.net):
         print(f"{name}: batch {', '.join(map(str, options.batch))}")
-    contenders = [name for name in CONTENDERS if name in options.contender]
     print(f"contenders: {', '.join(contenders)}\nprecisions: {', '.join(options.precision)}")
     if options.breakdown:
         print("kernels by kind, no times of forwards")

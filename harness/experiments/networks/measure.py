@@ -208,9 +208,8 @@ def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime | Netwo
         if not bool(truth.isfinite().all()):
             raise ArithmeticError("the logits in float64 are not finite")
     except Exception as error:
-        machine.after_error(case.label, error)
         for contender in case.settings.contenders:
-            yield from _failed(case, contender, MODES, error)
+            yield from _failed(case, contender, MODES, error, machine)
         return
     entrants: list[_Entrant] = []
     for contender in case.settings.contenders:
@@ -249,11 +248,21 @@ def _images(network: Network, batch: int, seed: int, device: torch.device) -> to
     return network.input(batch, seed).to(device)
 
 
-def _failed(case: _Case, contender: str, modes: Sequence[str], error: Exception) -> Iterator[NetworkTime]:
-    detail = f"{type(error).__name__}: {first_line(error)}"
-    progress.say(f"{case.label}: {contender} failed: {detail}")
+def _failed(
+    case: _Case, contender: str, modes: Sequence[str], error: Exception, machine: Machine
+) -> Iterator[NetworkTime]:
+    """Rows of status "error"; raises GpuLost where the error broke the CUDA context."""
+    detail = _say_failed(case, contender, error, machine)
     for mode in modes:
         yield case.row(contender, mode, ERROR, detail=detail)
+
+
+def _say_failed(case: _Case, contender: str, error: Exception, machine: Machine) -> str:
+    """Free memory after an error, and return it in words, which are printed too."""
+    machine.after_error(f"{contender} on {case.label}", error)
+    words = f"{type(error).__name__}: {first_line(error)}"
+    progress.say(f"{case.label}: {contender} failed: {words}")
+    return words
 
 
 def _entrants(case: _Case, contender: str, machine: Machine) -> Iterator[_Entrant | NetworkTime]:
@@ -275,8 +284,7 @@ def _entrants(case: _Case, contender: str, machine: Machine) -> Iterator[_Entran
             yield _Entrant(contender, mode, call, forwards_in(RUN_US, call, machine), facts)
             done.append(mode)
     except Exception as error:
-        machine.after_error(f"{contender} on {case.label}", error)
-        yield from _failed(case, contender, [mode for mode in MODES if mode not in done], error)
+        yield from _failed(case, contender, [mode for mode in MODES if mode not in done], error, machine)
 
 
 def _mean_us(call: Forward, forwards: int, machine: Machine) -> float:
@@ -307,9 +315,8 @@ def _time(case: _Case, entrants: list[_Entrant], truth: torch.Tensor, machine: M
                     if row.status != OK:
                         entrants.remove(entrant)
             except Exception as error:
-                machine.after_error(f"{entrant.contender} on {case.label}", error)
                 entrants.remove(entrant)
-                yield from _failed(case, entrant.contender, [entrant.mode], error)
+                yield from _failed(case, entrant.contender, [entrant.mode], error, machine)
 
 
 def _energies(
@@ -331,11 +338,6 @@ def _energies(
             taken.forwards, taken.seconds, taken.millijoules / (taken.forwards * case.batch),
             1e-3 * taken.millijoules / taken.seconds, case.settings.environment,
         )  # fmt: skip
-
-
-def _say_failed(case: _Case, contender: str, error: Exception, machine: Machine) -> None:
-    machine.after_error(f"{contender} on {case.label}", error)
-    progress.say(f"{case.label}: {contender} failed: {type(error).__name__}: {first_line(error)}")
 
 
 def _verified(case: _Case, entrant: _Entrant, error: float) -> NetworkTime:

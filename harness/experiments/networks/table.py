@@ -28,7 +28,7 @@ from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
 
 FIGURE = "networks"  # plots/DEVICE/networks/networks.png
-COLUMNS = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
+COMPARED = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
 RATIOS = ("speedup", "over_tf32", "both_tf32")
 
 
@@ -75,7 +75,7 @@ def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Result
 
 
 def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row of COLUMNS and three ratios for each network and batch, from rows of networks.csv in mode graph.
+    """A row of COMPARED and three ratios for each network and batch, from rows of networks.csv in mode graph.
 
     torch_us is the smallest mean of torch's contenders in FP32, of the one named `torch`; torch_tf32_us is that with
     TF32 allowed. cuconv_us and cuconv_tf32_us are of the converted model. speedup is cuConv over torch, both in FP32.
@@ -91,7 +91,7 @@ def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
             others = [_fastest(case, *which)[1] for which in (
                 ((CUCONV,), FP32), (TORCH_CONTENDERS, TF32), ((CUCONV,), TF32))]  # fmt: skip
             found.append([network, int(batch), who, torch_us, *others])
-    compared = pd.DataFrame(found, columns=list(COLUMNS))
+    compared = pd.DataFrame(found, columns=list(COMPARED))
     compared["speedup"] = compared.torch_us / compared.cuconv_us
     compared["over_tf32"] = compared.torch_tf32_us / compared.cuconv_us
     compared["both_tf32"] = compared.torch_tf32_us / compared.cuconv_tf32_us
@@ -130,8 +130,9 @@ def networks_table(frame: pd.DataFrame) -> str:
     wins = [of(int((compared[ratio] > 1).sum()), int(compared[ratio].notna().sum())) for ratio in RATIOS]
     for name, (fp32, over, both) in (("geometric mean", means), ("cases won", wins)):
         body.append([name, "", "", "", "", fp32, "", over, "", both])
-    header = ["network", "batch", "torch FP32, us", "which is", "cuConv FP32, us", "speedup", "torch TF32, us",
-              "torch TF32 / cuConv FP32", "cuConv TF32, us", "torch TF32 / cuConv TF32"]  # fmt: skip
+    header = ["network", "batch", "best torch FP32, us", "which is", "cuConv FP32, us", "speedup",
+              "best torch TF32, us", "torch TF32 / cuConv FP32", "cuConv TF32, us",
+              "torch TF32 / cuConv TF32"]  # fmt: skip
     return markdown(header, body, left=(0, 3))
 
 
@@ -145,7 +146,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     if not results or not table:
         return NETWORKS.missing(results_of_device.name)
     picture = _picture(results, plots)
-    note = "Microseconds of a forward in a CUDA graph. torch: the fastest of its contenders below that were measured."
+    note = "Microseconds of a forward in a CUDA graph. Best torch: the fastest of its contenders that were measured."
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
 
@@ -220,7 +221,7 @@ def engines_table(frame: pd.DataFrame) -> str:
     """
     cases = beside(frame, ENGINES)
     cells = [[shown(case.torch_us), shown(case.baseline_us)] for case in cases]
-    return _table_beside(cases, ["fastest of torch, us", "cuDNN's fastest engines, us"], cells)
+    return _table_beside(cases, ["best torch, us", "cuDNN's fastest engines, us"], cells)
 
 
 def half_table(frame: pd.DataFrame) -> str:
@@ -230,7 +231,7 @@ def half_table(frame: pd.DataFrame) -> str:
     """
     cases = beside(frame, HALF)
     cells = [[case.who, shown(case.baseline_us)] for case in cases]
-    return _table_beside(cases, ["fastest of torch in FP16", "us"], cells)
+    return _table_beside(cases, ["best torch in FP16", "us"], cells)
 
 
 def _table_beside(cases: Sequence[Beside], header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
