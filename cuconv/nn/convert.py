@@ -20,6 +20,7 @@ from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import Inputs, Truth
+from cuconv.nn.enabled import outside
 from cuconv.nn.modules import LAYERS, hooked, layer_for, patched, why_not
 from cuconv.nn.operator import PLAIN, check_precision, is_supported, recorded
 from cuconv.nn.program import computed_by_torch
@@ -69,7 +70,7 @@ def convert(
         raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
     _check_model(model)
     autocast_off = [torch.autocast(device, enabled=False) for device in ("cuda", "cpu")]
-    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], waiting():
+    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], outside(), waiting():
         inputs = Inputs(example)
         converted_and_report = _Conversion(model, inputs, precision, progress).run()
     if any(tensor.is_cuda for tensor in inputs.tensors):
@@ -85,9 +86,7 @@ def _check_model(model: nn.Module) -> None:
             "or call it in cuconv.nn.enabled()"
         )
     if _get_current_dispatch_mode() is not None or _global_forward_hooks or _global_forward_pre_hooks:
-        raise ConversionError(
-            "a dispatch mode or a global hook of torch is on, such as cuconv.nn.enabled(): call convert outside of it"
-        )
+        raise ConversionError("a dispatch mode or a global hook of torch is on: call convert outside of it")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ConversionError("a parameter of the model has no size yet: call the model once first")
     if model.training:

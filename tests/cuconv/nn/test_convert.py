@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import cuconv.nn
 from cuconv.nn import operator, program
@@ -71,8 +72,21 @@ def test_autocast_around_the_conversion_is_not_captured(on_a_gpu):
 
 
 def test_a_conversion_in_a_dispatch_mode_is_refused():
-    with cuconv.nn.enabled(), pytest.raises(cuconv.nn.ConversionError, match="outside of it"):
+    with FlopCounterMode(display=False), pytest.raises(cuconv.nn.ConversionError, match="outside of it"):
         cuconv.nn.convert(pointwise().eval(), torch.zeros(1, 4, 8, 9))
+
+
+def test_a_conversion_in_an_enabled_block_is_compared_with_torch(on_a_gpu):
+    model, x = made("block")
+    with torch.no_grad():
+        _, report = cuconv.nn.convert(model, x)
+        elsewhere = list(on_a_gpu)
+        on_a_gpu.clear()
+        with cuconv.nn.enabled():
+            converted, inside = cuconv.nn.convert(model, x)
+            assert on_a_gpu == elsewhere, "the model itself is torch's"
+            assert close(converted(x), copy.deepcopy(model).double()(x.double()))
+    assert inside.captured and report.captured
 
 
 def test_the_precision_reaches_the_kernels(on_a_gpu):
