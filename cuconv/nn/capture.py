@@ -19,13 +19,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from sympy import preorder_traversal
+from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx, nn
 from torch.export import Dim, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from cuconv.nn.comparison import first_line
@@ -33,6 +36,7 @@ from cuconv.nn.comparison import first_line
 TORCH = str(Path(torch.__file__).parent) + "/"
 SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
 MODEL = ("nn/", "functional.py", "__init__.py")  # of torch: Python code that is part of a model, and torch._assert
+SQUEEZES = (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
 MAX_KNOWN_SIZES = 4096
 MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
 
@@ -51,7 +55,7 @@ class _TooComplex(CaptureError):
 class Conditions:
     """Conditions that a call must meet for a graph to stand for its model.
 
-    kinds      the type and dtype of each flattened argument that is a tensor, or its value
+    kinds      the type, dtype, device, rank and layout of each flattened argument that is a tensor, or its value
     shapes     the sizes of each tensor, as numbers and sympy expressions; () for other arguments
     decisions  conditions on sizes that the model's code asked for, and the answers
     """
@@ -93,10 +97,25 @@ class Conditions:
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """The type, dtype, device and rank of a tensor, or the type and value of another argument."""
+    """The type, dtype, device, rank and layout of a tensor, or the type and value of another argument."""
     if isinstance(leaf, Tensor):
-        return (Tensor if type(leaf) is nn.Parameter else type(leaf), leaf.dtype, leaf.device, leaf.dim())
+        kind = Tensor if type(leaf) is nn.Parameter else type(leaf)
+        return (kind, leaf.dtype, leaf.device, leaf.dim(), _layout(leaf))
     return (type(leaf), leaf)
+
+
+def _layout(tensor: Tensor) -> Any:
+    """True where a tensor is contiguous, "channels last", or else its strides."""
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return tensor.layout == torch.strided
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return "channels last" if channels_last else tensor.stride()
+
+
+def share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether two of these tensors are of one storage."""
+    strided = [tensor for tensor in tensors if tensor.layout == torch.strided]
+    return len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided)
 
 
 def _is_symbol(expression: Any) -> bool:
@@ -126,7 +145,11 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
     Every size of a tensor may differ in later calls as far as the model allows it, or the first alone where sizes in
     the model are too long expressions of the others. Raises CaptureError where torch.export cannot capture the model.
     """
+    if any(map(is_parametrized, model.modules())):
+        raise CaptureError("a module has parametrizations, which its class must be free to drop")
     leaves, in_spec = pytree.tree_flatten((arguments, keywords))
+    if share_memory([leaf for leaf in leaves if isinstance(leaf, Tensor)]):
+        raise CaptureError("two arguments share memory")
     try:
         return _capture(model, in_spec, leaves, None)
     except _TooComplex:
@@ -135,16 +158,16 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
 
 def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None) -> Captured:
     """`capture` with symbols for so many dimensions of each tensor, or all; a batch of 1 is doubled for that."""
-    if (doubled := _doubled(leaves)) is not None:
+    if (doubled := _doubled(leaves)) is not None and _takes(model, in_spec, doubled):
         try:
-            captured = _unlifted(*_export(model, in_spec, doubled, dimensions), leaves, in_spec)
+            captured = _unlifted(model, *_export(model, in_spec, doubled, dimensions), leaves, in_spec)
             if captured.conditions.hold(leaves):
                 return captured  # otherwise the model treats one image in another way than two
         except _TooComplex:
             raise
         except CaptureError:
             pass
-    return _unlifted(*_export(model, in_spec, leaves, dimensions), leaves, in_spec)
+    return _unlifted(model, *_export(model, in_spec, leaves, dimensions), leaves, in_spec)
 
 
 def _doubled(leaves: list[Any]) -> list[Any] | None:
@@ -155,11 +178,30 @@ def _doubled(leaves: list[Any]) -> list[Any] | None:
     return [torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf for leaf in leaves]
 
 
+def _takes(model: nn.Module, in_spec: Any, leaves: list[Any]) -> bool:
+    """Whether a model can be called with arguments.
+
+    A call with data comes before every capture: where the model's code keeps tensors for later calls, they must not be
+    those of a capture, which have no data.
+    """
+    arguments, keywords = pytree.tree_unflatten(_copies(leaves), in_spec)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            model(*arguments, **keywords)
+    except Exception:  # the model's own code
+        return False
+    return True
+
+
+def _copies(leaves: list[Any]) -> list[Any]:
+    return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
 def _export(
     model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None
 ) -> tuple[Any, list[tuple[Any, Any]]]:
     """torch.export's program, and what the model's code asked about sizes."""
-    leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    leaves = _copies(leaves)
     arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
     shapes = ShapesCollection()
     for leaf in leaves:
@@ -198,7 +240,8 @@ def _decisions() -> Iterator[list[tuple[Any, Any]]]:
     """Record each question about sizes that the model's own code asks, with its answer.
 
     torch's kernels ask many more when they compute shapes and strides. Those are no conditions: the graph has the
-    operators themselves, which ask again when they run.
+    operators themselves, which ask again when they run. But a number is one whoever asks for it: the graph has it, as
+    it has so many parts of a tensor that was split.
     """
     found: list[tuple[Any, Any]] = []
     asked: set[Any] = set()
@@ -211,7 +254,7 @@ def _decisions() -> Iterator[list[tuple[Any, Any]]]:
             if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
                 raise _TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
         answer = evaluate(self, sym_node, *arguments, **keywords)
-        if question.free_symbols and _asked_by_model(sys._getframe(1)):
+        if question.free_symbols and (not _is_truth(answer) or _asked_by_model(sys._getframe(1))):
             found.append((question, answer))
         return answer
 
@@ -220,6 +263,10 @@ def _decisions() -> Iterator[list[tuple[Any, Any]]]:
         yield found
     finally:
         ShapeEnv.evaluate_sym_node = evaluate  # type: ignore[method-assign]
+
+
+def _is_truth(answer: Any) -> bool:
+    return isinstance(answer, bool | BooleanAtom)
 
 
 def _asked_by_model(frame: Any) -> bool:
@@ -236,7 +283,19 @@ def _asked_by_model(frame: Any) -> bool:
     return True
 
 
-def _unlifted(program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any], in_spec: Any) -> Captured:
+def _attribute(model: nn.Module, path: str) -> Tensor | None:
+    """The tensor among the attributes of a model that has a name; None where there is none."""
+    owner, _, name = path.rpartition(".")
+    try:
+        value = vars(model.get_submodule(owner)).get(name)
+    except AttributeError:
+        return None
+    return value if isinstance(value, Tensor) else None
+
+
+def _unlifted(
+    model: nn.Module, program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any], in_spec: Any
+) -> Captured:
     """The graph of a program with parameters, buffers and constants as attributes instead of arguments."""
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     graph = fx.Graph()
@@ -249,7 +308,11 @@ def _unlifted(program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any],
         if kind in (InputKind.PARAMETER, InputKind.BUFFER):
             tensors[node.name] = kinds[node.name].target
         elif kind == InputKind.CONSTANT_TENSOR:
-            constants[node.name] = program.constants[kinds[node.name].target]
+            target = kinds[node.name].target
+            if _attribute(model, target) is None:
+                constants[node.name] = program.constants[target]
+            else:
+                tensors[node.name] = target
         elif kind not in (None, InputKind.USER_INPUT):
             raise CaptureError(f"the model has an argument or attribute of kind {kind}")
         if kind is None or kind == InputKind.USER_INPUT:
@@ -265,9 +328,30 @@ def _unlifted(program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any],
     for name in (*tensors, *constants):
         root.register_buffer(name, None)
     module = fx.GraphModule(root, graph)
+    _check_result(program.call_spec.out_spec)
+    decisions += [(sympy.Eq(size, 1), sympy.false) for size in _kept_by_squeeze(program)]
     resolved = [(_resolved(question, program), answer) for question, answer in dict.fromkeys(decisions)]
     conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved)
     return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions)
+
+
+def _check_result(spec: Any) -> None:
+    """Raise CaptureError for a result with a torch.Size, of which torch makes a tuple."""
+    if spec.type is torch.Size:
+        raise CaptureError("the model returns a torch.Size")
+    for child in spec.children():
+        _check_result(child)
+
+
+def _kept_by_squeeze(program: Any) -> Iterator[Any]:
+    """Sizes that torch.squeeze would drop if they were 1: then the model's code would see another rank."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in SQUEEZES:
+            value, *rest = node.args
+            sizes, dims = value.meta["val"].shape, rest[0] if rest else range(value.meta["val"].dim())
+            for dim in dims if isinstance(dims, Sequence) else (dims,):
+                if not isinstance(sizes[dim], int):
+                    yield sizes[dim].node.expr
 
 
 def _expressions(value: Any) -> tuple[Any, ...]:

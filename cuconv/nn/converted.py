@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from cuconv.nn.capture import Conditions
+from cuconv.nn.capture import Conditions, share_memory
 from cuconv.nn.operator import autocasts, is_differentiated
 from cuconv.nn.program import Program
 from cuconv.nn.watched import Changes, Watched, base_of, watch
@@ -29,6 +31,7 @@ class Capture:
         self.changes = Changes()
         self._modules = modules  # of the model
         self._parameters: list[nn.Parameter] = []
+        self._ties: list[int] = []  # a number for each name of a tensor, the same for names of the same one
         self._training = [module.training for module in modules]
         self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
         self._returns_one_tensor = out_spec.is_leaf()
@@ -46,8 +49,8 @@ class Capture:
     def leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any] | None:
         """The flattened arguments of a call that the program stands for; None for other calls.
 
-        Others have other kinds of arguments or sizes that the model treats in another way, need a gradient, or are
-        made under a tool of torch that must see the model's own operators.
+        Others have other kinds of arguments, arguments that share memory, or sizes that the model treats in another
+        way, need a gradient, or are made under a tool of torch that must see the model's own operators.
         """
         if self._is_one_tensor and len(arguments) == 1 and not keywords and isinstance(arguments[0], Tensor):
             leaves: list[Any] = [arguments[0]]
@@ -55,7 +58,7 @@ class Capture:
             leaves, spec = pytree.tree_flatten((arguments, keywords))
             if spec != self._in_spec:
                 return None
-        if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None or is_differentiated():
+        if torch._C._get_tracing_state() is not None or is_differentiated() or _is_in_mode():
             return None
         if _global_forward_hooks or _global_forward_pre_hooks:
             return None
@@ -63,14 +66,25 @@ class Capture:
             return None
         if not self._conditions.hold(leaves) or (self.changes.moded and self._has_another_mode()):
             return None
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if any(map(_requires_grad, tensors)) or (len(tensors) > 1 and share_memory(tensors)):
             return None
         if torch.is_grad_enabled() and any(map(_requires_grad, self._parameters)):
             return None
         return leaves
 
     def bind(self, tensors: dict[str, Tensor]) -> None:
-        """Use the tensors of the model as they are now; they are given by all of their names."""
+        """Use the tensors of the model as they are now; they are given by all of their names.
+
+        The capture ends where a tensor that had several names is not the same under all of them any more: the program
+        knows it by one.
+        """
+        numbers: dict[int, int] = {}
+        ties = [numbers.setdefault(id(tensor), len(numbers)) for tensor in tensors.values()]
+        self._ties = self._ties or ties
+        if ties != self._ties:
+            self.changes.ended = True
+            return
         self.program.bind(tensors.__getitem__)
         self._parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
         self.changes.stale = False
@@ -97,7 +111,12 @@ class Converted(Watched):
         The original must have the same parameters and buffers as the model that was converted.
         """
         if original is not None:
-            self.load_state_dict(original.state_dict())  # it refreshes
+            state, mine = original.state_dict(), dict(_tensors(self))
+            with torch.no_grad():
+                for name, tensor in _tensors(original):
+                    if name not in state and name in mine:
+                        mine[name].copy_(tensor)
+            self.load_state_dict(state)  # it refreshes
         else:
             self._bind()
 
@@ -113,10 +132,10 @@ class Converted(Watched):
             self._capture.bind(dict(_tensors(self)))
 
     def _apply(self, change: Any, recurse: bool = True) -> Converted:
-        capture = self._capture
+        capture, types = self._capture, [tensor.dtype for _, tensor in _tensors(self)]
         ended = capture is None or capture.changes.ended
         super()._apply(change, recurse)
-        if capture is not None and not ended:
+        if capture is not None and not ended and types == [tensor.dtype for _, tensor in _tensors(self)]:
             capture.changes.ended = False  # all of it moves
             capture.program.move(change)
             self._bind()
@@ -136,9 +155,19 @@ class Converted(Watched):
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers of a model under each of their names."""
+    """The parameters, buffers and other tensors of a model under each of their names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}".lstrip("."), value
+
+
+def _is_in_mode() -> bool:
+    """Whether a mode of torch sees the operations of this thread, but for the one that only sets a default device."""
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return _get_current_dispatch_mode() is not None or any(type(mode) is not DeviceContext for mode in modes)
 
 
 def converted(model: nn.Module, capture: Capture | None) -> nn.Module:
@@ -161,17 +190,17 @@ def _class_for(base: Any) -> type[nn.Module]:
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
         capture: Capture | None = self._capture
         if capture is not None and not torch.compiler.is_compiling():
+            if capture.changes.stale and not capture.changes.ended:
+                self._bind()
             if capture.changes.ended:
                 self.__dict__["_capture"] = None
             elif (leaves := capture.leaves(arguments, keywords)) is not None:
-                if capture.changes.stale:
-                    self._bind()
                 return capture.run(leaves)
         return base.forward(self, *arguments, **keywords)
 
     attributes = {"forward": wraps(base.forward)(forward), "__module__": base.__module__, "__doc__": base.__doc__}
-    attributes["_base"] = base
-    return type(f"Converted{base.__name__}", (Converted, base), attributes)
+    attributes |= {"__qualname__": base.__qualname__, "_base": base}
+    return type(base.__name__, (Converted, base), attributes)
 
 
 def _rebuild(base: Any) -> nn.Module:

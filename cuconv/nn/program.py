@@ -265,11 +265,12 @@ class Program:
             layer.bind(found)
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply a function to the constants that are no tensors of the model."""
+        """Move the constants that are no tensors of the model to where a function moves tensors."""
         if self._constants is not None:
             self._constants.move(change)
         for name, value in self._others.items():
-            self._others[name] = change(value) if isinstance(value, Tensor) else value._apply(change)
+            if isinstance(value, Tensor):
+                self._others[name] = value.to(change(value.new_empty(0)).device)
         self.__dict__.update(self._others)
 
     def run(self, leaves: list[Any]) -> Any:

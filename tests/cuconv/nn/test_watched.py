@@ -5,11 +5,13 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.overrides import TorchFunctionMode
 
 import cuconv.nn
-from tests.cuconv.nn.zoo import batch_norm, conv, images
+from tests.cuconv.nn.zoo import Model, batch_norm, conv, images
 
 X = images()
 
@@ -243,3 +245,137 @@ def test_a_model_that_asks_for_classes_keeps_them(on_a_gpu):
     assert "subclasses" in report.why_not_captured and type(converted.block) is Block
     for inputs in (X, X.clone().requires_grad_()):
         torch.testing.assert_close(converted(inputs), model(inputs), rtol=1e-4, atol=1e-5)
+
+
+def tied():
+    torch.manual_seed(3)
+    model = nn.Sequential(conv(), nn.ReLU(), conv(), batch_norm())
+    model[2].weight = model[0].weight
+    return model.requires_grad_(False).eval()
+
+
+UNTIED = {
+    "attribute": lambda model: setattr(model[2], "weight", constant(0.5, 4, 4, 1, 1)),
+    "state": lambda model: model.load_state_dict(
+        {name: tensor + place for place, (name, tensor) in enumerate(model.state_dict().items())}, assign=True
+    ),
+}
+
+
+@pytest.mark.parametrize("change", UNTIED)
+def test_tied_weights_that_are_untied(on_a_gpu, change):
+    model = tied()
+    converted, report = cuconv.nn.convert(model, X)
+    assert report.captured
+    for one in (model, converted):
+        UNTIED[change](one)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+class Tensors(nn.Module):
+    """Tensors of each kind: a buffer without state, an attribute, a constant of the code, and a type that is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.scale = conv(), torch.ones(4, 1, 1)
+        self.register_buffer("shift", torch.ones(()), persistent=False)
+
+    def forward(self, x):
+        kind = self.conv.weight.dtype
+        x = x.to(kind) - torch.tensor([0.485, 0.456, 0.406, 0.3], dtype=kind, device=x.device).view(4, 1, 1)
+        return (self.conv(x) * self.scale + self.shift).to(kind)
+
+
+@pytest.mark.parametrize("of_original", [True, False])
+def test_refresh_takes_over_every_tensor(on_a_gpu, of_original):
+    model = Tensors().requires_grad_(False).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert report.captured
+    for one in (model,) if of_original else (model, converted):
+        for tensor in (one.conv.weight, one.scale, one.shift):
+            tensor.mul_(5)
+    converted.refresh(model if of_original else None)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+    assert converted._capture is not None
+
+
+MOVES = {
+    "to another type": lambda model: model.bfloat16(),
+    "to another type and back": lambda model: model.half().float(),
+    "to no data": lambda model: model.to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("x", [X, torch.arange(288).view(1, 4, 8, 9)], ids=["floats", "integers"])
+@pytest.mark.parametrize("move", MOVES)
+def test_constants_of_the_code_stay_what_they_are(on_a_gpu, move, x):
+    model = Tensors().requires_grad_(False).eval()
+    state = copy.deepcopy(model.state_dict())
+    converted, _ = cuconv.nn.convert(model, x)
+    for one in (model, converted):
+        MOVES[move](one)
+        one.load_state_dict(state)
+        one.shift.fill_(1)
+    if converted._capture is not None:
+        converted.refresh()
+    with torch.no_grad():
+        ours, theirs = converted(x), model(x)
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_parametrizations_can_be_removed(on_a_gpu):
+    model = nn.Sequential(parametrizations.weight_norm(conv()), nn.ReLU()).eval()
+    converted, _ = cuconv.nn.convert(model, X)
+    expected = model(X)
+    parametrize.remove_parametrizations(converted[0], "weight")
+    torch.testing.assert_close(converted(X), expected, rtol=1e-4, atol=1e-5)
+    assert not parametrize.is_parametrized(converted[0])
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        return result * 2 if function is F.relu else result
+
+
+def test_function_modes_see_the_model_s_own_operations(on_a_gpu):
+    model = made()
+    converted, _ = cuconv.nn.convert(model, X)
+    with torch.no_grad(), Doubling():
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+    on_a_gpu.clear()
+    with torch.no_grad(), torch.device("cpu"):
+        converted(X)
+    assert {call["kind"] for call in on_a_gpu} == {"prepared"}, "a default device changes nothing"
+
+
+def by_name(model, x):
+    return model.conv(x) * {"Model": 2}[type(model).__name__]
+
+
+def test_a_model_that_asks_for_its_name(on_a_gpu):
+    model = Model(by_name, conv=conv()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+    assert report.captured
+
+
+tables = {}
+
+
+def keeps_a_table(model, x):
+    if int(x.shape[0]) not in tables:
+        tables[int(x.shape[0])] = torch.arange(x.shape[0]).float().view(-1, 1, 1, 1)
+    return model.conv(x) + tables[int(x.shape[0])]
+
+
+def test_what_a_model_keeps_outside_of_it_has_data(on_a_gpu):
+    tables.clear()
+    model = Model(keeps_a_table, conv=conv()).eval()
+    converted, _ = cuconv.nn.convert(model, images(1))
+    assert {type(tensor) for tensor in tables.values()} == {torch.Tensor}
+    for n in (1, 2, 3):
+        torch.testing.assert_close(converted(images(n)), model(images(n)), rtol=1e-4, atol=1e-5)

@@ -457,9 +457,52 @@ def mish(model, x):
     return F.silu(model.norm(model.conv(x))) + F.hardswish(model.conv(x))
 
 
+def splits(model, x):
+    return torch.cat([model.conv(part) for part in x.split(4, 2)], 2)
+
+
+def counts_chunks(model, x):
+    return model.conv(x) * len(x.chunk(5, 2))
+
+
+def squeezes(model, x):
+    y = model.conv(x).mean((2, 3)).squeeze()
+    return y.unsqueeze(0) if y.dim() == 1 else y
+
+
+def squeezes_the_batch(model, x):
+    y = model.conv(x).squeeze(0)
+    return y * 2 if y.dim() == 3 else y
+
+
+def by_layout(model, x):
+    return model.conv(x) * (2 if x.is_contiguous() else 1)
+
+
+def by_strides(model, x):
+    n, c, h, w = x.shape
+    a, b, d, e = x.stride()
+    return model.conv(x.as_strided((n, c, h, w - 1, 2), (a, b, d, e, e)).mean(-1))
+
+
+def writes_its_other_argument(model, x, y):
+    output = model.conv(x)
+    y.mul_(2)
+    return output + x
+
+
+def by_identity(model, x, y):
+    return model.conv(x) if x is y else model.conv(x) + model.other(y)
+
+
+def returns_a_size(model, x):
+    return model.conv(x), x.shape
+
+
 two_convs = {"conv": conv, "other": conv}
 normed = {"conv": conv, "norm": batch_norm}
-X = images()
+X, Y = images(), images(seed=7)
+LAYOUTS = [(F.pad(X, (1,) * 4)[:, :, 1:-1, 1:-1],), (X.contiguous(memory_format=torch.channels_last),)]
 LATER = [(X,), (images(1),), (images(3, 11, 13),), (images(5, 7, 20),), (X,)]
 
 ZOO = {
@@ -485,8 +528,18 @@ ZOO = {
         function.__name__: entry(function, *LATER, conv=conv)
         for function in (
             by_width, by_batch, by_parity, pads_to_multiple, loops_over_batch, by_value, size_in_arithmetic, reshapes,
-            compares_sizes, interpolates, asserts_a_size,
+            compares_sizes, interpolates, asserts_a_size, splits, counts_chunks, squeezes, squeezes_the_batch,
+            returns_a_size,
         )
+    },
+    **{
+        function.__name__: entry(function, *LATER, *LAYOUTS, conv=conv) for function in (by_layout, by_strides)
+    },
+    "by layout, of another": entry(by_layout, *LATER, *LAYOUTS, example=LAYOUTS[0], conv=conv),
+    **{
+        f"{function.__name__}{of}": entry(function, (X, X), (X, X[:]), (X, Y), example=example, **two_convs)
+        for function in (writes_its_other_argument, by_identity)
+        for of, example in (("", (X, Y)), (", of one", (X, X)))
     },
     # state
     "counts calls": entry(counts_calls, *LATER, captured=False, conv=conv, calls=one(0)),
