@@ -129,7 +129,7 @@ class Rewriter:
             chain.append(norm)
             folded.append("batch norm")
         residual, before = None, node
-        if not is_linear and (add := self._sum_after(chain[-1], input)) is not None:
+        if not is_linear and (add := self._sum_after(chain, input)) is not None:
             residual = next(operand for operand in add.args[:2] if operand is not chain[-1])
             folded.append("residual")
             chain.append(add)
@@ -158,7 +158,7 @@ class Rewriter:
         with self._graph.inserting_before(before):
             call = self._graph.create_node("call_module", name, arguments)
         call.meta = dict(chain[-1].meta)
-        self._aliases.add(call, chain)
+        self._aliases.add(call, chain, before)
         chain[-1].replace_all_uses_with(call)
         for node in reversed(chain):
             self._graph.erase_node(node)
@@ -215,11 +215,13 @@ class Rewriter:
         assert mean is not None and variance is not None
         return Norm(weight, bias, mean, variance, float(node.args[7]))
 
-    def _sum_after(self, node: Node, input: Any) -> Node | None:
-        """The addition of a node and of a tensor like it, if it is the only user of the node and may be computed there.
+    def _sum_after(self, chain: list[Node], input: Any) -> Node | None:
+        """The addition of a tensor to a convolution, if the convolution may be computed in its place.
 
-        What is added in place must be the convolution's own output, and nothing may write to its input meanwhile.
+        The addition must be the only user of the chain of nodes that starts with the convolution. What is added in
+        place must be the chain's own output, and nothing may write to the convolution's input meanwhile.
         """
+        convolution, node = chain[0], chain[-1]
         user = _only_user(node)
         if user is None or user.target not in ADD or user.kwargs or len(user.args) != 2:
             return None
@@ -230,7 +232,7 @@ class Rewriter:
             return None
         if _shape(first) != _shape(second) or first.meta["val"].dtype != second.meta["val"].dtype:
             return None
-        return None if self._aliases.written_between(node, user, input) else user
+        return None if self._aliases.written_between(convolution, user, input) else user
 
     def _concatenate(self, cat: Node) -> None:
         """Replace torch.cat along the channels where all that it joins are convolutions, of use to nothing else."""
@@ -252,6 +254,7 @@ class Rewriter:
         with self._graph.inserting_before(cat):
             call = self._graph.create_node("call_module", f"concatenation_{cat.name}", inputs)
         call.meta = dict(cat.meta)
+        self._aliases.add(call, [*parts, cat], cat)
         cat.replace_all_uses_with(call)
         for node in (cat, *parts):
             self._graph.erase_node(node)

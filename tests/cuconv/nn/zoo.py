@@ -297,6 +297,27 @@ def chunks(model, x):
     return torch.cat([y, model.narrow(a), b], 1)
 
 
+def clamps_before_the_norm(model, x):
+    x = x + 0
+    y = model.conv(x)
+    x.clamp_(-6, 6)
+    return model.norm(y) + x
+
+
+def clamps_before_the_relu_of_a_branch(model, x):
+    x = x + 0
+    y = model.conv(x)
+    x.clamp_(-6, 6)
+    return torch.cat([F.relu(y), model.other(x)], 1)
+
+
+def clamps_what_branches_of_branches_read(model, x):
+    x = torch.cat([model.conv(x), model.other(x)], 1)
+    y = model.wide(x)
+    x.clamp_(-6, 6)
+    return torch.cat([y, model.wide(x)], 1)
+
+
 def unbatched_cat(model, x):
     return torch.cat([model.conv(x), model.other(x)], -3)
 
@@ -512,6 +533,14 @@ ZOO = {
         for function in (
             writes_by_overload, writes_through_a_view, adds_in_place_through_an_alias, adds_to_the_shortcut,
             relu_of_a_result_that_is_used, adds_to_the_input, writes_its_own_argument, writes_the_weight, out_argument,
+        )
+    },
+    **{  # the example is within the bounds of the clamp
+        function.__name__: entry(
+            function, (50 * X,), *LATER, captured=True, **two_convs, norm=batch_norm, wide=lambda: conv(8, 8)
+        )
+        for function in (
+            clamps_before_the_norm, clamps_before_the_relu_of_a_branch, clamps_what_branches_of_branches_read,
         )
     },
     "chunks": entry(chunks, *LATER, narrow=lambda: conv(2, 2)),
