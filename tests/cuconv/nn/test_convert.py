@@ -62,6 +62,18 @@ def test_what_stays_with_torch_is_told():
     assert not any(isinstance(module, cuconv.nn.Conv2d) for module in converted.modules())
 
 
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_fully_connected_layer_of_another_shape_is_told(hook):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    model[0].bias = nn.Parameter(torch.ones(1))
+    if hook:  # so that it is not captured
+        model.register_forward_hook(lambda module, inputs, output: output)
+    converted, report = cuconv.nn.convert(model.eval(), torch.randn(2, 4))
+    assert report.captured is not hook
+    assert [row.reason for row in report.rows] == ["its bias has the shape (1,)", ""]
+    assert converted(torch.ones(2, 4)).shape == (2, 3)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_autocast_around_the_conversion_is_not_captured(on_a_gpu):
     model, x = made("classifier")

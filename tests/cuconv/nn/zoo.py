@@ -157,6 +157,25 @@ def interpolates(model, x):
     return F.adaptive_avg_pool2d(y, (x.shape[2] // 2, 3))
 
 
+def images_of_a_mask(model, x):
+    return model.conv(x[x.mean((1, 2, 3)) > 0])
+
+
+def pixels_of_a_mask(model, x):
+    return model.fc(x.movedim(1, 3)[x[:, 0] > 0])
+
+
+# Fully connected layers of other shapes
+
+
+def linear_of_parameters(model, x):
+    return F.linear(x, model.weight, model.bias)
+
+
+def parameter(*shape):
+    return lambda: nn.Parameter(torch.randn(shape))
+
+
 # State
 
 
@@ -208,6 +227,18 @@ def drops(model, x):
 
 def by_grad_mode(model, x):
     return model.conv(x) * (2 if torch.is_grad_enabled() else 1)
+
+
+def maps_images(model, x):
+    return torch.vmap(lambda image: model.conv(image[None])[0])(x)
+
+
+def maps_to_the_same(model, x):
+    return model.conv(x), torch.vmap(lambda image: model.other.bias * 2)(x)
+
+
+def derives(model, x):
+    return torch.func.grad(lambda y: model.conv(y).square().sum())(x)
 
 
 def no_grad_inside(model, x):
@@ -481,6 +512,7 @@ def mish(model, x):
 two_convs = {"conv": conv, "other": conv}
 normed = {"conv": conv, "norm": batch_norm}
 X = images()
+ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(6))
 LATER = [(X,), (images(1),), (images(3, 11, 13),), (images(5, 7, 20),), (X,)]
 
 ZOO = {
@@ -509,6 +541,19 @@ ZOO = {
             compares_sizes, interpolates, asserts_a_size,
         )
     },
+    # sizes that depend on data
+    **{
+        function.__name__: entry(function, *LATER, (-X.abs(),), captured=True, conv=conv, fc=lambda: nn.Linear(4, 3))
+        for function in (images_of_a_mask, pixels_of_a_mask)
+    },
+    # fully connected layers
+    **{
+        f"a weight {weight} and a bias {bias}": entry(
+            linear_of_parameters, (ROWS,), (ROWS[:2],), example=ROWS, captured=True,
+            weight=parameter(*weight), bias=one(None) if bias is None else parameter(*bias),
+        )
+        for weight, bias in (((4,), None), ((5, 4), ()), ((5, 4), (1,)), ((5, 4), (1, 5)), ((5, 4), (5,)))
+    },
     # state
     "counts calls": entry(counts_calls, *LATER, captured=False, conv=conv, calls=one(0)),
     "counts in a list": entry(counts_in_a_list, *LATER, captured=False, conv=conv, seen=list),
@@ -526,6 +571,10 @@ ZOO = {
         for function in (
             adds_noise, python_noise, drops, by_grad_mode, no_grad_inside, autocast_inside, autocast_off_inside,
         )
+    },
+    **{
+        function.__name__: entry(function, *LATER, captured=False, **two_convs)
+        for function in (maps_images, maps_to_the_same, derives)
     },
     # writes and aliases
     **{
