@@ -118,7 +118,7 @@ def why_not(layer: nn.Module) -> str:
         if pads_of(layer.padding, weight, layer.stride, layer.dilation) is None:
             return f"padding={layer.padding!r} with this filter is not the same on both sides"
         return ""
-    return why_not_linear(weight, layer.bias)
+    return why_not_linear(weight, layer._parameters.get("bias"))
 
 
 def hooked(module: nn.Module) -> bool:
