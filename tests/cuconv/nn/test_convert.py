@@ -317,6 +317,14 @@ def test_a_report_of_a_model_that_is_not_captured_says_why():
     assert report.why_not_captured == "1 has hooks"
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_outputs_that_torch_cannot_compare_are_told():
+    model = Model(lambda model, x: torch.nested.nested_tensor(list(model.conv(x))), conv=pointwise()).eval()
+    converted, report = cuconv.nn.convert(model, torch.randn(2, 4, 8, 9))
+    assert "an output cannot be compared" in report.why_not_compared
+    assert converted(torch.randn(3, 4, 8, 9)).size(0) == 3
+
+
 @pytest.mark.parametrize("how", ["deepcopy", "save"])
 @pytest.mark.parametrize("name", ["block", "untraceable"])
 def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how):

@@ -100,6 +100,23 @@ def several(model, x, others):
     return {"sum": model.conv(x) + others["y"], "parts": [model.conv(x), others["z"][0]], "n": 3, "none": None}
 
 
+def spectrum(model, x):
+    return torch.fft.rfft2(model.conv(x))
+
+
+def complex_layer(model, x):
+    return torch.view_as_complex(model.conv(x.real).unflatten(1, (2, 2)).movedim(2, -1).contiguous()) * x[:, :2]
+
+
+def sparse(model, x):
+    return F.relu(model.conv(x)).to_sparse(), model.adjacent * 2
+
+
+def numbers(model, x):
+    y = model.conv(x)
+    return y.norm().item(), y.mean((1, 2, 3)).tolist()
+
+
 Pair = namedtuple("Pair", "first second")
 
 # Control flow on sizes and values
@@ -512,6 +529,7 @@ def mish(model, x):
 two_convs = {"conv": conv, "other": conv}
 normed = {"conv": conv, "norm": batch_norm}
 X = images()
+Z = torch.complex(X, images(seed=8))
 ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(6))
 LATER = [(X,), (images(1),), (images(3, 11, 13),), (images(5, 7, 20),), (X,)]
 
@@ -533,6 +551,11 @@ ZOO = {
         example=(X, {"y": X, "z": (X,)}), conv=conv,
     ),
     "a named tuple": entry(dataclass_like, *LATER, conv=conv),
+    # outputs that are no dense tensors of real numbers
+    "a spectrum": entry(spectrum, *LATER, captured=True, conv=conv),
+    "complex numbers": entry(complex_layer, (2 * Z,), (Z[:1],), example=Z, captured=True, conv=conv),
+    "sparse": entry(sparse, *LATER, conv=conv, adjacent=lambda: nn.Buffer(torch.eye(3).to_sparse())),
+    "numbers": entry(numbers, *LATER, conv=lambda: conv(4, 16, 3)),
     # sizes and values
     **{
         function.__name__: entry(function, *LATER, conv=conv)
