@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -100,6 +101,7 @@ class _Conversion:
         self._model = model  # never called, since a call may change it
         self._inputs, self._precision, self._progress = inputs, precision, progress
         self._truth = Truth(_copied(model))
+        self._gradients = (False, True)  # of the calls with the example: whether they could be recorded
         self._report = Report()
 
     def run(self) -> tuple[nn.Module, Report]:
@@ -145,9 +147,14 @@ class _Conversion:
         return expected
 
     def _outputs(self, model: nn.Module) -> list[Any]:
-        """The results of two calls with the example, the second one with gradients enabled."""
+        """The results of two calls with the example, the second one with gradients enabled if the model allows it."""
         try:
-            return [comparison.call(model, self._inputs.new(), gradients) for gradients in (False, True)]
+            first = comparison.call(model, self._inputs.new())
+            try:
+                return [first, comparison.call(model, self._inputs.new(), True)]
+            except Exception:  # such as for an argument out=
+                self._gradients = (False, False)
+                return [first, comparison.call(model, self._inputs.new())]
         except Exception as error:
             words = comparison.first_line(error)
             raise ConversionError(f"the model cannot be called with the example: {words}") from error
@@ -166,6 +173,7 @@ class _Conversion:
             self._not_captured(reason)
         if not self._report.captured:
             return None, []
+        self._fill_caches()
         try:
             found = capture(_copied(copied), *self._inputs.new())
             rewriter = Rewriter(found, copied, self._precision)
@@ -175,6 +183,15 @@ class _Conversion:
             return None, []
         modules = list(copied.modules())
         return Capture(program, found.in_spec, found.out_spec, found.conditions, modules), rewriter.rows
+
+    def _fill_caches(self) -> None:
+        """Call the model with one more image, since torch.export may: caches in global variables get real tensors."""
+
+        def larger(tensor: Tensor) -> Tensor:
+            return comparison.larger_batch(tensor) if tensor.dim() > 1 else tensor
+
+        with suppress(Exception):  # the model may not take such inputs
+            comparison.call(self._truth.model, self._inputs.new(larger))
 
     def _not_captured(self, reason: str) -> None:
         if self._report.captured:
@@ -211,11 +228,11 @@ class _Conversion:
         return ""
 
     def _differs(self, model: nn.Module, inputs: Callable[[], Any], expected: list[Any], precision: str) -> str:
-        """How calls of a model, the second one as if gradients were needed, differ from what is expected, in words.
+        """How calls of a model differ from what is expected, in words.
 
         precision: in which the model computes.
         """
-        for wanted, gradients in zip(expected, (False, True), strict=False):
+        for wanted, gradients in zip(expected, self._gradients, strict=False):
             try:
                 ours = comparison.call(model, inputs(), gradients)
             except Exception as error:

@@ -317,6 +317,46 @@ def test_a_report_of_a_model_that_is_not_captured_says_why():
     assert report.why_not_captured == "1 has hooks"
 
 
+def writes_to_a_chunk(model, x):
+    first, second = model.conv(x).chunk(2, 1)
+    return first.add_(second)
+
+
+@pytest.mark.parametrize("why", ["out", "chunk"])
+def test_a_model_that_raises_with_gradients_on_is_converted(on_a_gpu, why):
+    calls = {
+        "out": lambda model, x: torch.add(model.conv(x), x, out=torch.empty_like(x)),
+        "chunk": writes_to_a_chunk,
+    }
+    model, x = Model(calls[why], conv=pointwise()).eval(), torch.randn(2, 4, 8, 9)
+    with pytest.raises(RuntimeError):
+        model(x)
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured and not report.why_not_compared
+    with torch.no_grad():
+        assert close(converted(x), model(x))
+
+
+TABLES = {}
+
+
+def adds_a_table(model, x):
+    """A model that keeps tensors for each size in a global variable."""
+    images = int(x.shape[0])
+    if images not in TABLES:
+        TABLES[images] = torch.arange(images).float()[:, None, None, None]
+    return model.conv(x) + TABLES[images]
+
+
+def test_global_variables_keep_no_tensors_without_data(on_a_gpu):
+    model = Model(adds_a_table, conv=pointwise()).eval()
+    converted, _ = cuconv.nn.convert(model, torch.randn(1, 4, 8, 9))
+    assert {type(table) for table in TABLES.values()} == {torch.Tensor}
+    for images in (1, 2, 3):
+        x = torch.randn(images, 4, 8, 9)
+        assert close(converted(x), model(x))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_outputs_that_torch_cannot_compare_are_told():
     model = Model(lambda model, x: torch.nested.nested_tensor(list(model.conv(x))), conv=pointwise()).eval()
