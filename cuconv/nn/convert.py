@@ -148,16 +148,17 @@ class _Conversion:
 
     def _outputs(self, model: nn.Module) -> list[Any]:
         """The results of two calls with the example, the second one with gradients enabled if the model allows it."""
+        results: list[Any] = []
         try:
-            first = comparison.call(model, self._inputs.new())
-            try:
-                return [first, comparison.call(model, self._inputs.new(), True)]
-            except Exception:  # such as for an argument out=
-                self._gradients = (False, False)
-                return [first, comparison.call(model, self._inputs.new())]
+            for gradients in self._gradients:
+                results.append(comparison.call(model, self._inputs.new(), gradients))
         except Exception as error:
+            if results and self._gradients[1]:  # such as for an argument out=; the model may have changed before
+                self._gradients = (False, False)
+                return self._outputs(_copied(self._model))
             words = comparison.first_line(error)
             raise ConversionError(f"the model cannot be called with the example: {words}") from error
+        return results
 
     def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> str:
         pairs = zip(ours, theirs, strict=True)
