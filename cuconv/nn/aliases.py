@@ -34,10 +34,13 @@ class Aliases:
         """The nodes whose memory a node may use, itself among them."""
         return self._roots[node]
 
-    def add(self, node: fx.Node, instead_of: list[fx.Node]) -> None:
-        """Note a node that returns a new tensor in the place of others, each of which wrote to new tensors at most."""
+    def add(self, node: fx.Node, instead_of: list[fx.Node], at: fx.Node) -> None:
+        """Note a node that returns a new tensor instead of others, each of which wrote to new tensors at most.
+
+        at: the one among the others in whose place the node reads its arguments.
+        """
         self._roots[node] = self._roots[instead_of[-1]] | {node}
-        self._order[node] = self._order[instead_of[-1]]
+        self._order[node] = self._order[at]
         self._writes = [(writer, written) for writer, written in self._writes if writer not in instead_of]
 
     def written(self, node: fx.Node) -> list[fx.Node]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where 
 TIMES_TORCHS = 3  # an output's error may be so many times that of torch in the precision
 LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
 SEED = 20_26
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 MULTIPLIED: dict[Any, tuple[int, ...]] = {  # the places of both factors in the operations that torch's TF32 is about
     **dict.fromkeys((aten.convolution, aten._convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.linear), (0, 1)),
     **dict.fromkeys((aten.mm, aten.bmm, aten.matmul), (0, 1)),
@@ -58,9 +60,9 @@ class Inputs:
 
 
 def another(tensor: Tensor) -> Tensor:
-    """Other data of the same kind: mirrored, and of another magnitude where it is of floating point."""
+    """Other data of the same kind: mirrored, and of another magnitude where they are no whole numbers."""
     mirrored = tensor.flip(tuple(range(tensor.dim()))[1:])
-    return mirrored * 0.75 if tensor.is_floating_point() else mirrored
+    return mirrored * 0.75 if tensor.is_floating_point() or tensor.is_complex() else mirrored
 
 
 def larger_batch(tensor: Tensor) -> Tensor:
@@ -81,12 +83,16 @@ class Truth:
         right result without a judge could be taken for wrong.
         """
 
-        def double(leaf: Any) -> Any:
-            return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
+        def model() -> nn.Module:
+            return copy.deepcopy(self.model).double()._apply(_wider)  # `double` leaves complex numbers as they are
 
-        precise = _unless_refused(lambda: copy.deepcopy(self.model).double(), pytree.tree_map(double, inputs()))
+        precise = _unless_refused(model, pytree.tree_map_only(Tensor, _wider, inputs()))
         with RoundedToTF32() if precision == TF32 else nullcontext():
             return precise, _unless_refused(lambda: copy.deepcopy(self.model), inputs())
+
+
+def _wider(tensor: Tensor) -> Tensor:
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def _unless_refused(model: Callable[[], nn.Module], inputs: Call) -> Any:
@@ -161,39 +167,72 @@ def difference(
 
     judges: the results in float64 and, by torch, in the precision. Numbers of floating point agree where their relative
     L2 distance is at most TOLERANCE, or where ours is no farther than that from the result in float64, or at most
-    TIMES_TORCHS as far as torch's in the precision and at most LARGEST_ERROR. Whole numbers agree where at most one in
-    a hundred differs.
+    TIMES_TORCHS as far as torch's in the precision and at most LARGEST_ERROR. They are the elements of a tensor, the
+    items of a list of Python numbers, or one Python number. Whole numbers of a tensor agree where at most one in a
+    hundred differs.
     """
-    our_leaves, our_spec = pytree.tree_flatten(ours)
-    their_leaves, their_spec = pytree.tree_flatten(theirs)
+    our_leaves, our_spec = _flattened(ours)
+    their_leaves, their_spec = _flattened(theirs)
     if our_spec != their_spec:
         return f"it returns {our_spec} instead of {their_spec}"
-    judging: list[list[Any]] | None = None
+    judging = cache(lambda: [_flattened(result)[0] for result in judges()])  # computed where it is needed, once
+
+    def judges_of(place: int) -> list[Tensor | None]:
+        return [_inexact(leaves[place]) if place < len(leaves) else None for leaves in judging()]
+
     for place, (our, their) in enumerate(zip(our_leaves, their_leaves, strict=True)):
-        if words := _differs(our, their, TOLERANCE[precision]):
-            if not isinstance(their, Tensor) or not their.is_floating_point() or our.shape != their.shape:
-                return words
-            if judging is None:
-                judging = [pytree.tree_leaves(result) for result in judges()]
-            truth, torchs = (leaves[place] if place < len(leaves) else None for leaves in judging)
-            if not _as_good(our, torchs, truth, TOLERANCE[precision]):
-                return words
+        try:
+            words = _differs(our, their, TOLERANCE[precision], partial(judges_of, place))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # such as of torch for quantized tensors
+            words = f"an output cannot be compared: {first_line(error)}"
+        if words:
+            return words
     return ""
 
 
-def _differs(our: Any, their: Any, tolerance: float) -> str:
+def _flattened(result: Any) -> tuple[list[Any], Any]:
+    """The leaves of a result, where a list of numbers of floating point is one leaf, and its structure."""
+    return pytree.tree_flatten(result, is_leaf=_is_vector)
+
+
+def _is_vector(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and all(isinstance(one, (float, complex)) for one in value)
+
+
+def _inexact(leaf: Any) -> Tensor | None:
+    """The numbers of a leaf that rounding may change, as a dense tensor of real ones; None for other leaves."""
+    if isinstance(leaf, (float, complex)) or _is_vector(leaf):
+        leaf = torch.tensor(leaf, dtype=torch.complex128)
+    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return None
+    dense = leaf.to_dense()
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+
+
+def _differs(our: Any, their: Any, tolerance: float, judges: Callable[[], list[Tensor | None]]) -> str:
+    """How a leaf differs from torch's, in words."""
     if type(our) is not type(their):
         return f"it returns a {type(our).__name__} instead of a {type(their).__name__}"
+    if isinstance(their, Tensor):
+        for what in ("shape", "dtype", "device", "layout"):
+            if getattr(our, what) != getattr(their, what):
+                return f"an output has {what} {getattr(our, what)} instead of {getattr(their, what)}"
+    ours, theirs = _inexact(our), _inexact(their)
+    if ours is None or theirs is None:
+        return _differs_exactly(our, their)
+    if ours.shape != theirs.shape:
+        return f"it returns {len(our)} numbers instead of {len(their)}"
+    error = distance(ours, theirs)
+    return "" if error <= tolerance or _as_good(ours, judges(), tolerance) else f"relative L2 error {error:.2g}"
+
+
+def _differs_exactly(our: Any, their: Any) -> str:
     if not isinstance(their, Tensor):
         return "" if _equal(our, their) else f"it returns {our!r} instead of {their!r}"
-    for what in ("shape", "dtype", "device"):
-        if getattr(our, what) != getattr(their, what):
-            return f"an output has {what} {getattr(our, what)} instead of {getattr(their, what)}"
-    if not their.is_floating_point():
-        wrong = int((our != their).sum())
-        return f"{wrong} of {their.numel()} numbers differ" if wrong > their.numel() / 100 else ""
-    error = distance(our, their)
-    return "" if error <= tolerance else f"relative L2 error {error:.2g}"
+    wrong = int((our.to_dense() != their.to_dense()).sum())
+    return f"{wrong} of {their.numel()} numbers differ" if wrong > their.numel() / 100 else ""
 
 
 def _equal(our: Any, their: Any) -> bool:
@@ -218,8 +257,10 @@ def distance(our: Tensor, their: Tensor) -> float:
     return float(torch.linalg.vector_norm((ours - theirs) / largest) / torch.linalg.vector_norm(theirs / largest))
 
 
-def _as_good(our: Tensor, torchs: Any, truth: Any, least: float) -> bool:
-    if not all(isinstance(other, Tensor) and other.shape == our.shape for other in (torchs, truth)):
+def _as_good(our: Tensor, judges: list[Tensor | None], least: float) -> bool:
+    """Whether a result is close to the one in float64, or not much farther from it than torch's in the precision."""
+    truth, torchs = judges
+    if truth is None or torchs is None or not truth.shape == torchs.shape == our.shape:
         return False
     return distance(our, truth) <= max(least, min(LARGEST_ERROR, TIMES_TORCHS * distance(torchs, truth)))
 

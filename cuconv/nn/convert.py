@@ -100,6 +100,7 @@ class _Conversion:
         self._model = model  # never called, since a call may change it
         self._inputs, self._precision, self._progress = inputs, precision, progress
         self._truth = Truth(_copied(model))
+        self._gradients = (False, True)  # of the calls with the example: whether they could be recorded
         self._report = Report()
 
     def run(self) -> tuple[nn.Module, Report]:
@@ -114,7 +115,6 @@ class _Conversion:
         result = converted(copied, capture)
         self._precompile(result)
         if expected is None:
-            self._report.why_not_compared = "two calls with the same input and random numbers differ"
             return result, self._report
         if capture is not None and (words := self._layers_differ(result, expected)):
             self._drop_capture(result, f"the model's code differs with subclasses of its modules: {words}", layers)
@@ -127,7 +127,7 @@ class _Conversion:
         return result, self._report
 
     def _expected(self) -> list[Any] | None:
-        """The results of two calls with the example; None where they are not always the same."""
+        """The results of two calls with the example; None, told in the report, where they are not always the same."""
         model = self._truth.model
         before, state = comparison.attributes(model), _state_of(model)
         expected = self._outputs(model)
@@ -136,25 +136,32 @@ class _Conversion:
         changed += [name for name, tensor in state.items() if name in now and not _same(tensor, now[name])]
         if changed:
             self._not_captured(f"a call changes {changed[0]}")
-        elif self._outputs_differ(expected[1:], expected[:1]):
-            self._not_captured("two calls with the same input differ")
+        elif words := self._outputs_differ(expected[1:], expected[:1]):
+            self._not_captured(f"two calls with the same input differ: {words}")
         if not self._report.captured:
             self._truth = Truth(_copied(self._model))
-            if self._outputs_differ(self._outputs(_copied(self._model)), expected):
+            if words := self._outputs_differ(self._outputs(_copied(self._model)), expected):
+                self._report.why_not_compared = f"two calls with the same input and random numbers differ: {words}"
                 return None
         return expected
 
     def _outputs(self, model: nn.Module) -> list[Any]:
-        """The results of two calls with the example, the second one with gradients enabled."""
+        """The results of two calls with the example, the second one with gradients enabled if the model allows it."""
+        results: list[Any] = []
         try:
-            return [comparison.call(model, self._inputs.new(), gradients) for gradients in (False, True)]
+            for gradients in self._gradients:
+                results.append(comparison.call(model, self._inputs.new(), gradients))
         except Exception as error:
+            if results and self._gradients[1]:  # such as for an argument out=; the model may have changed before
+                self._gradients = (False, False)
+                return self._outputs(_copied(self._model))
             words = comparison.first_line(error)
             raise ConversionError(f"the model cannot be called with the example: {words}") from error
+        return results
 
-    def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> bool:
+    def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> str:
         pairs = zip(ours, theirs, strict=True)
-        return any(comparison.difference(our, their, self._precision) for our, their in pairs)
+        return next(filter(None, (comparison.difference(our, their, self._precision) for our, their in pairs)), "")
 
     def _captured(self, copied: nn.Module) -> tuple[Any, list[Converted]]:
         """The capture of a model, and what became of each layer; None, told in the report, where there is none."""
@@ -211,11 +218,11 @@ class _Conversion:
         return ""
 
     def _differs(self, model: nn.Module, inputs: Callable[[], Any], expected: list[Any], precision: str) -> str:
-        """How calls of a model, the second one as if gradients were needed, differ from what is expected, in words.
+        """How calls of a model differ from what is expected, in words.
 
         precision: in which the model computes.
         """
-        for wanted, gradients in zip(expected, (False, True), strict=False):
+        for wanted, gradients in zip(expected, self._gradients, strict=False):
             try:
                 ours = comparison.call(model, inputs(), gradients)
             except Exception as error:
@@ -320,4 +327,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _same(one: Tensor, other: Any) -> bool:
     """Whether a tensor has the same numbers as before; NaN is the same as NaN."""
-    return isinstance(other, Tensor) and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if not isinstance(other, Tensor):
+        return False
+    before, after = (tensor.to_dense().nan_to_num() for tensor in (one, other))
+    return torch.equal(before, after)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from cuconv.nn.aliases import Aliases
 from cuconv.nn.capture import Captured, CaptureError
 from cuconv.nn.constants import hoist_constants
-from cuconv.nn.modules import LAYERS, why_not
+from cuconv.nn.modules import LAYERS, why_not, why_not_linear
 from cuconv.nn.operator import pads_of
 from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear, Layer, Norm, Program
 from cuconv.nn.report import Converted
@@ -45,7 +45,8 @@ class Rewriter:
         self.rows: list[Converted] = []
 
     def run(self) -> Program:
-        """The program. Raises CaptureError where the model writes to its own tensors, which must stay constant."""
+        """The program. Raises CaptureError where the model calls torch.func, or writes to its own tensors."""
+        self._refuse_levels()
         self._inline_modes()
         self._remove_identities()
         constants = hoist_constants(self._captured)
@@ -73,6 +74,16 @@ class Rewriter:
         others: dict[str, Any] = {name: one for name, one in self._captured.constants.items() if name in read}
         others |= {name: part for name, part in self._captured.graph.named_children() if name in read}
         return Program(self._graph, self._layers, tensors, others, constants)
+
+    def _refuse_levels(self) -> None:
+        """Raise CaptureError for torch.vmap and torch.func.
+
+        Their statements have sizes of the example as constants, and an error between them would leave torch in a level.
+        """
+        for part in self._captured.graph.modules():
+            for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+                if str(getattr(node.target, "__module__", "")).startswith("torch._functorch"):
+                    raise CaptureError("the model calls torch.vmap or torch.func")
 
     def _inline_modes(self) -> None:
         """Inline blocks that switch gradients or autocast off: they are off wherever the program runs."""
@@ -110,6 +121,7 @@ class Rewriter:
             self._graph.erase_node(node)
 
     def _refuse_writes(self) -> None:
+        """Raise CaptureError where the model writes to its own tensors, which must stay constant."""
         for node in self._graph.nodes:
             for written in self._aliases.written(node):
                 if any(root.op == "get_attr" for root in self._aliases.roots(written)):
@@ -129,7 +141,7 @@ class Rewriter:
             chain.append(norm)
             folded.append("batch norm")
         residual, before = None, node
-        if not is_linear and (add := self._sum_after(chain[-1], input)) is not None:
+        if not is_linear and (add := self._sum_after(chain, input)) is not None:
             residual = next(operand for operand in add.args[:2] if operand is not chain[-1])
             folded.append("residual")
             chain.append(add)
@@ -158,7 +170,7 @@ class Rewriter:
         with self._graph.inserting_before(before):
             call = self._graph.create_node("call_module", name, arguments)
         call.meta = dict(chain[-1].meta)
-        self._aliases.add(call, chain)
+        self._aliases.add(call, chain, before)
         chain[-1].replace_all_uses_with(call)
         for node in reversed(chain):
             self._graph.erase_node(node)
@@ -188,7 +200,7 @@ class Rewriter:
         if weight.meta["val"].numel() == 0:
             return "it has no weights"
         if node.target in LINEAR:
-            return ""
+            return why_not_linear(weight.meta["val"], None if bias is None else bias.meta["val"])
         if node.target is torch.ops.cuconv.conv2d.default and (node.args[7] or node.args[8] is not None):
             return "it is cuConv's already, with ReLU or a residual"
         if input.meta["val"].dim() != 4:
@@ -215,11 +227,13 @@ class Rewriter:
         assert mean is not None and variance is not None
         return Norm(weight, bias, mean, variance, float(node.args[7]))
 
-    def _sum_after(self, node: Node, input: Any) -> Node | None:
-        """The addition of a node and of a tensor like it, if it is the only user of the node and may be computed there.
+    def _sum_after(self, chain: list[Node], input: Any) -> Node | None:
+        """The addition of a tensor to a convolution, if the convolution may be computed in its place.
 
-        What is added in place must be the convolution's own output, and nothing may write to its input meanwhile.
+        The addition must be the only user of the chain of nodes that starts with the convolution. What is added in
+        place must be the chain's own output, and nothing may write to the convolution's input meanwhile.
         """
+        convolution, node = chain[0], chain[-1]
         user = _only_user(node)
         if user is None or user.target not in ADD or user.kwargs or len(user.args) != 2:
             return None
@@ -230,7 +244,7 @@ class Rewriter:
             return None
         if _shape(first) != _shape(second) or first.meta["val"].dtype != second.meta["val"].dtype:
             return None
-        return None if self._aliases.written_between(node, user, input) else user
+        return None if self._aliases.written_between(convolution, user, input) else user
 
     def _concatenate(self, cat: Node) -> None:
         """Replace torch.cat along the channels where all that it joins are convolutions, of use to nothing else."""
@@ -252,6 +266,7 @@ class Rewriter:
         with self._graph.inserting_before(cat):
             call = self._graph.create_node("call_module", f"concatenation_{cat.name}", inputs)
         call.meta = dict(cat.meta)
+        self._aliases.add(call, [*parts, cat], cat)
         cat.replace_all_uses_with(call)
         for node in (cat, *parts):
             self._graph.erase_node(node)
@@ -284,10 +299,10 @@ def _shape(node: Node) -> tuple[Any, ...]:
 
 
 def _flop(node: Node) -> int:
-    """The floating-point operations of a layer for the sizes of the example."""
+    """The floating-point operations of a layer for the sizes of the example; 0 where they depend on its data."""
     weight, value = node.args[1], node.meta.get("val")
     if not isinstance(weight, fx.Node) or not isinstance(value, Tensor):
         return 0
-    outputs = prod(size if isinstance(size, int) else int(size.node.hint) for size in value.shape)
-    filters = weight.meta["val"].shape
-    return 2 * outputs * prod(map(int, filters[1:]))
+    sizes = (*value.shape, *weight.meta["val"].shape[1:])
+    known = [size if isinstance(size, int) else size.node.hint for size in sizes]
+    return 0 if None in known else 2 * prod(map(int, known))

@@ -56,10 +56,22 @@ class Linear(nn.Linear):
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
     """torch.nn.functional.linear, by cuConv for few rows."""
-    if not is_small(input) or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+    if not is_small(input) or why_not_linear(weight, bias) or input.shape[-1] != weight.shape[1]:
         return F.linear(input, weight, bias)
     output = conv2d(as_images(input), weight[:, :, None, None], bias, precision=precision)
     return output.reshape(*input.shape[:-1], output.shape[1])
+
+
+def why_not_linear(weight: Tensor, bias: Tensor | None) -> str:
+    """Why torch computes a fully connected layer with these tensors; "" where the weight is (M, K) and the bias (M,).
+
+    torch takes a weight (K,), and a bias of any shape that can be added.
+    """
+    if weight.dim() != 2:
+        return f"its weight has {weight.dim()} dimensions"
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return f"its bias has the shape {tuple(bias.shape)}"
+    return ""
 
 
 def is_small(input: Tensor) -> bool:
@@ -105,7 +117,8 @@ def why_not(layer: nn.Module) -> str:
             return f"its padding_mode is {layer.padding_mode!r}"
         if pads_of(layer.padding, weight, layer.stride, layer.dilation) is None:
             return f"padding={layer.padding!r} with this filter is not the same on both sides"
-    return ""
+        return ""
+    return why_not_linear(weight, layer._parameters.get("bias"))
 
 
 def hooked(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ class Converted:
     folded: tuple[str, ...] = ()
     reason: str = ""
     kind: str = "conv"
-    flop: int = 0  # of a call with the example; 0 where the model is not captured
+    flop: int = 0  # of a call with the example; 0 where the model is not captured, or sizes depend on data
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuconv.nn.comparison import Truth, call, difference, distance
 from cuconv.problem import FP32, TF32
@@ -14,16 +15,30 @@ from cuconv.reference import round_to_tf32
 
 EXACT = torch.linspace(0.5, 2.0, 1000, dtype=torch.float64)
 THEIRS = EXACT.float()
+WITHOUT_DATA = FakeTensorMode().from_tensor(THEIRS)
 
 
 def with_error(share):
     return (EXACT * (1 + share)).float()
 
 
+OUTPUTS = {
+    "tensor": lambda values: values,
+    "complex": lambda values: torch.complex(values[::2], values[1::2]),
+    "conjugate": lambda values: torch.complex(values[::2], values[1::2]).conj(),
+    "sparse": lambda values: values.to_sparse(),
+    "list": lambda values: {"values": values.tolist()},
+    "number": lambda values: (values[0].item(),),
+    "complex number": lambda values: complex(values[0], values[1]),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
 @pytest.mark.parametrize(("precision", "torchs", "least"), [(FP32, 2e-5, 1e-5), (TF32, 2e-2, 1e-2)])
-def test_an_error_may_be_three_times_that_of_torch_in_the_same_precision(precision, torchs, least):
+def test_an_error_may_be_three_times_that_of_torch_in_the_same_precision(precision, torchs, least, kind):
     def judged(ours, judges):
-        return difference(with_error(ours), THEIRS, precision, lambda: judges)
+        values = [None if one is None else OUTPUTS[kind](one) for one in (with_error(ours), THEIRS, *judges)]
+        return difference(*values[:2], precision, lambda: values[2:])
 
     assert judged(0.9 * least, (None, None)) == ""
     assert judged(2.9 * torchs, (EXACT, with_error(torchs))) == ""
@@ -32,6 +47,38 @@ def test_an_error_may_be_three_times_that_of_torch_in_the_same_precision(precisi
     assert judged(0.2, (EXACT, with_error(0.2))) != "", "where torch's result is noise, nothing is as good"
     assert judged(2.9 * torchs, (EXACT, None)) != ""
     assert judged(2.9 * torchs, (None, with_error(torchs))) != ""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (THEIRS.double(), THEIRS, "dtype torch.float64 instead of torch.float32"),
+        (THEIRS.to_sparse(), THEIRS, "layout torch.sparse_coo instead of torch.strided"),
+        ([0.5, 1.0], [0.5], "2 numbers instead of 1"),
+        ([0.5], (0.5,), "list instead of a tuple"),
+        (1.0, 1, "float instead of a int"),
+        (torch.eye(2).bool().to_sparse(), torch.ones(2, 2).bool().to_sparse(), "2 of 4 numbers"),
+        (WITHOUT_DATA, WITHOUT_DATA, "cannot be compared: aten.equal"),
+    ],
+)
+def test_what_no_judge_excuses(ours, theirs, words):
+    assert words in difference(ours, theirs, FP32, lambda: (ours, ours))
+
+
+class Complex(nn.Module):
+    """A product with complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1 / 3, 2j / 3]))
+
+    def forward(self, x):
+        return self.weight @ x
+
+
+def test_complex_numbers_are_judged_in_their_widest_type():
+    exact, torchs = Truth(Complex()).judges(lambda: ((torch.ones(2, dtype=torch.complex64),), {}), FP32)
+    assert (exact.dtype, torchs.dtype) == (torch.complex128, torch.complex64)
 
 
 class Layers(nn.Module):

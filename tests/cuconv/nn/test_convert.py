@@ -62,6 +62,18 @@ def test_what_stays_with_torch_is_told():
     assert not any(isinstance(module, cuconv.nn.Conv2d) for module in converted.modules())
 
 
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_fully_connected_layer_of_another_shape_is_told(hook):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    model[0].bias = nn.Parameter(torch.ones(1))
+    if hook:  # so that it is not captured
+        model.register_forward_hook(lambda module, inputs, output: output)
+    converted, report = cuconv.nn.convert(model.eval(), torch.randn(2, 4))
+    assert report.captured is not hook
+    assert [row.reason for row in report.rows] == ["its bias has the shape (1,)", ""]
+    assert converted(torch.ones(2, 4)).shape == (2, 3)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_autocast_around_the_conversion_is_not_captured(on_a_gpu):
     model, x = made("classifier")
@@ -303,6 +315,55 @@ def test_a_report_of_a_model_that_is_not_captured_says_why():
     assert "data-dependent" in report.why_not_captured and report.why_not_captured in str(report)
     _, report = cuconv.nn.convert(hooked(1).eval(), torch.randn(1, 4, 8, 9))
     assert report.why_not_captured == "1 has hooks"
+
+
+def writes_to_a_chunk(model, x):
+    first, second = model.conv(x).chunk(2, 1)
+    return first.add_(second)
+
+
+def counts_and_adds(model, x):
+    model.calls += 1
+    return torch.add(model.conv(x), model.calls, out=torch.empty_like(x))
+
+
+@pytest.mark.parametrize("function", [writes_to_a_chunk, counts_and_adds])
+def test_a_model_that_raises_with_gradients_on_is_converted(on_a_gpu, function):
+    model, x = Model(function, conv=pointwise(), calls=0).eval(), torch.randn(2, 4, 8, 9)
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(model)(x)
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured == (function is writes_to_a_chunk) and not report.why_not_compared
+    with torch.no_grad():
+        assert close(converted(x), model(x))
+
+
+TABLES = {}
+
+
+def adds_a_table(model, x):
+    """A model that keeps tensors for each size in a global variable."""
+    images = int(x.shape[0])
+    if images not in TABLES:
+        TABLES[images] = torch.arange(images).float()[:, None, None, None]
+    return model.conv(x) + TABLES[images]
+
+
+def test_global_variables_keep_no_tensors_without_data(on_a_gpu):
+    model = Model(adds_a_table, conv=pointwise()).eval()
+    converted, _ = cuconv.nn.convert(model, torch.randn(1, 4, 8, 9))
+    assert {type(table) for table in TABLES.values()} == {torch.Tensor}
+    for images in (1, 2, 3):
+        x = torch.randn(images, 4, 8, 9)
+        assert close(converted(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_outputs_that_torch_cannot_compare_are_told():
+    model = Model(lambda model, x: torch.nested.nested_tensor(list(model.conv(x))), conv=pointwise()).eval()
+    converted, report = cuconv.nn.convert(model, torch.randn(2, 4, 8, 9))
+    assert "an output cannot be compared" in report.why_not_compared
+    assert converted(torch.randn(3, 4, 8, 9)).size(0) == 3
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "save"])

@@ -100,6 +100,23 @@ def several(model, x, others):
     return {"sum": model.conv(x) + others["y"], "parts": [model.conv(x), others["z"][0]], "n": 3, "none": None}
 
 
+def spectrum(model, x):
+    return torch.fft.rfft2(model.conv(x))
+
+
+def complex_layer(model, x):
+    return torch.view_as_complex(model.conv(x.real).unflatten(1, (2, 2)).movedim(2, -1).contiguous()) * x[:, :2]
+
+
+def sparse(model, x):
+    return F.relu(model.conv(x)).to_sparse(), model.adjacent * 2
+
+
+def numbers(model, x):
+    y = model.conv(x)
+    return y.norm().item(), y.mean((1, 2, 3)).tolist()
+
+
 Pair = namedtuple("Pair", "first second")
 
 # Control flow on sizes and values
@@ -157,6 +174,25 @@ def interpolates(model, x):
     return F.adaptive_avg_pool2d(y, (x.shape[2] // 2, 3))
 
 
+def images_of_a_mask(model, x):
+    return model.conv(x[x.mean((1, 2, 3)) > 0])
+
+
+def pixels_of_a_mask(model, x):
+    return model.fc(x.movedim(1, 3)[x[:, 0] > 0])
+
+
+# Fully connected layers of other shapes
+
+
+def linear_of_parameters(model, x):
+    return F.linear(x, model.weight, model.bias)
+
+
+def parameter(*shape):
+    return lambda: nn.Parameter(torch.randn(shape))
+
+
 # State
 
 
@@ -208,6 +244,18 @@ def drops(model, x):
 
 def by_grad_mode(model, x):
     return model.conv(x) * (2 if torch.is_grad_enabled() else 1)
+
+
+def maps_images(model, x):
+    return torch.vmap(lambda image: model.conv(image[None])[0])(x)
+
+
+def maps_to_the_same(model, x):
+    return model.conv(x), torch.vmap(lambda image: model.other.bias * 2)(x)
+
+
+def derives(model, x):
+    return torch.func.grad(lambda y: model.conv(y).square().sum())(x)
 
 
 def no_grad_inside(model, x):
@@ -295,6 +343,27 @@ def chunks(model, x):
     b.mul_(2)
     a.add_(1)
     return torch.cat([y, model.narrow(a), b], 1)
+
+
+def clamps_before_the_norm(model, x):
+    x = x + 0
+    y = model.conv(x)
+    x.clamp_(-6, 6)
+    return model.norm(y) + x
+
+
+def clamps_before_the_relu_of_a_branch(model, x):
+    x = x + 0
+    y = model.conv(x)
+    x.clamp_(-6, 6)
+    return torch.cat([F.relu(y), model.other(x)], 1)
+
+
+def clamps_what_branches_of_branches_read(model, x):
+    x = torch.cat([model.conv(x), model.other(x)], 1)
+    y = model.wide(x)
+    x.clamp_(-6, 6)
+    return torch.cat([y, model.wide(x)], 1)
 
 
 def unbatched_cat(model, x):
@@ -503,6 +572,8 @@ two_convs = {"conv": conv, "other": conv}
 normed = {"conv": conv, "norm": batch_norm}
 X, Y = images(), images(seed=7)
 LAYOUTS = [(F.pad(X, (1,) * 4)[:, :, 1:-1, 1:-1],), (X.contiguous(memory_format=torch.channels_last),)]
+Z = torch.complex(X, images(seed=8))
+ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(6))
 LATER = [(X,), (images(1),), (images(3, 11, 13),), (images(5, 7, 20),), (X,)]
 
 ZOO = {
@@ -523,6 +594,11 @@ ZOO = {
         example=(X, {"y": X, "z": (X,)}), conv=conv,
     ),
     "a named tuple": entry(dataclass_like, *LATER, conv=conv),
+    # outputs that are no dense tensors of real numbers
+    "a spectrum": entry(spectrum, *LATER, captured=True, conv=conv),
+    "complex numbers": entry(complex_layer, (2 * Z,), (Z[:1],), example=Z, captured=True, conv=conv),
+    "sparse": entry(sparse, *LATER, conv=conv, adjacent=lambda: nn.Buffer(torch.eye(3).to_sparse())),
+    "numbers": entry(numbers, *LATER, conv=lambda: conv(4, 16, 3)),
     # sizes and values
     **{
         function.__name__: entry(function, *LATER, conv=conv)
@@ -540,6 +616,19 @@ ZOO = {
         f"{function.__name__}{of}": entry(function, (X, X), (X, X[:]), (X, Y), example=example, **two_convs)
         for function in (writes_its_other_argument, by_identity)
         for of, example in (("", (X, Y)), (", of one", (X, X)))
+    },
+    # sizes that depend on data
+    **{
+        function.__name__: entry(function, *LATER, (-X.abs(),), captured=True, conv=conv, fc=lambda: nn.Linear(4, 3))
+        for function in (images_of_a_mask, pixels_of_a_mask)
+    },
+    # fully connected layers
+    **{
+        f"a weight {weight} and a bias {bias}": entry(
+            linear_of_parameters, (ROWS,), (ROWS[:2],), example=ROWS, captured=True,
+            weight=parameter(*weight), bias=one(None) if bias is None else parameter(*bias),
+        )
+        for weight, bias in (((4,), None), ((5, 4), ()), ((5, 4), (1,)), ((5, 4), (1, 5)), ((5, 4), (5,)))
     },
     # state
     "counts calls": entry(counts_calls, *LATER, captured=False, conv=conv, calls=one(0)),
@@ -559,12 +648,24 @@ ZOO = {
             adds_noise, python_noise, drops, by_grad_mode, no_grad_inside, autocast_inside, autocast_off_inside,
         )
     },
+    **{
+        function.__name__: entry(function, *LATER, captured=False, **two_convs)
+        for function in (maps_images, maps_to_the_same, derives)
+    },
     # writes and aliases
     **{
         function.__name__: entry(function, *LATER, **two_convs, norm=batch_norm)
         for function in (
             writes_by_overload, writes_through_a_view, adds_in_place_through_an_alias, adds_to_the_shortcut,
             relu_of_a_result_that_is_used, adds_to_the_input, writes_its_own_argument, writes_the_weight, out_argument,
+        )
+    },
+    **{  # the example is within the bounds of the clamp
+        function.__name__: entry(
+            function, (50 * X,), *LATER, captured=True, **two_convs, norm=batch_norm, wide=lambda: conv(8, 8)
+        )
+        for function in (
+            clamps_before_the_norm, clamps_before_the_relu_of_a_branch, clamps_what_branches_of_branches_read,
         )
     },
     "chunks": entry(chunks, *LATER, narrow=lambda: conv(2, 2)),
