@@ -101,7 +101,7 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, Tensor):
         kind = Tensor if type(leaf) is nn.Parameter else type(leaf)
         return (kind, leaf.dtype, leaf.device, leaf.dim(), _layout(leaf))
-    return (type(leaf), leaf)
+    return (type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)  # 0.0 is equal to -0.0
 
 
 def _layout(tensor: Tensor) -> Any:

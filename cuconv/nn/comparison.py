@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -24,6 +28,7 @@ TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where 
 TIMES_TORCHS = 3  # an output's error may be so many times that of torch in the precision
 LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
 SEED = 20_26
+BY_ADDRESS = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 MULTIPLIED: dict[Any, tuple[int, ...]] = {  # the places of both factors in the operations that torch's TF32 is about
     **dict.fromkeys((aten.convolution, aten._convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.linear), (0, 1)),
@@ -35,7 +40,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a model
 
 
 class Inputs:
-    """Arguments of a model: `arguments` and `keywords`. Each call of `new` copies their tensors."""
+    """Arguments of a model: `arguments` and `keywords`. Each call of `new` copies their tensors, each of them once."""
 
     def __init__(self, example: Any):
         """example: a tensor, a tuple of arguments, or a dictionary of them by name."""
@@ -47,8 +52,14 @@ class Inputs:
     def new(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Call:
         """The arguments with copies of their tensors, each after a change."""
 
+        copies: dict[int, Tensor] = {}
+
         def copied(leaf: Any) -> Any:
-            return change(leaf.detach()).clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+            if not isinstance(leaf, Tensor):
+                return copy.deepcopy(leaf)
+            if id(leaf) not in copies:
+                copies[id(leaf)] = change(leaf.detach()).clone()
+            return copies[id(leaf)]
 
         return pytree.tree_map(copied, (self.arguments, self.keywords))
 
@@ -132,17 +143,33 @@ def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) ->
         return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
 
 
+def draws(function: Callable[..., Any], inputs: Call) -> bool:
+    """Whether a call draws random numbers of Python or NumPy, of which a graph would have one for all calls."""
+    arguments, keywords = inputs
+    with seeded(), torch.no_grad():
+        before = _numbers()
+        function(*arguments, **keywords)
+        return _numbers() != before
+
+
+def _numbers() -> Any:
+    """Where the random numbers of Python and NumPy are."""
+    return random.getstate(), pickle.dumps(numpy.random.get_state())
+
+
 @contextmanager
 def seeded() -> Iterator[None]:
-    """Random numbers of one seed, by torch and Python; those of the caller go on afterwards as if nothing had been."""
-    state, gpus = random.getstate(), range(torch.cuda.device_count())
+    """Random numbers of one seed, by torch, Python and NumPy; the caller's go on afterwards as if nothing had been."""
+    state, state_of_numpy, gpus = random.getstate(), numpy.random.get_state(), range(torch.cuda.device_count())
     with torch.random.fork_rng(gpus):  # named, since torch warns of several that are not
         torch.manual_seed(SEED)
         random.seed(SEED)
+        numpy.random.seed(SEED)
         try:
             yield
         finally:
             random.setstate(state)
+            numpy.random.set_state(state_of_numpy)
 
 
 @contextmanager
@@ -265,27 +292,34 @@ def _as_good(our: Tensor, judges: list[Tensor | None], least: float) -> bool:
     return distance(our, truth) <= max(least, min(LARGEST_ERROR, TIMES_TORCHS * distance(torchs, truth)))
 
 
-def attributes(model: nn.Module) -> dict[str, str]:
-    """The plain attributes of a model's modules, as text, to find out whether a call has changed one."""
+def attributes(model: nn.Module) -> dict[str, Any]:
+    """The state of each plain attribute of a model's modules, to find out whether a call has changed one."""
     found = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in ("_modules", "_parameters", "_buffers"):
-                found[f"{name}.{key}".lstrip(".")] = _text(value)
+                found[f"{name}.{key}".lstrip(".")] = _state_of(value)
     return found
 
 
-def _text(value: Any, depth: int = 0) -> str:
-    """A value in a form that is equal where nothing has changed."""
-    if isinstance(value, (list, tuple, set, frozenset)) and depth < 4 and len(value) < 10_000:
-        return f"{type(value).__name__}[{','.join(_text(one, depth + 1) for one in value)}]"
-    if isinstance(value, dict) and depth < 4 and len(value) < 10_000:
-        return f"{{{','.join(f'{key!r}:{_text(one, depth + 1)}' for key, one in value.items())}}}"
-    if isinstance(value, Tensor):
-        return f"tensor {id(value)} {value._version if not value.is_inference() else 0}"
-    if isinstance(value, (int, float, complex, str, bytes, bool, type(None))):
-        return repr(value)
-    return f"{type(value).__name__} {id(value)}"
+def _state_of(value: Any) -> Any:
+    """Something that is equal where nothing in an object has changed."""
+    pickled = BytesIO()
+    try:
+        _Pickler(pickled).dump(value)
+    except Exception:  # objects define how they are pickled, or cannot be
+        return id(value)
+    return pickled.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors by their versions, and by their addresses what has its state elsewhere or cannot be pickled."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """What stands for such an object; None for others."""
+        if isinstance(value, Tensor):
+            return id(value), 0 if value.is_inference() else value._version
+        return id(value) if isinstance(value, BY_ADDRESS) else None
 
 
 def first_line(error: BaseException) -> str:

@@ -138,6 +138,8 @@ class _Conversion:
             self._not_captured(f"a call changes {changed[0]}")
         elif words := self._outputs_differ(expected[1:], expected[:1]):
             self._not_captured(f"two calls with the same input differ: {words}")
+        elif comparison.draws(_copied(self._model), self._inputs.new()):
+            self._not_captured("a call draws random numbers of Python or NumPy")
         if not self._report.captured:
             self._truth = Truth(_copied(self._model))
             if words := self._outputs_differ(self._outputs(_copied(self._model)), expected):

@@ -3,6 +3,7 @@
 import copy
 import random
 
+import numpy
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -16,6 +17,7 @@ def results(model, calls, recording):
     found = []
     torch.manual_seed(11)
     random.seed(11)
+    numpy.random.seed(11)
     for call in calls:
         arguments, keywords = copy.deepcopy(call)
         with recording():

@@ -1,9 +1,12 @@
 """Small models that are easily converted wrongly, each with an example and the calls that are made afterwards."""
 
+import math
 import random
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -568,6 +571,24 @@ def returns_a_size(model, x):
     return model.conv(x), x.shape
 
 
+def random_branch(model, x):
+    return model.conv(x.flip(-1) if random.random() < 0.5 else x)
+
+
+def numpy_branch(model, x):
+    return model.conv(x.flip(-1) if numpy.random.random() < 0.5 else x)
+
+
+def counts_in_an_object(model, x):
+    model.state.calls += 1
+    model.state.seen.append(tuple(x.shape))
+    return model.conv(x) * (2 if model.state.calls > 6 else 1)
+
+
+def by_sign(model, x, scale):
+    return model.conv(x) * math.copysign(1, scale)
+
+
 two_convs = {"conv": conv, "other": conv}
 normed = {"conv": conv, "norm": batch_norm}
 X, Y = images(), images(seed=7)
@@ -589,6 +610,7 @@ ZOO = {
     "by dtype": entry(by_dtype, (X.double(),), (X,), (X.half(),), conv=conv),
     "by rank": entry(by_rank, (X[0],), (X,), conv=conv),
     "by requires_grad": entry(by_gradient, (X.clone().requires_grad_(),), (X,), conv=conv),
+    "by sign": entry(by_sign, (X, -0.0), (X, 0.0), (X, -1.0), example=(X, 0.0), conv=conv),
     "nested arguments": entry(
         several, (X, {"y": images(seed=7), "z": (X,)}), (images(3), {"y": images(3), "z": (X, 1)}),
         example=(X, {"y": X, "z": (X,)}), conv=conv,
@@ -636,6 +658,10 @@ ZOO = {
     "counts in a buffer": entry(
         counts_in_a_buffer, *LATER, captured=False, conv=conv, counter=lambda: nn.Buffer(torch.zeros(()))
     ),
+    "counts in an object": entry(
+        counts_in_an_object, *LATER, *LATER, captured=False, conv=conv,
+        state=lambda: SimpleNamespace(calls=0, seen=deque()),
+    ),
     "keeps the last output": entry(keeps_last_output, *LATER, captured=False, conv=conv, last=one(None)),
     "changes later": entry(changes_at_the_third_call, *LATER, *LATER, captured=False, conv=conv, calls=one(0)),
     "moving average": entry(
@@ -645,7 +671,7 @@ ZOO = {
     **{
         function.__name__: entry(function, *LATER, **two_convs)
         for function in (
-            adds_noise, python_noise, drops, by_grad_mode, no_grad_inside, autocast_inside, autocast_off_inside,
+            adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode, no_grad_inside, autocast_inside, autocast_off_inside,
         )
     },
     **{
