@@ -671,7 +671,8 @@ ZOO = {
     **{
         function.__name__: entry(function, *LATER, **two_convs)
         for function in (
-            adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode, no_grad_inside, autocast_inside, autocast_off_inside,
+            adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode, no_grad_inside, autocast_inside,
+            autocast_off_inside,
         )
     },
     **{
