@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
-from cuconv.nn.comparison import first_line
+from cuconv.nn.comparison import call, first_line
 
 TORCH = str(Path(torch.__file__).parent) + "/"
 SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
@@ -105,11 +105,13 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
 
 
 def _layout(tensor: Tensor) -> Any:
-    """True where a tensor is contiguous, "channels last", or else its strides."""
-    if tensor.layout != torch.strided or tensor.is_contiguous():
-        return tensor.layout == torch.strided
-    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return "channels last" if channels_last else tensor.stride()
+    """How a tensor lies in memory: in one of the usual ways at any size, or with just these strides."""
+    if tensor.layout != torch.strided:
+        return str(tensor.layout)
+    if tensor.is_contiguous():
+        return "contiguous"
+    is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return "channels last" if is_last else tensor.stride()
 
 
 def share_memory(tensors: Sequence[Tensor]) -> bool:
@@ -184,10 +186,8 @@ def _takes(model: nn.Module, in_spec: Any, leaves: list[Any]) -> bool:
     A call with data comes before every capture: where the model's code keeps tensors for later calls, they must not be
     those of a capture, which have no data.
     """
-    arguments, keywords = pytree.tree_unflatten(_copies(leaves), in_spec)
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            model(*arguments, **keywords)
+        call(model, pytree.tree_unflatten(_copies(leaves), in_spec))
     except Exception:  # the model's own code
         return False
     return True
