@@ -507,3 +507,17 @@ def test_fully_connected_layers_of_few_rows(on_a_gpu, rows, kinds):
     assert [call["kind"] for call in on_a_gpu] == ["plain"] * kinds
     layer(x).sum().backward()
     assert layer.weight.grad is not None
+
+
+def attends(model, x):
+    rows = model.conv(x).flatten(2).transpose(1, 2)
+    return model.attention(rows, rows, rows)
+
+
+def test_no_image_is_for_the_model_s_own_code(on_a_gpu):
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)  # returns other weights for no image
+    model, x = Model(attends, conv=pointwise(), attention=attention).eval(), torch.randn(2, 4, 8, 9)
+    converted, report = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        ours, theirs = converted(x[:0]), model(x[:0])
+    assert report.captured and ours[0].shape == theirs[0].shape and type(ours[1]) is type(theirs[1])
