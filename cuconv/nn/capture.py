@@ -205,12 +205,13 @@ def _export(
     arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
     shapes = ShapesCollection()
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            shapes[leaf] = dict.fromkeys(range(leaf.dim())[:dimensions], Dim.AUTO)
-    sizes = shapes.dynamic_shapes(model, arguments, keywords)
+        if isinstance(leaf, Tensor):  # what is 1 broadcasts, which a symbol would not, but for the batch
+            sizes = list(enumerate(leaf.shape))[:dimensions]
+            shapes[leaf] = {place: Dim.STATIC if place and size == 1 else Dim.AUTO for place, size in sizes}
+    dynamic = shapes.dynamic_shapes(model, arguments, keywords)
     with _lock, _quiet(), torch.inference_mode(False), torch.no_grad(), _decisions() as decisions:
         try:
-            program = torch.export.export(model, arguments, keywords, dynamic_shapes=sizes, strict=False)
+            program = torch.export.export(model, arguments, keywords, dynamic_shapes=dynamic, strict=False)
         except _TooComplex:
             raise
         except Exception as error:  # the model's own code runs, which may raise anything

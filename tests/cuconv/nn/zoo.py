@@ -601,6 +601,10 @@ ZOO = {
     # arguments
     "optional mask": entry(optional_mask, (X,), (X, torch.rand(2, 1, 8, 9)), ((X,), {"mask": None}), (X,), conv=conv),
     "mask in the example": entry(optional_mask, (X,), (X, X), example=(X, torch.rand(2, 4, 8, 9)), conv=conv),
+    "a mask of one channel": entry(
+        optional_mask, (X, X), (X, torch.rand(2, 1, 8, 9)), (images(3), torch.rand(3, 1, 8, 9)), (X,), captured=True,
+        example=(X, torch.rand(2, 1, 8, 9)), conv=conv,
+    ),
     "a flag": entry(optional_flag, ((X,), {"double": True}), (X,), conv=conv),
     "a flag in the example": entry(
         optional_flag, ((X,), {"double": False}), ((X,), {"double": True}), (X,), example={"x": X, "double": True},
