@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuconv.nn.dispatch import convolutions_by, torchs_in_fp32
 from cuconv.problem import FP32, TF32
 from cuconv.reference import round_to_tf32
 
@@ -134,19 +135,19 @@ def _rounded(factor: Any) -> Any:
 
 
 def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) -> Any:
-    """The result of a call with the random numbers of one seed, detached; torch computes in FP32 alone.
+    """The result of a call with the random numbers of one seed, detached; torch's convolutions are in FP32 alone.
 
     gradients: whether they could be recorded.
     """
     arguments, keywords = inputs
-    with seeded(), torch_in_fp32(), torch.set_grad_enabled(gradients):
+    with seeded(), convolutions_by(torchs_in_fp32), torch.set_grad_enabled(gradients):
         return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
 
 
 def draws(function: Callable[..., Any], inputs: Call) -> bool:
     """Whether a call draws random numbers of Python or NumPy, of which a graph would have one for all calls."""
     arguments, keywords = inputs
-    with seeded(), torch.no_grad():
+    with seeded(), convolutions_by(torchs_in_fp32), torch.no_grad():
         before = _numbers()
         function(*arguments, **keywords)
         return _numbers() != before
@@ -170,21 +171,6 @@ def seeded() -> Iterator[None]:
         finally:
             random.setstate(state)
             numpy.random.set_state(state_of_numpy)
-
-
-@contextmanager
-def torch_in_fp32() -> Iterator[None]:
-    """torch without TF32."""
-    backends: Any = torch.backends
-    settings = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
-    before = [setting.fp32_precision for setting in settings]
-    try:
-        for setting in settings:
-            setting.fp32_precision = "ieee"
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
 
 
 def difference(

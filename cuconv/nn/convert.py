@@ -20,7 +20,6 @@ from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import Inputs, Truth
-from cuconv.nn.enabled import outside
 from cuconv.nn.modules import LAYERS, hooked, layer_for, patched, why_not
 from cuconv.nn.operator import PLAIN, check_precision, is_supported, recorded
 from cuconv.nn.program import computed_by_torch
@@ -70,7 +69,7 @@ def convert(
         raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
     _check_model(model)
     autocast_off = [torch.autocast(device, enabled=False) for device in ("cuda", "cpu")]
-    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], outside(), waiting():
+    with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], waiting():
         inputs = Inputs(example)
         converted_and_report = _Conversion(model, inputs, precision, progress).run()
     if any(tensor.is_cuda for tensor in inputs.tensors):

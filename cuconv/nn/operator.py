@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ import cuconv
 from cuconv.call import NotReady
 from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.geometry import Geometry
+from cuconv.nn.dispatch import convolutions_by, torchs_in_fp32
 from cuconv.precompile import PlannedCall
 from cuconv.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.select import READY
@@ -311,18 +312,12 @@ def _by_torch(
     return _finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), relu, residual)
 
 
-@contextmanager
-def torch_in(precision: str) -> Iterator[None]:
+def torch_in(precision: str) -> AbstractContextManager[None]:
     """Keep torch's convolutions from rounding to TF32, as they do by default, unless that is the precision asked for.
 
     It is for torch in the place of kernels that are being compiled, so that results are as exact as theirs.
     """
-    allowed = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed and precision != FP32
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = allowed
+    return convolutions_by(torchs_in_fp32) if precision == FP32 else nullcontext()
 
 
 def _finished(output: Tensor, relu: bool, residual: Tensor | float | None) -> Tensor:

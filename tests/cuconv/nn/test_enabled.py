@@ -1,6 +1,5 @@
 """cuconv.nn.enabled on a CPU: every convolution of a block, whoever calls it."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +10,7 @@ from torch.autograd import forward_ad
 
 import cuconv.nn
 from cuconv.call import NotReady
-from cuconv.nn import operator
+from cuconv.nn import dispatch, operator
 from tests.cuconv.nn.models import close, made, operands
 
 
@@ -109,9 +108,8 @@ def test_torch_rounds_to_tf32_only_if_asked_while_kernels_compile(on_a_gpu, monk
     def pending(*operands, **options):
         raise NotReady("the kernels are being compiled")
 
-    seen, module = [], sys.modules["cuconv.nn.enabled"]
-    torchs = module.TORCHS
-    monkeypatch.setattr(module, "TORCHS", lambda *operands: seen.append(operands[-1]) or torchs(*operands))
+    seen, torchs = [], dispatch._TORCHS
+    monkeypatch.setattr(dispatch, "_TORCHS", lambda *operands: seen.append(operands[-1]) or torchs(*operands))
     monkeypatch.setattr(operator, "_launch", pending)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     x, weight, _ = operands()

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
 from cuconv import NotReady
-from cuconv.nn import operator
+from cuconv.nn import dispatch, operator
 
 
 class Joined(nn.Module):
@@ -39,13 +38,11 @@ def test_torch_computes_a_layer_while_its_kernels_compile(on_a_gpu, monkeypatch)
     for layer in layers:
         layer._prepared = pending
     monkeypatch.setattr(operator, "_launch", lambda *operands, **options: pytest.fail("other kernels are asked for"))
-    allowed, computed = [], F.conv2d
+    allowed, torchs = [], dispatch._TORCHS
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     with torch.no_grad():
         expected = model(x)
-        monkeypatch.setattr(
-            F, "conv2d", lambda *operands: allowed.append(torch.backends.cudnn.allow_tf32) or computed(*operands)
-        )
+        monkeypatch.setattr(dispatch, "_TORCHS", lambda *operands: allowed.append(operands[-1]) or torchs(*operands))
         assert len(layers) == 3 and report.captured
         torch.testing.assert_close(converted(x), expected, rtol=1e-5, atol=1e-5)
     assert allowed == [False] * 3 and torch.backends.cudnn.allow_tf32, "no layer is rounded to TF32 meanwhile"

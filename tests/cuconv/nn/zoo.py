@@ -585,6 +585,11 @@ def counts_in_an_object(model, x):
     return model.conv(x) * (2 if model.state.calls > 6 else 1)
 
 
+def sets_flags(model, x):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        return model.conv(x)
+
+
 def by_sign(model, x, scale):
     return model.conv(x) * math.copysign(1, scale)
 
@@ -675,7 +680,8 @@ ZOO = {
     **{
         function.__name__: entry(function, *LATER, **two_convs)
         for function in (
-            adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode, no_grad_inside, autocast_inside,
+            sets_flags, adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode, no_grad_inside,
+            autocast_inside,
             autocast_off_inside,
         )
     },
