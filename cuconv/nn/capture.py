@@ -144,8 +144,9 @@ class Captured:
 def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
     """The graph of a model in the mode that it is in, by a call on arguments like the given ones.
 
-    Every size of a tensor may differ in later calls as far as the model allows it, or the first alone where sizes in
-    the model are too long expressions of the others. Raises CaptureError where torch.export cannot capture the model.
+    Every size of a tensor may differ in later calls as far as the model allows it, or the first alone where the model
+    cannot be captured so: where sizes in it are too long expressions of the others, or are keys of a cache. Raises
+    CaptureError where torch.export cannot capture the model.
     """
     if any(map(is_parametrized, model.modules())):
         raise CaptureError("a module has parametrizations, which its class must be free to drop")
@@ -154,8 +155,11 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
         raise CaptureError("two arguments share memory")
     try:
         return _capture(model, in_spec, leaves, None)
-    except _TooComplex:
-        return _capture(model, in_spec, leaves, 1)
+    except CaptureError as error:
+        try:
+            return _capture(model, in_spec, leaves, 1)
+        except CaptureError:
+            raise error from None
 
 
 def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None) -> Captured:
@@ -209,7 +213,7 @@ def _export(
             sizes = list(enumerate(leaf.shape))[:dimensions]
             shapes[leaf] = {place: Dim.STATIC if place and size == 1 else Dim.AUTO for place, size in sizes}
     dynamic = shapes.dynamic_shapes(model, arguments, keywords)
-    with _lock, _quiet(), torch.inference_mode(False), torch.no_grad(), _decisions() as decisions:
+    with _lock, _quiet(), _one_flag(), torch.inference_mode(False), torch.no_grad(), _decisions() as decisions:
         try:
             program = torch.export.export(model, arguments, keywords, dynamic_shapes=dynamic, strict=False)
         except _TooComplex:
@@ -237,6 +241,26 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
+def _one_flag() -> Iterator[None]:
+    """Let torch.export read cuDNN's one flag for TF32, which torch refuses where kinds of layers have settings each.
+
+    Convolutions keep their setting meanwhile.
+    """
+    cudnn: Any = torch.backends.cudnn
+    try:
+        torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:
+        before = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+        cudnn.allow_tf32 = before[0] == "tf32"
+        try:
+            yield
+        finally:
+            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
+    else:
+        yield
+
+
+@contextmanager
 def _decisions() -> Iterator[list[tuple[Any, Any]]]:
     """Record each question about sizes that the model's own code asks, with its answer.
 
@@ -246,9 +270,11 @@ def _decisions() -> Iterator[list[tuple[Any, Any]]]:
     """
     found: list[tuple[Any, Any]] = []
     asked: set[Any] = set()
-    evaluate = ShapeEnv.evaluate_sym_node
+    evaluate, thread = ShapeEnv.evaluate_sym_node, threading.get_ident()
 
     def recording(self: Any, sym_node: Any, *arguments: Any, **keywords: Any) -> Any:
+        if threading.get_ident() != thread:
+            return evaluate(self, sym_node, *arguments, **keywords)
         question = sym_node.expr
         if question not in asked:
             asked.add(question)

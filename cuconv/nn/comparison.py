@@ -7,7 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from io import BytesIO
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -207,7 +207,17 @@ def difference(
 
 def _flattened(result: Any) -> tuple[list[Any], Any]:
     """The leaves of a result, where a list of numbers of floating point is one leaf, and its structure."""
-    return pytree.tree_flatten(result, is_leaf=_is_vector)
+    return pytree.tree_flatten(pytree.tree_map(_opened, result), is_leaf=_is_vector)
+
+
+def _opened(leaf: Any) -> Any:
+    """The fields of a dataclass as a dictionary, and an array of NumPy as a tensor."""
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        values = {one.name: getattr(leaf, one.name) for one in fields(leaf)}
+        return {"": type(leaf).__qualname__, **pytree.tree_map(_opened, values)}
+    if isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "fciub":
+        return torch.from_numpy(leaf.copy())
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def _is_vector(value: Any) -> bool:
@@ -243,16 +253,17 @@ def _differs(our: Any, their: Any, tolerance: float, judges: Callable[[], list[T
 
 def _differs_exactly(our: Any, their: Any) -> str:
     if not isinstance(their, Tensor):
-        return "" if _equal(our, their) else f"it returns {our!r} instead of {their!r}"
+        return _differs_as_objects(our, their)
     wrong = int((our.to_dense() != their.to_dense()).sum())
     return f"{wrong} of {their.numel()} numbers differ" if wrong > their.numel() / 100 else ""
 
 
-def _equal(our: Any, their: Any) -> bool:
+def _differs_as_objects(our: Any, their: Any) -> str:
     try:
-        return bool(our == their) or our is their or (our != our and their != their)
+        is_equal = bool(our == their) or our is their or (our != our and their != their)
     except Exception:  # objects define what == means
-        return True
+        return f"it returns a {type(their).__name__}, which cannot be compared"
+    return "" if is_equal else f"it returns {our!r:.100} instead of {their!r:.100}"
 
 
 def distance(our: Tensor, their: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -169,3 +170,28 @@ class OutOfMemoryInFloat64(nn.Module):
 def test_lack_of_memory_is_no_difference():
     with pytest.raises(torch.OutOfMemoryError):
         Truth(OutOfMemoryInFloat64()).judges(lambda: ((torch.ones(2),), {}), FP32)
+
+
+@dataclass
+class Out:
+    score: torch.Tensor
+    steps: int = 3
+
+
+@pytest.mark.parametrize(
+    "result", [Out, lambda score: [Out(score)], lambda score: score.numpy(), lambda score: {"scores": score.numpy()}]
+)
+def test_tensors_in_dataclasses_and_arrays_are_compared_like_others(result):
+    score = torch.linspace(0.5, 2.0, 100)
+    assert difference(result(score * (1 + 5e-6)), result(score), FP32) == ""
+    assert "relative L2 error" in difference(result(score * 1.1), result(score), FP32)
+    assert difference(Out(score, 4), Out(score), FP32) != ""
+
+
+class Unequal:
+    def __eq__(self, other):
+        raise TypeError("nobody knows")
+
+
+def test_what_cannot_be_compared_is_no_equal():
+    assert "cannot be compared" in difference(Unequal(), Unequal(), FP32)

@@ -537,5 +537,8 @@ def test_conversions_in_threads_leave_torchs_settings_alone():
         for thread in threads:
             thread.join()
         assert torch.backends.cudnn.allow_tf32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        assert cuconv.nn.convert(model, x)[1].captured, "a setting that torch.export does not expect"
+        assert torch.backends.cudnn.conv.fp32_precision == "ieee" and torch.backends.cudnn.rnn.fp32_precision == "tf32"
     """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

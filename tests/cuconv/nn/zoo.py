@@ -4,6 +4,7 @@ import math
 import random
 from collections import deque, namedtuple
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy
@@ -585,6 +586,15 @@ def counts_in_an_object(model, x):
     return model.conv(x) * (2 if model.state.calls > 6 else 1)
 
 
+@lru_cache
+def grid(h, w):
+    return torch.arange(h * w).float().view(h, w)
+
+
+def adds_a_grid(model, x):
+    return model.conv(x) + grid(*x.shape[2:])
+
+
 def sets_flags(model, x):
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         return model.conv(x)
@@ -619,6 +629,7 @@ ZOO = {
     "by dtype": entry(by_dtype, (X.double(),), (X,), (X.half(),), conv=conv),
     "by rank": entry(by_rank, (X[0],), (X,), conv=conv),
     "by requires_grad": entry(by_gradient, (X.clone().requires_grad_(),), (X,), conv=conv),
+    "a grid in a cache": entry(adds_a_grid, *LATER, captured=True, conv=conv),
     "by sign": entry(by_sign, (X, -0.0), (X, 0.0), (X, -1.0), example=(X, 0.0), conv=conv),
     "nested arguments": entry(
         several, (X, {"y": images(seed=7), "z": (X,)}), (images(3), {"y": images(3), "z": (X, 1)}),
