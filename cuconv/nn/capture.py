@@ -242,22 +242,19 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_flag() -> Iterator[None]:
-    """Let torch.export read cuDNN's one flag for TF32, which torch refuses where kinds of layers have settings each.
+    """Give cuDNN one flag for TF32, that of convolutions, where recurrent layers have another setting.
 
-    Convolutions keep their setting meanwhile.
+    torch.export reads the flag, which torch refuses otherwise.
     """
     cudnn: Any = torch.backends.cudnn
+    before = [(kind, kind.fp32_precision) for kind in (cudnn.conv, cudnn.rnn)]
+    cudnn.allow_tf32 = before[0][1] == "tf32"
     try:
-        torch._C._get_cudnn_allow_tf32()
-    except RuntimeError:
-        before = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
-        cudnn.allow_tf32 = before[0] == "tf32"
-        try:
-            yield
-        finally:
-            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
-    else:
         yield
+    finally:
+        for kind, precision in before:
+            if kind.fp32_precision != precision:
+                kind.fp32_precision = precision
 
 
 @contextmanager

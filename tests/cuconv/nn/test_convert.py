@@ -525,20 +525,21 @@ def test_no_image_is_for_the_model_s_own_code(on_a_gpu):
     assert report.captured and ours[0].shape == theirs[0].shape and type(ours[1]) is type(theirs[1])
 
 
-def test_conversions_in_threads_leave_torchs_settings_alone():
-    """In a process of its own, whose settings are still torch's defaults."""
+def test_conversions_leave_torchs_settings_alone():
+    """In a process of its own, whose settings are still torch's defaults; threads last, for torch.export's sake."""
     code = """if True:
         import threading, torch, cuconv.nn
         from torch import nn
         model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval(), torch.randn(2, 3, 16, 16)
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        assert cuconv.nn.convert(model, x)[1].captured, "a setting that torch.export does not expect"
+        assert torch.backends.cudnn.conv.fp32_precision == "ieee" and torch.backends.cudnn.rnn.fp32_precision == "tf32"
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
         threads = [threading.Thread(target=cuconv.nn.convert, args=(model, x)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert torch.backends.cudnn.allow_tf32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-        assert cuconv.nn.convert(model, x)[1].captured, "a setting that torch.export does not expect"
-        assert torch.backends.cudnn.conv.fp32_precision == "ieee" and torch.backends.cudnn.rnn.fp32_precision == "tf32"
     """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
