@@ -35,9 +35,9 @@ class Aliases:
         return self._roots[node]
 
     def add(self, node: fx.Node, instead_of: list[fx.Node], at: fx.Node) -> None:
-        """Note a node that returns a new tensor instead of others, each of which wrote to new tensors at most.
+        """Note a node that replaces others and returns a new tensor. They wrote to new tensors at most.
 
-        at: the one among the others in whose place the node reads its arguments.
+        at: the replaced node at whose position the new one reads its arguments.
         """
         self._roots[node] = self._roots[instead_of[-1]] | {node}
         self._order[node] = self._order[at]

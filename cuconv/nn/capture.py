@@ -144,8 +144,8 @@ class Captured:
 def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
     """The graph of a model in the mode that it is in, by a call on arguments like the given ones.
 
-    Every size of a tensor may differ in later calls as far as the model allows it, or the first alone where the model
-    cannot be captured so: where sizes in it are too long expressions of the others, or are keys of a cache. Raises
+    Later calls may change every size of a tensor that the model allows. If the model cannot be captured so, since sizes
+    are keys of a cache or too long expressions of others, they may change only the first size of each tensor. Raises
     CaptureError where torch.export cannot capture the model.
     """
     if any(map(is_parametrized, model.modules())):
@@ -209,7 +209,7 @@ def _export(
     arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
     shapes = ShapesCollection()
     for leaf in leaves:
-        if isinstance(leaf, Tensor):  # what is 1 broadcasts, which a symbol would not, but for the batch
+        if isinstance(leaf, Tensor):  # sizes of 1 stay fixed, but for the batch: a symbol never broadcasts
             sizes = list(enumerate(leaf.shape))[:dimensions]
             shapes[leaf] = {place: Dim.STATIC if place and size == 1 else Dim.AUTO for place, size in sizes}
     dynamic = shapes.dynamic_shapes(model, arguments, keywords)
@@ -262,8 +262,8 @@ def _decisions() -> Iterator[list[tuple[Any, Any]]]:
     """Record each question about sizes that the model's own code asks, with its answer.
 
     torch's kernels ask many more when they compute shapes and strides. Those are no conditions: the graph has the
-    operators themselves, which ask again when they run. But a number is one whoever asks for it: the graph has it, as
-    it has so many parts of a tensor that was split.
+    operators themselves, which ask again when they run. Questions that are answered by a number always count: the
+    graph keeps the number, such as that of the parts of a split.
     """
     found: list[tuple[Any, Any]] = []
     asked: set[Any] = set()

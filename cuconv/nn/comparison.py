@@ -52,7 +52,6 @@ class Inputs:
 
     def new(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Call:
         """The arguments with copies of their tensors, each after a change."""
-
         copies: dict[int, Tensor] = {}
 
         def copied(leaf: Any) -> Any:
@@ -91,8 +90,8 @@ class Truth:
     def judges(self, inputs: Callable[[], Call], precision: str) -> tuple[Any, Any]:
         """The model's results in float64 and, by torch, in a precision; None for one that the model refuses.
 
-        inputs: makes the arguments of a call that the model takes. Raises what torch raises where memory is short: a
-        right result without a judge could be taken for wrong.
+        inputs: makes the arguments of a call that the model takes. Passes errors for lack of memory on:
+        without these results, a right one could be taken for wrong.
         """
 
         def model() -> nn.Module:
@@ -179,9 +178,9 @@ def difference(
     """How ours, a result of a model in a precision, differs from torch's in FP32, in words; "" where they agree.
 
     judges: the results in float64 and, by torch, in the precision. Numbers of floating point agree where their relative
-    L2 distance is at most TOLERANCE, or where ours is no farther than that from the result in float64, or at most
-    TIMES_TORCHS as far as torch's in the precision and at most LARGEST_ERROR. They are the elements of a tensor, the
-    items of a list of Python numbers, or one Python number. Whole numbers of a tensor agree where at most one in a
+    L2 distance, or that of ours from float64, is at most TOLERANCE. They also agree where that of ours from float64 is
+    at most LARGEST_ERROR and at most TIMES_TORCHS that of torch in the precision. They are the elements of a tensor,
+    the items of a list of Python numbers, or one Python number. Whole numbers of a tensor agree where at most one in a
     hundred differs.
     """
     our_leaves, our_spec = _flattened(ours)
@@ -313,7 +312,7 @@ class _Pickler(pickle.Pickler):
     """Pickles tensors by their versions, and by their addresses what has its state elsewhere or cannot be pickled."""
 
     def persistent_id(self, value: Any) -> Any:
-        """What stands for such an object; None for others."""
+        """The version of a tensor or the address of such an object; None for others."""
         if isinstance(value, Tensor):
             return id(value), 0 if value.is_inference() else value._version
         return id(value) if isinstance(value, BY_ADDRESS) else None

@@ -49,8 +49,8 @@ class Capture:
     def leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any] | None:
         """The flattened arguments of a call that the program stands for; None for other calls.
 
-        Others have other kinds of arguments, arguments that share memory, or sizes that the model treats in another
-        way, need a gradient, or are made under a tool of torch that must see the model's own operators.
+        Other calls have other kinds of arguments, or sizes that the model treats in another way; their arguments share
+        memory, or need a gradient; or they run under a tool of torch that must see the model's own operators.
         """
         if self._is_one_tensor and len(arguments) == 1 and not keywords and isinstance(arguments[0], Tensor):
             leaves: list[Any] = [arguments[0]]

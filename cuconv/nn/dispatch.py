@@ -32,7 +32,7 @@ def torchs(*arguments: Any) -> Tensor:
 
 
 Kernel = Callable[..., Tensor]
-"""What computes aten._convolution: a function of its arguments, of which the last one allows TF32."""
+"""A function that computes aten._convolution from its arguments; the last argument allows TF32."""
 
 
 class _Block(threading.local):

@@ -67,8 +67,8 @@ class Contender(base.Contender):
         times_us = self._times_us(problem, operands, limit, runs)
         if not times_us:
             raise NotRunnable("unsupported", "no engine computes it")
-        # A graph of its own, since one keeps what was built of all of its plans. A plan is found again by its name:
-        # the frontend cannot pass on all knobs that it returns.
+        # In a new graph, since a graph keeps all plans that it has built. A plan is found again by its name: the
+        # frontend cannot pass on all knobs that it returns.
         plans = _Plans(self._cudnn, self._handle, self._workspace, problem)
         return Plan(plans, plans.names.index(min(times_us, key=times_us.__getitem__)))
 

@@ -60,7 +60,7 @@ class Beside:
 
     @property
     def speedup(self) -> float:
-        """cuConv over the baseline."""
+        """The time of the baseline divided by that of cuConv."""
         return self.baseline_us / self.cuconv_us
 
 

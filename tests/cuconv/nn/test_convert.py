@@ -16,7 +16,7 @@ from cuconv.nn import operator, program
 from cuconv.precompile import PlannedCall
 from cuconv.problem import ConvProblem
 from tests.cuconv.nn.models import MODELS, close, made
-from tests.cuconv.nn.zoo import Model
+from tests.cuconv.nn.zoo.entries import Model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -368,92 +368,6 @@ def test_outputs_that_torch_cannot_compare_are_told():
     assert converted(torch.randn(3, 4, 8, 9)).size(0) == 3
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "save"])
-@pytest.mark.parametrize("name", ["block", "untraceable"])
-def test_a_converted_model_can_be_copied_and_saved(on_a_gpu, tmp_path, name, how):
-    model, x = made(name)
-    converted, _ = cuconv.nn.convert(model, x)
-    with torch.no_grad():
-        expected = converted(x)  # weights are packed from here on
-        if how == "deepcopy":
-            again = copy.deepcopy(converted)
-        else:
-            torch.save(converted, tmp_path / "model.pt")
-            again = torch.load(tmp_path / "model.pt", weights_only=False)
-        assert torch.equal(again(x), expected)
-    assert not set(map(id, again.parameters())) & set(map(id, converted.parameters()))
-
-
-@pytest.mark.parametrize(
-    "change", ["weight", "layer", "move", "load", "load as a part", "load a layer", "refresh", "in place", "train"]
-)
-def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
-    model, x = made("classifier")
-    converted, _ = cuconv.nn.convert(model, x)
-    other, _ = made("classifier")
-    for parameter in other.parameters():
-        parameter.data.mul_(1.5)
-    if change == "weight":
-        converted.last.weight = other.last.weight
-        other, model.last.weight = model, other.last.weight
-    elif change == "layer":
-        converted.last = other.last
-        other, model.last = model, other.last
-    elif change == "move":
-        converted, other, x = converted.double(), model.double(), x.double()
-    elif change == "load":
-        converted.load_state_dict(other.state_dict())
-    elif change == "load as a part":
-        nn.Sequential(converted).load_state_dict(nn.Sequential(other).state_dict())
-    elif change == "load a layer":
-        converted.last.load_state_dict(other.last.state_dict())
-        other, model.last = model, other.last
-    elif change == "refresh":
-        converted.refresh(other)
-    elif change == "in place":
-        for parameter in converted.parameters():
-            parameter.data.mul_(1.5)
-        converted.refresh()
-    else:
-        converted.hidden[0].train()
-        other = model
-        other.hidden[0].train()
-    with torch.no_grad():
-        torch.manual_seed(1)
-        ours = converted(x)
-        torch.manual_seed(1)
-        assert close(ours, other(x))
-
-
-def test_the_original_may_change_without_an_effect(on_a_gpu):
-    model, x = made("block")
-    converted, _ = cuconv.nn.convert(model, x)
-    with torch.no_grad():
-        before = converted(x)
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.mul_(2)
-        assert torch.equal(converted(x), before)
-
-
-def test_a_converted_model_is_converted_again_as_it_is(on_a_gpu):
-    model, x = made("block")
-    once, _ = cuconv.nn.convert(model, x)
-    twice, report = cuconv.nn.convert(once, x)
-    with torch.no_grad():
-        assert torch.equal(once(x), twice(x)) and len(report.replaced) == 3
-
-
-def test_a_converted_model_compiles_in_one_graph(on_a_gpu):
-    model, x = made("block")
-    converted, _ = cuconv.nn.convert(model, x)
-    on_a_gpu.clear()
-    torch._dynamo.reset()
-    with torch.no_grad():
-        compiled = torch.compile(converted, fullgraph=True, backend="eager")
-        assert close(compiled(x), model(x))
-    assert {call["kind"] for call in on_a_gpu} == {"plain"}
-
-
 def test_a_model_that_torch_cannot_copy_is_refused():
     model = nn.Sequential(pointwise()).eval()
     model.lock = (line for line in [])  # a generator
@@ -468,47 +382,6 @@ def test_an_unknown_precision_is_refused(precision):
 
 
 # The modules
-
-
-@pytest.mark.parametrize("change", ["half", "channels_last", "empty", "one image", "autocast"])
-def test_a_module_takes_what_torchs_takes(on_a_gpu, change):
-    conv = nn.Conv2d(4, 6, 3, padding=1)
-    layer, x = cuconv.nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 5, 7)
-    layer.load_state_dict(conv.state_dict())
-    if change == "half":
-        conv, layer, x = conv.bfloat16(), layer.bfloat16(), x.bfloat16()
-    x = {"channels_last": x.to(memory_format=torch.channels_last), "empty": x[:0], "one image": x[0]}.get(change, x)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
-        torch.testing.assert_close(layer(x), conv(x), check_stride=False)
-
-
-def test_a_module_reads_its_weights_at_each_call(on_a_gpu):
-    layer, x = cuconv.nn.Conv2d(4, 4, 1), torch.randn(1, 4, 5, 5)
-    layer(x).sum().backward()
-    assert layer.weight.grad is not None
-    with torch.no_grad():
-        layer.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
-        assert close(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double()))
-
-
-def test_a_traced_module_computes_and_is_no_constant(on_a_gpu):
-    layer = cuconv.nn.Conv2d(4, 4, 1)
-    first, second = torch.randn(1, 4, 5, 5), torch.randn(1, 4, 5, 5)
-    with torch.no_grad():
-        traced = torch.jit.trace(layer, first)
-        assert close(traced(second), layer(second))
-        mapped = torch.vmap(layer)(torch.stack([first, second]))
-        assert close(mapped[1], layer(second))
-
-
-@pytest.mark.parametrize(("rows", "kinds"), [((), 1), ((1,), 1), ((2, 3, 4), 1), ((32,), 1), ((33,), 0), ((0,), 0)])
-def test_fully_connected_layers_of_few_rows(on_a_gpu, rows, kinds):
-    layer, x = cuconv.nn.Linear(7, 5), torch.randn(*rows, 7)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
-    assert [call["kind"] for call in on_a_gpu] == ["plain"] * kinds
-    layer(x).sum().backward()
-    assert layer.weight.grad is not None
 
 
 def attends(model, x):

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.overrides import TorchFunctionMode
 
 import cuconv.nn
-from tests.cuconv.nn.zoo import Model, batch_norm, conv, images
+from tests.cuconv.nn.zoo.entries import Model, batch_norm, conv, images
 
 X = images()
 
@@ -361,21 +361,3 @@ def test_a_model_that_asks_for_its_name(on_a_gpu):
     converted, report = cuconv.nn.convert(model, X)
     torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
     assert report.captured
-
-
-tables = {}
-
-
-def keeps_a_table(model, x):
-    if int(x.shape[0]) not in tables:
-        tables[int(x.shape[0])] = torch.arange(x.shape[0]).float().view(-1, 1, 1, 1)
-    return model.conv(x) + tables[int(x.shape[0])]
-
-
-def test_what_a_model_keeps_outside_of_it_has_data(on_a_gpu):
-    tables.clear()
-    model = Model(keeps_a_table, conv=conv()).eval()
-    converted, _ = cuconv.nn.convert(model, images(1))
-    assert {type(tensor) for tensor in tables.values()} == {torch.Tensor}
-    for n in (1, 2, 3):
-        torch.testing.assert_close(converted(images(n)), model(images(n)), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,5 @@
+"""Small models that are easily converted wrongly, each with an example and the calls that are made afterwards."""
+
+from tests.cuconv.nn.zoo import arguments, state, weights, writes
+
+ZOO = {**arguments.ENTRIES, **state.ENTRIES, **writes.ENTRIES, **weights.ENTRIES}
