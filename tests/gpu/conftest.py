@@ -13,6 +13,7 @@ from cuconv.background import waiting
 from harness.store import proof
 
 HERE = Path(__file__).parent
+KEPT_BYTES = 1 << 30
 # Options that leave tests out; pytest-xdist does not report what they have deselected.
 NARROWING = ("keyword", "markexpr", "maxfail", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
 SLOW = ("test_supervisor.py",)  # files whose tests start first, so that no worker is left alone with them at the end
@@ -34,6 +35,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+@pytest.fixture(autouse=True)
+def memory_given_back():
+    """Give back what torch keeps of freed memory after a test with large tensors: a dozen workers share a GPU."""
+    yield
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -188,12 +188,12 @@ def returns_a_size(model, x):
 
 
 @lru_cache
-def grid(h, w):
-    return torch.arange(h * w).float().view(h, w)
+def grid(h, w, device):
+    return torch.arange(h * w, device=device).float().view(h, w)
 
 
 def adds_a_grid(model, x):
-    return model.conv(x) + grid(*x.shape[2:])
+    return model.conv(x) + grid(*x.shape[2:], x.device)
 
 
 def by_sign(model, x, scale):
