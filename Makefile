@@ -16,7 +16,7 @@ bench: setup     ## measure the paper's sweep on the GPU, or a small one on the 
 test: setup      ## the tests that need no GPU
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests -n auto --dist worksteal --ignore=tests/gpu --ignore=tests/kernels --ignore=tests/packaging
 
-test-kernels: setup ## compile every kernel variant for every architecture, on all cores
+test-kernels: setup ## compile the kernel variants that auto may launch, for three architectures, on all cores
 	@$(PYTHON) -m pytest tests/kernels
 
 wheel: setup     ## build the wheel with Hopper's compiled kernels, on all cores; ARCH=sm_80: a wheel of others alone

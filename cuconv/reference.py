@@ -15,23 +15,31 @@ except ModuleNotFoundError as error:
         "cuconv.reference computes with torch, which is not installed: run 'pip install torch'"
     ) from error
 
+from cuconv.geometry import Geometry
+
 
 def conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,
-    padding: tuple[int, int] = (0, 0),
+    padding: int | str | tuple[int, int] = 0,
     bias: torch.Tensor | None = None,
     relu: bool = False,
     *,
-    stride: tuple[int, int] = (1, 1),
-    dilation: tuple[int, int] = (1, 1),
+    stride: int | tuple[int, int] = 1,
+    dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> torch.Tensor:
     """The convolution in float64: input (N, C, H, W) and weight (M, C / groups, KH, KW) give (N, M, OH, OW).
 
-    A bias (M,) is added, then ReLU is applied if asked for. The sum over filter positions of matrix products shares no
-    code with a library's convolution.
+    The arguments have the names and values of `cuconv.conv2d`, but padding stands before the bias: write bias=. A bias
+    (M,) is added, then ReLU is applied if asked for. The sum over filter positions of matrix products shares no code
+    with a library's convolution. Raises UnsupportedProblem for arguments and shapes that fit no convolution.
     """
+    if isinstance(padding, torch.Tensor):
+        raise TypeError("padding is a torch.Tensor: must be a whole number or a pair of them; pass a bias as bias=")
+    problem = Geometry(stride, padding, dilation, groups).problem(input.shape, weight.shape, "fp32")
+    padding, stride = (problem.pad_h, problem.pad_w), (problem.stride_h, problem.stride_w)
+    dilation = problem.dilation_h, problem.dilation_w
     operands = zip(input.double().chunk(groups, 1), weight.double().chunk(groups, 0), strict=True)
     output = torch.cat([_sum_of_products(*group, padding, stride, dilation) for group in operands], 1)
     return _finished(output, bias, relu)

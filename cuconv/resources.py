@@ -1,4 +1,7 @@
-"""Registers, shared memory and spills of every kernel variant: `python -m cuconv.resources`, which needs no GPU."""
+"""Registers, shared memory and spills of the kernel variants that "auto" may launch; needs no GPU.
+
+The command is `python -m cuconv.resources`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")  # every kernel compiles for these
 
 
 def main() -> None:
-    """Compile every variant for the chosen architectures and print a line for each kernel."""
+    """Compile the closed set of variants for the chosen architectures, and print a line for each kernel."""
     parser = argparse.ArgumentParser(prog="python -m cuconv.resources", description=__doc__)
     parser.add_argument("--arch", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     architectures = parser.parse_args().arch

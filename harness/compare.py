@@ -106,9 +106,11 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(f"--provider {name}: must be one of {', '.join(PROVIDERS)}")
     for name in options.algorithm or ():
         if not any(PROVIDERS[provider].may_have(name, options.precision) for provider in options.provider):
-            known = [
-                one for provider in options.provider for one in PROVIDERS[provider].algorithms_in(options.precision)
-            ]
+            known = dict.fromkeys(
+                one
+                for provider in options.provider
+                for one in PROVIDERS[provider].algorithms_in(options.precision) or ("eng0", "eng1", "...")
+            )
             raise UsageError(
                 f"--algorithm {name}: the algorithms of {', '.join(options.provider)} are {', '.join(known)}"
             )

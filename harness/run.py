@@ -266,11 +266,11 @@ def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:
-    known = [
+    known = dict.fromkeys(  # each once, though cuconv and cuconv_prepared both have auto
         name
         for provider in providers
         for name in PROVIDERS[provider].algorithms_in(options.precision) or ("eng0", "eng1", "...")
-    ]
+    )
     for name in options.algorithm or ():
         if any(PROVIDERS[provider].may_have(name, options.precision) for provider in providers):
             continue

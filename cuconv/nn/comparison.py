@@ -320,4 +320,5 @@ class _Pickler(pickle.Pickler):
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, at most 200 characters; its type where the message is empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return first.removesuffix(", but expected one of:")[:200]  # torch lists the signatures in the next lines

@@ -66,7 +66,7 @@ def convert(
     """
     check_precision(precision)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: convert takes a torch.nn.Module")
+        raise TypeError(f"model is of type {type(model).__name__}: convert takes a torch.nn.Module")
     _check_model(model)
     autocast_off = [torch.autocast(device, enabled=False) for device in ("cuda", "cpu")]
     with torch.inference_mode(False), torch.no_grad(), autocast_off[0], autocast_off[1], waiting():

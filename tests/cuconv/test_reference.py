@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cuconv import reference
+from cuconv import UnsupportedProblem, reference
 
 # (N, C, H, W, M, KH, KW, pad_h, pad_w): odd sizes, H != W, the paper's filters and others, no and unequal padding
 SHAPES = [
@@ -95,3 +95,22 @@ def test_strides_dilations_and_groups_are_torchs(relu):
     torch.testing.assert_close(
         reference.conv2d(x, weight, bias=bias, relu=relu, **steps), expected, rtol=1e-12, atol=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    "steps", [{"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}, {"padding": "valid"}]
+)
+def test_numbers_and_words_are_taken_as_by_conv2d(steps):
+    x, weight, _ = operands((2, 3, 9, 8, 5, 3, 3, 0, 0))
+    expected = F.conv2d(x.double(), weight.double(), **steps)
+    torch.testing.assert_close(reference.conv2d(x, weight, **steps), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_wrong_arguments_are_named():
+    x, weight, _ = operands((2, 3, 9, 8, 5, 3, 3, 0, 0))
+    with pytest.raises(TypeError, match="pass a bias as bias="):
+        reference.conv2d(x, weight, torch.zeros(5))
+    with pytest.raises(UnsupportedProblem, match="weight has 2 channels, input 3"):
+        reference.conv2d(x, weight[:, :2])
+    with pytest.raises(UnsupportedProblem, match="stride_h=0"):
+        reference.conv2d(x, weight, stride=0)

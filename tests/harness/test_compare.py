@@ -184,6 +184,10 @@ def test_a_compressed_measurement(monkeypatch, folders, capsys):
         ([".", ".", "--threshold", "2"], "--threshold 2: must be at least 0 and less than 1"),
         ([".", ".", "--provider", "magic"], "--provider magic: must be one of cuconv"),
         ([".", ".", "--algorithm", "magic"], "--algorithm magic: the algorithms of cuconv are auto, "),
+        (
+            [".", ".", "--algorithm", "magic", "--provider", "cudnn_engine"],
+            "--algorithm magic: the algorithms of cudnn_engine are eng0, eng1, ...",
+        ),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, arguments, why):

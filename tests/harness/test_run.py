@@ -297,6 +297,13 @@ def test_an_engine_of_cudnn_may_have_any_number():
         run._algorithms(wanted, ("cuconv",))
 
 
+def test_an_algorithm_of_two_contenders_is_named_once():
+    wanted = SimpleNamespace(algorithm=["bogus"], precision="fp32")
+    with pytest.raises(UsageError) as error:
+        run._algorithms(wanted, ("cuconv", "cuconv_prepared"))
+    assert str(error.value).count("auto") == 1
+
+
 def test_a_slice_by_name_needs_no_config_without_a_gpu(capsys):
     assert harness("--device", "cpu", "--net", "resnet50", "--batch", 1, "--dry-run") == 0
     assert "12 cases" in capsys.readouterr().out

@@ -43,7 +43,8 @@ ALL = "all networks"
 STRETCHED = {"sizing_mode": "stretch_width"}
 PLAIN = {"render_as_text": True, **STRETCHED}  # names from the results are no markup
 BOLD = {"styles": {"font-size": "16px", "font-weight": "bold"}, **PLAIN}
-RED, GREYS = COLOURS["cuconv"], ("#525252", "#7f7f7f", "#a6a6a6", "#cccccc")
+RED, GREYS = COLOURS["cuconv"], ("#424242", "#666666", "#8a8a8a", "#adadad", "#d1d1d1")
+NETWORK_COLOURS = dict(zip((CUCONV, *TORCH_CONTENDERS), (RED, *GREYS), strict=True))  # of contenders
 FILTER_COLOURS = {"1x1": "#3182bd", "3x3": "#31a354", "5x5": "#fd8d3c"}
 OTHER_COLOUR = "#756bb1"
 TIMES = {"mean_us": "hot, us", "separated_us": "separated, us", "cold_us": "cold, us"}  # columns of a case's algorithms
@@ -213,20 +214,19 @@ def _roofline(results: Results, cases: ColumnDataSource, shown: BooleanFilter, o
 
 
 def _networks(networks: Results) -> Any:
-    """Bars of a forward in a CUDA graph: cuConv beside each contender of torch, in both precisions."""
+    """Bars of a forward in a CUDA graph: cuConv beside each contender of torch, in each precision."""
     rows = networks.frame
     rows = rows[(rows["mode"] == GRAPH) & (rows.status == OK) & rows.contender.isin([CUCONV, *TORCH_CONTENDERS])]
-    colours = dict(zip((CUCONV, *TORCH_CONTENDERS), (RED, *GREYS), strict=True))
     note = f"<h2>Whole networks</h2><p>A forward in a CUDA graph. {escape(provenance(networks))}.</p>"
-    plots = [_bars(bars, precision, colours) for precision, bars in grouped(page.network_bars(rows), "precision")]
+    plots = [_bars(bars, precision) for precision, bars in grouped(page.network_bars(rows), "precision")]
     return column(Div(text=note, disable_math=True, **STRETCHED), *plots, **STRETCHED)
 
 
-def _bars(bars: pd.DataFrame, precision: str, colours: dict[str, str]) -> Any:
+def _bars(bars: pd.DataFrame, precision: str) -> Any:
     factors = [(one.shown, str(one.batch), one.contender) for one in each(bars)]
     source = ColumnDataSource({
         "x": factors, "us": bars.mean_us, "speed": bars.speed, "contender": bars.contender,
-        "colour": bars.contender.map(colours),
+        "colour": bars.contender.map(NETWORK_COLOURS),
     })  # fmt: skip
     plot = figure(
         x_range=FactorRange(*factors, range_padding=0.01), y_range=Range1d(0, 1.25 * bars.speed.max()), height=360,

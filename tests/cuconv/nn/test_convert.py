@@ -187,6 +187,7 @@ REFUSED = {
     "too many arguments": (pointwise, (torch.zeros(1, 4, 8, 9), 2), "cannot be called with the example"),
     "wrong channels": (pointwise, torch.zeros(1, 3, 8, 9), "cannot be called with the example.*4 channels"),
     "no tensor": (pointwise, None, "cannot be called with the example"),
+    "a list": (pointwise, [torch.zeros(1, 4, 8, 9)], r"cannot be called with the example: .* got \(list, .*\)$"),
 }
 
 

@@ -8,11 +8,16 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from bokeh.models import ColumnDataSource
 from bokeh.plotting import figure
 
+from harness.experiments.networks.rows import CUCONV, NETWORKS, TORCH_CONTENDERS
+from harness.experiments.networks.table import networks_results
 from harness.report import page
+from harness.report.page import view
 from harness.report.page.command import html, main
 from harness.sweep.comparisons import compare_with_tf32
+from tests.harness.experiments.networks.toy_networks import time
 from tests.helpers import GPU, SWEEP, THREE_TIMES, measured, row, write
 
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -103,6 +108,16 @@ def test_bars_of_networks_are_relative_to_the_fastest_of_torch():
         (1, "cuconv", 0.8), (1, "torch", 1.0), (1, "torch_compile", pytest.approx(2 / 3)),
         (8, "cuconv", 4.0), (8, "torch", 1.0),
     ]  # fmt: skip
+
+
+def test_every_contender_of_networks_is_on_the_page_in_a_colour_of_its_own(tmp_path):
+    contenders = (CUCONV, *TORCH_CONTENDERS)
+    results = measured(tmp_path, [row(), row("fft", 20.0, provider="cudnn")])
+    NETWORKS.write(results.folder.parent / "networks", [time(10.0, contender=name).cells() for name in contenders])
+    made = view.document(results, networks_results(results.folder.parent))
+    (bars,) = (one.data for one in made.select({"type": ColumnDataSource}) if "contender" in one.data)
+    assert list(bars["contender"]) == list(contenders)
+    assert len(set(bars["colour"])) == len(contenders)
 
 
 def test_the_sentence_above_the_table_is_that_of_all_tables(sweep):
