@@ -302,6 +302,7 @@ def _unlifted(
     module = fx.GraphModule(root, graph)
     _check_result(program.call_spec.out_spec)
     decisions += [(sympy.Eq(size, 1), sympy.false) for size in _kept_by_squeeze(program)]
+    decisions += _rests_of_splits(program)
     resolved = [(_resolved(question, program), answer) for question, answer in dict.fromkeys(decisions)]
     conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved)
     return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions)
@@ -324,6 +325,16 @@ def _kept_by_squeeze(program: Any) -> Iterator[Any]:
             for dim in dims if isinstance(dims, Sequence) else (dims,):
                 if not isinstance(sizes[dim], int):
                     yield sizes[dim].node.expr
+
+
+def _rests_of_splits(program: Any) -> Iterator[tuple[Any, Any]]:
+    """What remains of sizes in torch.tensor_split, which says how many parts are longer by one than the others."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.aten.tensor_split.sections:
+            value, sections, dim = (*node.args, 0)[:3]
+            size = value.meta["val"].shape[dim]
+            if not isinstance(size, int):
+                yield sympy.Mod(size.node.expr, sections), size.node.hint % sections
 
 
 def _expressions(value: Any) -> tuple[Any, ...]:

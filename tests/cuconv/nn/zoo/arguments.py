@@ -192,6 +192,10 @@ def pools_unless_square(model, x):
     return y if y.shape[2] == y.shape[3] else F.adaptive_avg_pool2d(y, y.shape[2])
 
 
+def splits_in_three(model, x):
+    return model.conv(x) * torch.tensor_split(x, 3, 3)[0].shape[3]
+
+
 def by_text(model, x):
     return model.conv(x) * {"11x13": 3}.get(f"{x.shape[2]}x{x.shape[3]}", 1)
 
@@ -289,7 +293,7 @@ ENTRIES = {
     },
     **{
         function.__name__: entry(function, *LATER, *ODD, captured=True, conv=conv)
-        for function in (by_columns, pools_unless_square, by_channels_last)
+        for function in (by_columns, pools_unless_square, by_channels_last, splits_in_three)
     },
     "by offset": entry(by_offset, (images(6)[2:4],), (images(6)[4:],), (X,), conv=conv),
     "by attribute": entry(by_attribute, (with_attribute(X, scale=3),), (X,), captured=True, conv=conv),
