@@ -82,9 +82,7 @@ class Conditions:
 def _kind(leaf: Any) -> tuple[Any, ...]:
     """The type, dtype, device, rank and layout of a tensor, or the type and value of another argument."""
     if isinstance(leaf, Tensor):
-        kind: type = Tensor if type(leaf) is nn.Parameter else type(leaf)
-        if vars(leaf):
-            kind = object  # it has attributes, which the model's code may read: no capture is of such tensors
+        kind = type(leaf) if not vars(leaf) else object  # the model's code may read what attributes a tensor was given
         return (kind, leaf.dtype, leaf.device, leaf.dim(), _layout(leaf))
     return (type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)  # 0.0 is equal to -0.0
 

@@ -79,8 +79,11 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
 
         return asked
 
-    def text(self: Any) -> str:
-        return repr(int(self)) if is_models(sys._getframe(1)) else symbol(self)
+    def text_of(value_of: type, symbol: Callable[[Any], str]) -> Callable[[Any], str]:
+        def text(self: Any) -> str:
+            return repr(value_of(self)) if is_models(sys._getframe(1)) else symbol(self)
+
+        return text
 
     def contiguity(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
         answer = is_contiguous(self, memory_format=memory_format)
@@ -90,10 +93,11 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
                 found.append((question, sympy.true if answer else sympy.false))
         return answer
 
-    symbol, is_contiguous = torch.SymInt.__repr__, Tensor.is_contiguous
+    is_contiguous = Tensor.is_contiguous
     with ExitStack() as stack:
         _patch(stack, ShapeEnv, "evaluate_sym_node", evaluated)
-        _patch(stack, torch.SymInt, "__repr__", text)
+        for symbolic, value_of in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
+            _patch(stack, symbolic, "__repr__", text_of(value_of, symbolic.__repr__))
         _patch(stack, Tensor, "is_contiguous", contiguity)  # torch asks about sizes at the first call alone
         for owner, name in UNKNOWN:
             _patch(stack, owner, name, refusing(name, getattr(owner, name)))

@@ -200,6 +200,10 @@ def by_text(model, x):
     return model.conv(x) * {"11x13": 3}.get(f"{x.shape[2]}x{x.shape[3]}", 1)
 
 
+def by_text_of_a_half(model, x):
+    return model.conv(x) * {"6.5": 3}.get(f"{x.shape[3] / 2}", 1)
+
+
 def by_contiguity(model, x):
     return model.conv(x) * (2 if x.transpose(0, 1).is_contiguous() else 1)
 
@@ -219,6 +223,10 @@ def by_offset(model, x):
 
 def by_attribute(model, x):
     return model.conv(x) * getattr(x, "scale", 1)
+
+
+def by_parameter(model, x):
+    return model.conv(x) * (2 if isinstance(x, nn.Parameter) else 1)
 
 
 def with_attribute(tensor, **attributes):
@@ -288,7 +296,7 @@ ENTRIES = {
         for function in (
             by_width, by_batch, by_parity, pads_to_multiple, loops_over_batch, by_value, size_in_arithmetic, reshapes,
             compares_sizes, interpolates, asserts_a_size, splits, counts_chunks, squeezes, squeezes_the_batch,
-            returns_a_size, by_text, by_contiguity, components,
+            returns_a_size, by_text, by_text_of_a_half, by_contiguity, components,
         )
     },
     **{
@@ -296,6 +304,7 @@ ENTRIES = {
         for function in (by_columns, pools_unless_square, by_channels_last, splits_in_three)
     },
     "by offset": entry(by_offset, (images(6)[2:4],), (images(6)[4:],), (X,), conv=conv),
+    "by parameter": entry(by_parameter, (nn.Parameter(X, requires_grad=False),), (X,), captured=True, conv=conv),
     "by attribute": entry(by_attribute, (with_attribute(X, scale=3),), (X,), captured=True, conv=conv),
     **{
         function.__name__: entry(function, *LATER, *LAYOUTS, conv=conv) for function in (by_layout, by_strides)
