@@ -8,21 +8,16 @@ size, the branch taken is a condition of the graph; `Conditions` checks it for t
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from sympy import preorder_traversal
-from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx, nn
 from torch.export import Dim, ShapesCollection
 from torch.export.graph_signature import InputKind
@@ -32,23 +27,11 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from cuconv.nn.comparison import call, first_line
+from cuconv.nn.questions import CaptureError, TooComplex, asked
 
-TORCH = str(Path(torch.__file__).parent) + "/"
-SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
-MODEL = ("nn/", "functional.py", "__init__.py")  # of torch: Python code that is part of a model, and torch._assert
 SQUEEZES = (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
 MAX_KNOWN_SIZES = 4096
-MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
-
 _lock = threading.Lock()  # torch.export and the recording below change the state of the process
-
-
-class CaptureError(Exception):
-    """A model whose forward is no graph; the message says why."""
-
-
-class _TooComplex(CaptureError):
-    """Sizes in the model are too long expressions of the input's."""
 
 
 @dataclass(slots=True)
@@ -99,7 +82,7 @@ class Conditions:
 def _kind(leaf: Any) -> tuple[Any, ...]:
     """The type, dtype, device, rank and layout of a tensor, or the type and value of another argument."""
     if isinstance(leaf, Tensor):
-        kind = Tensor if type(leaf) is nn.Parameter else type(leaf)
+        kind = type(leaf) if not vars(leaf) else object  # the model's code may read what attributes a tensor was given
         return (kind, leaf.dtype, leaf.device, leaf.dim(), _layout(leaf))
     return (type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)  # 0.0 is equal to -0.0
 
@@ -146,13 +129,14 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
 
     Later calls may change every size of a tensor that the model allows. If the model cannot be captured so, since sizes
     are keys of a cache or too long expressions of others, they may change only the first size of each tensor. Raises
-    CaptureError where torch.export cannot capture the model.
+    CaptureError where torch.export cannot capture the model. Turns tensors among the model's attributes to buffers.
     """
     if any(map(is_parametrized, model.modules())):
         raise CaptureError("a module has parametrizations, which its class must be free to drop")
     leaves, in_spec = pytree.tree_flatten((arguments, keywords))
     if share_memory([leaf for leaf in leaves if isinstance(leaf, Tensor)]):
         raise CaptureError("two arguments share memory")
+    _make_buffers(model)
     try:
         return _capture(model, in_spec, leaves, None)
     except CaptureError as error:
@@ -162,6 +146,18 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
             raise error from None
 
 
+def _make_buffers(model: nn.Module) -> None:
+    """Make buffers of the tensors among the attributes of a model.
+
+    torch.export then runs the model with tensors without data in their place: a number that the code reads from one of
+    them is no constant.
+    """
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if type(value) is Tensor and not hasattr(type(module), name):  # which would be found before a buffer
+                module._buffers[name] = module.__dict__.pop(name)
+
+
 def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None) -> Captured:
     """`capture` with symbols for so many dimensions of each tensor, or all; a batch of 1 is doubled for that."""
     if (doubled := _doubled(leaves)) is not None and _takes(model, in_spec, doubled):
@@ -169,7 +165,7 @@ def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int 
             captured = _unlifted(model, *_export(model, in_spec, doubled, dimensions), leaves, in_spec)
             if captured.conditions.hold(leaves):
                 return captured  # otherwise the model treats one image in another way than two
-        except _TooComplex:
+        except TooComplex:
             raise
         except CaptureError:
             pass
@@ -213,10 +209,10 @@ def _export(
             sizes = list(enumerate(leaf.shape))[:dimensions]
             shapes[leaf] = {place: Dim.STATIC if place and size == 1 else Dim.AUTO for place, size in sizes}
     dynamic = shapes.dynamic_shapes(model, arguments, keywords)
-    with _lock, _quiet(), _one_flag(), torch.inference_mode(False), torch.no_grad(), _decisions() as decisions:
+    with _lock, _quiet(), _one_flag(), torch.inference_mode(False), torch.no_grad(), asked() as decisions:
         try:
             program = torch.export.export(model, arguments, keywords, dynamic_shapes=dynamic, strict=False)
-        except _TooComplex:
+        except TooComplex:
             raise
         except Exception as error:  # the model's own code runs, which may raise anything
             raise CaptureError(first_line(error)) from error
@@ -255,56 +251,6 @@ def _one_flag() -> Iterator[None]:
         for kind, precision in before:
             if kind.fp32_precision != precision:
                 kind.fp32_precision = precision
-
-
-@contextmanager
-def _decisions() -> Iterator[list[tuple[Any, Any]]]:
-    """Record each question about sizes that the model's own code asks, with its answer.
-
-    torch's kernels ask many more when they compute shapes and strides. Those are no conditions: the graph has the
-    operators themselves, which ask again when they run. Questions that are answered by a number always count: the
-    graph keeps the number, such as that of the parts of a split.
-    """
-    found: list[tuple[Any, Any]] = []
-    asked: set[Any] = set()
-    evaluate, thread = ShapeEnv.evaluate_sym_node, threading.get_ident()
-
-    def recording(self: Any, sym_node: Any, *arguments: Any, **keywords: Any) -> Any:
-        if threading.get_ident() != thread:
-            return evaluate(self, sym_node, *arguments, **keywords)
-        question = sym_node.expr
-        if question not in asked:
-            asked.add(question)
-            if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
-                raise _TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
-        answer = evaluate(self, sym_node, *arguments, **keywords)
-        if question.free_symbols and (not _is_truth(answer) or _asked_by_model(sys._getframe(1))):
-            found.append((question, answer))
-        return answer
-
-    ShapeEnv.evaluate_sym_node = recording  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        ShapeEnv.evaluate_sym_node = evaluate  # type: ignore[method-assign]
-
-
-def _is_truth(answer: Any) -> bool:
-    return isinstance(answer, bool | BooleanAtom)
-
-
-def _asked_by_model(frame: Any) -> bool:
-    """Whether the frame below the arithmetic of symbols is one of the model and not one of torch's kernels."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(TORCH):
-            return True
-        place = path.removeprefix(TORCH)
-        is_method = place == "__init__.py" and frame.f_code.co_name.startswith("__")  # of torch.SymInt or SymBool
-        if not is_method and not place.startswith(SYMBOLIC):
-            return place.startswith(MODEL)
-        frame = frame.f_back
-    return True
 
 
 def _attribute(model: nn.Module, path: str) -> Tensor | None:
@@ -354,6 +300,7 @@ def _unlifted(
     module = fx.GraphModule(root, graph)
     _check_result(program.call_spec.out_spec)
     decisions += [(sympy.Eq(size, 1), sympy.false) for size in _kept_by_squeeze(program)]
+    decisions += _rests_of_splits(program)
     resolved = [(_resolved(question, program), answer) for question, answer in dict.fromkeys(decisions)]
     conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved)
     return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions)
@@ -376,6 +323,16 @@ def _kept_by_squeeze(program: Any) -> Iterator[Any]:
             for dim in dims if isinstance(dims, Sequence) else (dims,):
                 if not isinstance(sizes[dim], int):
                     yield sizes[dim].node.expr
+
+
+def _rests_of_splits(program: Any) -> Iterator[tuple[Any, Any]]:
+    """What remains of sizes in torch.tensor_split, which says how many parts are longer by one than the others."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.aten.tensor_split.sections:
+            value, sections, dim = (*node.args, 0)[:3]
+            size = value.meta["val"].shape[dim]
+            if not isinstance(size, int):
+                yield sympy.Mod(size.node.expr, sections), size.node.hint % sections
 
 
 def _expressions(value: Any) -> tuple[Any, ...]:

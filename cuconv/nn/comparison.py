@@ -289,20 +289,28 @@ def _as_good(our: Tensor, judges: list[Tensor | None], least: float) -> bool:
 
 
 def attributes(model: nn.Module) -> dict[str, Any]:
-    """The state of each plain attribute of a model's modules, to find out whether a call has changed one."""
-    found = {}
-    for name, module in model.named_modules():
+    """The state of each plain attribute of a model's modules, to find out whether a call has changed one.
+
+    Modules in lists, dictionaries and other objects count with all that they have: they are no children of the model.
+    """
+    names = dict(model.named_modules())
+    found, known = {}, {module: name for name, module in names.items()}
+    place = 0
+    while place < len(known):  # more become known meanwhile
+        module, name = list(known.items())[place]
+        own = ("_modules", "_parameters", "_buffers") if name in names else ()
         for key, value in vars(module).items():
-            if key not in ("_modules", "_parameters", "_buffers"):
-                found[f"{name}.{key}".lstrip(".")] = _state_of(value)
+            if key not in own:
+                found[f"{name}.{key}".lstrip(".")] = _state_of(value, known)
+        place += 1
     return found
 
 
-def _state_of(value: Any) -> Any:
-    """Something that is equal where nothing in an object has changed."""
+def _state_of(value: Any, known: dict[nn.Module, str]) -> Any:
+    """Something that is equal where nothing in an object has changed; modules that are met become known."""
     pickled = BytesIO()
     try:
-        _Pickler(pickled).dump(value)
+        _Pickler(pickled, known).dump(value)
     except Exception:  # objects define how they are pickled, or cannot be
         return id(value)
     return pickled.getvalue()
@@ -311,10 +319,16 @@ def _state_of(value: Any) -> Any:
 class _Pickler(pickle.Pickler):
     """Pickles tensors by their versions, and by their addresses what has its state elsewhere or cannot be pickled."""
 
+    def __init__(self, file: BytesIO, known: dict[nn.Module, str]):
+        super().__init__(file)
+        self._known = known
+
     def persistent_id(self, value: Any) -> Any:
         """The version of a tensor or the address of such an object; None for others."""
         if isinstance(value, Tensor):
             return id(value), 0 if value.is_inference() else value._version
+        if isinstance(value, nn.Module):
+            self._known.setdefault(value, f"<object {len(self._known)}>")
         return id(value) if isinstance(value, BY_ADDRESS) else None
 
 

@@ -20,7 +20,7 @@ from cuconv.background import waiting
 from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import Inputs, Truth
-from cuconv.nn.modules import LAYERS, hooked, layer_for, patched, why_not
+from cuconv.nn.modules import LAYERS, become, hooked, patched, why_not
 from cuconv.nn.operator import PLAIN, check_precision, is_supported, recorded
 from cuconv.nn.program import computed_by_torch
 from cuconv.nn.report import Converted, Report
@@ -166,9 +166,10 @@ class _Conversion:
 
     def _captured(self, copied: nn.Module) -> tuple[Any, list[Converted]]:
         """The capture of a model, and what became of each layer; None, told in the report, where there is none."""
-        from cuconv.nn.capture import CaptureError, capture
+        from cuconv.nn.capture import capture
         from cuconv.nn.converted import Capture
         from cuconv.nn.graph import Rewriter
+        from cuconv.nn.questions import CaptureError
 
         if self._report.captured and (reason := _why_not_captured(copied)):
             self._not_captured(reason)
@@ -302,22 +303,15 @@ def _why_not_captured(model: nn.Module) -> str:
 
 
 def _replace_layers(model: nn.Module, precision: str) -> list[Converted]:
-    """Replace the layers of a model by cuConv's, and tell what became of each."""
+    """Make the layers of a model cuConv's, and tell what became of each."""
     rows: list[Converted] = []
-    made: dict[nn.Module, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, LAYERS):
             continue
         reason = why_not(module)
         rows.append(Converted(name, reason=reason, kind="linear" if isinstance(module, nn.Linear) else "conv"))
-        if reason:
-            continue
-        made.setdefault(module, layer_for(module, precision))
-        if name:
-            parent, _, leaf = name.rpartition(".")
-            model.get_submodule(parent)._modules[leaf] = made[module]
-        else:
-            model.__class__, model.precision = type(made[module]), precision  # type: ignore[assignment]
+        if not reason:
+            become(module, precision)
     return rows
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from cuconv.nn.aliases import Aliases
-from cuconv.nn.capture import Captured, CaptureError
+from cuconv.nn.capture import Captured
 from cuconv.nn.constants import hoist_constants
 from cuconv.nn.modules import LAYERS, why_not, why_not_linear
 from cuconv.nn.operator import pads_of
 from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear, Layer, Norm, Program
+from cuconv.nn.questions import CaptureError
 from cuconv.nn.report import Converted
 
 aten = torch.ops.aten

@@ -86,13 +86,13 @@ def as_images(input: Tensor) -> Tensor:
     return input.reshape(prod(input.shape[:-1]), input.shape[-1], 1, 1)
 
 
-def layer_for(layer: nn.Module, precision: str) -> Conv2d | Linear:
-    """cuConv's layer with the parameters, attributes and buffers of a layer of torch, which `why_not` accepts."""
-    kind: Any = Linear if isinstance(layer, nn.Linear) else Conv2d
-    made = kind.__new__(kind)
-    made.__dict__.update(layer.__dict__)
-    made.precision = precision
-    return made
+def become(layer: Any, precision: str) -> None:
+    """Make a layer of torch, which `why_not` accepts, one of cuConv's.
+
+    It stays the same object, since the model's code may know it by other ways than its name, such as from a list.
+    """
+    layer.__class__ = Linear if isinstance(layer, nn.Linear) else Conv2d
+    layer.precision = precision
 
 
 def why_not(layer: nn.Module) -> str:

@@ -273,6 +273,40 @@ def test_tied_weights_that_are_untied(on_a_gpu, change):
         torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
 
 
+class Listed(nn.Module):
+    """Calls its layers by a list, which is not among its modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = conv(), conv()
+        self.layers = [self.first, self.last]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("bias", None), ("padding", (1, 1)), ("weight", constant(0.5, 4, 4, 1, 1).requires_grad_())]
+)
+def test_layers_that_the_model_knows_by_a_list_may_change(on_a_gpu, name, value):
+    model = Listed().eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert report.captured
+    for one in (model, converted):
+        setattr(one.last, name, value)
+    torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+def test_refresh_takes_over_numbers_that_are_read_from_tensors(on_a_gpu):
+    model = Model(lambda model, x: model.conv(x) * float(model.scale), conv=conv(), scale=torch.tensor(2.0)).eval()
+    converted, _ = cuconv.nn.convert(model, X)
+    model.scale.fill_(3)
+    converted.refresh(model)
+    torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+
+
 class Tensors(nn.Module):
     """Tensors of each kind: a buffer without state, an attribute, a constant of the code, and a type that is read."""
 

@@ -183,6 +183,58 @@ def by_identity(model, x, y):
     return model.conv(x) if x is y else model.conv(x) + model.other(y)
 
 
+def by_columns(model, x):
+    return model.conv(x) * F.max_pool2d(x, 1, 2, ceil_mode=True).shape[3]
+
+
+def pools_unless_square(model, x):
+    y = F.avg_pool2d(model.conv(x), 2, 3, ceil_mode=True)
+    return y if y.shape[2] == y.shape[3] else F.adaptive_avg_pool2d(y, y.shape[2])
+
+
+def splits_in_three(model, x):
+    return model.conv(x) * torch.tensor_split(x, 3, 3)[0].shape[3]
+
+
+def by_text(model, x):
+    return model.conv(x) * {"11x13": 3}.get(f"{x.shape[2]}x{x.shape[3]}", 1)
+
+
+def by_text_of_a_half(model, x):
+    return model.conv(x) * {"6.5": 3}.get(f"{x.shape[3] / 2}", 1)
+
+
+def by_contiguity(model, x):
+    return model.conv(x) * (2 if x.transpose(0, 1).is_contiguous() else 1)
+
+
+def by_channels_last(model, x):
+    rows = model.conv(x).transpose(2, 3).contiguous(memory_format=torch.channels_last).mT
+    return rows * (2 if rows.is_contiguous(memory_format=torch.channels_last) else 1)
+
+
+def components(model, x):
+    return torch.pca_lowrank(model.conv(x).flatten(1), q=2)[1]
+
+
+def by_offset(model, x):
+    return model.conv(x.as_strided(x.shape, x.stride(), x.storage_offset()))
+
+
+def by_attribute(model, x):
+    return model.conv(x) * getattr(x, "scale", 1)
+
+
+def by_parameter(model, x):
+    return model.conv(x) * (2 if isinstance(x, nn.Parameter) else 1)
+
+
+def with_attribute(tensor, **attributes):
+    tensor = tensor.clone()
+    tensor.__dict__.update(attributes)
+    return tensor
+
+
 def returns_a_size(model, x):
     return model.conv(x), x.shape
 
@@ -204,6 +256,9 @@ Z = torch.complex(X, images(seed=8))
 
 
 ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(6))
+
+
+ODD = [(images(2, h, w),) for h, w in ((8, 10), (9, 9), (8, 7), (11, 8), (1, 5), (8, 1), (1, 1))]
 
 
 ENTRIES = {
@@ -241,9 +296,16 @@ ENTRIES = {
         for function in (
             by_width, by_batch, by_parity, pads_to_multiple, loops_over_batch, by_value, size_in_arithmetic, reshapes,
             compares_sizes, interpolates, asserts_a_size, splits, counts_chunks, squeezes, squeezes_the_batch,
-            returns_a_size,
+            returns_a_size, by_text, by_text_of_a_half, by_contiguity, components,
         )
     },
+    **{
+        function.__name__: entry(function, *LATER, *ODD, captured=True, conv=conv)
+        for function in (by_columns, pools_unless_square, by_channels_last, splits_in_three)
+    },
+    "by offset": entry(by_offset, (images(6)[2:4],), (images(6)[4:],), (X,), conv=conv),
+    "by parameter": entry(by_parameter, (nn.Parameter(X, requires_grad=False),), (X,), captured=True, conv=conv),
+    "by attribute": entry(by_attribute, (with_attribute(X, scale=3),), (X,), captured=True, conv=conv),
     **{
         function.__name__: entry(function, *LATER, *LAYOUTS, conv=conv) for function in (by_layout, by_strides)
     },

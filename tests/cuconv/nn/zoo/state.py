@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.cuconv.nn.zoo.entries import LATER, conv, entry, one, two_convs
+from tests.cuconv.nn.zoo.entries import LATER, Model, conv, entry, one, two_convs
 
 
 def counts_calls(model, x):
@@ -71,6 +71,19 @@ def derives(model, x):
     return torch.func.grad(lambda y: model.conv(y).square().sum())(x)
 
 
+def by_inference_mode(model, x):
+    return model.conv(x) * (2 if torch.is_inference_mode_enabled() else 1)
+
+
+def calls_a_hidden_module(model, x):
+    return model.conv(model.hidden[0](x))
+
+
+def doubles_later(model, x):
+    model.calls += 1
+    return x if model.calls < 6 else x * 2
+
+
 def no_grad_inside(model, x):
     with torch.no_grad():
         y = model.conv(x)
@@ -120,6 +133,9 @@ ENTRIES = {
     ),
     "keeps the last output": entry(keeps_last_output, *LATER, captured=False, conv=conv, last=one(None)),
     "changes later": entry(changes_at_the_third_call, *LATER, *LATER, captured=False, conv=conv, calls=one(0)),
+    "a hidden module that counts": entry(
+        calls_a_hidden_module, *LATER, *LATER, captured=False, conv=conv, hidden=lambda: [Model(doubles_later, calls=0)]
+    ),
     "moving average": entry(
         moving_average, *LATER, captured=False, conv=conv, mean=lambda: nn.Buffer(torch.zeros(()))
     ),
@@ -127,9 +143,8 @@ ENTRIES = {
     **{
         function.__name__: entry(function, *LATER, **two_convs)
         for function in (
-            sets_flags, adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode, no_grad_inside,
-            autocast_inside,
-            autocast_off_inside,
+            sets_flags, by_inference_mode, adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode,
+            no_grad_inside, autocast_inside, autocast_off_inside,
         )
     },
     **{
