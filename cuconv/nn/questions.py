@@ -6,6 +6,7 @@ no condition can hold make the model one without a graph.
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -49,7 +50,8 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
 
     torch's kernels ask many more when they compute strides. Those are no conditions: the graph has the operators
     themselves, which ask again when they run. Questions that are answered by a number always count: the graph keeps
-    the number, such as that of the parts of a split. So do sizes that become text, such as the key of a cache.
+    the number, such as that of the parts of a split. So do sizes that become text, such as the key of a cache, but for
+    the message of torch._assert.
     """
     found: list[tuple[Any, Any]] = []
     known: set[Any] = set()
@@ -81,7 +83,8 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
 
     def text_of(value_of: type, symbol: Callable[[Any], str]) -> Callable[[Any], str]:
         def text(self: Any) -> str:
-            return repr(value_of(self)) if is_models(sys._getframe(1)) else symbol(self)
+            frame = sys._getframe(1)
+            return repr(value_of(self)) if is_models(frame) and not _is_message(frame) else symbol(self)
 
         return text
 
@@ -102,6 +105,22 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
         for owner, name in UNKNOWN:
             _patch(stack, owner, name, refusing(name, getattr(owner, name)))
         yield found
+
+
+def _is_message(frame: Any) -> bool:
+    """Whether a frame is about to make an argument of a call of torch._assert, by the places in its source."""
+    begin, end = _place(*list(frame.f_code.co_positions())[frame.f_lasti // 2])
+    instructions = [
+        (one.opname, one.argval, _place(*one.positions or 4 * [None])) for one in dis.get_instructions(frame.f_code)
+    ]
+    asserts = {first for _, name, (first, _) in instructions if name == "_assert"}
+    calls = [place for kind, _, place in instructions if kind.startswith("CALL")]
+    return any(first in asserts and first <= begin and end <= last for first, last in calls)
+
+
+def _place(line: int | None, last_line: int | None, column: int | None, last_column: int | None) -> Any:
+    """Line and column of the first and of the last character of some source; zeros where they are unknown."""
+    return (line or 0, column or 0), (last_line or 0, last_column or 0)
 
 
 def _patch(stack: ExitStack, owner: Any, name: str, value: Any) -> None:

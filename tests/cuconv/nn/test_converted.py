@@ -67,6 +67,30 @@ def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
         assert close(ours, other(x))
 
 
+RUN = []  # a place for each time that the code of `Asserting` has run
+
+
+class Asserting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        RUN.append(None)
+        torch._assert(x.dim() == 4, f"images have four dimensions, not {x.shape}: " + str(x.shape[0]))
+        return self.conv(x)
+
+
+def test_the_message_of_an_assertion_is_no_condition():
+    x = torch.randn(2, 4, 8, 9)
+    converted, report = cuconv.nn.convert(Asserting().eval(), x)
+    assert report.captured
+    RUN.clear()
+    with torch.no_grad():
+        converted(torch.randn(3, 4, 11, 7))
+    assert not RUN
+
+
 def test_the_original_may_change_without_an_effect(on_a_gpu):
     model, x = made("block")
     converted, _ = cuconv.nn.convert(model, x)
