@@ -31,12 +31,14 @@ def conv2d(
 ) -> torch.Tensor:
     """The convolution in float64: input (N, C, H, W) and weight (M, C / groups, KH, KW) give (N, M, OH, OW).
 
-    The arguments have the names and values of `cuconv.conv2d`, but padding stands before the bias: write bias=. A bias
-    (M,) is added, then ReLU is applied if asked for. The sum over filter positions of matrix products shares no code
-    with a library's convolution. Raises UnsupportedProblem for arguments and shapes that fit no convolution.
+    Each argument means what it means for `cuconv.conv2d`, but padding stands before the bias: write bias=. A bias (M,)
+    is added, then ReLU is applied if asked for. The sum over filter positions of matrix products shares no code
+    with a library's convolution. Raises UnsupportedProblem if input, weight and geometry do not fit.
     """
     if isinstance(padding, torch.Tensor):
-        raise TypeError("padding is a torch.Tensor: must be a whole number or a pair of them; pass a bias as bias=")
+        raise TypeError(
+            "padding is a torch.Tensor: must be a whole number, a pair of them, 'same' or 'valid'; pass a bias as bias="
+        )
     problem = Geometry(stride, padding, dilation, groups).problem(input.shape, weight.shape, "fp32")
     padding, stride = (problem.pad_h, problem.pad_w), (problem.stride_h, problem.stride_w)
     dilation = problem.dilation_h, problem.dilation_w

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from harness import command
-from harness.contenders.registry import PROVIDERS, shown
+from harness.contenders.registry import PROVIDERS, names_of, shown
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, MEASURED
 from harness.store import environment
@@ -106,14 +106,7 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(f"--provider {name}: must be one of {', '.join(PROVIDERS)}")
     for name in options.algorithm or ():
         if not any(PROVIDERS[provider].may_have(name, options.precision) for provider in options.provider):
-            known = dict.fromkeys(
-                one
-                for provider in options.provider
-                for one in PROVIDERS[provider].algorithms_in(options.precision) or ("eng0", "eng1", "...")
-            )
-            raise UsageError(
-                f"--algorithm {name}: the algorithms of {', '.join(options.provider)} are {', '.join(known)}"
-            )
+            raise UsageError(f"--algorithm {name}: {names_of(options.provider, options.precision)}")
 
 
 def _commits(side: Results) -> str:

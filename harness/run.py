@@ -12,7 +12,7 @@ import torch
 
 from harness import command, precision, variables
 from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
-from harness.contenders.registry import PROVIDERS
+from harness.contenders.registry import PROVIDERS, names_of
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP16, FP32, MEASURED, TF32
 from harness.report.half import half_table
@@ -266,15 +266,10 @@ def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:
-    known = dict.fromkeys(  # each once, though cuconv and cuconv_prepared both have auto
-        name
-        for provider in providers
-        for name in PROVIDERS[provider].algorithms_in(options.precision) or ("eng0", "eng1", "...")
-    )
     for name in options.algorithm or ():
         if any(PROVIDERS[provider].may_have(name, options.precision) for provider in providers):
             continue
-        there = f"the algorithms of {', '.join(providers)} are {', '.join(known)}"
+        there = names_of(providers, options.precision)
         owners = ", ".join(
             provider.name for provider in PROVIDERS.values() if provider.may_have(name, options.precision)
         )

@@ -27,7 +27,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from cuconv.nn.comparison import call, first_line
-from cuconv.nn.questions import CaptureError, TooComplex, asked
+from cuconv.nn.questions import CaptureError, TooComplex, asked, expressions
 
 SQUEEZES = (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
 MAX_KNOWN_SIZES = 4096
@@ -82,7 +82,7 @@ class Conditions:
 def _kind(leaf: Any) -> tuple[Any, ...]:
     """The type, dtype, device, rank and layout of a tensor, or the type and value of another argument."""
     if isinstance(leaf, Tensor):
-        kind = type(leaf) if not vars(leaf) else object  # the model's code may read what attributes a tensor was given
+        kind = type(leaf) if not vars(leaf) else object  # no match: the model may read its attributes
         return (kind, leaf.dtype, leaf.device, leaf.dim(), _layout(leaf))
     return (type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)  # 0.0 is equal to -0.0
 
@@ -149,8 +149,8 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
 def _make_buffers(model: nn.Module) -> None:
     """Make buffers of the tensors among the attributes of a model.
 
-    torch.export then runs the model with tensors without data in their place: a number that the code reads from one of
-    them is no constant.
+    torch.export has no data for buffers: the capture fails where the code reads a number from one, which would be a
+    constant of the graph otherwise.
     """
     for module in model.modules():
         for name, value in list(vars(module).items()):
@@ -291,7 +291,8 @@ def _unlifted(
             copies[node] = graph.get_attr(node.name)
             copies[node].meta = dict(node.meta)
         if kind == InputKind.USER_INPUT:
-            shapes.append(_expressions(node.meta.get("val")))
+            value = node.meta.get("val")
+            shapes.append(expressions(value.shape) if isinstance(value, Tensor) else ())
     root = nn.Module()
     for name, module in program.graph_module.named_children():
         root.add_module(name, module)
@@ -326,20 +327,13 @@ def _kept_by_squeeze(program: Any) -> Iterator[Any]:
 
 
 def _rests_of_splits(program: Any) -> Iterator[tuple[Any, Any]]:
-    """What remains of sizes in torch.tensor_split, which says how many parts are longer by one than the others."""
+    """Each size modulo its parts in torch.tensor_split, with the example's: so many parts are longer by one."""
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.aten.tensor_split.sections:
             value, sections, dim = (*node.args, 0)[:3]
             size = value.meta["val"].shape[dim]
             if not isinstance(size, int):
                 yield sympy.Mod(size.node.expr, sections), size.node.hint % sections
-
-
-def _expressions(value: Any) -> tuple[Any, ...]:
-    """The sizes of a tensor without data, as numbers and sympy expressions."""
-    if not isinstance(value, Tensor):
-        return ()
-    return tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
 
 
 def _resolved(question: Any, program: Any) -> Any:

@@ -291,7 +291,7 @@ def _as_good(our: Tensor, judges: list[Tensor | None], least: float) -> bool:
 def attributes(model: nn.Module) -> dict[str, Any]:
     """The state of each plain attribute of a model's modules, to find out whether a call has changed one.
 
-    Modules in lists, dictionaries and other objects count with all that they have: they are no children of the model.
+    Modules in lists or other objects are no children of the model: their parameters and buffers are included, too.
     """
     names = dict(model.named_modules())
     found, known = {}, {module: name for name, module in names.items()}

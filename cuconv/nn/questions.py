@@ -1,7 +1,7 @@
-"""What a model's code asks while torch.export runs it, and the answers: a graph stands for calls with the same answers.
+"""The questions that a model's code asks while torch.export runs it: a graph stands for calls with the same answers.
 
-Sizes are symbols in such a run. What the code asks about them are conditions that later calls must meet. Questions that
-no condition can hold make the model one without a graph.
+Sizes are symbols in such a run, and questions about them are conditions that later calls must meet. A question whose
+answer does not follow from sizes makes the capture fail.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -24,14 +24,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TORCH = str(Path(torch.__file__).parent) + "/"
 SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
-# Of torch: what computes the strides and the data type of a result, and torch.export. Everything else, such as torch.nn
-# and torch.distributions, is Python code of which the graph has what it did. So is _meta_registrations.py, since the
-# shapes that it computes are expressions for some sizes only, such as those of pooling with ceil_mode.
+# Parts of torch that compute the strides and the data type of a result, and torch.export. Everything else, such as
+# torch.nn, counts as the model's code: the graph has only the branch taken. So does _meta_registrations.py: some of its
+# shapes, such as those of pooling with ceil_mode, hold for some sizes only.
 KERNELS = (
     "_subclasses/", "_refs/", "_prims/", "_prims_common/", "_decomp/", "_ops.py", "_library/", "_export/", "export/",
     "_functorch/", "_higher_order_ops/", "_dynamo/", "_compile.py", "_guards.py", "utils/_stats.py",
 )  # fmt: skip
-# What later calls may answer in another way, whatever their sizes are.
+# Functions whose answers may differ between calls of the same sizes.
 UNKNOWN = ((torch, "is_inference_mode_enabled"), (Tensor, "is_inference"), (Tensor, "storage_offset"))
 MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
 
@@ -50,8 +50,8 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
 
     torch's kernels ask many more when they compute strides. Those are no conditions: the graph has the operators
     themselves, which ask again when they run. Questions that are answered by a number always count: the graph keeps
-    the number, such as that of the parts of a split. So do sizes that become text, such as the key of a cache, but for
-    the message of torch._assert.
+    the number, such as that of the parts of a split. So do sizes that become text, such as the key of a cache, except
+    in a message of torch._assert.
     """
     found: list[tuple[Any, Any]] = []
     known: set[Any] = set()
@@ -74,12 +74,12 @@ def asked() -> Iterator[list[tuple[Any, Any]]]:
         return threading.get_ident() == thread and not frame.f_code.co_filename.startswith(TORCH)
 
     def refusing(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*arguments: Any) -> Any:
+        def refused(*arguments: Any) -> Any:
             if is_models(sys._getframe(1)):
                 raise CaptureError(f"the model asks for {name}")
             return answer(*arguments)
 
-        return asked
+        return refused
 
     def text_of(value_of: type, symbol: Callable[[Any], str]) -> Callable[[Any], str]:
         def text(self: Any) -> str:
@@ -133,20 +133,21 @@ def _patch(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 def _is_contiguous(tensor: Tensor, memory_format: torch.memory_format) -> Any:
-    """Whether a tensor lies in memory without gaps, as an expression of sizes."""
+    """Whether a tensor is contiguous in a memory format, as an expression of sizes."""
     axes = list(range(tensor.dim()))
     if memory_format != torch.contiguous_format:
         axes.append(axes.pop(1))  # the channels are last
-    sizes, strides = ([_expression(one) for one in values] for values in (tensor.shape, tensor.stride()))
-    is_dense, step = sympy.true, sympy.Integer(1)
+    sizes, strides = expressions(tensor.shape), expressions(tensor.stride())
+    contiguous, step = sympy.true, sympy.Integer(1)
     for axis in reversed(axes):
-        is_dense &= sympy.Or(sympy.Eq(sizes[axis], 1), sympy.Eq(strides[axis], step))
+        contiguous &= sympy.Or(sympy.Eq(sizes[axis], 1), sympy.Eq(strides[axis], step))
         step *= sizes[axis]
-    return is_dense | sympy.Eq(step, 0)
+    return contiguous | sympy.Eq(step, 0)
 
 
-def _expression(size: Any) -> Any:
-    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+def expressions(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes of a tensor without data as numbers and sympy expressions."""
+    return tuple(size if isinstance(size, int) else size.node.expr for size in sizes)
 
 
 def _is_truth(answer: Any) -> bool:

@@ -8,7 +8,7 @@ plain torch, and the rivals are torch's own convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -100,6 +100,12 @@ _ALL = (
 PROVIDERS = {provider.name: provider for provider in _ALL}
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
 BESIDE = tuple(name for name, provider in PROVIDERS.items() if provider.role is Role.BESIDE)
+
+
+def names_of(providers: Sequence[str], precision: str) -> str:
+    """The algorithms of contenders in a precision, for a message: each once, and examples where cuDNN lists them."""
+    names = (name for one in providers for name in PROVIDERS[one].algorithms_in(precision) or ("eng0", "eng1", "..."))
+    return f"the algorithms of {', '.join(providers)} are {', '.join(dict.fromkeys(names))}"
 
 
 def shown(provider: str, algorithm: str) -> str:
