@@ -100,6 +100,7 @@ _ALL = (
 PROVIDERS = {provider.name: provider for provider in _ALL}
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
 BESIDE = tuple(name for name, provider in PROVIDERS.items() if provider.role is Role.BESIDE)
+OPTIONAL = tuple(name for name, provider in PROVIDERS.items() if provider.optional)
 
 
 def names_of(providers: Sequence[str], precision: str) -> str:

@@ -22,9 +22,13 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
     """The GPU, the versions and the date of some rows, or of all, such as "NVIDIA H200, cuDNN 9.28.1, torch 2.11.0,
     2026-11-25".
 
-    Without a readable environment.json it is the device's name under results/.
+    Rows of optional contenders do not count: a later command adds them to a sweep. Without a readable environment.json
+    it is the device's name under results/.
     """
-    used = _reports(results, results.frame if rows is None else rows)
+    rows = results.frame if rows is None else rows
+    if "provider" in rows:
+        rows = rows[~rows.provider.isin(registry.OPTIONAL)]
+    used = _reports(results, rows)
     parts = [_seen(used, "gpu") or _seen(used, "cpu") or results.device]
     if versions := _cudnn_versions(used):
         parts.append(f"cuDNN {', '.join(versions)}")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.report.choice import algorithm_table, choice_table, losses_table
-from harness.sweep.provenance import mixture
+from harness.sweep.provenance import mixture, provenance
 from tests.helpers import measured, row
 
 ONE = {"gpu": "NVIDIA Test", "driver": "580", "code": "abc", "commit": "1", "commands": []}
@@ -15,6 +15,7 @@ REPORTS = {
     "same": ONE | {"commit": "2", "cpu": "another"},
     "code": ONE | {"code": "def"},
     "driver": ONE | {"driver": "590"},
+    "cudnn": ONE | {"cudnn": 92801},
 }
 MIXED = "Rows of auto are of other code, versions or machine than those of two_stage."
 
@@ -57,6 +58,13 @@ def test_rows_of_several_measurements_are_told(tmp_path, rows, sentence):
 def test_without_reports_nothing_is_told(tmp_path):
     results = measured(tmp_path, rows_of("one", "code"))
     assert mixture(results, results.frame) == ""
+
+
+def test_versions_are_of_all_contenders_but_optional_ones(tmp_path):
+    ours, rival = row(environment="one"), row("gemm", provider="cudnn", environment="cudnn")
+    optional = row("fast_fp32", provider="cutlass", environment="cudnn")
+    assert provenance(results_of(tmp_path / "optional", [ours, optional])) == "NVIDIA Test"
+    assert provenance(results_of(tmp_path / "rival", [ours, rival])) == "NVIDIA Test, cuDNN 9.28.1"
 
 
 @pytest.mark.parametrize("table", [choice_table, losses_table, lambda results: algorithm_table(results, "fp16x3")])
