@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 
-from harness.experiments.networks.table import ENGINES, HALF, TORCH, networks_results, summary_beside
+from harness.experiments.networks.rows import NETWORKS
+from harness.experiments.networks.table import ENGINES, HALF, TORCH, first_of_devices, summary_beside
 from harness.precision import FP32, MEASURED
 from harness.report.half import compare_with_half
 from harness.report.speedups import tf32_layouts
@@ -31,7 +34,8 @@ NETWORKS_BESIDE = {
 def front_table(results: Results) -> str:
     """A line for each comparison: the geometric mean of its speedups, the cases won, and the smallest speedup.
 
-    Comparisons that were not measured are left out. Sentences below say at which batch sizes FP32 is faster than less
+    Comparisons that were not measured are left out; one of whole networks that was measured on another GPU alone names
+    it. Sentences below say at which batch sizes FP32 is faster than less
     precise rivals, and where, when and with which versions the rows were measured.
     """
     best = results.comparison.rivals_label
@@ -42,16 +46,19 @@ def front_table(results: Results) -> str:
     }
     compared = {baseline: rows for baseline, rows in compared.items() if summarise(rows).of}
     body = [_line(results, baseline, rows) for baseline, rows in compared.items()]
-    whole = networks_results(results.folder.parent)
-    for name, baseline in NETWORKS_BESIDE.items():
-        if whole and (found := summary_beside(whole.frame, baseline)):
-            cases, *cells = found
-            body.append([f"{cases} cases of whole networks, converted, FP32", f"{name}, CUDA graphs", *cells])
     header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
     rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
     sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}
-    if whole:
-        sources["whole networks"] = provenance(whole)
+    for name, baseline in NETWORKS_BESIDE.items():
+        whole, found = first_of_devices(results.folder.parent, NETWORKS, partial(summary_beside, baseline=baseline))
+        if whole and found:
+            measured = provenance(whole)
+            elsewhere = "" if whole.device == results.device else f", {measured.partition(', ')[0]}"
+            cases, *cells = found
+            body.append(
+                [f"{cases} cases of whole networks, converted, FP32{elsewhere}", f"{name}, CUDA graphs", *cells]
+            )
+            sources["whole networks of another GPU" if elsewhere else "whole networks"] = measured
     named = {source: ", ".join(name for name in sources if sources[name] == source) for source in sources.values()}
     if len(named) == 1:
         measured = f"Measured on {next(iter(named))}."

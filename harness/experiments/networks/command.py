@@ -22,7 +22,7 @@ from harness.errors import UsageError
 from harness.experiments.networks import energy
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
-from harness.experiments.networks.contenders import CONTENDERS, Options, of_precision, set_torch
+from harness.experiments.networks.contenders import CONTENDERS, of_precision, set_torch
 from harness.experiments.networks.resources import energy_table
 from harness.experiments.networks.rows import BREAKDOWN, ENERGY, MODES, NETWORKS, KernelsOfKind, NetworkEnergy
 from harness.experiments.networks.table import breakdown_table, networks_table
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace, typed: str) -> None:
         environments = environment.EnvironmentFile(folder.path, folder.write)
         settings = networks.Settings(
             {name: CONTENDERS[name] for name in of_precision(chosen, options.precision[0])},
-            Options(options.precision[0], options.max_autotune),
+            options.precision[0],
             SEED,
             environments.enter({**environment.report(machine.device, typed), **network_models.versions()}),
             consumption=partial(energy.consumption, counter=counter) if counter else None,
@@ -176,7 +176,6 @@ def _parser() -> argparse.ArgumentParser:
         help="tf32: torch and cuConv with TF32 allowed; fp16: torch in half precision (default: all)")  # fmt: skip
     add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
-    add("--max-autotune", action="store_true", help="let torch.compile tune its kernels, which takes minutes")
     also = parser.add_mutually_exclusive_group().add_argument
     also("--breakdown", action="store_true", help="record kernels by kind instead of times of forwards")
     also("--energy", action="store_true", help="measure the GPU's energy of an image too")

@@ -25,15 +25,6 @@ from harness.experiments.networks.rows import (
 from harness.precision import FP32, MEASURED, PRECISIONS, TF32
 
 Forward = Callable[[], torch.Tensor]
-MAX_AUTOTUNE = "max-autotune-no-cudagraphs"  # the graph is captured here, for every contender alike
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The choices that a contender needs: the precision, and whether torch.compile tunes its kernels."""
-
-    precision: str
-    max_autotune: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +35,7 @@ class Prepared:
     detail: str = ""
 
 
-Prepare = Callable[[torch.nn.Module, torch.Tensor, Options], Prepared]
+Prepare = Callable[[torch.nn.Module, torch.Tensor, str], Prepared]  # of a model, images and a precision
 
 
 def set_torch(precision: str, benchmark: bool = True) -> None:
@@ -56,50 +47,49 @@ def set_torch(precision: str, benchmark: bool = True) -> None:
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def _torch(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+def _torch(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
     return Prepared(lambda: logits(model(images)))
 
 
 def _in_channels_last(prepare: Prepare) -> Prepare:
     """The contender with weights and input in channels_last."""
 
-    def prepared(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+    def prepared(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return prepare(model, images.contiguous(memory_format=torch.channels_last), options)
+        return prepare(model, images.contiguous(memory_format=torch.channels_last), precision)
 
     return prepared
 
 
-def _compiled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
-    mode = MAX_AUTOTUNE if options.max_autotune else "default"
-    compiled = torch.compile(model, mode=mode)
-    return Prepared(lambda: logits(compiled(images)), "" if mode == "default" else f"mode={mode}")
+def _compiled(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
+    compiled = torch.compile(model)
+    return Prepared(lambda: logits(compiled(images)))
 
 
-def _frozen(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+def _frozen(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
     """torch.compile with weights as constants: it folds batch norm, as cuConv does, and may change layouts."""
-    compiled = torch.compile(model, options={"freezing": True, "max_autotune": options.max_autotune})
-    return Prepared(lambda: logits(compiled(images)), "max_autotune" if options.max_autotune else "")
+    compiled = torch.compile(model, options={"freezing": True})
+    return Prepared(lambda: logits(compiled(images)))
 
 
-def _fastest_engines(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+def _fastest_engines(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
     compiled = torch.compile(import_module("harness.experiments.networks.fastest_engines").with_fastest_engines(model))
     return Prepared(lambda: logits(compiled(images)))
 
 
-def _cuconv(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+def _cuconv(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
     nn = import_module("cuconv.nn")
     start = time.perf_counter()
-    converted, _ = nn.convert(model, images, precision=options.precision)
+    converted, _ = nn.convert(model, images, precision=precision)
     torch.cuda.synchronize()
     return Prepared(lambda: logits(converted(images)), f"convert {time.perf_counter() - start:.2f} s")
 
 
-def _enabled(model: torch.nn.Module, images: torch.Tensor, options: Options) -> Prepared:
+def _enabled(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
     nn, waiting = import_module("cuconv.nn"), import_module("cuconv.background").waiting
 
     def forward() -> torch.Tensor:
-        with waiting(), nn.enabled(precision=options.precision):
+        with waiting(), nn.enabled(precision=precision):
             return logits(model(images))
 
     return Prepared(forward)

@@ -20,7 +20,7 @@ import torch
 
 from harness import progress
 from harness.errors import UserError
-from harness.experiments.networks.contenders import Forward, Options, Prepare
+from harness.experiments.networks.contenders import Forward, Prepare
 from harness.experiments.networks.kinds import by_kind
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
@@ -137,13 +137,13 @@ class Consumption:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices of a command: contenders by name, their options, the seed, and the environment of its rows.
+    """The choices of a command: contenders by name, the precision, the seed, and the environment of its rows.
 
     consumption: measures what a CUDA graph takes, for rows of energy; None for none.
     """
 
     contenders: Mapping[str, Prepare]
-    options: Options
+    precision: str
     seed: int = 0
     environment: str = ""
     runs: int = RUNS
@@ -178,16 +178,16 @@ class _Case:
 
     def row(self, contender: str, mode: str, status: str, **measured: object) -> NetworkTime:
         return NetworkTime(
-            self.network.name, self.network.source, self.batch, contender, self.settings.options.precision, mode,
+            self.network.name, self.network.source, self.batch, contender, self.settings.precision, mode,
             status, environment=self.settings.environment, **measured,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def prepare(self, contender: str) -> tuple[Forward, str]:
         """A contender's forward on a model of its own, in the precision asked for, and its detail; it has not run."""
-        options, model, images = self.settings.options, deepcopy(self.model()), self.images()
-        if options.precision == FP16:
+        precision, model, images = self.settings.precision, deepcopy(self.model()), self.images()
+        if precision == FP16:
             model, images = model.half(), images.half()
-        prepared = self.settings.contenders[contender](model, images, options)
+        prepared = self.settings.contenders[contender](model, images, precision)
         return prepared.forward, prepared.detail
 
 
@@ -334,7 +334,7 @@ def _energies(
             _say_failed(case, entrant.contender, error, machine)
             continue
         yield NetworkEnergy(
-            case.network.name, case.network.source, case.batch, entrant.contender, case.settings.options.precision,
+            case.network.name, case.network.source, case.batch, entrant.contender, case.settings.precision,
             taken.forwards, taken.seconds, taken.millijoules / (taken.forwards * case.batch),
             1e-3 * taken.millijoules / taken.seconds, case.settings.environment,
         )  # fmt: skip
@@ -385,7 +385,7 @@ def break_down(
             except Exception as error:
                 _say_failed(case, contender, error, machine)
                 continue
-            row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.options.precision)
+            row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.precision)
             yield [
                 row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
                 for kind, us in by_kind(launches).items()

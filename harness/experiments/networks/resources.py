@@ -17,7 +17,7 @@ from harness.experiments.networks.rows import (
     TORCH_CONTENDERS,
     label,
 )
-from harness.experiments.networks.table import first_table, least, shown
+from harness.experiments.networks.table import first_of_devices, least, shown
 from harness.precision import FP32, TF32
 from harness.store.markdown import NONE, markdown, times
 from harness.sweep.comparisons import geometric_mean
@@ -29,7 +29,7 @@ MEMORY_OF = {"torch, MiB": "torch", "compiled, MiB": TORCH_COMPILE, "cuConv, MiB
 
 def memory_section(results_of_device: Path) -> str:
     """The table of memory and where it was measured; without a networks.csv a sentence says what to run."""
-    results, table = first_table(results_of_device, NETWORKS, memory_table)
+    results, table = first_of_devices(results_of_device, NETWORKS, memory_table)
     if not results:
         return NETWORKS.missing(results_of_device.name)
     return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision == FP32])}."
@@ -90,7 +90,7 @@ def energy_table(frame: pd.DataFrame) -> str:
 
 def energy_section(results_of_device: Path) -> str:
     """The table of energy and where it was measured; without an energy.csv a sentence says what to run."""
-    results, table = first_table(results_of_device, ENERGY, energy_table)
+    results, table = first_of_devices(results_of_device, ENERGY, energy_table)
     if not results:
         return ENERGY.missing(results_of_device.name)
     return f"{table}\n\nMeasured on {provenance(results)}."

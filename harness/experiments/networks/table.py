@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
@@ -27,6 +28,7 @@ from harness.store.table import Table
 from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
 
+Shown = TypeVar("Shown", str, list[str])  # what a page shows of rows; empty where they have none of it
 FIGURE = "networks"  # plots/DEVICE/networks/networks.png
 COMPARED = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
 RATIOS = ("speedup", "over_tf32", "both_tf32")
@@ -157,30 +159,32 @@ def _picture(results: Results, plots: str) -> str:
 
 
 def modes_section(results_of_device: Path) -> str:
-    """A line for each way to call cuConv and each mode: its speedup over the fastest of torch in that mode.
+    """A line for each GPU, way to call cuConv and mode: its speedup over the fastest of torch in that mode.
 
-    Geometric means and cases won, in FP32 over FP32 and in TF32 over TF32. Without a networks.csv a sentence says what
-    to run.
+    Geometric means and cases won, in FP32 over FP32 and in TF32 over TF32, of a device and then of the others in its
+    folder. Without a networks.csv a sentence says what to run.
     """
-    results = networks_results(results_of_device)
-    if not results:
+    found = _on_each_gpu(results_of_device)
+    if not found:
         return NETWORKS.missing(results_of_device.name)
-    body = []
-    for contender in (CUCONV, CUCONV_ENABLED):
-        for mode in MODES:
-            found = [
-                [
-                    case.speedup
-                    for case in beside(
-                        results.frame, Entry(TORCH_CONTENDERS, precision), Entry((contender,), precision), mode
-                    )
-                ]
-                for precision in (FP32, TF32)
-            ]
-            cells = [cell for one in found for cell in (times(geometric_mean(one)), of(_won(one), len(one)))]
-            if any(map(len, found)):
-                body.append([contender, mode, *cells])
-    return markdown(["contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1))
+    body = [
+        [gpu, contender, mode, *cells]
+        for gpu, results in found
+        for contender in (CUCONV, CUCONV_ENABLED)
+        for mode in MODES
+        if (cells := _in_mode(results.frame, contender, mode))
+    ]
+    return markdown(["GPU", "contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1, 2))
+
+
+def _in_mode(frame: pd.DataFrame, contender: str, mode: str) -> list[str]:
+    """The mean speedup over the fastest of torch in a mode, and the cases won, in FP32 and in TF32; empty without."""
+    found = [
+        [case.speedup for case in beside(frame, Entry(TORCH_CONTENDERS, one), Entry((contender,), one), mode)]
+        for one in (FP32, TF32)
+    ]
+    cells = [cell for one in found for cell in (times(geometric_mean(one)), of(_won(one), len(one)))]
+    return cells if any(found) else []
 
 
 def engines_section(results_of_device: Path) -> str:
@@ -197,21 +201,32 @@ def half_section(results_of_device: Path) -> str:
 def _section_beside(
     results_of_device: Path, table_of: Callable[[pd.DataFrame], str], precisions: tuple[str, ...], command: str
 ) -> str:
-    results, table = first_table(results_of_device, NETWORKS, table_of)
+    results, table = first_of_devices(results_of_device, NETWORKS, table_of)
     if not results:
         return f"{NETWORKS.missing(results_of_device.name)[:-1]}, with {command}."
     return f"{table}\n\nMeasured on {provenance(results, results.frame[results.frame.precision.isin(precisions)])}."
 
 
-def first_table(
-    results_of_device: Path, of: Table, table_of: Callable[[pd.DataFrame], str]
-) -> tuple[Results | None, str]:
-    """The results of a device and the table of them, or those of another device in its folder that has such a table."""
-    for device in (results_of_device, *sorted(results_of_device.parent.glob("*"))):
+def first_of_devices(
+    results_of_device: Path, of: Table, view: Callable[[pd.DataFrame], Shown]
+) -> tuple[Results | None, Shown | None]:
+    """The results of a device and a view of their rows, or those of the first other in its folder that is not empty."""
+    for device in _devices(results_of_device):
         results = networks_results(device, of)
-        if results and (table := table_of(results.frame)):
-            return results, table
-    return None, ""
+        if results and (found := view(results.frame)):
+            return results, found
+    return None, None
+
+
+def _on_each_gpu(results_of_device: Path) -> list[tuple[str, Results]]:
+    """The name of each GPU that has whole networks, and its results: a device, then the others in its folder."""
+    found = (networks_results(device) for device in _devices(results_of_device))
+    return [(provenance(results).partition(", ")[0], results) for results in found if results]
+
+
+def _devices(results_of_device: Path) -> list[Path]:
+    """The results of a device, then those of the others in its folder."""
+    return list(dict.fromkeys((results_of_device, *sorted(results_of_device.parent.glob("*")))))
 
 
 def engines_table(frame: pd.DataFrame) -> str:
@@ -278,23 +293,30 @@ def _won(speedups: list[float]) -> int:
 
 
 def errors_section(results_of_device: Path) -> str:
-    """A line for each network: the largest relative L2 error over batches and modes, of cuConv and of torch.
+    """A line for each GPU and network: the largest relative L2 error over batches and modes, of cuConv and of torch.
 
-    Without a networks.csv a sentence says what to run.
+    A device is followed by the others in its folder. Without a networks.csv a sentence says what to run.
     """
-    results = networks_results(results_of_device)
-    if not results:
+    found = _on_each_gpu(results_of_device)
+    if not found:
         return NETWORKS.missing(results_of_device.name)
-    rows = results.frame[results.frame.status == OK].copy()
+    body = [[gpu, *cells] for gpu, results in found for cells in _errors(results.frame)]
+    header = ["GPU", "network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32", "torch FP16"]
+    return markdown(header, body, left=(0, 1))
+
+
+def _errors(frame: pd.DataFrame) -> list[list[str]]:
+    """Each network's name, and the largest errors of its rows in the columns of `errors_section`."""
+    rows = frame[frame.status == OK].copy()
     rows["named"] = [label(row.network, row.source) for row in each(rows)]
     groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]
     groups.append((TORCH_CONTENDERS, FP16))
-    body = []
-    for network in dict.fromkeys(rows.named):
+    found = []
+    for network in sorted(set(rows.named)):
         mine = rows[rows.named == network]
-        found = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
-        body.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in found)])
-    return markdown(["network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32", "torch FP16"], body)
+        columns = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
+        found.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in columns)])
+    return found
 
 
 def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:

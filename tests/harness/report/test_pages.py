@@ -76,6 +76,17 @@ def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     assert "| fastest of torch in FP32, CUDA graphs " in filled(page, "front")
 
 
+def test_the_front_names_another_gpu_where_that_alone_has_a_comparison_of_networks(page):
+    results = page.parent.parent / "results"
+    NETWORKS.write(results / GPU / "networks", [network_time(30.0, contender="torch").cells(), network_time().cells()])
+    half = [network_time(5.0, contender="torch", precision="fp16"), network_time(20.0)]
+    NETWORKS.write(results / "another" / "networks", [one.cells() for one in half])
+    text = filled(page, "front")
+    (line,) = [line for line in text.splitlines() if "| fastest of torch in FP16, CUDA graphs " in line]
+    assert "FP32, another |" in line and "0.25x" in line
+    assert "whole networks of another GPU on another" in text
+
+
 def test_the_front_says_at_which_batch_sizes_it_is_faster_than_less_precise_rivals(page):
     half = {"provider": "torch", "precision": "fp16", "error": 3e-4}
     rows = [row("auto", 10.0, batch=batch) for batch in (1, 8, 32)]

@@ -66,13 +66,17 @@ def test_the_best_of_torch_in_a_graph_is_what_counts(device):
 
 def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
     rows = [*ROWS, time(3.0, mode="eager", contender="torch"), time(6.0, mode="eager", contender="cuconv_enabled")]
-    table = cells(modes_section(fill(tmp_path, rows)))
+    device = fill(tmp_path, rows)
+    NETWORKS.write(tmp_path / "another" / "networks", [time(5.0).cells(), time(4.0, contender="torch").cells()])
     mean = (2.5 * 0.75 * 4) ** (1 / 3)
-    assert table["cuconv graph"][1:] == [f"{mean:.2f}x", "2 of 3", "2.00x", "1 of 1"]
-    assert table["cuconv eager"][1:] == ["3.00x", "1 of 1", "-", "-"]
-    assert table["cuconv_enabled graph"][1:] == ["5.00x", "1 of 1", "-", "-"]
-    assert table["cuconv_enabled eager"][1:] == ["0.50x", "0 of 1", "-", "-"]
-    assert "python -m harness.networks" in modes_section(tmp_path / "nowhere")
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in modes_section(device).splitlines()[2:]] == [
+        [GPU, "cuconv", "graph", f"{mean:.2f}x", "2 of 3", "2.00x", "1 of 1"],
+        [GPU, "cuconv", "eager", "3.00x", "1 of 1", "-", "-"],
+        [GPU, "cuconv_enabled", "graph", "5.00x", "1 of 1", "-", "-"],
+        [GPU, "cuconv_enabled", "eager", "0.50x", "0 of 1", "-", "-"],
+        ["another", "cuconv", "graph", "0.80x", "0 of 1", "-", "-"],
+    ]
+    assert "python -m harness.networks" in modes_section(tmp_path / "nowhere" / GPU)
 
 
 def test_cudnns_fastest_engines_are_beside_torch_and_none_of_it(tmp_path):
@@ -116,9 +120,12 @@ def test_the_largest_error_of_each_network(tmp_path):
         time(1.0, contender="torch", precision="tf32", rel_l2_error=5e-4),
         time(1.0, contender="torch_frozen_channels_last", precision="fp16", rel_l2_error=6e-4),
     ]  # fmt: skip
-    found = cells(errors_section(fill(tmp_path, rows)))
-    assert found["resnet50"] == ["3.0e-06", "4.0e-07", "-", "5.0e-04", "6.0e-04"]
-    assert "python -m harness.networks" in errors_section(tmp_path / "nowhere")
+    device = fill(tmp_path, rows)
+    NETWORKS.write(tmp_path / "another" / "networks", [time(1.0, rel_l2_error=8e-6).cells()])
+    found = cells(errors_section(device))
+    assert found[GPU] == ["resnet50", "3.0e-06", "4.0e-07", "-", "5.0e-04", "6.0e-04"]
+    assert found["another"] == ["resnet50", "8.0e-06", "-", "-", "-", "-"]
+    assert "python -m harness.networks" in errors_section(tmp_path / "nowhere" / GPU)
 
 
 def test_a_case_without_a_time_of_cuconv_has_no_speedup(device):

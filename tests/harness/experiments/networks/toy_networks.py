@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from harness.experiments.networks.contenders import Options, Prepared
+from harness.experiments.networks.contenders import Prepared
 from harness.experiments.networks.measure import Settings
 from harness.experiments.networks.models import Network
 from harness.experiments.networks.rows import NetworkTime
@@ -58,15 +58,14 @@ def network(name="toy", build=ToyModel):
     return Network(name, "torchvision", 8, build)
 
 
-def plain(model, images, options):
+def plain(model, images, precision):
     """A contender that is torch on a CPU."""
     return Prepared(lambda: model(images), "plain")
 
 
 def settings(runs=2, precision="fp32", consumption=None, **contenders):
     """Settings with contenders by name, `plain` where none is given."""
-    options = Options(precision)
-    return Settings(contenders or {"torch": plain}, options, environment="e1", runs=runs, consumption=consumption)
+    return Settings(contenders or {"torch": plain}, precision, environment="e1", runs=runs, consumption=consumption)
 
 
 def time(us=10.0, network="resnet50", batch=1, contender="cuconv", precision="fp32", mode="graph", source="torchvision",
