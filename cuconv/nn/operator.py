@@ -57,12 +57,12 @@ def conv2d(
     cuConv computes it where it can: float32, contiguous NCHW, on one GPU. Everything else that torch accepts goes to
     torch: other types and layouts, CPU tensors, empty batches, autocast, padding="same" that is not the same on both
     sides. torch also adds a residual of another shape or type than the output. Gradients are torch's
-    (aten.convolution_backward). The operator's result is contiguous. Raises ValueError for an unknown precision.
+    (aten.convolution_backward). Raises ValueError for an unknown precision.
     """
     check_precision(precision)
     is_plain = _is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
     pads = pads_of(padding, weight, stride, dilation) if is_plain else None
-    if pads is None or input.dim() != 4:
+    if pads is None or input.dim() != 4 or not (input.is_contiguous() and weight.is_contiguous()):
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, relu, residual)
     geometry = (_pair(stride), pads, _pair(dilation), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):

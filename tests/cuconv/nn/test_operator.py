@@ -72,7 +72,7 @@ def test_it_compiles_in_one_graph(on_a_gpu):
 def test_what_cuconv_does_not_take_goes_to_torch(on_a_gpu, change):
     x, weight, bias = change[1](*operands())
     torch.testing.assert_close(
-        cuconv.nn.conv2d(x, weight, bias, padding="same"), F.conv2d(x, weight, bias, padding="same"), check_stride=False
+        cuconv.nn.conv2d(x, weight, bias, padding="same"), F.conv2d(x, weight, bias, padding="same"), check_stride=True
     )
     assert on_a_gpu == []
 
