@@ -15,6 +15,7 @@ NEW = (
     aten.conv2d.default, aten.conv2d.padding, aten.convolution.default, aten.linear.default, aten.batch_norm.default,
     aten.matmul.default, aten.layer_norm.default, aten.group_norm.default, aten.softmax.int, aten.max_pool2d.default,
     aten.cat.default, aten.concat.default, aten.adaptive_avg_pool1d.default, aten.conv1d.default, aten.conv3d.default,
+    aten.instance_norm.default,
 )  # fmt: skip
 
 

@@ -129,4 +129,5 @@ def hooked(module: nn.Module) -> bool:
 
 def patched(module: nn.Module) -> str:
     """The name of a method that an instance has in place of its class's; "" where there is none."""
-    return next((name for name in vars(module) if callable(getattr(type(module), name, None))), "")
+    own = (name for name, value in vars(module).items() if callable(value))
+    return next((name for name in own if callable(getattr(type(module), name, None))), "")
