@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ShapesCollection
+from torch.export import Dim, ShapesCollection, _trace
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -27,7 +27,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from cuconv.nn.comparison import call, first_line
-from cuconv.nn.questions import CaptureError, TooComplex, asked, expressions
+from cuconv.nn.questions import Asked, CaptureError, TooComplex, asked, expressions
+from cuconv.nn.surroundings import symbolic
 
 SQUEEZES = (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
 MAX_KNOWN_SIZES = 4096
@@ -41,16 +42,18 @@ class Conditions:
     kinds      the type, dtype, device, rank and layout of each flattened argument that is a tensor, or its value
     shapes     the sizes of each tensor, as numbers and sympy expressions; () for other arguments
     decisions  conditions on sizes that the model's code asked for, and the answers
+    modes      questions about modes of torch that the model's code asked, and the answers
     """
 
     kinds: list[Any]
     shapes: list[tuple[Any, ...]]
     decisions: list[tuple[Any, Any]]
+    modes: dict[Callable[[], bool], bool]
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def hold(self, leaves: Sequence[Any]) -> bool:
         """Whether they hold for the flattened arguments of a call."""
-        if len(leaves) != len(self.kinds):
+        if len(leaves) != len(self.kinds) or any(ask() != answer for ask, answer in self.modes.items()):
             return False
         sizes = []
         for leaf, kind in zip(leaves, self.kinds, strict=True):
@@ -80,10 +83,10 @@ class Conditions:
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """The type, dtype, device, rank and layout of a tensor, or the type and value of another argument."""
+    """The type, dtype, device, rank, bits and layout of a tensor, or the type and value of another argument."""
     if isinstance(leaf, Tensor):
         kind = type(leaf) if not vars(leaf) else object  # no match: the model may read its attributes
-        return (kind, leaf.dtype, leaf.device, leaf.dim(), _layout(leaf))
+        return (kind, leaf.dtype, leaf.device, leaf.dim(), leaf.is_conj(), leaf.is_neg(), _layout(leaf))
     return (type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)  # 0.0 is equal to -0.0
 
 
@@ -169,6 +172,7 @@ def _capture(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int 
             raise
         except CaptureError:
             pass
+    _takes(model, in_spec, leaves)
     return _unlifted(model, *_export(model, in_spec, leaves, dimensions), leaves, in_spec)
 
 
@@ -197,10 +201,8 @@ def _copies(leaves: list[Any]) -> list[Any]:
     return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def _export(
-    model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None
-) -> tuple[Any, list[tuple[Any, Any]]]:
-    """torch.export's program, and what the model's code asked about sizes."""
+def _export(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int | None) -> tuple[Any, Asked]:
+    """torch.export's program, and what the model's code asked."""
     leaves = _copies(leaves)
     arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
     shapes = ShapesCollection()
@@ -209,14 +211,29 @@ def _export(
             sizes = list(enumerate(leaf.shape))[:dimensions]
             shapes[leaf] = {place: Dim.STATIC if place and size == 1 else Dim.AUTO for place, size in sizes}
     dynamic = shapes.dynamic_shapes(model, arguments, keywords)
-    with _lock, _quiet(), _one_flag(), torch.inference_mode(False), torch.no_grad(), asked() as decisions:
-        try:
+    try:
+        with (
+            _lock,
+            _quiet(),
+            _one_flag(),
+            _changes_kept(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            asked() as found,
+        ):
             program = torch.export.export(model, arguments, keywords, dynamic_shapes=dynamic, strict=False)
-        except TooComplex:
-            raise
-        except Exception as error:  # the model's own code runs, which may raise anything
-            raise CaptureError(first_line(error)) from error
-    return program, decisions
+    except TooComplex:
+        raise
+    except Exception as error:  # the model's own code runs, which may raise anything
+        raise CaptureError(first_line(error)) from error
+    finally:
+        if place := symbolic(model):
+            _takes(model, in_spec, leaves)  # what has no data must not stay there
+    if place:
+        raise CaptureError(f"the model keeps something of a call in {place}")
+    if found.failures:  # the model's code has caught them: it would not have met them with data
+        raise CaptureError(first_line(found.failures[0]))
+    return program, found
 
 
 @contextmanager
@@ -234,6 +251,18 @@ def _quiet() -> Iterator[None]:
                 yield
     finally:
         logger.disabled = disabled
+
+
+@contextmanager
+def _changes_kept() -> Iterator[None]:
+    """Keep what the model's code changes in its attributes, to find it: torch.export puts most of it back."""
+    trace: Any = _trace
+    before = trace._detect_attribute_assignment
+    trace._detect_attribute_assignment = lambda model: nullcontext()
+    try:
+        yield
+    finally:
+        trace._detect_attribute_assignment = before
 
 
 @contextmanager
@@ -263,9 +292,7 @@ def _attribute(model: nn.Module, path: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _unlifted(
-    model: nn.Module, program: Any, decisions: list[tuple[Any, Any]], leaves: list[Any], in_spec: Any
-) -> Captured:
+def _unlifted(model: nn.Module, program: Any, found: Asked, leaves: list[Any], in_spec: Any) -> Captured:
     """The graph of a program with parameters, buffers and constants as attributes instead of arguments."""
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     graph = fx.Graph()
@@ -300,10 +327,10 @@ def _unlifted(
         root.register_buffer(name, None)
     module = fx.GraphModule(root, graph)
     _check_result(program.call_spec.out_spec)
-    decisions += [(sympy.Eq(size, 1), sympy.false) for size in _kept_by_squeeze(program)]
+    decisions = [*found.answers, *((sympy.Eq(size, 1), sympy.false) for size in _kept_by_squeeze(program))]
     decisions += _rests_of_splits(program)
     resolved = [(_resolved(question, program), answer) for question, answer in dict.fromkeys(decisions)]
-    conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved)
+    conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved, found.modes)
     return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions)
 
 
@@ -329,6 +356,8 @@ def _kept_by_squeeze(program: Any) -> Iterator[Any]:
 def _rests_of_splits(program: Any) -> Iterator[tuple[Any, Any]]:
     """Each size modulo its parts in torch.tensor_split, with the example's: so many parts are longer by one."""
     for node in program.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.aten.tensor_split.tensor_indices_or_sections:
+            raise CaptureError("the places where torch.tensor_split splits are in a tensor")
         if node.op == "call_function" and node.target is torch.ops.aten.tensor_split.sections:
             value, sections, dim = (*node.args, 0)[:3]
             size = value.meta["val"].shape[dim]

@@ -6,7 +6,7 @@ import copy
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from io import BytesIO
@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +31,7 @@ TIMES_TORCHS = 3  # an output's error may be so many times that of torch in the 
 LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
 SEED = 20_26
 BY_ADDRESS = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 MULTIPLIED: dict[Any, tuple[int, ...]] = {  # the places of both factors in the operations that torch's TF32 is about
     **dict.fromkeys((aten.convolution, aten._convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.linear), (0, 1)),
@@ -88,7 +90,7 @@ class Truth:
     model: nn.Module
 
     def judges(self, inputs: Callable[[], Call], precision: str) -> tuple[Any, Any]:
-        """The model's results in float64 and, by torch, in a precision; None for one that the model refuses.
+        """`call` of the model in float64 and, by torch, in a precision; None for one that the model refuses.
 
         inputs: makes the arguments of a call that the model takes. Passes errors for lack of memory on:
         without these results, a right one could be taken for wrong.
@@ -134,13 +136,15 @@ def _rounded(factor: Any) -> Any:
 
 
 def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) -> Any:
-    """The result of a call with the random numbers of one seed, detached; torch's convolutions are in FP32 alone.
+    """The result of a call and the tensors of its arguments, to which it may have written, all detached.
 
-    gradients: whether they could be recorded.
+    Random numbers are those of one seed, and torch's convolutions are in FP32 alone. gradients: whether they could be
+    recorded.
     """
     arguments, keywords = inputs
     with seeded(), convolutions_by(torchs_in_fp32), torch.set_grad_enabled(gradients):
-        return pytree.tree_map_only(Tensor, Tensor.detach, function(*arguments, **keywords))
+        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        return pytree.tree_map_only(Tensor, Tensor.detach, (function(*arguments, **keywords), tensors))
 
 
 def draws(function: Callable[..., Any], inputs: Call) -> bool:
@@ -301,16 +305,36 @@ def attributes(model: nn.Module) -> dict[str, Any]:
         own = ("_modules", "_parameters", "_buffers") if name in names else ()
         for key, value in vars(module).items():
             if key not in own:
-                found[f"{name}.{key}".lstrip(".")] = _state_of(value, known)
+                found[f"{name}.{key}".lstrip(".")] = state_of(value, known)
         place += 1
     return found
 
 
-def _state_of(value: Any, known: dict[nn.Module, str]) -> Any:
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The names under which two states differ, or which one of them has alone."""
+    return [name for name in {**before, **after} if before.get(name, changes) != after.get(name, changes)]
+
+
+def arguments(inputs: Call) -> Any:
+    """The state of a call's arguments but for the numbers of tensors, to find out whether the call changes it."""
+    leaves, spec = pytree.tree_flatten(inputs)
+    tensors = [(id(leaf), leaf.requires_grad, state_of(vars(leaf))) for leaf in leaves if isinstance(leaf, Tensor)]
+    return spec, tensors, [state_of(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether an object holds a size or a tensor of a capture, which have no data."""
+    pickler = _Pickler(BytesIO(), {})
+    with suppress(Exception):  # objects define how they are pickled, or cannot be
+        pickler.dump(value)
+    return pickler.met_symbols
+
+
+def state_of(value: Any, known: dict[nn.Module, str] | None = None) -> Any:
     """Something that is equal where nothing in an object has changed; modules that are met become known."""
     pickled = BytesIO()
     try:
-        _Pickler(pickled, known).dump(value)
+        _Pickler(pickled, {} if known is None else known).dump(value)
     except Exception:  # objects define how they are pickled, or cannot be
         return id(value)
     return pickled.getvalue()
@@ -322,11 +346,17 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: BytesIO, known: dict[nn.Module, str]):
         super().__init__(file)
         self._known = known
+        self.met_symbols = False
 
     def persistent_id(self, value: Any) -> Any:
         """The version of a tensor or the address of such an object; None for others."""
+        if isinstance(value, SYMBOLIC):
+            self.met_symbols = True
+            return id(value)
         if isinstance(value, Tensor):
             return id(value), 0 if value.is_inference() else value._version
+        if isinstance(value, MethodType):  # a new object each time that it is asked for
+            return id(value.__self__), id(value.__func__)
         if isinstance(value, nn.Module):
             self._known.setdefault(value, f"<object {len(self._known)}>")
         return id(value) if isinstance(value, BY_ADDRESS) else None

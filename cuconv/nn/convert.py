@@ -24,6 +24,7 @@ from cuconv.nn.modules import LAYERS, become, hooked, patched, why_not
 from cuconv.nn.operator import PLAIN, check_precision, is_supported, recorded
 from cuconv.nn.program import computed_by_torch
 from cuconv.nn.report import Converted, Report
+from cuconv.nn.surroundings import surroundings
 from cuconv.nn.watched import unwatch
 from cuconv.precompile import computed, load_for_other_sizes, precompile_calls
 from cuconv.problem import FP32
@@ -40,8 +41,9 @@ def convert(
 ) -> tuple[nn.Module, Report]:
     """A copy of a model in eval mode whose layers are cuConv's, and a report of what was done with each.
 
-    The weights of the copy are constant: it is for inference. Later changes of the original's weights do not reach it;
-    `copy.refresh(original)` takes them over, and so does `copy.load_state_dict`, since its state is the original's.
+    The weights of the copy are constant: it is for inference, and its parameters require no gradient. Later changes of
+    the original's weights do not reach it; `copy.refresh(original)` takes them over, and so does
+    `copy.load_state_dict`, since its state is the original's.
 
     Layers are convolutions, and fully connected layers where they get at most 32 rows. torch.export captures the model
     by its call on the example. A batch norm, an addition and a ReLU that follow a convolution are then folded into it,
@@ -121,6 +123,8 @@ class _Conversion:
             raise ConversionError(f"the converted model differs: {words}{self._first_wrong_layer(result)}")
         if self._report.captured and (words := self._capture_differs(result, expected)):
             self._drop_capture(result, f"the captured model differs: {words}", layers)
+        if self._report.captured and capture.changes.ended:
+            self._drop_capture(result, "the model changes its modules", layers)
         if self._report.captured:
             self._report.packed_bytes = sum(layer.packed_bytes for layer in capture.program.layers.values())
         return result, self._report
@@ -129,9 +133,10 @@ class _Conversion:
         """The results of two calls with the example; None, told in the report, where they are not always the same."""
         model = self._truth.model
         before, state = comparison.attributes(model), _state_of(model)
-        expected = self._outputs(model)
+        changed: list[str] = []
+        expected = self._outputs(model, changed)
         after, now = comparison.attributes(model), model.state_dict()
-        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        changed += comparison.changes(before, after)
         changed += [name for name, tensor in state.items() if name in now and not _same(tensor, now[name])]
         if changed:
             self._not_captured(f"a call changes {changed[0]}")
@@ -146,18 +151,28 @@ class _Conversion:
                 return None
         return expected
 
-    def _outputs(self, model: nn.Module) -> list[Any]:
-        """The results of two calls with the example, the second one with gradients enabled if the model allows it."""
+    def _outputs(self, model: nn.Module, changed: list[str] | None = None) -> list[Any]:
+        """The results of two calls with the example, the second one with gradients enabled if the model allows it.
+
+        changed: gets names of what a call changes in its arguments, and the second call outside of the model's modules.
+        """
         results: list[Any] = []
-        try:
-            for gradients in self._gradients:
-                results.append(comparison.call(model, self._inputs.new(), gradients))
-        except Exception as error:
-            if results and self._gradients[1]:  # such as for an argument out=; the model may have changed before
-                self._gradients = (False, False)
-                return self._outputs(_copied(self._model))
-            words = comparison.first_line(error)
-            raise ConversionError(f"the model cannot be called with the example: {words}") from error
+        changed = [] if changed is None else changed
+        for gradients in self._gradients:
+            inputs = self._inputs.new()
+            given, before = comparison.arguments(inputs), surroundings(model) if results else {}
+            try:
+                results.append(comparison.call(model, inputs, gradients))
+            except Exception as error:
+                if results and self._gradients[1]:  # such as for an argument out=; the model may have changed before
+                    self._gradients = (False, False)
+                    return self._outputs(_copied(self._model), changed)
+                words = comparison.first_line(error)
+                raise ConversionError(f"the model cannot be called with the example: {words}") from error
+            if comparison.arguments(inputs) != given:
+                changed.append("its arguments")
+            if len(results) > 1:  # the first call may have filled caches
+                changed += comparison.changes(before, surroundings(model))
         return results
 
     def _outputs_differ(self, ours: list[Any], theirs: list[Any]) -> str:
@@ -210,6 +225,8 @@ class _Conversion:
             return words
         for change in (comparison.another, comparison.larger_batch):
             inputs = partial(self._inputs.new, change)
+            if model.__dict__["_capture"].leaves(*inputs()) is None:
+                continue  # they would run the model's own code, which may change the model
             try:
                 wanted = comparison.call(self._truth.model, inputs())
             except Exception:  # the model does not take such inputs

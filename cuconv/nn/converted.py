@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from operator import attrgetter
 from typing import Any
@@ -31,6 +32,7 @@ class Capture:
         self.changes = Changes()
         self._modules = modules  # of the model
         self._parameters: list[nn.Parameter] = []
+        self._tensors: list[Tensor] = []  # of the model, but for those of inference mode, which have no version
         self._ties: list[int] = []  # a number for each name of a tensor, the same for names of the same one
         self._training = [module.training for module in modules]
         self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
@@ -40,7 +42,7 @@ class Capture:
         """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""
         specs = (self._in_spec, self._out_spec)
         objects = [pytree.tree_unflatten(range(spec.num_leaves), spec) for spec in specs]
-        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1], "_parameters": []}
+        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1], "_parameters": [], "_tensors": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -87,7 +89,17 @@ class Capture:
             return
         self.program.bind(tensors.__getitem__)
         self._parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+        self._tensors = [tensor for tensor in tensors.values() if not tensor.is_inference()]
         self.changes.stale = False
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """A call of the model's own code, which may write to tensors that the program has made others of."""
+        before = [tensor._version for tensor in self._tensors]
+        try:
+            yield
+        finally:
+            self.changes.stale |= before != [tensor._version for tensor in self._tensors]
 
     def _has_another_mode(self) -> bool:
         """Whether a module is not in the mode that it was captured in."""
@@ -189,14 +201,17 @@ def _class_for(base: Any) -> type[nn.Module]:
 
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
         capture: Capture | None = self._capture
-        if capture is not None and not torch.compiler.is_compiling():
-            if capture.changes.stale and not capture.changes.ended:
-                self._bind()
-            if capture.changes.ended:
-                self.__dict__["_capture"] = None
-            elif (leaves := capture.leaves(arguments, keywords)) is not None:
-                return capture.run(leaves)
-        return base.forward(self, *arguments, **keywords)
+        if capture is None or torch.compiler.is_compiling():
+            return base.forward(self, *arguments, **keywords)
+        if capture.changes.stale and not capture.changes.ended:
+            self._bind()
+        if capture.changes.ended:
+            self.__dict__["_capture"] = None
+            return base.forward(self, *arguments, **keywords)
+        if (leaves := capture.leaves(arguments, keywords)) is not None:
+            return capture.run(leaves)
+        with capture.left_out():
+            return base.forward(self, *arguments, **keywords)
 
     attributes = {"forward": wraps(base.forward)(forward), "__module__": base.__module__, "__doc__": base.__doc__}
     attributes |= {"__qualname__": base.__qualname__, "_base": base}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import sympy
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TORCH = str(Path(torch.__file__).parent) + "/"
+CUCONV = str(Path(__file__).parents[1]) + "/"
 SYMBOLIC = ("fx/", "utils/_sympy/")  # of torch: the arithmetic of symbols, whoever asks for it
 # Parts of torch that compute the strides and the data type of a result, and torch.export. Everything else, such as
 # torch.nn, counts as the model's code: the graph has only the branch taken. So does _meta_registrations.py: some of its
@@ -31,8 +33,16 @@ KERNELS = (
     "_subclasses/", "_refs/", "_prims/", "_prims_common/", "_decomp/", "_ops.py", "_library/", "_export/", "export/",
     "_functorch/", "_higher_order_ops/", "_dynamo/", "_compile.py", "_guards.py", "utils/_stats.py",
 )  # fmt: skip
-# Functions whose answers may differ between calls of the same sizes.
-UNKNOWN = ((torch, "is_inference_mode_enabled"), (Tensor, "is_inference"), (Tensor, "storage_offset"))
+# What may differ between calls of the same sizes, or is of the data that a capture does not have.
+UNKNOWN = (torch.is_inference,)
+UNKNOWN_OF_TENSORS = (
+    "is_inference", "storage_offset", "untyped_storage", "data_ptr", "numpy", "__array__", "_is_view", "_base",
+    "_version",
+)  # fmt: skip
+UNCACHED = "/einops/"  # it computes by itself what it cannot find in a cache
+MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled)
+# What is true of a capture alone; a model that asks gets the answer of its other calls.
+FALSE = (torch.compiler.is_compiling, torch.compiler.is_exporting)
 MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
 
 
@@ -44,66 +54,147 @@ class TooComplex(CaptureError):
     """Sizes in the model are too long expressions of the input's."""
 
 
-@contextmanager
-def asked() -> Iterator[list[tuple[Any, Any]]]:
-    """Record each question about sizes that the model's own code asks, with its answer.
+class Asked:
+    """What a model's code has asked in one thread, and the functions that listen: each is made of what it replaces.
 
-    torch's kernels ask many more when they compute strides. Those are no conditions: the graph has the operators
-    themselves, which ask again when they run. Questions that are answered by a number always count: the graph keeps
-    the number, such as that of the parts of a split. So do sizes that become text, such as the key of a cache, except
-    in a message of torch._assert.
+    answers   questions about sizes, with their answers
+    modes     questions about modes of torch, with their answers
+    failures  errors of questions that have no answer, which the model's code may have caught
     """
-    found: list[tuple[Any, Any]] = []
-    known: set[Any] = set()
-    evaluate, thread = ShapeEnv.evaluate_sym_node, threading.get_ident()
 
-    def evaluated(self: Any, sym_node: Any, *arguments: Any, **keywords: Any) -> Any:
-        if threading.get_ident() != thread:
-            return evaluate(self, sym_node, *arguments, **keywords)
-        question = sym_node.expr
-        if question not in known:
-            known.add(question)
-            if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
-                raise TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
-        answer = evaluate(self, sym_node, *arguments, **keywords)
-        if question.free_symbols and (not _is_truth(answer) or _asked_by_model(sys._getframe(1))):
-            found.append((question, answer))
-        return answer
+    def __init__(self) -> None:
+        self.answers: list[tuple[Any, Any]] = []
+        self.modes: dict[Callable[[], bool], bool] = {}
+        self.failures: list[Exception] = []
+        self._known: set[Any] = set()
+        self._thread = threading.get_ident()
 
-    def is_models(frame: Any) -> bool:
-        return threading.get_ident() == thread and not frame.f_code.co_filename.startswith(TORCH)
+    def _is_models(self, frame: Any) -> bool:
+        """Whether a frame is of the model's own code."""
+        return threading.get_ident() == self._thread and not frame.f_code.co_filename.startswith((TORCH, CUCONV))
 
-    def refusing(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-        def refused(*arguments: Any) -> Any:
-            if is_models(sys._getframe(1)):
-                raise CaptureError(f"the model asks for {name}")
-            return answer(*arguments)
+    def _failing(self, error: Exception) -> Exception:
+        self.failures.append(error)
+        return error
 
-        return refused
+    def evaluating(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes each question about sizes, or that it has no answer; refuses those that are too long."""
 
-    def text_of(value_of: type, symbol: Callable[[Any], str]) -> Callable[[Any], str]:
-        def text(self: Any) -> str:
-            frame = sys._getframe(1)
-            return repr(value_of(self)) if is_models(frame) and not _is_message(frame) else symbol(self)
+        def evaluated(environment: Any, sym_node: Any, *arguments: Any, **keywords: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return evaluate(environment, sym_node, *arguments, **keywords)
+            question = sym_node.expr
+            if question not in self._known:
+                self._known.add(question)
+                if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
+                    raise TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
+            try:
+                answer = evaluate(environment, sym_node, *arguments, **keywords)
+            except Exception as error:
+                if _asked_by_model(sys._getframe(1), through_operators=True):
+                    self._failing(error)
+                raise
+            if question.free_symbols and (not _is_truth(answer) or _asked_by_model(sys._getframe(1))):
+                self.answers.append((question, answer))
+            return answer
 
-        return text
+        return evaluated
 
-    def contiguity(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        answer = is_contiguous(self, memory_format=memory_format)
-        if threading.get_ident() == thread and _asked_by_model(sys._getframe(1)):
-            question = _is_contiguous(self, memory_format)
-            if getattr(question, "free_symbols", None):
-                found.append((question, sympy.true if answer else sympy.false))
-        return answer
+    def contiguity(self, is_contiguous: Callable[..., bool]) -> Callable[..., bool]:
+        """Notes whether a tensor is contiguous, about which torch asks at the first call alone."""
 
-    is_contiguous = Tensor.is_contiguous
+        def asked_for(tensor: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+            answer = is_contiguous(tensor, memory_format=memory_format)
+            if threading.get_ident() == self._thread and _asked_by_model(sys._getframe(1)):
+                question = _is_contiguous(tensor, memory_format)
+                if getattr(question, "free_symbols", None):
+                    self.answers.append((question, sympy.true if answer else sympy.false))
+            return answer
+
+        return asked_for
+
+    def text_of(self, value_of: type) -> Callable[..., Any]:
+        """Text of a size is that of the number, which evaluates it."""
+
+        def of(symbol: Callable[[Any], str]) -> Callable[[Any], str]:
+            def text(size: Any) -> str:
+                frame = sys._getframe(1)
+                return repr(value_of(size)) if self._is_models(frame) and not _is_message(frame) else symbol(size)
+
+            return text
+
+        return of
+
+    def hashing(self, hash_of: Callable[[Any], int]) -> Callable[[Any], int]:
+        """Notes that a size has no hash."""
+
+        def hashed(size: Any) -> int:
+            try:
+                return hash_of(size)
+            except TypeError as error:
+                frame = sys._getframe(1)
+                if self._is_models(frame) and UNCACHED not in frame.f_code.co_filename:
+                    self._failing(error)
+                raise
+
+        return hashed
+
+    def refusing(self, name: str) -> Callable[..., Any]:
+        """Refuses an answer to the model's code."""
+
+        def of(answer: Callable[..., Any]) -> Callable[..., Any]:
+            def refused(*arguments: Any, **keywords: Any) -> Any:
+                if self._is_models(sys._getframe(1)):
+                    raise self._failing(CaptureError(f"the model asks for {name}"))
+                return answer(*arguments, **keywords)
+
+            return refused
+
+        return of
+
+    def noting(self, answer: Callable[[], bool]) -> Callable[[], bool]:
+        """Notes a mode."""
+
+        def noted() -> bool:
+            if self._is_models(sys._getframe(1)):
+                self.modes[answer] = answer()
+            return answer()
+
+        return noted
+
+    def denying(self, answer: Callable[[], bool]) -> Callable[[], bool]:
+        """Denies what is true of a capture alone."""
+
+        def denied() -> bool:
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_name == "is_compiling" and frame.f_code.co_filename.startswith(TORCH):
+                frame = frame.f_back  # older names of the same question
+            return answer() and not self._is_models(frame)
+
+        return denied
+
+
+@contextmanager
+def asked() -> Iterator[Asked]:
+    """Listen to what the model's own code asks in this thread.
+
+    torch's kernels ask many more questions about sizes when they compute strides. Those are no conditions: the graph
+    has the operators themselves, which ask again when they run. Questions that are answered by a number always count:
+    the graph keeps the number, such as that of the parts of a split. So do sizes that become text, such as the key of a
+    cache, except in a message of torch._assert.
+    """
+    found = Asked()
     with ExitStack() as stack:
-        _patch(stack, ShapeEnv, "evaluate_sym_node", evaluated)
+        _patch(stack, ShapeEnv, "evaluate_sym_node", found.evaluating)
+        _patch(stack, Tensor, "is_contiguous", found.contiguity)
         for symbolic, value_of in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
-            _patch(stack, symbolic, "__repr__", text_of(value_of, symbolic.__repr__))
-        _patch(stack, Tensor, "is_contiguous", contiguity)  # torch asks about sizes at the first call alone
-        for owner, name in UNKNOWN:
-            _patch(stack, owner, name, refusing(name, getattr(owner, name)))
+            _patch(stack, symbolic, "__repr__", found.text_of(value_of))
+        _patch(stack, torch.SymInt, "__hash__", found.hashing)
+        for name in UNKNOWN_OF_TENSORS:
+            _patch(stack, Tensor, name, found.refusing(name))
+        makers: dict[Any, Callable[..., Any]] = {function: found.refusing(function.__name__) for function in UNKNOWN}
+        makers |= dict.fromkeys(MODES, found.noting) | dict.fromkeys(FALSE, found.denying)
+        _patch_everywhere(stack, makers)
         yield found
 
 
@@ -123,13 +214,26 @@ def _place(line: int | None, last_line: int | None, column: int | None, last_col
     return (line or 0, column or 0), (last_line or 0, last_column or 0)
 
 
-def _patch(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until a stack is left; Tensor inherits its methods, and must have none of its own afterwards."""
+def _patch(stack: ExitStack, owner: Any, name: str, make: Callable[..., Any]) -> None:
+    """Replace a function or property by what is made of it, until a stack is left.
+
+    Tensor inherits its methods, and must have none of its own afterwards.
+    """
+    before = getattr(owner, name)
     if name in vars(owner):
         stack.callback(setattr, owner, name, vars(owner)[name])
     else:
         stack.callback(delattr, owner, name)
-    setattr(owner, name, value)
+    setattr(owner, name, make(before) if callable(before) else property(make(before.__get__)))
+
+
+def _patch_everywhere(stack: ExitStack, makers: dict[Any, Callable[..., Any]]) -> None:
+    """Replace functions by what is made of them in each module that has imported them, until a stack is left."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, FunctionType | BuiltinFunctionType) and value in makers:
+                    _patch(stack, module, name, makers[value])
 
 
 def _is_contiguous(tensor: Tensor, memory_format: torch.memory_format) -> Any:
@@ -154,15 +258,20 @@ def _is_truth(answer: Any) -> bool:
     return isinstance(answer, bool | BooleanAtom)
 
 
-def _asked_by_model(frame: Any) -> bool:
-    """Whether the frame below the arithmetic of symbols is one of the model and not one of torch's kernels."""
+def _asked_by_model(frame: Any, through_operators: bool = False) -> bool:
+    """Whether the frame below the arithmetic of symbols is one of the model and not one of torch's kernels.
+
+    through_operators: whether a question of an operator that the model calls, such as the truth of a tensor, is one.
+    """
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(TORCH):
             return True
         place = path.removeprefix(TORCH)
-        is_method = place == "__init__.py" and frame.f_code.co_name.startswith("__")  # of torch.SymInt or SymBool
-        if not is_method and not place.startswith(SYMBOLIC):
+        name = frame.f_code.co_name
+        passes_on = place == "__init__.py" and name.startswith("__")  # of torch.SymInt or SymBool
+        passes_on |= through_operators and name == "__torch_function__"
+        if not passes_on and not place.startswith(SYMBOLIC):
             return not place.startswith(KERNELS)
         frame = frame.f_back
     return True

@@ -83,7 +83,7 @@ class Watched(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         changes, before = self.__dict__.get("_changes"), self.__dict__.get(name, Changes)
         super().__setattr__(name, value)
-        if changes is not None and (name == "__class__" or name in self.__dict__) and value is not before:
+        if changes is not None and value is not before and not _is_noted(self, name):
             if name == "training":
                 changes.stale = changes.moded = True  # a call in training mode may change statistics
             else:
@@ -133,6 +133,11 @@ class Watched(nn.Module):
         elif function is copyreg.__newobj__:  # type: ignore[attr-defined]
             function = _new  # pickle asks for an object of just this class from the other one
         return function, arguments, *rest
+
+
+def _is_noted(module: nn.Module, name: str) -> bool:
+    """Whether an attribute is in one of the dictionaries that note what is written to them."""
+    return any(name in module.__dict__[kind] for kind in ("_parameters", "_buffers", "_modules"))
 
 
 def _new(kind: Any, *arguments: Any) -> Any:

@@ -4,10 +4,14 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
 from tests.cuconv.nn.models import close, made
+from tests.cuconv.nn.zoo.entries import Model, conv, images
+
+X = images()
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "save"])
@@ -67,28 +71,23 @@ def test_a_changed_copy_computes_what_it_has_become(on_a_gpu, change):
         assert close(ours, other(x))
 
 
-RUN = []  # a place for each time that the code of `Asserting` has run
-
-
 class Asserting(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 3)
 
     def forward(self, x):
-        RUN.append(None)
         torch._assert(x.dim() == 4, f"images have four dimensions, not {x.shape}: " + str(x.shape[0]))
         return self.conv(x)
 
 
-def test_the_message_of_an_assertion_is_no_condition():
+def test_the_message_of_an_assertion_is_no_condition(monkeypatch):
     x = torch.randn(2, 4, 8, 9)
     converted, report = cuconv.nn.convert(Asserting().eval(), x)
     assert report.captured
-    RUN.clear()
+    monkeypatch.setattr(Asserting, "forward", lambda model, x: pytest.fail("the model's own code runs"))
     with torch.no_grad():
         converted(torch.randn(3, 4, 11, 7))
-    assert not RUN
 
 
 def test_the_original_may_change_without_an_effect(on_a_gpu):
@@ -118,3 +117,75 @@ def test_a_converted_model_compiles_in_one_graph(on_a_gpu):
         compiled = torch.compile(converted, fullgraph=True, backend="eager")
         assert close(compiled(x), model(x))
     assert {call["kind"] for call in on_a_gpu} == {"plain"}
+
+
+def updates_its_mean(model, x, update=False):
+    y = model.conv(x)
+    if update:
+        model.mean.copy_(y.mean((0, 2, 3)))
+    return F.batch_norm(y, model.mean, model.variance)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model_that_writes_to_its_buffers_in_some_calls(on_a_gpu, mode):
+    model = Model(
+        updates_its_mean, conv=conv(), mean=nn.Buffer(torch.zeros(4)), variance=nn.Buffer(torch.ones(4))
+    ).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert report.captured
+    with mode():
+        for call in ({}, {"update": True}, {}):
+            torch.testing.assert_close(converted(X, **call), model(X, **call), rtol=1e-4, atol=1e-5)
+
+
+def views_its_pixels(model, x):
+    y = model.conv(x).permute(0, 2, 3, 1)
+    return y.reshape(-1, 4) if x.is_contiguous() else y.view(-1, 4)
+
+
+@pytest.mark.parametrize("example", [X, X.contiguous(memory_format=torch.channels_last)])
+@pytest.mark.parametrize("function", [lambda model, x: model.conv(x), views_its_pixels])
+def test_results_lie_in_memory_as_those_of_the_model(on_a_gpu, function, example):
+    model = Model(function, conv=conv(k=3)).eval()
+    converted, _ = cuconv.nn.convert(model, example)
+    for x in (X, X.contiguous(memory_format=torch.channels_last)):
+        with torch.no_grad():
+            torch.testing.assert_close(converted(x), model(x), rtol=1e-4, atol=1e-5, check_stride=True)
+
+
+class OfOneSize(nn.Module):
+    """A model that makes its grid anew for each size."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.shape = conv(), None
+
+    def forward(self, x):
+        if self.shape != x.shape:
+            self.grid, self.shape = torch.ones(x.shape), x.shape
+        return self.conv(x) + self.grid
+
+
+def test_a_capture_is_in_use_after_the_conversion(on_a_gpu):
+    model = OfOneSize().eval()
+    with torch.no_grad():
+        model(X)
+        converted, report = cuconv.nn.convert(model, X)
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+        assert report.captured and converted._capture is not None
+        other = images(3)
+        torch.testing.assert_close(converted(other), model(other), rtol=1e-4, atol=1e-5)
+
+
+def test_a_string_by_the_name_of_a_method_is_no_method(on_a_gpu):
+    model = nn.Sequential(conv(), nn.ReLU()).eval()
+    model[0].type = "Conv2d"
+    assert cuconv.nn.convert(model, X)[1].captured
+
+
+def test_an_activation_in_place_after_an_instance_norm(on_a_gpu):
+    model = nn.Sequential(conv(), nn.InstanceNorm2d(4, affine=True), nn.LeakyReLU(0.1, inplace=True)).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+    assert report.captured
