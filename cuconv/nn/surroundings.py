@@ -17,22 +17,19 @@ from torch import nn
 from cuconv.nn.comparison import is_symbolic, state_of
 
 # Objects that call a function, and the attribute that it is.
-WRAPPERS = (
-    ((MethodType, staticmethod, classmethod), "__func__"),
-    (property, "fget"),
-    (type(cache(len)), "__wrapped__"),
-)
-OWN = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-)  # what torch.export puts tensors without data in, and takes them out again
+METHODS = (MethodType, staticmethod, classmethod)
+WRAPPERS = ((METHODS, "__func__"), (property, "fget"), (type(cache(len)), "__wrapped__"))
+# What torch.export puts tensors without data in, and takes them out again.
+OWN = ("_parameters", "_buffers", "_modules")
 OTHERS = {"torch", "cuconv", "numpy", *sys.stdlib_module_names}  # packages whose code and classes are not looked into
 
 
 def surroundings(model: nn.Module) -> dict[str, Any]:
     """The state of each object outside of a model's modules that their code names, to find out what a call changes."""
-    return {name: state_of(value) for name, value in _named(model)}
+    found: dict[str, Any] = {}
+    for name, value in _named(model):
+        found[name if name not in found else f"{name} ({len(found)})"] = state_of(value)
+    return found
 
 
 def symbolic(model: nn.Module) -> str:

@@ -94,7 +94,17 @@ def converted(function, example, **attributes):
     return model, *cuconv.nn.convert(model, example)
 
 
-@pytest.mark.parametrize("function", [notes_shapes, keeps_features, counts_in_a_default, closure()])
+def both(first, second):
+    return lambda model, x: first(model, second(model, x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        notes_shapes, keeps_features, counts_in_a_default, closure(),
+        both(closure(), lambda model, x: x), both(lambda model, x: x, closure()), both(closure(), closure()),
+    ],
+)  # fmt: skip
 def test_what_is_outside_of_the_modules_is_written(function):
     model, copied, report = converted(function, (X,))
     assert not report.captured and "a call changes" in report.why_not_captured
