@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ShapesCollection, _trace
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import _config
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
@@ -31,6 +31,7 @@ from cuconv.nn.questions import Asked, CaptureError, TooComplex, asked, expressi
 from cuconv.nn.surroundings import symbolic
 
 SQUEEZES = (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
+CHANNELS_LAST = "channels last"
 MAX_KNOWN_SIZES = 4096
 _lock = threading.Lock()  # torch.export and the recording below change the state of the process
 
@@ -97,7 +98,7 @@ def _layout(tensor: Tensor) -> Any:
     if tensor.is_contiguous():
         return "contiguous"
     is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return "channels last" if is_last else tensor.stride()
+    return CHANNELS_LAST if is_last else tensor.stride()
 
 
 def share_memory(tensors: Sequence[Tensor]) -> bool:
@@ -117,7 +118,10 @@ def _value(expression: Any, values: dict[Any, int]) -> Any:
 
 @dataclass(slots=True)
 class Captured:
-    """A graph for flattened arguments. Parameters, buffers and constants are attributes, `tensors` by their names."""
+    """A graph for flattened arguments. Parameters, buffers and constants are attributes, `tensors` by their names.
+
+    are_last: of each result, whether it is an image whose channels are last in memory.
+    """
 
     graph: fx.GraphModule
     tensors: dict[str, str]
@@ -125,6 +129,7 @@ class Captured:
     in_spec: Any
     out_spec: Any
     conditions: Conditions
+    are_last: list[bool]
 
 
 def capture(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
@@ -331,7 +336,17 @@ def _unlifted(model: nn.Module, program: Any, found: Asked, leaves: list[Any], i
     decisions += _rests_of_splits(program)
     resolved = [(_resolved(question, program), answer) for question, answer in dict.fromkeys(decisions)]
     conditions = Conditions([_kind(leaf) for leaf in leaves], shapes, resolved, found.modes)
-    return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions)
+    results = next(iter(node.args[0] for node in reversed(graph.nodes) if node.op == "output"))
+    are_last = [isinstance(one, fx.Node) and _is_last(one.meta.get("val")) for one in results]
+    return Captured(module, tensors, constants, in_spec, program.call_spec.out_spec, conditions, are_last)
+
+
+def _is_last(value: Any) -> bool:
+    """Whether a result is an image whose channels are last in memory; not where its sizes depend on data."""
+    try:
+        return isinstance(value, Tensor) and _layout(value) == CHANNELS_LAST
+    except GuardOnDataDependentSymNode:
+        return False
 
 
 def _check_result(spec: Any) -> None:

@@ -198,7 +198,7 @@ class _Conversion:
             self._not_captured(str(error))
             return None, []
         modules = list(copied.modules())
-        return Capture(program, found.in_spec, found.out_spec, found.conditions, modules), rewriter.rows
+        return Capture(program, found, modules), rewriter.rows
 
     def _not_captured(self, reason: str) -> None:
         if self._report.captured:

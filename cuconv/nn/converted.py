@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from cuconv.nn.capture import Conditions, share_memory
+from cuconv.nn.capture import Captured, share_memory
 from cuconv.nn.operator import autocasts, is_differentiated
 from cuconv.nn.program import Program
 from cuconv.nn.watched import Changes, Watched, base_of, watch
@@ -27,10 +27,13 @@ _requires_grad = attrgetter("requires_grad")
 class Capture:
     """The program of a model, and all that says whether it stands for a call."""
 
-    def __init__(self, program: Program, in_spec: Any, out_spec: Any, conditions: Conditions, modules: list[nn.Module]):
-        self.program, self._in_spec, self._out_spec, self._conditions = program, in_spec, out_spec, conditions
+    def __init__(self, program: Program, captured: Captured, modules: list[nn.Module]):
+        """modules: those of the model."""
+        self.program, self._conditions = program, captured.conditions
+        self._in_spec, self._out_spec = in_spec, out_spec = captured.in_spec, captured.out_spec
+        self._are_last = captured.are_last if any(captured.are_last) else []
         self.changes = Changes()
-        self._modules = modules  # of the model
+        self._modules = modules
         self._parameters: list[nn.Parameter] = []
         self._tensors: list[Tensor] = []  # of the model, but for those of inference mode, which have no version
         self._ties: list[int] = []  # a number for each name of a tensor, the same for names of the same one
@@ -109,6 +112,11 @@ class Capture:
     def run(self, leaves: list[Any]) -> Any:
         """The model's result for the flattened arguments of a call."""
         outputs = self.program.run(leaves)
+        if self._are_last:  # cuConv's results are contiguous, whatever comes in
+            outputs = [
+                output.contiguous(memory_format=torch.channels_last) if is_last else output
+                for output, is_last in zip(outputs, self._are_last, strict=True)
+            ]
         return outputs[0] if self._returns_one_tensor else pytree.tree_unflatten(outputs, self._out_spec)
 
 

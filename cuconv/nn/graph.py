@@ -200,8 +200,6 @@ class Rewriter:
                 return f"its {name} is {operand.meta['val'].dtype}"
         if weight.meta["val"].numel() == 0:
             return "it has no weights"
-        if node.target not in LINEAR and not node.meta["val"].is_contiguous():
-            return "its result is not contiguous"
         if node.target in LINEAR:
             return why_not_linear(weight.meta["val"], None if bias is None else bias.meta["val"])
         if node.target is torch.ops.cuconv.conv2d.default and (node.args[7] or node.args[8] is not None):
