@@ -355,6 +355,8 @@ class _Pickler(pickle.Pickler):
             return id(value)
         if isinstance(value, Tensor):
             return id(value), 0 if value.is_inference() else value._version
+        if isinstance(value, torch.Generator):
+            return id(value), value.get_state().tolist()
         if isinstance(value, MethodType):  # a new object each time that it is asked for
             return id(value.__self__), id(value.__func__)
         if isinstance(value, nn.Module):

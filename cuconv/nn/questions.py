@@ -230,9 +230,11 @@ def _patch(stack: ExitStack, owner: Any, name: str, make: Callable[..., Any]) ->
 def _patch_everywhere(stack: ExitStack, makers: dict[Any, Callable[..., Any]]) -> None:
     """Replace functions by what is made of them in each module that has imported them, until a stack is left."""
     for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
+        if issubclass(type(module), ModuleType):
             for name, value in list(vars(module).items()):
-                if isinstance(value, FunctionType | BuiltinFunctionType) and value in makers:
+                if (
+                    type(value) in (FunctionType, BuiltinFunctionType) and value in makers
+                ):  # others define what `in` does
                     _patch(stack, module, name, makers[value])
 
 

@@ -51,7 +51,10 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        inside = _inside(value)
+        try:
+            inside = _inside(value)
+        except Exception:  # a proxy of something that is not there
+            continue
         if inside is None:
             yield name, value
         else:
@@ -61,7 +64,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _inside(value: Any) -> list[tuple[str, Any]] | None:
     """What a class or a function names, with names; None for other objects, which have a state."""
     if isinstance(value, partial):
-        return [(value.func.__qualname__, value.func), *((f"an argument of {value.func}", one) for one in value.args)]
+        return [("a partial function", one) for one in (value.func, *value.args, *value.keywords.values())]
     if isinstance(value, type):
         return [] if _is_of_others(value) else list(_of_class(value))
     if isinstance(value, FunctionType):
@@ -70,7 +73,7 @@ def _inside(value: Any) -> list[tuple[str, Any]] | None:
         if isinstance(value, kinds):
             function = getattr(value, name)
             return [(function.__qualname__, function)] if isinstance(function, FunctionType) else []
-    return [] if callable(value) or isinstance(value, ModuleType | nn.Module) else None
+    return [] if isinstance(value, ModuleType | nn.Module) else None
 
 
 def _is_of_others(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """What a call of a model changes outside of its modules happens with a converted model, too."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -43,6 +44,25 @@ def keeps_features(model, x):
 def counts_in_a_default(model, x, calls=[0]):  # noqa: B006
     calls[0] += 1
     return model.conv(x) * calls[0]
+
+
+class Counter:
+    calls = 0
+
+    def __call__(self, value=None):
+        self.calls += 1
+        return self.calls
+
+
+def add(model, x, counter):
+    return model.conv(x) * counter()
+
+
+COUNTER = Counter()
+
+
+def calls_an_object(model, x):
+    return model.conv(x) * COUNTER()
 
 
 def closure():
@@ -102,6 +122,7 @@ def both(first, second):
     "function",
     [
         notes_shapes, keeps_features, counts_in_a_default, closure(),
+        calls_an_object, partial(add, counter=Counter()),
         both(closure(), lambda model, x: x), both(lambda model, x: x, closure()), both(closure(), closure()),
     ],
 )  # fmt: skip
@@ -216,6 +237,21 @@ class Table:
         return type(self).made, ()
 
 
+class Proxy:
+    """A proxy of an object that is not there, such as that of a request which a server is not answering."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("no request")
+
+
+GENERATOR, REQUEST = torch.Generator(), Proxy()
+
+
+def names_other_objects(model, x):
+    return model.conv(x) if GENERATOR else REQUEST
+
+
 TABLES = [Table() for _ in range(9)]
 
 
@@ -225,7 +261,12 @@ def looks_at_tables(model, x):
 
 @pytest.mark.parametrize(
     ("function", "attributes"),
-    [(may_download, {"available": True}), (looks_at_tables, {}), (looks_at_tables, {"tables": TABLES})],
+    [
+        (may_download, {"available": True}),
+        (names_other_objects, {}),
+        (looks_at_tables, {}),
+        (looks_at_tables, {"tables": TABLES}),
+    ],
 )
 def test_objects_that_stay_as_they_are(function, attributes):
     assert converted(function, (X,), **attributes)[2].captured
