@@ -30,7 +30,7 @@ class Capture:
     def __init__(self, program: Program, captured: Captured, modules: list[nn.Module]):
         """modules: those of the model."""
         self.program, self._conditions = program, captured.conditions
-        self._in_spec, self._out_spec = in_spec, out_spec = captured.in_spec, captured.out_spec
+        self._in_spec, self._out_spec = captured.in_spec, captured.out_spec
         self._are_last = captured.are_last if any(captured.are_last) else []
         self.changes = Changes()
         self._modules = modules
@@ -38,8 +38,8 @@ class Capture:
         self._tensors: list[Tensor] = []  # of the model, but for those of inference mode, which have no version
         self._ties: list[int] = []  # a number for each name of a tensor, the same for names of the same one
         self._training = [module.training for module in modules]
-        self._is_one_tensor = in_spec == pytree.tree_structure(((torch.empty(0),), {}))
-        self._returns_one_tensor = out_spec.is_leaf()
+        self._is_one_tensor = self._in_spec == pytree.tree_structure(((torch.empty(0),), {}))
+        self._returns_one_tensor = self._out_spec.is_leaf()
 
     def __getstate__(self) -> dict[str, Any]:
         """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""

@@ -55,7 +55,7 @@ class TooComplex(CaptureError):
 
 
 class Asked:
-    """What a model's code has asked in one thread, and the functions that listen: each is made of what it replaces.
+    """Questions of a model's code in one thread. Its methods make functions that listen, of those that they replace.
 
     answers   questions about sizes, with their answers
     modes     questions about modes of torch, with their answers

@@ -1,4 +1,4 @@
-"""What a model's code can reach outside of its modules: global variables, class attributes, closures and defaults.
+"""The surroundings of a model: global variables, class attributes, closures and defaults that its code names.
 
 A captured graph writes to none of them, so a model whose calls change one is not captured.
 """
@@ -62,7 +62,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> list[tuple[str, Any]] | None:
-    """What a class or a function names, with names; None for other objects, which have a state."""
+    """The objects that a class or a function names, with their names; None for an object that has a state itself."""
     if isinstance(value, partial):
         return [("a partial function", one) for one in (value.func, *value.args, *value.keywords.values())]
     if isinstance(value, type):

@@ -52,13 +52,13 @@ def front_table(results: Results) -> str:
     for name, baseline in NETWORKS_BESIDE.items():
         whole, found = first_of_devices(results.folder.parent, NETWORKS, partial(summary_beside, baseline=baseline))
         if whole and found:
-            measured = provenance(whole)
-            elsewhere = "" if whole.device == results.device else f", {measured.partition(', ')[0]}"
+            source = provenance(whole)
+            elsewhere = "" if whole.device == results.device else f", {source.partition(', ')[0]}"
             cases, *cells = found
             body.append(
                 [f"{cases} cases of whole networks, converted, FP32{elsewhere}", f"{name}, CUDA graphs", *cells]
             )
-            sources["whole networks of another GPU" if elsewhere else "whole networks"] = measured
+            sources["whole networks of another GPU" if elsewhere else "whole networks"] = source
     named = {source: ", ".join(name for name in sources if sources[name] == source) for source in sources.values()}
     if len(named) == 1:
         measured = f"Measured on {next(iter(named))}."

@@ -189,3 +189,33 @@ def test_an_activation_in_place_after_an_instance_norm(on_a_gpu):
     with torch.no_grad():
         torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
     assert report.captured
+
+
+class Stored:
+    """A descriptor whose values are under another name."""
+
+    def __get__(self, model, kind):
+        return self if model is None else model.__dict__.get("_scale", 1.0)
+
+    def __set__(self, model, value):
+        model.__dict__["_scale"] = value
+
+
+class Scaled(nn.Module):
+    scale = Stored()
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x):
+        return self.conv(x) * self.scale
+
+
+def test_an_attribute_that_is_stored_under_another_name(on_a_gpu):
+    model = Scaled().eval()
+    converted, report = cuconv.nn.convert(model, X)
+    model.scale = converted.scale = 3.0
+    with torch.no_grad():
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
+    assert report.captured

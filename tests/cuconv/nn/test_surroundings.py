@@ -1,4 +1,4 @@
-"""What a call of a model changes outside of its modules happens with a converted model, too."""
+"""A converted model changes the same objects outside of its modules as the model does."""
 
 import copy
 from functools import partial
@@ -9,22 +9,14 @@ from torch import nn
 
 import cuconv.nn
 from cuconv.nn.surroundings import surroundings
+from tests.cuconv.nn.zoo.entries import Model, conv
 
 X, LARGER = torch.randn(2, 4, 8, 9), torch.randn(5, 4, 8, 9)
 SEEN, FEATURES, LAST, BY_DEVICE = [], {}, {}, {}
 
 
-class Model(nn.Module):
-    """A convolution and a function of the model and its arguments."""
-
-    def __init__(self, function, **attributes):
-        super().__init__()
-        self.conv, self.function = nn.Conv2d(4, 4, 3, padding=1), function
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def forward(self, *arguments):
-        return self.function(self, *arguments)
+def made(function, **attributes):
+    return Model(function, conv=conv(k=3, padding=1), **attributes).eval()
 
 
 def note(shape):
@@ -108,7 +100,7 @@ def writes_to_its_input(model, x):
 
 def converted(function, example, **attributes):
     """A model that has been called before, its converted copy, and the report."""
-    model = Model(function, **attributes).eval()
+    model = made(function, **attributes)
     with torch.no_grad():
         model(*copy.deepcopy(example))
     return model, *cuconv.nn.convert(model, example)
@@ -184,7 +176,7 @@ class Bank(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("make", [lambda: Model(makes_a_grid_of_the_last_size), Bank])
+@pytest.mark.parametrize("make", [lambda: made(makes_a_grid_of_the_last_size), Bank])
 def test_the_original_keeps_no_tensors_without_data(make):
     model = make().eval()
     with torch.no_grad():
@@ -203,13 +195,13 @@ def adds_a_tensor_of_the_device(model, x):
 
 def test_a_cache_that_the_first_call_fills_does_not_keep_a_model_from_being_captured():
     BY_DEVICE.clear()
-    assert cuconv.nn.convert(Model(adds_a_tensor_of_the_device).eval(), X)[1].captured
+    assert cuconv.nn.convert(made(adds_a_tensor_of_the_device), X)[1].captured
 
 
 def test_what_code_does_not_name_is_no_part_of_the_surroundings():
-    names = surroundings(Model(keeps_features))
+    names = surroundings(made(keeps_features))
     assert "FEATURES" in names and not {"SEEN", "LAST", "X"} & set(names)
-    assert "SEEN" in surroundings(Model(notes_shapes)), "it is named by a function that the code calls"
+    assert "SEEN" in surroundings(made(notes_shapes)), "it is named by a function that the code calls"
 
 
 class Unavailable:
