@@ -1,7 +1,7 @@
 """Calls captured in a CUDA graph, and the device time of its replays.
 
-All replays are enqueued behind a kernel that waits, so that the host never starves the GPU and its clock does not fall
-between them.
+All replays are enqueued behind a kernel that waits, so that the GPU does not wait for the host and its clock does not
+fall. Where the GPU waited nevertheless, the times are thrown away, and taken again behind a longer kernel.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-WAIT_CYCLES = 600_000  # of the waiting kernel: about 0.3 ms, longer than the host needs to enqueue the runs
+WAIT_CYCLES = 600_000  # of the waiting kernel: about 0.3 ms, longer than an idle host needs to enqueue the runs
 WAIT_PRODUCTS = 40  # of small matrices, which take at least as long
+LONGER = (1, 4, 16, 64)  # the waits of the attempts, as multiples of the first
 
 During = Callable[[], None]
 
@@ -45,18 +46,24 @@ class CapturedCalls:
         return self.output
 
 
+class HostTooSlow(RuntimeError):
+    """The GPU waited for the host in every attempt, so the host's time would be taken for the GPU's."""
+
+
 def replay_times_us(graphs: Sequence[CapturedCalls], runs: int, during: During = nothing) -> list[list[float]]:
-    """The device microseconds of several replays of each graph, which take turns.
+    """The device microseconds of several replays of each graph, which take turns. Raises HostTooSlow.
 
     during: is called on the host once, when half of the replays have ended; the others are enqueued by then.
     """
     replays = [graph for _ in range(runs) for graph in graphs]
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in replays]
-    _keep_busy()
-    for graph, (start, end) in zip(replays, events, strict=True):
-        start.record()
-        graph.replay()
-        end.record()
+    for longer in LONGER:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in replays]
+        _keep_busy(longer)
+        if _enqueue_in_time(replays, events):
+            break
+        torch.cuda.synchronize()
+    else:
+        raise HostTooSlow("the GPU waited for the host while it was timed: end the other programs of this machine")
     events[len(events) // 2][0].synchronize()
     during()
     torch.cuda.synchronize()
@@ -64,12 +71,28 @@ def replay_times_us(graphs: Sequence[CapturedCalls], runs: int, during: During =
     return [times_us[i :: len(graphs)] for i in range(len(graphs))]
 
 
-def _keep_busy() -> None:
-    """Enqueue about 0.3 ms of work. torch's kernel that waits is private, so products of matrices stand in for it."""
+def _enqueue_in_time(
+    replays: Sequence[CapturedCalls], events: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]
+) -> bool:
+    """Enqueue each replay between its two events, and return whether the GPU came to none before it was enqueued."""
+    for graph, (start, end) in zip(replays, events, strict=True):
+        start.record()
+        graph.replay()
+        if start.query():
+            return False
+        end.record()
+    return True
+
+
+def _keep_busy(longer: int) -> None:
+    """Enqueue `longer` times 0.3 ms of work.
+
+    torch's kernel that waits is private, so products of matrices stand in for it where it is missing.
+    """
     wait = getattr(torch.cuda, "_sleep", None)
     if wait is not None:
-        wait(WAIT_CYCLES)
+        wait(longer * WAIT_CYCLES)
         return
     matrix = torch.zeros(512, 512, device="cuda")
-    for _ in range(WAIT_PRODUCTS):
+    for _ in range(longer * WAIT_PRODUCTS):
         torch.mm(matrix, matrix)

@@ -46,7 +46,7 @@ class Timing:
 
 
 def measure(call: Callable[[], torch.Tensor], runs: int, device: torch.device, steadily: Steadily = once) -> Timing:
-    """Time a call that ran before, so that it is compiled. Raises TooSlow, and whatever the call raises.
+    """Time a call that ran before, so that it is compiled. Raises TooSlow, HostTooSlow, and what the call raises.
 
     steadily: takes the function that does all runs, and may repeat it, as `clocks.CaseClocks.steadily` does.
     """

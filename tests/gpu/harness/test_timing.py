@@ -1,4 +1,6 @@
-"""Times with other work between two calls: outputs stay right, and no call overlaps with that work."""
+"""Times: none has a wait for the host in it; with other work between two calls outputs stay right, without overlap."""
+
+import time
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 from cuconv import ConvProblem, conv2d
 from harness.contenders.base import Operands
 from harness.stopwatch import between
+from harness.stopwatch.graph import CapturedCalls, replay_times_us
 from harness.store.times import COLD, SEPARATED
 from tests.gpu.problems import TOLERANCE, rel_l2_error
 
@@ -28,9 +31,9 @@ def call_of(operands):
     return call
 
 
-@pytest.mark.parametrize("time", [SEPARATED, COLD])
-def test_a_call_is_right_with_other_work_between(operands, time):
-    timed = between.measure(call_of(operands), between.work(time, DEVICE), count=3, runs=2)
+@pytest.mark.parametrize("kind", [SEPARATED, COLD])
+def test_a_call_is_right_with_other_work_between(operands, kind):
+    timed = between.measure(call_of(operands), between.work(kind, DEVICE), count=3, runs=2)
     assert len(timed.runs_us) == 2
     operands.output.fill_(torch.nan)
     timed.again()
@@ -52,8 +55,23 @@ def programmatic_edges(work):
     return sum(edge.type == runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammatic for edge in edges)
 
 
-@pytest.mark.parametrize("time", [SEPARATED, COLD])
-def test_the_work_between_has_no_part_in_a_programmatic_edge(operands, time):
-    call, other = call_of(operands), between.work(time, DEVICE)
+@pytest.mark.parametrize("kind", [SEPARATED, COLD])
+def test_the_work_between_has_no_part_in_a_programmatic_edge(operands, kind):
+    call, other = call_of(operands), between.work(kind, DEVICE)
     assert programmatic_edges(lambda: (call(), call())) == 1
     assert programmatic_edges(lambda: (other(), call(), other(), call())) == 0
+
+
+def test_no_time_has_a_wait_for_the_host_in_it():
+    torch.cuda.set_device(DEVICE)
+    captured = CapturedCalls(lambda: torch.cuda._sleep(100_000), 1)  # about 50 us
+    replay, paused = captured.replay, []
+
+    def late():
+        if len(paused) < 2:  # the first runs of two attempts: longer than the kernel ahead waits
+            paused.append(time.sleep(0.02))
+        return replay()
+
+    captured.replay = late
+    (times_us,) = replay_times_us([captured], 9)
+    assert len(times_us) == 9 and max(times_us) < 10_000

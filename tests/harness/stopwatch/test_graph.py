@@ -14,7 +14,8 @@ class MadeUpGpu:
 
     def __init__(self):
         self.now_ms = 0.0
-        self.log = []
+        self.log, self.waits = [], []
+        self.starved = 0  # attempts in which it comes to a replay before the host has enqueued it
 
     def graph(self, name, ms):
         def replay():
@@ -26,6 +27,7 @@ class MadeUpGpu:
     def event(self, enable_timing):
         event = SimpleNamespace(at_ms=None)
         event.record = lambda: setattr(event, "at_ms", self.now_ms)
+        event.query = lambda: self.log.count("busy") <= self.starved
         event.elapsed_time = lambda end: end.at_ms - event.at_ms
         event.synchronize = lambda: self.log.append(f"wait for {event.at_ms} ms")
         return event
@@ -36,7 +38,7 @@ def gpu(monkeypatch):
     gpu = MadeUpGpu()
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: gpu.log.append("synchronize"))
-    monkeypatch.setattr(graph, "_keep_busy", lambda: gpu.log.append("busy"))
+    monkeypatch.setattr(graph, "_keep_busy", lambda longer: gpu.waits.append(longer) or gpu.log.append("busy"))
     return gpu
 
 
@@ -49,3 +51,16 @@ def test_graphs_take_turns_and_each_replay_has_its_time(gpu):
 def test_sensors_are_read_when_half_of_the_replays_have_ended_and_all_are_enqueued(gpu):
     replay_times_us([gpu.graph("run", 1.0)], 9, lambda: gpu.log.append("read"))
     assert gpu.log == ["busy", *["run"] * 9, "wait for 4.0 ms", "read", "synchronize"]
+
+
+def test_replays_that_waited_for_the_host_are_repeated_behind_longer_waits(gpu):
+    gpu.starved = 2
+    assert replay_times_us([gpu.graph("run", 1.0)], 3, lambda: gpu.log.append("read")) == [[1000.0] * 3]
+    assert gpu.log.count("read") == 1 and gpu.log[-6:-3] == ["run"] * 3
+    assert len(gpu.waits) == 3 and gpu.waits == sorted(set(gpu.waits))
+
+
+def test_a_host_that_is_always_too_slow_gives_no_times(gpu):
+    gpu.starved = 100
+    with pytest.raises(graph.HostTooSlow, match="end the other programs"):
+        replay_times_us([gpu.graph("run", 1.0)], 3)
