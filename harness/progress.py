@@ -24,8 +24,11 @@ class _Bar(tqdm):
 
 
 def counted(items: Iterable[Any], description: str = "", total: int | None = None) -> tqdm:
-    """A bar that is iterated over and counts items; total: their number, where `items` has no length."""
-    return _Bar(items, desc=description, total=total, bar_format=COUNTED)
+    """A bar that is iterated over and counts items; below another bar, it vanishes at its end.
+
+    total: the number of items, where they have no length.
+    """
+    return _Bar(items, desc=description, total=total, bar_format=COUNTED, leave=None)
 
 
 def weighed(total: float, description: str = "") -> tqdm:

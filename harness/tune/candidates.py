@@ -10,7 +10,7 @@ import csv
 import gzip
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -27,7 +27,7 @@ from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from harness import progress
 from harness.cases.catalogue import Case
 from harness.contenders.base import Operands
-from harness.contenders.compiling import Compiler, KernelVariant, variants_of
+from harness.contenders.compiling import compile_launches
 from harness.precision import FP32, TF32
 from harness.stopwatch import timing
 from harness.stopwatch.gpu import check_alive, out_of_memory
@@ -43,6 +43,7 @@ CANDIDATES = Table("tune", "candidates.csv.gz", COLUMNS, ("algorithm", "config")
 TOLERANCES = {FP32: 1e-5, TF32: 1e-3}  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6, TF32 3e-4
 MAX_FLOP = 2e11  # of a case: larger ones show nothing but throughput, at milliseconds a call
 MAX_RATIO = 3.0  # a candidate is left out where it is predicted so many times slower than the algorithm's fastest
+GROUP = 32  # cases whose kernels are compiled together, on a machine of 16 cores in about a minute
 PER_ALGORITHM = 16  # candidates of an algorithm on a case: half are the best by prediction, half are drawn at random
 
 
@@ -96,19 +97,12 @@ def measure(
     chance.shuffle(cases)
     dropped, deadline = 0, _Deadline(minutes, len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8", newline="") as file, Compiler(spec.arch) as compiler, deadline:
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file, deadline:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        plans = []
-        for case in cases:
-            problem = replace(case.problem, precision=precision)
-            if found := candidates_of(problem, spec, chance):  # in TF32 no algorithm computes the largest filters
-                plans.append((case, problem, found))
-                compiler.start(_kernels(problem, found))
-        for case, problem, found in plans:
+        for case, problem, found in _compiled(cases, spec, chance, precision):
             if deadline.passed(case.label):
                 break
-            compiler.wait_for(_kernels(problem, found))
             for candidate, runs_us in _timed(problem, found, device, spec, seed):
                 if runs_us is None:
                     dropped += 1
@@ -117,6 +111,20 @@ def measure(
                 writer.writerow([*case.key, candidate.algorithm, candidate.config, *times])
             file.flush()
     return dropped
+
+
+def _compiled(
+    cases: Sequence[Case], spec: DeviceSpec, chance: random.Random, precision: str
+) -> Iterable[tuple[Case, ConvProblem, list[Candidate]]]:
+    """Each case with its candidates, in groups: nothing compiles while a group's candidates are timed."""
+    for first in range(0, len(cases), GROUP):
+        group = []
+        for case in cases[first : first + GROUP]:
+            problem = replace(case.problem, precision=precision)
+            if found := candidates_of(problem, spec, chance):  # in TF32 no algorithm computes the largest filters
+                group.append((case, problem, found))
+        compile_launches((one for _, p, found in group for each in found for one in _launches(p, each)), spec.arch)
+        yield from group
 
 
 def _timed(
@@ -170,11 +178,6 @@ def prepare(
 
 def _launches(problem: ConvProblem, candidate: Candidate) -> tuple[Launch, ...]:
     return ALGORITHMS[candidate.algorithm].launches(problem, candidate.config)
-
-
-def _kernels(problem: ConvProblem, found: list[Candidate]) -> list[KernelVariant]:
-    """The kernel variants that the candidates launch, each once."""
-    return variants_of(launch for candidate in found for launch in _launches(problem, candidate))
 
 
 class _Deadline:

@@ -7,7 +7,7 @@ from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
-from harness.contenders.compiling import Compiler, variants_of
+from harness.contenders.compiling import compile_launches
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,
@@ -34,11 +34,7 @@ def configurations(algorithm: Algorithm, problem: ConvProblem) -> list:
         found = algorithm.candidates(problem, spec)
     except UnsupportedProblem:
         pytest.skip("another architecture")
-    launches = (one for config in found for one in algorithm.launches(problem, config))
-    variants = variants_of(launches)
-    with Compiler(spec.arch) as compiler:
-        compiler.start(variants)
-        compiler.wait_for(variants)
+    compile_launches((one for config in found for one in algorithm.launches(problem, config)), spec.arch)
     return found
 
 

@@ -21,7 +21,7 @@ from cuconv.flags import SLOT_BYTES
 from cuconv.jit import LaunchSequence
 from cuconv.ready import workspace_beside
 from cuconv.select import LaunchPlan, launches_of
-from harness.contenders.compiling import Compiler, variants_of
+from harness.contenders.compiling import compile_launches
 from tests.gpu.configurations import run
 from tests.gpu.problems import (
     SPARSE,
@@ -71,10 +71,7 @@ def packing_configurations(algorithm, problem):
     for config, residual, packed in product(found, (False, True), (False, True)):
         options = CallOptions(residual=residual, packed=packed)
         launches += launches_of(LaunchPlan(algorithm.name, config), problem, options)
-    variants = variants_of(launches)
-    with Compiler(spec.arch) as compiler:
-        compiler.start(variants)
-        compiler.wait_for(variants)
+    compile_launches(launches, spec.arch)
     return found
 
 

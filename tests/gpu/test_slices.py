@@ -12,7 +12,7 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.device import device_spec
 from cuconv.jit import LaunchSequence
 from cuconv.select import LaunchPlan, launches_of
-from harness.contenders.compiling import Compiler, variants_of
+from harness.contenders.compiling import compile_launches
 from tests.gpu.problems import (
     TOLERANCES,
     UNEVEN,
@@ -102,10 +102,7 @@ def test_configurations(name, precision, problem):
     found = found[:: max(1, len(found) // MOST)]
     channels = CHANNELS["aligned"][0]
     plans = [launches_of(LaunchPlan(name, config), problem, CallOptions(output_channels=channels)) for config in found]
-    variants = variants_of(launch for launches in plans for launch in launches)
-    with Compiler(spec.arch) as compiler:
-        compiler.start(variants)
-        compiler.wait_for(variants)
+    compile_launches((launch for launches in plans for launch in launches), spec.arch)
     x, weight = operands(problem)
     target, infinite = Slice(problem, "aligned"), with_infinity(x)
     truths = [reference.conv2d(data, weight, **geometry(problem)) for data in (x, infinite)]
