@@ -136,15 +136,18 @@ def _rounded(factor: Any) -> Any:
 
 
 def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) -> Any:
-    """The result of a call and the tensors of its arguments, to which it may have written, all detached.
+    """The result of a call, the tensors of its arguments, to which it may have written, and the next random numbers.
 
-    Random numbers are those of one seed, and torch's convolutions are in FP32 alone. gradients: whether they could be
-    recorded.
+    All tensors are detached. Random numbers are those of one seed, and torch's convolutions are in FP32 alone.
+    gradients: whether they could be recorded.
     """
     arguments, keywords = inputs
     with seeded(), convolutions_by(torchs_in_fp32), torch.set_grad_enabled(gradients):
         tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        return pytree.tree_map_only(Tensor, Tensor.detach, (function(*arguments, **keywords), tensors))
+        result = function(*arguments, **keywords)
+        devices = dict.fromkeys([torch.device("cpu"), *(tensor.device for tensor in tensors)])
+        numbers = [torch.randint(2**31, (), device=device) for device in devices]
+        return pytree.tree_map_only(Tensor, Tensor.detach, (result, tensors, numbers))
 
 
 def draws(function: Callable[..., Any], inputs: Call) -> bool:

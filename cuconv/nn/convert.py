@@ -225,7 +225,8 @@ class _Conversion:
             return words
         for change in (comparison.another, comparison.larger_batch):
             inputs = partial(self._inputs.new, change)
-            if model.__dict__["_capture"].leaves(*inputs()) is None:
+            capture = model.__dict__["_capture"]
+            if capture is None or capture.leaves(*inputs()) is None:
                 continue  # they would run the model's own code, which may change the model
             try:
                 wanted = comparison.call(self._truth.model, inputs())

@@ -22,6 +22,7 @@ from sympy import preorder_traversal
 from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 
 TORCH = str(Path(torch.__file__).parent) + "/"
 CUCONV = str(Path(__file__).parents[1]) + "/"
@@ -43,6 +44,7 @@ UNCACHED = "/einops/"  # it computes by itself what it cannot find in a cache
 MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled)
 # What is true of a capture alone; a model that asks gets the answer of its other calls.
 FALSE = (torch.compiler.is_compiling, torch.compiler.is_exporting)
+ARITHMETIC = ("truediv", "floordiv", "mod", "pow", "lshift", "rshift")  # which raises for some sizes
 MAX_TERMS = 400  # of an expression of sizes: beyond, its arithmetic takes minutes
 
 
@@ -88,17 +90,29 @@ class Asked:
                 self._known.add(question)
                 if sum(1 for _ in islice(preorder_traversal(question), MAX_TERMS)) == MAX_TERMS:
                     raise TooComplex(f"sizes in the model are expressions of more than {MAX_TERMS} terms")
-            try:
-                answer = evaluate(environment, sym_node, *arguments, **keywords)
-            except Exception as error:
-                if _asked_by_model(sys._getframe(1), through_operators=True):
-                    self._failing(error)
-                raise
+            answer = self.followed(sys._getframe(1), evaluate, environment, sym_node, *arguments, **keywords)
             if question.free_symbols and (not _is_truth(answer) or _asked_by_model(sys._getframe(1))):
                 self.answers.append((question, answer))
             return answer
 
         return evaluated
+
+    def followed(self, frame: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Calls a function, and notes an exception that a frame of the model's code may catch."""
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            if threading.get_ident() == self._thread and _asked_by_model(frame):
+                self._failing(error)
+            raise
+
+    def raising(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes that arithmetic of sizes raises an exception, which other sizes would not."""
+
+        def operated(*operands: Any) -> Any:
+            return self.followed(sys._getframe(1), operation, *operands)
+
+        return operated
 
     def contiguity(self, is_contiguous: Callable[..., bool]) -> Callable[..., bool]:
         """Notes whether a tensor is contiguous, about which torch asks at the first call alone."""
@@ -174,6 +188,17 @@ class Asked:
         return denied
 
 
+class _Functions(TorchFunctionMode):
+    """Notes exceptions of the functions of torch that the model's code calls."""
+
+    def __init__(self, found: Asked):
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._found.followed(sys._getframe(1), func, *args, **(kwargs or {}))
+
+
 @contextmanager
 def asked() -> Iterator[Asked]:
     """Listen to what the model's own code asks in this thread.
@@ -189,12 +214,16 @@ def asked() -> Iterator[Asked]:
         _patch(stack, Tensor, "is_contiguous", found.contiguity)
         for symbolic, value_of in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
             _patch(stack, symbolic, "__repr__", found.text_of(value_of))
+            for name in (f"__{side}{name}__" for name in ARITHMETIC for side in ("", "r")):
+                if hasattr(symbolic, name):
+                    _patch(stack, symbolic, name, found.raising)
         _patch(stack, torch.SymInt, "__hash__", found.hashing)
         for name in UNKNOWN_OF_TENSORS:
             _patch(stack, Tensor, name, found.refusing(name))
         makers: dict[Any, Callable[..., Any]] = {function: found.refusing(function.__name__) for function in UNKNOWN}
         makers |= dict.fromkeys(MODES, found.noting) | dict.fromkeys(FALSE, found.denying)
         _patch_everywhere(stack, makers)
+        stack.enter_context(_Functions(found))
         yield found
 
 
@@ -260,11 +289,8 @@ def _is_truth(answer: Any) -> bool:
     return isinstance(answer, bool | BooleanAtom)
 
 
-def _asked_by_model(frame: Any, through_operators: bool = False) -> bool:
-    """Whether the frame below the arithmetic of symbols is one of the model and not one of torch's kernels.
-
-    through_operators: whether a question of an operator that the model calls, such as the truth of a tensor, is one.
-    """
+def _asked_by_model(frame: Any) -> bool:
+    """Whether the frame below the arithmetic of symbols and modes of torch is of the model, not of torch's kernels."""
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(TORCH):
@@ -272,7 +298,7 @@ def _asked_by_model(frame: Any, through_operators: bool = False) -> bool:
         place = path.removeprefix(TORCH)
         name = frame.f_code.co_name
         passes_on = place == "__init__.py" and name.startswith("__")  # of torch.SymInt or SymBool
-        passes_on |= through_operators and name == "__torch_function__"
+        passes_on |= name == "__torch_function__"
         if not passes_on and not place.startswith(SYMBOLIC):
             return not place.startswith(KERNELS)
         frame = frame.f_back

@@ -78,7 +78,7 @@ class Complex(nn.Module):
 
 
 def test_complex_numbers_are_judged_in_their_widest_type():
-    (exact, _), (torchs, _) = Truth(Complex()).judges(lambda: ((torch.ones(2, dtype=torch.complex64),), {}), FP32)
+    (exact, *_), (torchs, *_) = Truth(Complex()).judges(lambda: ((torch.ones(2, dtype=torch.complex64),), {}), FP32)
     assert (exact.dtype, torchs.dtype) == (torch.complex128, torch.complex64)
 
 
@@ -115,7 +115,7 @@ def test_torch_judges_in_the_precision_of_the_conversion(precision, around):
     model, x = Layers(), torch.randn(2, 3, 8, 8)
     before = torch.backends.cudnn.conv.fp32_precision
     with around():
-        (exact, _), (torchs, _) = Truth(model).judges(lambda: ((x.clone(),), {}), precision)
+        (exact, *_), (torchs, *_) = Truth(model).judges(lambda: ((x.clone(),), {}), precision)
     assert torch.backends.cudnn.conv.fp32_precision == before
     expected = model.rounded(x) if precision == TF32 else exact
     for output, wanted, truth in zip(torchs, expected, exact, strict=True):
@@ -153,7 +153,7 @@ class Float32Alone(nn.Module):
 
 
 def test_a_model_that_refuses_float64_has_no_exact_result():
-    exact, (torchs, _) = Truth(Float32Alone()).judges(lambda: ((torch.ones(2),), {}), FP32)
+    exact, (torchs, *_) = Truth(Float32Alone()).judges(lambda: ((torch.ones(2),), {}), FP32)
     assert exact is None
     assert torchs.tolist() == [1, 1]
 

@@ -55,6 +55,34 @@ def catches_a_missing_key(model, x):
         return model.conv(x)
 
 
+def catches_a_division(model, x):
+    try:
+        return model.conv(x) * (1 / (x.shape[2] - X.shape[2]))
+    except ZeroDivisionError:
+        return model.conv(x)
+
+
+def catches_a_shift(model, x):
+    try:
+        return model.conv(x) * (1 << (x.shape[2] - X.shape[2] - 1))
+    except ValueError:
+        return model.conv(x)
+
+
+def catches_a_missing_row(model, x):
+    try:
+        return model.conv(x)[:, :, 10]
+    except IndexError:
+        return model.conv(x)[:, :, 0]
+
+
+def catches_a_large_window(model, x):
+    try:
+        return torch.nn.functional.max_pool2d(model.conv(x), 10)
+    except RuntimeError:
+        return model.conv(x)
+
+
 def by_grad_mode_and_size(model, x):
     return model.conv(x) * (2 if torch.is_grad_enabled() and x.shape[0] > 4 else 1)
 
@@ -103,6 +131,7 @@ ENTRIES = {
         for function in (
             unless_compiling, unless_compiling_by_name, unless_compiling_by_an_older_name, unless_exporting,
             catches_a_question, suppresses_a_question, catches_a_missing_array, catches_a_missing_key,
+            catches_a_division, catches_a_shift, catches_a_missing_row, catches_a_large_window,
             by_inference_tensor, by_view, by_base, by_storage, splits_by_a_tensor,
         )
     },

@@ -47,6 +47,13 @@ def adds_noise(model, x):
     return model.conv(x) + torch.rand_like(x)
 
 
+def puts_random_numbers_back(model, x):
+    state = torch.get_rng_state()
+    noise = torch.rand(1)
+    torch.set_rng_state(state)
+    return model.conv(x) + noise
+
+
 def python_noise(model, x):
     return model.conv(x) * (1 + random.random())
 
@@ -109,6 +116,14 @@ def numpy_branch(model, x):
     return model.conv(x.flip(-1) if numpy.random.random() < 0.5 else x)
 
 
+def hooks_inside(model, x):
+    handle = model.conv.register_forward_hook(lambda module, arguments, output: output * 2)
+    try:
+        return model.conv(x)
+    finally:
+        handle.remove()
+
+
 def counts_in_an_object(model, x):
     model.state.calls += 1
     model.state.seen.append(tuple(x.shape))
@@ -143,8 +158,8 @@ ENTRIES = {
     **{
         function.__name__: entry(function, *LATER, **two_convs)
         for function in (
-            sets_flags, by_inference_mode, adds_noise, python_noise, random_branch, numpy_branch, drops, by_grad_mode,
-            no_grad_inside, autocast_inside, autocast_off_inside,
+            sets_flags, by_inference_mode, adds_noise, puts_random_numbers_back, python_noise, random_branch,
+            numpy_branch, hooks_inside, drops, by_grad_mode, no_grad_inside, autocast_inside, autocast_off_inside,
         )
     },
     **{
