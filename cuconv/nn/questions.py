@@ -1,7 +1,8 @@
 """The questions that a model's code asks while torch.export runs it: a graph stands for calls with the same answers.
 
 Sizes are symbols in such a run, and questions about them are conditions that later calls must meet. A question whose
-answer does not follow from sizes makes the capture fail.
+answer does not follow from sizes makes the capture fail. So does an exception of torch that the code catches: the graph
+has only what the code did then.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Asked:
 
     answers   questions about sizes, with their answers
     modes     questions about modes of torch, with their answers
-    failures  errors of questions that have no answer, which the model's code may have caught
+    failures  exceptions that the model's code may have caught: of questions without an answer, of torch's functions, of
+              arithmetic with sizes
     """
 
     def __init__(self) -> None:
