@@ -236,7 +236,7 @@ def _export(model: nn.Module, in_spec: Any, leaves: list[Any], dimensions: int |
             _takes(model, in_spec, leaves)  # what has no data must not stay there
     if place:
         raise CaptureError(f"the model keeps something of a call in {place}")
-    if found.failures:  # the model's code has caught them: other calls may not meet them
+    if found.failures:  # the model's code has caught them: other sizes may not raise them
         raise CaptureError(first_line(found.failures[0]))
     return program, found
 

@@ -136,10 +136,11 @@ def _rounded(factor: Any) -> Any:
 
 
 def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) -> Any:
-    """The result of a call, the tensors of its arguments, to which it may have written, and the next random numbers.
+    """The result of a call, the tensors of its arguments as they are afterwards, and random numbers drawn afterwards.
 
-    All tensors are detached. Random numbers are those of one seed, and torch's convolutions are in FP32 alone.
-    gradients: whether they could be recorded.
+    One number is drawn on the CPU, and one on each device of an argument. All tensors are detached. The call's random
+    numbers are those of one seed, and torch's convolutions are in FP32 alone. gradients: whether they could be
+    recorded.
     """
     arguments, keywords = inputs
     with seeded(), convolutions_by(torchs_in_fp32), torch.set_grad_enabled(gradients):

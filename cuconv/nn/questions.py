@@ -1,8 +1,8 @@
 """The questions that a model's code asks while torch.export runs it: a graph stands for calls with the same answers.
 
 Sizes are symbols in such a run, and questions about them are conditions that later calls must meet. A question whose
-answer does not follow from sizes makes the capture fail. So does an exception of torch that the code catches: the graph
-has only what the code did then.
+answer does not follow from sizes makes the capture fail. So does an exception of torch, or of
+arithmetic with sizes, that the code catches: the graph has only what the code did after it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class Asked:
         return evaluated
 
     def followed(self, frame: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Calls a function, and notes an exception that a frame of the model's code may catch."""
+        """The result of a function. An exception that the model's code may catch is noted, and raised again.
+
+        frame: of the caller.
+        """
         try:
             return function(*arguments, **keywords)
         except Exception as error:
@@ -109,7 +112,7 @@ class Asked:
             raise
 
     def raising(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes that arithmetic of sizes raises an exception, which other sizes would not."""
+        """Notes the exceptions of an operator of sizes: other sizes may not raise them."""
 
         def operated(*operands: Any) -> Any:
             return self.followed(sys._getframe(1), operation, *operands)
@@ -292,7 +295,7 @@ def _is_truth(answer: Any) -> bool:
 
 
 def _asked_by_model(frame: Any) -> bool:
-    """Whether the frame below the arithmetic of symbols and modes of torch is of the model, not of torch's kernels."""
+    """Whether the first frame outside of symbols' arithmetic and function modes is of the model, not of a kernel."""
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(TORCH):

@@ -17,8 +17,8 @@ from harness import progress
 def compile_launches(launches: Iterable[Launch], arch: str) -> int:
     """Compile the kernel variants that the launches need, each once; returns their number.
 
-    arch: such as "sm_90a". All are compiled on return: threads that compile would keep a host that times a GPU from
-    launching in time. Raises CompileError.
+    arch: such as "sm_90a". All are compiled on return, because threads that compile would delay the host's launches
+    while a GPU is timed. Raises CompileError.
     """
     variants = dict.fromkeys((launch.source, tuple(launch.macros.items())) for launch in launches)
     threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))

@@ -13,7 +13,7 @@ import torch
 
 WAIT_CYCLES = 600_000  # of the waiting kernel: about 0.3 ms, longer than an idle host needs to enqueue the runs
 WAIT_PRODUCTS = 40  # of small matrices, which take at least as long
-LONGER = (1, 4, 16, 64)  # the waits of the attempts, as multiples of the first
+LONGER = (1, 4, 16, 64)  # length of the waiting kernel in each attempt, in multiples of WAIT_CYCLES
 
 During = Callable[[], None]
 
@@ -74,7 +74,7 @@ def replay_times_us(graphs: Sequence[CapturedCalls], runs: int, during: During =
 def _enqueue_in_time(
     replays: Sequence[CapturedCalls], events: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]
 ) -> bool:
-    """Enqueue each replay between its two events, and return whether the GPU came to none before it was enqueued."""
+    """Enqueue each replay between its two events; False as soon as the GPU comes to one before it is enqueued."""
     for graph, (start, end) in zip(replays, events, strict=True):
         start.record()
         graph.replay()
