@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import UnsupportedProblem, reference
-from cuconv.nn import operator, program
+from cuconv.nn import fusions, operator, program
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -63,6 +63,7 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
+    monkeypatch.setattr(fusions, "is_supported", lambda input: True)
     monkeypatch.setattr(program, "owned", owned)
     monkeypatch.setattr(program, "is_on_gpu", lambda input: True)
     return calls

@@ -1,0 +1,112 @@
+"""torch.compile(model, backend="cuconv"): dynamo says which calls a graph stands for, and the graph is folded.
+
+torch finds the backend by an entry point, so that it needs no import. torch's compiler reads the model's code, guards
+what the code depends on, and runs it as it is where it does not understand it. What it hands over is a graph of torch's
+functions, of which AOTAutograd makes a functional ATen graph; writes to inputs and results that share memory with them
+stay outside of that graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from cuconv.nn.folded import Folded
+from cuconv.nn.fusions import decompositions, fold
+from cuconv.nn.layout import keep_interpolation, keep_strides
+from cuconv.nn.operator import check_precision
+from cuconv.problem import FP32
+
+OPTIONS = ("freeze", "precision")
+
+
+def cuconv(
+    graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a graph of torch's compiler: the function for `torch.compile(model, backend="cuconv", options=...)`.
+
+    options:
+    freeze     whether parameters, and the statistics of batch norms, are constant: their values are taken at the first
+               call with them. Then batch norms are multiplied into the weights, which are packed once. False by
+               default: weights are read at each call, and bias, residual and ReLU alone are fused
+    precision  "fp32" by default: the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
+
+    Where gradients are to be recorded, torch computes the graph. Raises ValueError for other options.
+    """
+    freeze, precision = _checked(options or {})
+    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
+        warnings.warn(
+            "torch computes what the backend cuconv was asked to compile, since gradients are to be recorded: call the "
+            "model in torch.no_grad() or torch.inference_mode(), or call model.requires_grad_(False)",
+            stacklevel=2,
+        )
+        forward: Callable[..., Any] = graph.forward
+        return forward
+    constant = _are_constant(graph, inputs) if freeze else [False] * len(inputs)
+    keep_interpolation(graph.graph)
+    keep_strides(graph.graph)
+    graph.recompile()
+    compiler = partial(_compiled, constant=constant, precision=precision)
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions=decompositions(precision))(
+        graph, inputs
+    )
+    return compiled
+
+
+def _checked(options: dict[str, Any]) -> tuple[bool, str]:
+    """The values of the options. Raises ValueError for what is none."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ValueError(f"options={{{name!r}: ...}}: the backend cuconv has the options {', '.join(OPTIONS)}")
+        if name == "freeze" and not isinstance(value, bool):
+            raise ValueError(f"options={{'freeze': {value!r}}}: must be True or False")
+    precision = options.get("precision", FP32)
+    check_precision(precision)
+    return options.get("freeze", False), precision
+
+
+def _are_constant(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
+    """Whether each input of dynamo's graph is a parameter of a module, or a buffer with statistics of a batch norm.
+
+    Other buffers stay what they are at each call, since a model's own code may write to them.
+    """
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [
+        _is_of_a_module(node) and (isinstance(input, nn.Parameter) or _is_statistic(node))
+        for node, input in zip(places, inputs, strict=True)
+    ]
+
+
+def _is_of_a_module(node: fx.Node) -> bool:
+    """Whether an input of dynamo's graph is a parameter or buffer of a module."""
+    argument = node.meta.get("grapharg")
+    return argument is not None and argument.is_tensor and argument.source.guard_source.is_unspecialized_nn_module()
+
+
+def _is_statistic(node: fx.Node) -> bool:
+    """Whether an input of dynamo's graph is a fixed mean or variance of batch norms, and nothing else."""
+    return bool(node.users) and all(user.target is F.batch_norm and node in user.args[1:3] for user in node.users)
+
+
+def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], *, constant: list[bool], precision: str) -> Folded:
+    """A functional ATen graph as a function of a list of its inputs, folded.
+
+    constant: which inputs of dynamo's graph are constant.
+    """
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    metadata = TracingContext.get().fw_metadata
+    kinds = [] if metadata is None else metadata.input_info
+    constants: set[Any] = set()
+    if len(places) == len(constant) == len(kinds):  # otherwise inputs that share memory became one
+        known = zip(places, constant, kinds, strict=True)
+        constants = {node for node, is_constant, kind in known if is_constant and not kind.mutates_data}
+    fold(graph.graph, constants, precision)
+    return Folded(graph.graph, constants)

@@ -1,0 +1,164 @@
+"""A folded graph as Python code, and what is made of its constant tensors once."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import weakref
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from cuconv.nn.fusions import CONV2D, Operands, aten, fully_connected, only_user
+from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear
+
+Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
+
+
+class Folded:
+    """A function of a list of a graph's inputs, which returns its outputs as a tuple. Prints as its Python code.
+
+    Some inputs are constant. What is made of them, such as packed weights, is kept for the tensors that they are: with
+    other tensors in their place it is made anew, and it is dropped when one of them is. Values that are written to
+    these tensors later are not seen.
+    """
+
+    _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
+
+    def __init__(self, graph: fx.Graph, constants: set[Node]):
+        """Make the code of a graph that `fold` has changed; constants: its nodes with constant tensors."""
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        self._constant = [place for place, node in enumerate(inputs) if node in constants]
+        self._frozen = _Frozen(graph, constants)
+        self._source, self._forward = _compiled(graph)
+        self._made: dict[tuple[int, ...], tuple[_Attributes, list[Any]]] = {}
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """The outputs."""
+        tensors = [inputs[place] for place in self._constant]
+        made = self._made.get(tuple(map(id, tensors)))
+        attributes = self._make(tensors) if made is None else made[0]
+        return self._forward(attributes, *inputs)
+
+    def _make(self, tensors: Sequence[Tensor]) -> _Attributes:
+        """What the code reads, for constant tensors, as long as these are there."""
+        attributes, key, made = self._frozen.attributes(tensors), tuple(map(id, tensors)), self._made
+        made[key] = attributes, [weakref.ref(tensor, lambda _: made.pop(key, None)) for tensor in tensors]
+        return attributes
+
+    def __str__(self) -> str:
+        return self._source
+
+
+class _Attributes:
+    """What the code of a graph reads: layers with constant weights, and other constant tensors."""
+
+
+class _Frozen:
+    """The constant part of a graph, of which the rest reads results as attributes.
+
+    Convolutions and fully connected layers with constant weights become calls of layers, which are attributes, too.
+    """
+
+    def __init__(self, graph: fx.Graph, constants: set[Node]):
+        self._layers: dict[str, FrozenConv2d | Concatenation] = {}
+        self._results: dict[Node, str] = {}  # the names of constant nodes
+        for node in list(graph.nodes):
+            if node.target is CONV2D and constants.issuperset(one for one in node.args[1:3] if one is not None):
+                self._freeze(node, Operands(*node.args))
+            elif node.target is fully_connected:
+                self._freeze_linear(node)
+        for node in list(graph.nodes):
+            if node.target is aten.cat.default:
+                self._concatenate(node)
+        for node in list(graph.nodes):
+            if node in constants and node.op == "call_function" and not constants.issuperset(node.users):
+                with graph.inserting_before(node):
+                    read = graph.get_attr(self._named(node))
+                node.replace_all_uses_with(read, lambda user: user not in constants)
+        self._graph = self._constant_graph(graph, constants)
+        for node in reversed(graph.nodes):
+            if node in constants and node.op == "call_function":
+                graph.erase_node(node)
+
+    def attributes(self, tensors: Sequence[Tensor]) -> _Attributes:
+        """The attributes for constant tensors as they are now."""
+        made = _Attributes()
+        with torch.inference_mode(False), torch.no_grad():
+            _, function = _compiled(self._graph)
+            values = dict(zip(self._results.values(), function(None, *tensors), strict=True))
+            for name, layer in self._layers.items():
+                bound = copy.deepcopy(layer)
+                bound.bind(values.__getitem__)
+                setattr(made, name, bound)
+        made.__dict__.update(values)
+        return made
+
+    def _named(self, node: Node | None) -> Any:
+        """The name of a constant node's tensor; None for no node."""
+        return None if node is None else self._results.setdefault(node, f"constant_{len(self._results)}")
+
+    def _constant_graph(self, graph: fx.Graph, constants: set[Node]) -> fx.Graph:
+        """The graph that computes the named results of constant inputs."""
+        found = fx.Graph()
+        copies: dict[Node, Node] = {}
+        for node in graph.nodes:
+            if node in constants:
+                copies[node] = found.node_copy(node, copies.__getitem__)
+        found.output(tuple(copies[node] for node in self._results))
+        found.eliminate_dead_code()
+        return found
+
+    def _freeze(self, node: Node, operands: Operands) -> None:
+        geometry = (tuple(operands.stride), tuple(operands.padding), tuple(operands.dilation), operands.groups)
+        weights = self._named(operands.weight), self._named(operands.bias)
+        layer = FrozenConv2d(*weights, geometry, None, operands.relu, operands.precision)
+        inputs = (operands.input,) if operands.residual is None else (operands.input, operands.residual)
+        self._call(node, layer, inputs)
+
+    def _freeze_linear(self, node: Node) -> None:
+        input, weight, bias, relu, precision = node.args
+        geometry = ((1, 1), (0, 0), (1, 1), 1)
+        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, None, relu, precision)
+        self._call(node, layer, (input,))
+
+    def _concatenate(self, node: Node) -> None:
+        """Let convolutions write to their places where all that is joined are convolutions, of use to nothing else."""
+        parts, dim = (*node.args, 0)[:2]
+        layers = [self._layers.get(str(part.target)) for part in parts]
+        if dim not in (1, -3) or node.meta["val"].dim() != 4 or len(parts) < 2 or len(set(parts)) < len(parts):
+            return
+        if not all(type(layer) is FrozenConv2d for layer in layers):
+            return
+        if not all(len(part.args) == 1 and only_user(part) is node for part in parts):
+            return
+        self._call(
+            node,
+            Concatenation([layer for layer in layers if isinstance(layer, FrozenConv2d)]),
+            tuple(part.args[0] for part in parts),
+        )
+        for part in parts:
+            del self._layers[str(part.target)]
+            node.graph.erase_node(part)
+
+    def _call(self, node: Node, layer: FrozenConv2d | Concatenation, inputs: tuple[Any, ...]) -> None:
+        """Put the call of a layer in the place of a node."""
+        name = f"layer_{node.name}"
+        self._layers[name] = layer
+        with node.graph.inserting_before(node):
+            call = node.graph.create_node("call_module", name, inputs)
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        node.graph.erase_node(node)
+
+
+def _compiled(graph: fx.Graph) -> tuple[str, Any]:
+    """The Python code of a graph, and the function that it defines."""
+    code = graph.python_code("self")
+    names = {name: value for name, value in code.globals.items() if not isinstance(value, ModuleType)}
+    names |= {"torch": torch, "builtins": builtins, "__builtins__": builtins}
+    exec(compile(code.src, "<folded graph>", "exec"), names)
+    return code.src, names["forward"]

@@ -1,0 +1,91 @@
+"""What must hold at the border of a folded graph, and what stays whole in it.
+
+In a folded graph images are contiguous, since cuConv's convolutions are. The model's own results may have channels
+last: those are converted where they leave the graph, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+_library = torch.library.Library("cuconv", "FRAGMENT")
+_library.define(
+    "interpolate(Tensor input, SymInt[]? size, float[]? scale_factor, str mode, bool? align_corners, "
+    "bool? recompute_scale_factor, bool antialias) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARAMETERS[1:]), "mode": "nearest", "antialias": False}
+
+
+def _interpolate(input: Tensor, *options: Any) -> Tensor:
+    """torch.nn.functional.interpolate, whose output is contiguous here."""
+    return F.interpolate(input, *options).contiguous()
+
+
+_library.impl("interpolate", _interpolate, "CompositeExplicitAutograd")
+torch.library.register_fake("cuconv::interpolate", _interpolate, lib=_library)
+
+
+def keep_interpolation(graph: fx.Graph) -> None:
+    """Make each call of torch.nn.functional.interpolate one operator.
+
+    AOTAutograd would make of it what Inductor compiles, some twenty operations, each of which is a kernel here.
+    """
+    for node in list(graph.nodes):
+        if node.target is not F.interpolate:
+            continue
+        given = {**DEFAULTS, **dict(zip(PARAMETERS, node.args, strict=False)), **node.kwargs}
+        dimensions = node.args[0].meta["example_value"].dim() - 2 if node.args else 0
+        for name in ("size", "scale_factor"):
+            value = given[name].meta["example_value"] if isinstance(given[name], fx.Node) else given[name]
+            if value is not None and not isinstance(value, Sequence):
+                given[name] = [given[name]] * dimensions
+        scales = given["scale_factor"]
+        if not node.args or isinstance(scales, fx.Node) or any(isinstance(one, fx.Node) for one in scales or ()):
+            continue  # a factor that varies
+        given["scale_factor"] = None if scales is None else [float(scale) for scale in scales]
+        with graph.inserting_before(node):
+            call = graph.call_function(torch.ops.cuconv.interpolate.default, tuple(given[name] for name in PARAMETERS))
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
+
+
+def keep_strides(graph: fx.Graph) -> None:
+    """Convert results to the order of strides that torch's own operations give them, if images have channels last."""
+    if not any(_has_channels_last(node.meta.get("example_value")) for node in graph.nodes):
+        return
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        converted = {
+            node: graph.call_function(in_order, (node, _order(node.meta["example_value"])))
+            for node in output.all_input_nodes
+            if isinstance(node.meta.get("example_value"), Tensor) and node.op != "placeholder"
+        }
+    output.args = fx.map_arg(output.args, lambda node: converted.get(node, node))
+
+
+def _has_channels_last(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided or value.is_contiguous():
+        return False
+    return value.is_contiguous(memory_format=torch.channels_last)
+
+
+def _order(value: Tensor) -> list[int]:
+    """The dimensions of a tensor, from that with the largest stride to that with the smallest."""
+    if value.is_contiguous():
+        return list(range(value.dim()))
+    strides = value.stride()
+    return sorted(range(value.dim()), key=lambda place: -int(strides[place]))
+
+
+def in_order(tensor: Tensor, order: list[int]) -> Tensor:
+    """A tensor whose strides decrease in an order of its dimensions: itself, or a copy."""
+    moved = tensor.permute(order)
+    return tensor if moved.is_contiguous() else moved.contiguous().permute([order.index(i) for i in range(len(order))])
