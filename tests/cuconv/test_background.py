@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -206,6 +207,20 @@ def test_stand_ins_are_left_by_who_waits(cuda, compiler, how, algorithm):
     finally:
         torch.use_deterministic_algorithms(before)
     assert planned()[0] == planned()[1]
+
+
+def test_who_waits_makes_no_other_thread_wait(cuda, compiler):
+    cuda.missing = {planned_algorithm()}
+    with ThreadPoolExecutor(1) as thread, background.waiting():
+        assert background.waits() and not thread.submit(background.waits).result()
+        thread.submit(cuconv.conv2d, X, WEIGHT).result()
+        assert planned()[0] != planned()[1], "the other thread's call takes a stand-in"
+        cuconv.conv2d(X, WEIGHT)
+        assert planned()[0] == planned()[1]
+        with background.waiting():
+            pass
+        assert background.waits(), "blocks can be nested"
+    assert not background.waits()
 
 
 def test_a_stand_in_stays_where_its_successor_cannot_be_made(cuda, compiler, monkeypatch):
