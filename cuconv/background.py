@@ -28,7 +28,15 @@ _queue: deque[tuple[Kernel, Job]] = deque()
 _jobs: dict[frozenset[Kernel], Job] = {}  # that have not ended
 _failed: dict[Kernel, Exception] = {}  # kernels that the compiler refuses
 _threads = 0
-_waiting = 0  # how many `waiting` are entered
+
+
+class _Thread(threading.local):
+    """How many `waiting` a thread has entered."""
+
+    waiting = 0
+
+
+_thread = _Thread()
 
 
 class StandIn(Protocol):
@@ -145,20 +153,17 @@ def _program_ends() -> bool:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let calls wait for the kernels of their plans, as measurements must."""
-    global _waiting
-    with _lock:
-        _waiting += 1
+    """Let the calls of this thread wait for the kernels of their plans, as measurements must."""
+    _thread.waiting += 1
     try:
         yield
     finally:
-        with _lock:
-            _waiting -= 1
+        _thread.waiting -= 1
 
 
 def waits() -> bool:
-    """Whether calls wait for the kernels of their plans."""
-    return _waiting > 0
+    """Whether the calls of this thread wait for the kernels of their plans."""
+    return _thread.waiting > 0
 
 
 def wait_for_kernels() -> None:

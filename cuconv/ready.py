@@ -91,6 +91,8 @@ def convolve(
             except Exception as error:
                 call = _kept_after(error, call)
             _keep(_thread.ready_calls, key, call)
+        if not call.settled and call.error is None and _is_captured(library, input):
+            _warn_of_capture()
     if leaving.begun:
         leaving.stop_daemons()
     if call.current_context() == call.context:
@@ -104,9 +106,23 @@ def _is_due(call: Call | Pending, library: TorchArrays | CupyArrays, array: Any)
     """Whether a stand-in is to be made again. Not in a capture, which forbids the packing of weights."""
     if not (call.outdated or background.waits() or library.wants_equal_bits()):
         return False
+    return not _is_captured(library, array)
+
+
+def _is_captured(library: TorchArrays | CupyArrays, array: Any) -> bool:
+    """Whether a CUDA graph captures the current stream of an array's GPU."""
     device = library.device(array)
     with made_current(device):
-        return capture_of(library.current_stream(device)()) == 0
+        return capture_of(library.current_stream(device)()) != 0
+
+
+@cache
+def _warn_of_capture() -> None:
+    warnings.warn(
+        "a CUDA graph captures a slower kernel and keeps it, since the fastest one of cuConv was not ready: before a "
+        "capture call once, then cuconv.wait_for_kernels(), and call once more",
+        stacklevel=4,
+    )
 
 
 def _kept_after(error: Exception, call: Call | Pending | None) -> Call:

@@ -7,6 +7,7 @@ and imports torch's compiler at the first one.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
@@ -35,8 +36,17 @@ SCHEMA = (
     "SymInt groups, bool relu, Tensor? residual, str precision) -> Tensor"
 )
 PLAIN = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its data elsewhere
-_recordings: list[set[PlannedCall]] = []  # of `recorded`
-_output_channels: list[int] = []  # of `writing_slices`
+
+
+class _Thread(threading.local):
+    """The blocks that a thread has entered, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.recordings: list[set[PlannedCall]] = []  # of `recorded`
+        self.output_channels: list[int] = []  # of `writing_slices`
+
+
+_thread = _Thread()
 
 
 def conv2d(
@@ -137,12 +147,13 @@ def _fake(
     """The operator's output without data; `recorded` collects the problem if cuConv computes this type."""
     shape = output_shape(input, weight, stride, padding, dilation)
     sizes = (*input.shape, *weight.shape)
-    if _recordings and input.dtype == torch.float32 and all(isinstance(size, int) for size in sizes):
+    if _thread.recordings and input.dtype == torch.float32 and all(isinstance(size, int) for size in sizes):
         with suppress(UnsupportedProblem):  # torch computes it, or says what is wrong
             geometry = Geometry((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
             problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision)
-            channels = _output_channels[-1] if _output_channels and problem.n > 1 else None
-            for found in _recordings:
+            outputs = _thread.output_channels
+            channels = outputs[-1] if outputs and problem.n > 1 else None
+            for found in _thread.recordings:
                 found.add(PlannedCall(problem, residual is not None, channels))
     if residual is not None:
         shape = list(torch.broadcast_shapes(shape, residual.shape))
@@ -242,28 +253,28 @@ def _has_tangent(*operands: Any) -> bool:
 
 @contextmanager
 def recorded() -> Iterator[set[PlannedCall]]:
-    """Collect the calls that fake tensors make."""
+    """Collect the calls that fake tensors make in this thread."""
     found: set[PlannedCall] = set()
-    _recordings.append(found)
+    _thread.recordings.append(found)
     try:
         yield found
     finally:
-        _recordings.pop()
+        _thread.recordings.pop()
 
 
 def is_recording() -> bool:
-    """Whether calls are collected."""
-    return bool(_recordings)
+    """Whether the calls of this thread are collected."""
+    return bool(_thread.recordings)
 
 
 @contextmanager
 def writing_slices(channels: int) -> Iterator[None]:
-    """Collect calls as those that write to slices of a tensor of so many channels."""
-    _output_channels.append(channels)
+    """Collect the calls of this thread as those that write to slices of a tensor of so many channels."""
+    _thread.output_channels.append(channels)
     try:
         yield
     finally:
-        _output_channels.pop()
+        _thread.output_channels.pop()
 
 
 def _launch(*operands: Any, **options: Any) -> Tensor:

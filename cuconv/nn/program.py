@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,23 +24,32 @@ from cuconv.problem import UnsupportedProblem
 Tensors = Callable[[str], Tensor]
 """The tensor of a model by its name, such as "layer1.0.conv1.weight"."""
 
-_torch_computes = 0  # how many `computed_by_torch` are entered
+
+class _Thread(threading.local):
+    """How many `computed_by_torch` a thread has entered."""
+
+    by_torch = 0
+
+
+_thread = _Thread()
 
 
 @contextmanager
 def computed_by_torch() -> Iterator[None]:
-    """Let torch compute the layers of programs: what is folded and in which order stays, and no kernel compiles."""
-    global _torch_computes
-    _torch_computes += 1
+    """Let torch compute the layers of programs in calls of this thread, so that no kernel compiles.
+
+    Which weights are folded, and the order of operations, stay.
+    """
+    _thread.by_torch += 1
     try:
         yield
     finally:
-        _torch_computes -= 1
+        _thread.by_torch -= 1
 
 
 def runs_now(input: Tensor) -> bool:
     """Whether cuConv computes a layer of an input as it is called."""
-    return type(input) is Tensor and is_on_gpu(input) and not _torch_computes
+    return type(input) is Tensor and is_on_gpu(input) and not _thread.by_torch
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
@@ -114,7 +124,7 @@ class FrozenConv2d:
                     return self._by_torch(input, residual)
             except (UnsupportedProblem, UnsupportedDevice):
                 pass  # torch computes it, or says what is wrong
-        return self._by_torch(input, residual) if _torch_computes else self._by_operator(input, residual)
+        return self._by_torch(input, residual) if _thread.by_torch else self._by_operator(input, residual)
 
     def _by_torch(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """The same by torch's own convolution."""
@@ -167,7 +177,7 @@ class FrozenLinear(FrozenConv2d):
 
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """(..., M) for an input (..., K)."""
-        if _torch_computes or not is_small(input):
+        if _thread.by_torch or not is_small(input):
             output = F.linear(input, self.weight.flatten(1), self.bias)
             return output.relu() if self.relu else output
         output = super().__call__(as_images(input))

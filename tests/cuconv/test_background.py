@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -165,18 +166,101 @@ def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(cuda, compiler)
     assert planned() == (best, best) and len(Recorder.made) == 2
 
 
-def test_a_capture_uses_what_is_there(cuda, compiler):
-    cuda.missing = {cuconv.plan(cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1), cuconv.device.H200).algorithm}
-    cuconv.conv2d(X, WEIGHT)
+def all_compiled(cuda, compiler):
+    """Let all kernels compile, and wait until they are there."""
     cuda.missing = set()
     compiler.allowed.set()
     background.wait_for_kernels()
-    cuda.capture = 5
+
+
+@pytest.fixture
+def captures(cuda, compiler):
+    """A machine on which the kernels of the plan must be compiled, and no capture has been warned of."""
+    ready._warn_of_capture.cache_clear()
+    cuda.missing = {planned_algorithm()}
+    return cuda
+
+
+NOT_READY = r"captures a slower kernel .* call once, then cuconv.wait_for_kernels\(\), and call once more"
+
+
+def test_a_capture_uses_what_is_there_and_warns(captures, compiler):
     cuconv.conv2d(X, WEIGHT)
+    all_compiled(captures, compiler)
+    captures.capture = 5
+    with pytest.warns(UserWarning, match=NOT_READY):
+        cuconv.conv2d(X, WEIGHT)
     assert len(Recorder.made) == 1
-    cuda.capture = 0
+    captures.capture = 0
     cuconv.conv2d(X, WEIGHT)
     assert len(Recorder.made) == 2
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("call", ["conv2d", "one image", "prepared"])
+def test_a_capture_of_a_stand_in_warns_once(captures, first, call):
+    layer, x = cuconv.prepare(WEIGHT), X[0] if call == "one image" else X
+    captures.missing = EVERY - {"direct", "two_stage"}
+
+    def convolve():
+        layer(x) if call == "prepared" else cuconv.conv2d(x, WEIGHT)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if not first:
+            convolve()
+    captures.capture = 5
+    with pytest.warns(UserWarning, match=NOT_READY) as said:
+        for _ in range(2):
+            convolve()
+    assert len(said) == 1 and Recorder.enqueued
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_capture_warns_where_another_library_computes_meanwhile(captures, first):
+    captures.missing = EVERY
+    for captures.capture in (5,) if first else (0, 5):
+        with pytest.warns(UserWarning, match=NOT_READY) if captures.capture else nullcontext(), pytest.raises(NotReady):
+            cuconv.conv2d(X, WEIGHT, algorithm="ready")
+
+
+def test_a_capture_of_the_fastest_kernels_neither_warns_nor_is_asked_for(captures, compiler, monkeypatch):
+    cuconv.conv2d(X, WEIGHT)
+    all_compiled(captures, compiler)
+    cuconv.conv2d(X, WEIGHT)
+    captures.capture = 5
+    monkeypatch.setattr(ready, "capture_of", lambda stream: pytest.fail("a settled call asks for a capture"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cuconv.conv2d(X, WEIGHT)
+    assert planned()[0] == planned()[1]
+
+
+def test_a_capture_does_not_warn_where_no_faster_kernel_will_come(captures, compiler):
+    compiler.error = jit.CompileError("no")
+    cuconv.conv2d(X, WEIGHT)
+    with pytest.warns(UserWarning, match="does not compile"):
+        all_compiled(captures, compiler)
+    captures.capture = 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cuconv.conv2d(X, WEIGHT)
+
+
+def test_where_warnings_are_errors_a_capture_ends_before_a_launch(captures, compiler):
+    captures.capture = 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=NOT_READY):
+            cuconv.conv2d(X, WEIGHT)
+        assert not Recorder.enqueued
+        captures.capture = 0
+        cuconv.conv2d(X, WEIGHT)
+        all_compiled(captures, compiler)
+        cuconv.conv2d(X, WEIGHT)
+        captures.capture = 6
+        cuconv.conv2d(X, WEIGHT)
+    assert planned()[0] == planned()[1]
 
 
 def test_ready_refuses_to_wait(cuda, compiler):
@@ -206,6 +290,20 @@ def test_stand_ins_are_left_by_who_waits(cuda, compiler, how, algorithm):
     finally:
         torch.use_deterministic_algorithms(before)
     assert planned()[0] == planned()[1]
+
+
+def test_who_waits_makes_no_other_thread_wait(cuda, compiler):
+    cuda.missing = {planned_algorithm()}
+    with ThreadPoolExecutor(1) as thread, background.waiting():
+        assert background.waits() and not thread.submit(background.waits).result()
+        thread.submit(cuconv.conv2d, X, WEIGHT).result()
+        assert planned()[0] != planned()[1], "the other thread's call takes a stand-in"
+        cuconv.conv2d(X, WEIGHT)
+        assert planned()[0] == planned()[1]
+        with background.waiting():
+            pass
+        assert background.waits(), "blocks can be nested"
+    assert not background.waits()
 
 
 def test_a_stand_in_stays_where_its_successor_cannot_be_made(cuda, compiler, monkeypatch):

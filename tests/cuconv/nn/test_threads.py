@@ -1,0 +1,70 @@
+"""What one thread enters changes no call of another thread."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cuconv.nn
+from cuconv import ConvProblem
+from cuconv.nn import operator, program
+from cuconv.precompile import PlannedCall
+from tests.cuconv.nn.models import close, made
+
+
+def fake_call(size):
+    """Call the operator on two images of a size, without data."""
+    with torch.no_grad(), FakeTensorMode():
+        cuconv.nn.conv2d(torch.empty(2, 4, size, size), torch.empty(8, 4, 1, 1))
+
+
+def planned_call(size, channels=None):
+    """What is collected of a fake call."""
+    return PlannedCall(ConvProblem(2, 4, size, size, 8, 1, 1), output_channels=channels)
+
+
+def recorded_call(size):
+    """What a thread collects that makes one fake call."""
+    with operator.recorded() as calls:
+        fake_call(size)
+    return calls
+
+
+def test_a_thread_collects_its_own_calls():
+    with ThreadPoolExecutor(1) as thread, operator.recorded() as calls:
+        fake_call(5)
+        thread.submit(fake_call, 6).result()
+        assert not thread.submit(operator.is_recording).result()
+        with operator.writing_slices(12):
+            assert thread.submit(recorded_call, 7).result() == {planned_call(7)}
+            fake_call(8)
+    assert calls == {planned_call(5), planned_call(8, 12)}
+
+
+def test_collections_of_two_threads_may_overlap():
+    """A thread that ends its collection leaves the other thread's alone."""
+    with ThreadPoolExecutor(1) as thread:
+        theirs = operator.recorded()
+        with operator.recorded() as calls:
+            their_calls = thread.submit(theirs.__enter__).result()
+        fake_call(5)
+        thread.submit(fake_call, 6).result()
+        thread.submit(theirs.__exit__, None, None, None).result()
+    assert (calls, their_calls) == (set(), {planned_call(6)})
+
+
+def test_torch_computes_the_layers_of_one_thread_alone(on_a_gpu):
+    model, x = made("sequential")
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured
+    on_a_gpu.clear()
+
+    def call():
+        with torch.no_grad():
+            return converted(x)
+
+    with ThreadPoolExecutor(1) as thread, program.computed_by_torch():
+        ours = call()
+        assert not on_a_gpu
+        theirs = thread.submit(call).result()
+        assert {one["kind"] for one in on_a_gpu} == {"prepared"} and close(ours, theirs)
