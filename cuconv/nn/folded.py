@@ -64,6 +64,11 @@ class _Frozen:
     """
 
     def __init__(self, graph: fx.Graph, constants: set[Node]):
+        self._others = {  # attributes that torch's tracer has made, such as constants of the code
+            str(node.target): getattr(graph.owning_module, str(node.target))
+            for node in graph.nodes
+            if node.op == "get_attr"
+        }
         self._layers: dict[str, FrozenConv2d | Concatenation] = {}
         self._results: dict[Node, str] = {}  # the names of constant nodes
         for node in list(graph.nodes):
@@ -94,7 +99,7 @@ class _Frozen:
                 bound = copy.deepcopy(layer)
                 bound.bind(values.__getitem__)
                 setattr(made, name, bound)
-        made.__dict__.update(values)
+        made.__dict__.update(self._others | values)
         return made
 
     def _named(self, node: Node | None) -> Any:
