@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -75,6 +75,12 @@ def convolutions_by(kernel: Kernel) -> Iterator[None]:
             yield
     finally:
         _block.kernel = before
+
+
+def torch_alone() -> AbstractContextManager[Any]:
+    """Outside of all blocks."""
+    is_in_block = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)) if is_in_block else nullcontext()
 
 
 def torchs_in_fp32(*arguments: Any) -> Tensor:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import builtins
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
 from cuconv.nn.fusions import CONV2D, Operands, aten, fully_connected, only_user
-from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear
+from cuconv.nn.operator import recorded
+from cuconv.nn.report import Converted
+from cuconv.precompile import PlannedCall
 
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
@@ -22,35 +26,76 @@ class Folded:
     """A function of a list of a graph's inputs, which returns its outputs as a tuple. Prints as its Python code.
 
     Some inputs are constant. What is made of them, such as packed weights, is kept for the tensors that they are: with
-    other tensors in their place it is made anew, and it is dropped when one of them is. Values that are written to
-    these tensors later are not seen.
+    other tensors in their place it is made anew, and it is dropped when one of them is.
     """
 
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
 
-    def __init__(self, graph: fx.Graph, constants: set[Node]):
-        """Make the code of a graph that `fold` has changed; constants: its nodes with constant tensors."""
+    before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
+
+    def __init__(self, graph: fx.Graph, constants: set[Node], rows: list[Converted]):
+        """Make the code of a graph that `fold` has changed.
+
+        constants: its nodes with constant tensors. rows: what became of its layers, for reports.
+        """
+        self.rows = rows
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._constant = [place for place, node in enumerate(inputs) if node in constants]
         self._frozen = _Frozen(graph, constants)
+        self._frozen.others = {
+            str(node.target): getattr(graph.owning_module, str(node.target))
+            for node in graph.nodes
+            if node.op == "get_attr" and hasattr(graph.owning_module, str(node.target))
+        }
         self._source, self._forward = _compiled(graph)
-        self._made: dict[tuple[int, ...], tuple[_Attributes, list[Any]]] = {}
+        self._made: dict[tuple[int, ...], _Made] = {}
 
     def __call__(self, inputs: list[Any]) -> Any:
         """The outputs."""
+        if self.before_the_first_call is not None:
+            prepare, self.before_the_first_call = self.before_the_first_call, None
+            prepare(self, inputs)
         tensors = [inputs[place] for place in self._constant]
         made = self._made.get(tuple(map(id, tensors)))
-        attributes = self._make(tensors) if made is None else made[0]
-        return self._forward(attributes, *inputs)
+        if made is None or made.versions != [tensor._version for tensor in tensors]:
+            made = self._make(tensors)
+        return self._forward(made.attributes, *inputs)
 
-    def _make(self, tensors: Sequence[Tensor]) -> _Attributes:
-        """What the code reads, for constant tensors, as long as these are there."""
-        attributes, key, made = self._frozen.attributes(tensors), tuple(map(id, tensors)), self._made
-        made[key] = attributes, [weakref.ref(tensor, lambda _: made.pop(key, None)) for tensor in tensors]
-        return attributes
+    def planned_calls(self, inputs: list[Any]) -> set[PlannedCall]:
+        """The calls of cuConv's kernels that a call with such inputs makes; the call runs on tensors without data."""
+        attributes = self._make([inputs[place] for place in self._constant]).attributes
+        with torch.no_grad(), recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            self._forward(attributes, *(mode.from_tensor(one) if isinstance(one, Tensor) else one for one in inputs))
+        return calls
+
+    def forget(self) -> None:
+        """Make what depends on constant tensors anew at the next call."""
+        self._made.clear()
+
+    @property
+    def packed_bytes(self) -> int:
+        """The device memory of the packed weights of one model, in bytes."""
+        kept = [vars(made.attributes).values() for made in self._made.values()]
+        layers = [[value for value in values if isinstance(value, FrozenConv2d | Concatenation)] for values in kept]
+        return max((sum(layer.packed_bytes for layer in values) for values in layers), default=0)
+
+    def _make(self, tensors: Sequence[Tensor]) -> _Made:
+        """What is made of constant tensors, and is kept as long as these are there."""
+        key, kept = tuple(map(id, tensors)), self._made
+        references = [weakref.ref(tensor, lambda _: kept.pop(key, None)) for tensor in tensors]
+        kept[key] = _Made(self._frozen.attributes(tensors), [tensor._version for tensor in tensors], references)
+        return kept[key]
 
     def __str__(self) -> str:
         return self._source
+
+
+class _Made(NamedTuple):
+    """What the code reads for constant tensors, and the versions of these."""
+
+    attributes: _Attributes
+    versions: list[int]
+    references: list[Any]
 
 
 class _Attributes:
@@ -66,6 +111,7 @@ class _Frozen:
     def __init__(self, graph: fx.Graph, constants: set[Node]):
         self._layers: dict[str, FrozenConv2d | Concatenation] = {}
         self._results: dict[Node, str] = {}  # the names of constant nodes
+        self.others: dict[str, Any] = {}  # attributes that torch's tracer has made, such as constants of the code
         for node in list(graph.nodes):
             if node.target is CONV2D and constants.issuperset(one for one in node.args[1:3] if one is not None):
                 self._freeze(node, Operands(*node.args))
@@ -94,7 +140,7 @@ class _Frozen:
                 bound = copy.deepcopy(layer)
                 bound.bind(values.__getitem__)
                 setattr(made, name, bound)
-        made.__dict__.update(values)
+        made.__dict__.update(self.others | values)
         return made
 
     def _named(self, node: Node | None) -> Any:
@@ -115,14 +161,14 @@ class _Frozen:
     def _freeze(self, node: Node, operands: Operands) -> None:
         geometry = (tuple(operands.stride), tuple(operands.padding), tuple(operands.dilation), operands.groups)
         weights = self._named(operands.weight), self._named(operands.bias)
-        layer = FrozenConv2d(*weights, geometry, None, operands.relu, operands.precision)
+        layer = FrozenConv2d(*weights, geometry, operands.relu, operands.precision)
         inputs = (operands.input,) if operands.residual is None else (operands.input, operands.residual)
         self._call(node, layer, inputs)
 
     def _freeze_linear(self, node: Node) -> None:
         input, weight, bias, relu, precision = node.args
         geometry = ((1, 1), (0, 0), (1, 1), 1)
-        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, None, relu, precision)
+        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, relu, precision)
         self._call(node, layer, (input,))
 
     def _concatenate(self, node: Node) -> None:

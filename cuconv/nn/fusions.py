@@ -8,13 +8,16 @@ that cuConv computes a `torch.ops.cuconv.conv2d`. Each entry of FUSIONS then tak
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
+from cuconv.nn.report import Converted
 
 aten = torch.ops.aten
 CONV2D = torch.ops.cuconv.conv2d.default
@@ -65,12 +68,14 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
     return {aten.convolution.default: convolution}
 
 
-def fold(graph: fx.Graph, constants: set[Node], precision: str) -> None:
-    """Fuse what follows cuConv's convolutions into them, and find fully connected layers.
+def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[Converted]:
+    """Fuse what follows cuConv's convolutions into them, find fully connected layers, and tell what became of each.
 
     constants: the nodes with constant tensors, such as weights. Nodes that depend on them alone are added. A batch norm
     is fused where it and the weights are constant, since its factors are multiplied into the weights.
     """
+    for place, node in enumerate(graph.nodes):
+        node.meta["place"] = place  # where the model's code has it
     add_constants(graph, constants)
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
@@ -81,7 +86,43 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> None:
         for fusion in FUSIONS:
             if (user := only_user(node)) is not None and (operands := fusion(node, user, constants)) is not None:
                 node = _replaced(node, user, operands)
+                node.meta["folded"] = (*node.meta.get("folded", ()), FUSIONS[fusion])
+    for node in list(graph.nodes):
+        if node.target is aten._native_batch_norm_legit_no_training.default:
+            _make_batch_norm(node)
     graph.eliminate_dead_code()
+    layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
+    return [_row(node) for node in sorted(layers, key=lambda node: node.meta["place"])]
+
+
+def _row(node: Node) -> Converted:
+    """What became of a convolution or fully connected layer."""
+    stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
+    name = str(stack[-1][0]).partition("']")[2].lstrip(".") or node.name
+    if node.target is aten.convolution.default:
+        return Converted(name, reason=_why_left(node), flop=_flop(node))
+    folded = node.meta.get("folded", ())
+    return Converted(name, folded, kind="conv" if node.target is CONV2D else "linear", flop=_flop(node))
+
+
+def _why_left(node: Node) -> str:
+    """Why torch computes a convolution."""
+    input, weight = (one.meta["val"] for one in node.args[:2])
+    dimensions = weight.dim() - 2
+    if node.args[6] or dimensions != 2:
+        return f"it is conv{'_transpose' if node.args[6] else ''}{dimensions}d"
+    for name, value in (("input", input), ("weight", weight)):
+        if value.dtype != torch.float32:
+            return f"its {name} is {value.dtype}"
+    return f"it is on a device of type {input.device.type}" if not input.is_cuda else "its GPU is not supported"
+
+
+def _flop(node: Node) -> int:
+    """The floating-point operations of a layer for the sizes of the example; 0 where they depend on its data."""
+    value, weight = node.meta["val"], node.args[1].meta["val"]
+    sizes = (*value.shape, *weight.shape[1:])
+    known = [size if isinstance(size, int) else size.node.hint for size in sizes]
+    return 0 if None in known else 2 * prod(map(int, known))
 
 
 def add_constants(graph: fx.Graph, constants: set[Node]) -> None:
@@ -149,8 +190,8 @@ def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     return Operands(*node.args)._replace(relu=True) if user.target is aten.relu.default else None
 
 
-FUSIONS = (_batch_norm, _residual, _relu)
-"""What may follow a convolution, in the order in which its kernels compute it."""
+FUSIONS = {_batch_norm: "batch norm", _residual: "residual", _relu: "relu"}
+"""What may follow a convolution, in the order in which its kernels compute it, and the names for reports."""
 
 
 def _replaced(node: Node, user: Node, operands: Operands) -> Node:
@@ -183,10 +224,37 @@ def _make_linear(node: Node, constants: set[Node], precision: str) -> None:
     last = user if user is not None and user.target is aten.relu.default else node
     with node.graph.inserting_before(last):
         call = node.graph.call_function(fully_connected, (input, weight, bias, last is user, precision))
-    call.meta = dict(node.meta)
+    call.meta = {**node.meta, "folded": ("relu",) if last is user else ()}
     last.replace_all_uses_with(call)
     for old in dict.fromkeys((last, node)):
         node.graph.erase_node(old)
+
+
+def _make_batch_norm(node: Node) -> None:
+    """Make a batch norm that is left what torch calls outside of its compiler, which takes a faster kernel."""
+    result = only_user(node)
+    if result is None or result.args != (node, 0):
+        return
+    input, *norm = node.args
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(batch_norm, (input, *norm))
+    call.meta = dict(result.meta)
+    result.replace_all_uses_with(call)
+    for old in (result, node):
+        node.graph.erase_node(old)
+
+
+def batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """torch's batch norm with fixed statistics."""
+    return F.batch_norm(input, mean, variance, weight, bias, False, momentum, eps)
 
 
 def _is_transpose(node: Node) -> bool:
