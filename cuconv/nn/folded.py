@@ -1,4 +1,4 @@
-"""A folded graph as Python code, and what is made of its constant tensors once."""
+"""A folded graph as Python code, which computes with its constant tensors once, such as to pack weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ Node = Any  # fx.Node, whose own annotations allow no more than to look at its a
 class Folded:
     """A function of a list of a graph's inputs, which returns its outputs as a tuple. Prints as its Python code.
 
-    Some inputs are constant. What is made of them, such as packed weights, is kept for the tensors that they are: with
-    other tensors in their place it is made anew, and it is dropped when one of them is. Values that are written to
-    these tensors later are not seen.
+    Some inputs are constant. Their results, such as packed weights, are kept as long as these tensors are there, and
+    are computed anew for other tensors in their place. Values that are written to the tensors later are not seen.
     """
 
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
@@ -44,7 +43,7 @@ class Folded:
         return self._forward(attributes, *inputs)
 
     def _make(self, tensors: Sequence[Tensor]) -> _Attributes:
-        """What the code reads, for constant tensors, as long as these are there."""
+        """Compute the attributes that the code reads, and keep them until one of the constant tensors is dropped."""
         attributes, key, made = self._frozen.attributes(tensors), tuple(map(id, tensors)), self._made
         made[key] = attributes, [weakref.ref(tensor, lambda _: made.pop(key, None)) for tensor in tensors]
         return attributes
@@ -54,11 +53,11 @@ class Folded:
 
 
 class _Attributes:
-    """What the code of a graph reads: layers with constant weights, and other constant tensors."""
+    """The attributes that the code of a graph reads: layers with constant weights, and other constant tensors."""
 
 
 class _Frozen:
-    """The constant part of a graph, of which the rest reads results as attributes.
+    """The constant part of a graph. The rest reads its results as attributes.
 
     Convolutions and fully connected layers with constant weights become calls of layers, which are attributes, too.
     """
@@ -131,7 +130,7 @@ class _Frozen:
         self._call(node, layer, (input,))
 
     def _concatenate(self, node: Node) -> None:
-        """Let convolutions write to their places where all that is joined are convolutions, of use to nothing else."""
+        """Let convolutions write to their places in a concatenation that alone uses their outputs."""
         parts, dim = (*node.args, 0)[:2]
         layers = [self._layers.get(str(part.target)) for part in parts]
         if dim not in (1, -3) or node.meta["val"].dim() != 4 or len(parts) < 2 or len(set(parts)) < len(parts):

@@ -38,10 +38,10 @@ class Operands(NamedTuple):
 
 
 def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
-    """What a convolution becomes while a graph is traced: cuConv's operator on contiguous images, where it computes it.
+    """The decompositions to trace a graph with: they make a convolution cuConv's operator, where cuConv computes it.
 
-    The operator's output is contiguous, also where torch's would have channels last. Tracing with it makes every later
-    operation, such as a view, one that fits the layout.
+    The operator takes contiguous images, and its output is contiguous, also where torch's would have channels last.
+    Later operations, such as views, are traced for this layout.
     """
 
     def convolution(
@@ -154,7 +154,7 @@ def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:
 
 
 FUSIONS = (_batch_norm, _residual, _relu)
-"""What may follow a convolution, in the order in which its kernels compute it."""
+"""The fusions, in the order in which a kernel computes them after the products."""
 
 
 def _replaced(node: Node, user: Node, operands: Operands) -> Node:

@@ -1,4 +1,4 @@
-"""What must hold at the border of a folded graph, and what stays whole in it.
+"""Changes to dynamo's graph before it is traced: interpolation stays one operator, and results keep their strides.
 
 In a folded graph images are contiguous, since cuConv's convolutions are. The model's own results may have channels
 last: those are converted where they leave the graph, once.

@@ -1,4 +1,4 @@
-"""What one thread enters changes no call of another thread."""
+"""Blocks that one thread enters change no call of another thread."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,12 +19,12 @@ def fake_call(size):
 
 
 def planned_call(size, channels=None):
-    """What is collected of a fake call."""
+    """The planned call that a recording has of a fake call."""
     return PlannedCall(ConvProblem(2, 4, size, size, 8, 1, 1), output_channels=channels)
 
 
 def recorded_call(size):
-    """What a thread collects that makes one fake call."""
+    """The planned calls that a thread records while it makes one fake call."""
     with operator.recorded() as calls:
         fake_call(size)
     return calls
