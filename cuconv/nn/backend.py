@@ -23,21 +23,29 @@ from cuconv.nn.folded import Folded
 from cuconv.nn.fusions import decompositions, fold
 from cuconv.nn.layout import keep_interpolation, keep_strides
 from cuconv.nn.operator import check_precision
+from cuconv.nn.traced import BATCH_NORM
 from cuconv.problem import FP32
 
 OPTIONS = ("freeze", "precision")
+STATISTICS: dict[Any, slice] = {F.batch_norm: slice(1, 3), BATCH_NORM: slice(3, 5)}  # the places of mean and variance
 
 
 def cuconv(
-    graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    made: Callable[[Folded], object] = lambda folded: None,
 ) -> Callable[..., Any]:
     """Compile a graph of torch's compiler: the function for `torch.compile(model, backend="cuconv", options=...)`.
 
     options:
-    freeze     whether parameters, and the statistics of batch norms, are constant: their values are taken at the first
-               call with them. Then batch norms are multiplied into the weights, which are packed once. False by
+    freeze     whether parameters, and the statistics of batch norms, are constant: batch norms are multiplied into the
+               weights, which are packed once, and again where torch's version counters tell of a change. False by
                default: weights are read at each call, and bias, residual and ReLU alone are fused
     precision  "fp32" by default: the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
+
+    made: called with each folded graph.
 
     Where gradients are to be recorded, torch computes the graph. Raises ValueError for other options.
     """
@@ -54,7 +62,7 @@ def cuconv(
     keep_interpolation(graph.graph)
     keep_strides(graph.graph)
     graph.recompile()
-    compiler = partial(_compiled, constant=constant, precision=precision)
+    compiler = partial(_compiled, constant=constant, precision=precision, made=made)
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions=decompositions(precision))(
         graph, inputs
     )
@@ -88,15 +96,24 @@ def _are_constant(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
 def _is_of_a_module(node: fx.Node) -> bool:
     """Whether an input of dynamo's graph is a parameter or buffer of a module."""
     argument = node.meta.get("grapharg")
-    return argument is not None and argument.is_tensor and argument.source.guard_source.is_unspecialized_nn_module()
+    if argument is None or not argument.is_tensor or not argument.source.guard_source.is_unspecialized_nn_module():
+        return False
+    return not node.meta["example_value"].is_inference()  # whose versions are not counted
 
 
 def _is_statistic(node: fx.Node) -> bool:
     """Whether an input of dynamo's graph is a fixed mean or variance of batch norms, and nothing else."""
-    return bool(node.users) and all(user.target is F.batch_norm and node in user.args[1:3] for user in node.users)
+    return bool(node.users) and all(node in user.args[STATISTICS.get(user.target, slice(0))] for user in node.users)
 
 
-def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], *, constant: list[bool], precision: str) -> Folded:
+def _compiled(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    constant: list[bool],
+    precision: str,
+    made: Callable[[Folded], object],
+) -> Folded:
     """A functional ATen graph as a function of a list of its inputs, folded.
 
     constant: which inputs of dynamo's graph are constant.
@@ -108,5 +125,6 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], *, constant: list[bo
     if len(places) == len(constant) == len(kinds):  # otherwise inputs that share memory became one
         known = zip(places, constant, kinds, strict=True)
         constants = {node for node, is_constant, kind in known if is_constant and not kind.mutates_data}
-    fold(graph.graph, constants, precision)
-    return Folded(graph.graph, constants)
+    folded = Folded(graph.graph, constants, fold(graph.graph, constants, precision))
+    made(folded)
+    return folded

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
-from io import BytesIO
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,8 +26,7 @@ TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where 
 TIMES_TORCHS = 3  # an output's error may be so many times that of torch in the precision
 LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
 SEED = 20_26
-BY_ADDRESS = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)
+GRADIENTS, INFERENCE = "gradients enabled", "inference mode"  # modes of torch, besides torch.no_grad()
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 MULTIPLIED: dict[Any, tuple[int, ...]] = {  # the places of both factors in the operations that torch's TF32 is about
     **dict.fromkeys((aten.convolution, aten._convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.linear), (0, 1)),
@@ -78,9 +73,16 @@ def another(tensor: Tensor) -> Tensor:
     return mirrored * 0.75 if tensor.is_floating_point() or tensor.is_complex() else mirrored
 
 
-def larger_batch(tensor: Tensor) -> Tensor:
-    """The batch with its first image once more at the end."""
-    return torch.cat([tensor, tensor[:1]]) if tensor.dim() > 0 else tensor
+def other_batch(tensor: Tensor) -> Tensor:
+    """The first of several images, or a single one twice."""
+    if tensor.dim() < 2:
+        return tensor
+    return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor[:1]
+
+
+def nudged(tensor: Tensor) -> Tensor:
+    """A tensor whose numbers of floating point are larger by one part in a million."""
+    return tensor * (1 + 2**-20) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
 @dataclass(slots=True)
@@ -135,34 +137,21 @@ def _rounded(factor: Any) -> Any:
     return round_to_tf32(factor) if is_float else factor
 
 
-def call(function: Callable[..., Any], inputs: Call, gradients: bool = False) -> Any:
+def call(function: Callable[..., Any], inputs: Call, mode: str = "") -> Any:
     """The result of a call, the tensors of its arguments as they are afterwards, and random numbers drawn afterwards.
 
     One number is drawn on the CPU, and one on each device of an argument. All tensors are detached. The call's random
-    numbers are those of one seed, and torch's convolutions are in FP32 alone. gradients: whether they could be
-    recorded.
+    numbers are those of one seed, and torch's convolutions are in FP32 alone. mode: GRADIENTS, INFERENCE, or "" for
+    torch.no_grad().
     """
     arguments, keywords = inputs
-    with seeded(), convolutions_by(torchs_in_fp32), torch.set_grad_enabled(gradients):
+    inference, gradients = mode == INFERENCE, mode == GRADIENTS
+    with seeded(), convolutions_by(torchs_in_fp32), torch.inference_mode(inference), torch.set_grad_enabled(gradients):
         tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         result = function(*arguments, **keywords)
         devices = dict.fromkeys([torch.device("cpu"), *(tensor.device for tensor in tensors)])
         numbers = [torch.randint(2**31, (), device=device) for device in devices]
         return pytree.tree_map_only(Tensor, Tensor.detach, (result, tensors, numbers))
-
-
-def draws(function: Callable[..., Any], inputs: Call) -> bool:
-    """Whether a call draws random numbers of Python or NumPy, of which a graph would have one for all calls."""
-    arguments, keywords = inputs
-    with seeded(), convolutions_by(torchs_in_fp32), torch.no_grad():
-        before = _numbers()
-        function(*arguments, **keywords)
-        return _numbers() != before
-
-
-def _numbers() -> Any:
-    """Where the random numbers of Python and NumPy are."""
-    return random.getstate(), pickle.dumps(numpy.random.get_state())
 
 
 @contextmanager
@@ -294,78 +283,6 @@ def _as_good(our: Tensor, judges: list[Tensor | None], least: float) -> bool:
     if truth is None or torchs is None or not truth.shape == torchs.shape == our.shape:
         return False
     return distance(our, truth) <= max(least, min(LARGEST_ERROR, TIMES_TORCHS * distance(torchs, truth)))
-
-
-def attributes(model: nn.Module) -> dict[str, Any]:
-    """The state of each plain attribute of a model's modules, to find out whether a call has changed one.
-
-    Modules in lists or other objects are no children of the model: their parameters and buffers are included, too.
-    """
-    names = dict(model.named_modules())
-    found, known = {}, {module: name for name, module in names.items()}
-    place = 0
-    while place < len(known):  # more become known meanwhile
-        module, name = list(known.items())[place]
-        own = ("_modules", "_parameters", "_buffers") if name in names else ()
-        for key, value in vars(module).items():
-            if key not in own:
-                found[f"{name}.{key}".lstrip(".")] = state_of(value, known)
-        place += 1
-    return found
-
-
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names under which two states differ, or which one of them has alone."""
-    return [name for name in {**before, **after} if before.get(name, changes) != after.get(name, changes)]
-
-
-def arguments(inputs: Call) -> Any:
-    """The state of a call's arguments but for the numbers of tensors, to find out whether the call changes it."""
-    leaves, spec = pytree.tree_flatten(inputs)
-    tensors = [(id(leaf), leaf.requires_grad, state_of(vars(leaf))) for leaf in leaves if isinstance(leaf, Tensor)]
-    return spec, tensors, [state_of(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
-
-
-def is_symbolic(value: Any) -> bool:
-    """Whether an object holds a size or a tensor of a capture, which have no data."""
-    pickler = _Pickler(BytesIO(), {})
-    with suppress(Exception):  # objects define how they are pickled, or cannot be
-        pickler.dump(value)
-    return pickler.met_symbols
-
-
-def state_of(value: Any, known: dict[nn.Module, str] | None = None) -> Any:
-    """Something that is equal where nothing in an object has changed; modules that are met become known."""
-    pickled = BytesIO()
-    try:
-        _Pickler(pickled, {} if known is None else known).dump(value)
-    except Exception:  # objects define how they are pickled, or cannot be
-        return id(value)
-    return pickled.getvalue()
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles tensors by their versions, and by their addresses what has its state elsewhere or cannot be pickled."""
-
-    def __init__(self, file: BytesIO, known: dict[nn.Module, str]):
-        super().__init__(file)
-        self._known = known
-        self.met_symbols = False
-
-    def persistent_id(self, value: Any) -> Any:
-        """The version of a tensor or the address of such an object; None for others."""
-        if isinstance(value, SYMBOLIC):
-            self.met_symbols = True
-            return id(value)
-        if isinstance(value, Tensor):
-            return id(value), 0 if value.is_inference() else value._version
-        if isinstance(value, torch.Generator):
-            return id(value), value.get_state().tolist()
-        if isinstance(value, MethodType):  # a new object each time that it is asked for
-            return id(value.__self__), id(value.__func__)
-        if isinstance(value, nn.Module):
-            self._known.setdefault(value, f"<object {len(self._known)}>")
-        return id(value) if isinstance(value, BY_ADDRESS) else None
 
 
 def first_line(error: BaseException) -> str:

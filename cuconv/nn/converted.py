@@ -1,187 +1,260 @@
-"""A converted model: the model with cuConv's layers, and the program that stands for its forward where it may."""
+"""A converted model: calls for which torch's compiler has made a graph run folded, others run the model's own code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
-from operator import attrgetter
+from math import copysign
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._dynamo.types import ConvertFrameReturn
+from torch.fx.experimental import _config as symbols
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.hooks import RemovableHandle
 
-from cuconv.nn.capture import Captured, share_memory
-from cuconv.nn.operator import autocasts, is_differentiated
-from cuconv.nn.program import Program
-from cuconv.nn.watched import Changes, Watched, base_of, watch
+from cuconv.nn.backend import cuconv
+from cuconv.nn.comparison import GRADIENTS, INFERENCE, seeded
+from cuconv.nn.dispatch import outside
+from cuconv.nn.folded import Folded
+from cuconv.nn.operator import PLAIN, is_differentiated
 
-_requires_grad = attrgetter("requires_grad")
-
-
-class Capture:
-    """The program of a model, and all that says whether it stands for a call."""
-
-    def __init__(self, program: Program, captured: Captured, modules: list[nn.Module]):
-        """modules: those of the model."""
-        self.program, self._conditions = program, captured.conditions
-        self._in_spec, self._out_spec = captured.in_spec, captured.out_spec
-        self._are_last = captured.are_last if any(captured.are_last) else []
-        self.changes = Changes()
-        self._modules = modules
-        self._parameters: list[nn.Parameter] = []
-        self._tensors: list[Tensor] = []  # of the model, but for those of inference mode, which have no version
-        self._ties: list[int] = []  # a number for each name of a tensor, the same for names of the same one
-        self._training = [module.training for module in modules]
-        self._is_one_tensor = self._in_spec == pytree.tree_structure(((torch.empty(0),), {}))
-        self._returns_one_tensor = self._out_spec.is_leaf()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Structures as objects that have them, since torch's descriptions of structures warn when they are pickled."""
-        specs = (self._in_spec, self._out_spec)
-        objects = [pytree.tree_unflatten(range(spec.num_leaves), spec) for spec in specs]
-        return {**self.__dict__, "_in_spec": objects[0], "_out_spec": objects[1], "_parameters": [], "_tensors": []}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._in_spec, self._out_spec = map(pytree.tree_structure, (state["_in_spec"], state["_out_spec"]))
-
-    def leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any] | None:
-        """The flattened arguments of a call that the program stands for; None for other calls.
-
-        Other calls have other kinds of arguments, or sizes that the model treats in another way; their arguments share
-        memory, or need a gradient; or they run under a tool of torch that must see the model's own operators.
-        """
-        if self._is_one_tensor and len(arguments) == 1 and not keywords and isinstance(arguments[0], Tensor):
-            leaves: list[Any] = [arguments[0]]
-        else:
-            leaves, spec = pytree.tree_flatten((arguments, keywords))
-            if spec != self._in_spec:
-                return None
-        if torch._C._get_tracing_state() is not None or is_differentiated() or _is_in_mode():
-            return None
-        if _global_forward_hooks or _global_forward_pre_hooks:
-            return None
-        if any(autocasts(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
-            return None
-        if not self._conditions.hold(leaves) or (self.changes.moded and self._has_another_mode()):
-            return None
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if any(map(_requires_grad, tensors)) or (len(tensors) > 1 and share_memory(tensors)):
-            return None
-        if torch.is_grad_enabled() and any(map(_requires_grad, self._parameters)):
-            return None
-        return leaves
-
-    def bind(self, tensors: dict[str, Tensor]) -> None:
-        """Use the tensors of the model as they are now; they are given by all of their names.
-
-        The capture ends where a tensor that had several names is not the same under all of them any more: the program
-        knows it by one.
-        """
-        numbers: dict[int, int] = {}
-        ties = [numbers.setdefault(id(tensor), len(numbers)) for tensor in tensors.values()]
-        self._ties = self._ties or ties
-        if ties != self._ties:
-            self.changes.ended = True
-            return
-        self.program.bind(tensors.__getitem__)
-        self._parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
-        self._tensors = [tensor for tensor in tensors.values() if not tensor.is_inference()]
-        self.changes.stale = False
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """A call of the model's own code, which may write to tensors that the program has made others of."""
-        before = [tensor._version for tensor in self._tensors]
-        try:
-            yield
-        finally:
-            self.changes.stale |= before != [tensor._version for tensor in self._tensors]
-
-    def _has_another_mode(self) -> bool:
-        """Whether a module is not in the mode that it was captured in."""
-        self.changes.moded = [module.training for module in self._modules] != self._training
-        return self.changes.moded
-
-    def run(self, leaves: list[Any]) -> Any:
-        """The model's result for the flattened arguments of a call."""
-        outputs = self.program.run(leaves)
-        if self._are_last:  # cuConv's results are contiguous, whatever comes in
-            outputs = [
-                output.contiguous(memory_format=torch.channels_last) if is_last else output
-                for output, is_last in zip(outputs, self._are_last, strict=True)
-            ]
-        return outputs[0] if self._returns_one_tensor else pytree.tree_unflatten(outputs, self._out_spec)
+# Names in a model's code: questions whose answers no guard of torch checks, and questions about modes.
+UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
+ASKING = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad"))
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MOST_GRAPHS = 10_000  # of one function, for all models of a process
+MAX_TRIES = 4  # of a call that changes what its own guards read, such as a counter
 
 
-class Converted(Watched):
-    """The class that `convert` adds to the class of a model."""
+class Graphs:
+    """The graphs that torch's compiler has made of a model's forward. Copies of the model share them.
 
-    _capture: Capture | None = None
+    torch keeps what it compiles with the code of a function, so each `Graphs` has a function of its own. Where the
+    guards of a graph accept a call, torch runs the graph in place of this function; otherwise the function runs.
 
-    def refresh(self, original: nn.Module | None = None) -> None:
-        """Take over the weights of the original model, or those that were written to this one in place.
+    modes      the modes of torch, besides torch.no_grad(), in which graphs may run
+    any_batch  whether a graph may stand for any number of images; otherwise there is one for 1, and one for more
+    folded     the number of calls that ran in graphs
+    own        the number of calls that ran the model's own code
+    """
 
-        The original must have the same parameters and buffers as the model that was converted.
-        """
-        if original is not None:
-            state, mine = original.state_dict(), dict(_tensors(self))
-            with torch.no_grad():
-                for name, tensor in _tensors(original):
-                    if name not in state and name in mine:
-                        mine[name].copy_(tensor)
-            self.load_state_dict(state)  # it refreshes
-        else:
-            self._bind()
+    def __init__(self, base: type[nn.Module], precision: str, modes: set[str], any_batch: bool):
+        self._made_of = (base, precision, frozenset(modes), any_batch)
+        self._precision, self._any_batch = precision, any_batch
+        self._is_empty = False  # whether a model was loaded, whose graphs are made at its first call
+        self.modes = set(modes)
+        self.folded = self.own = 0
+        self._forward = base.forward
+        self.prepare: Callable[[Folded, list[Any]], object] | None = None
+        self._compiled: list[Folded] = []
+        self._looks_for_hooks = False  # where guards do not, which take a fifth of a call's host time
+        self._entry = self._new_entry()
+        backend = self._backend
+        self._optimized = torch._dynamo.optimize(backend)(self._entry)
+        self._leave = _callback_that_compiles_nothing(backend)
 
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """torch.nn.Module.load_state_dict; the weights are those of the original model, by the same names."""
-        result = super().load_state_dict(*arguments, **options)
-        self._bind()
-        return result
-
-    def _bind(self) -> None:
-        """Let the program use the tensors of this model as they are now."""
-        if self._capture is not None:
-            self._capture.bind(dict(_tensors(self)))
-
-    def _apply(self, change: Any, recurse: bool = True) -> Converted:
-        capture, types = self._capture, [tensor.dtype for _, tensor in _tensors(self)]
-        ended = capture is None or capture.changes.ended
-        super()._apply(change, recurse)
-        if capture is not None and not ended and types == [tensor.dtype for _, tensor in _tensors(self)]:
-            capture.changes.ended = False  # all of it moves
-            capture.program.move(change)
-            self._bind()
+    def __deepcopy__(self, _: Any) -> Graphs:
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self._capture is not None:
-            watch(self, self._capture.changes)
-            self._bind()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _without_graphs, self._made_of
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        if base_of(type(self)) is type(self):  # it was given another class
-            return super().__reduce_ex__(protocol)
-        state = {name: value for name, value in self.__getstate__().items() if name != "_changes"}
-        return _rebuild, (base_of(type(self)),), state
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def of_calls(self) -> list[Folded]:
+        """The folded graphs, in the order in which they were made."""
+        return list(self._compiled)
+
+    def compile(self, model: nn.Module, inputs: Callable[[], tuple[Any, Any]]) -> None:
+        """Make graphs for a call, on tensors whose sizes above 1 may change later. Changes the model as a call does.
+
+        A call may move what its guards read, such as a counter: then the next calls are compiled, too.
+        """
+        for _ in range(MAX_TRIES):
+            known = len(self)
+            arguments, keywords = pytree.tree_map_only(Tensor, _of_any_size, inputs())
+            has_hooks = _has_hooks(model)
+            self._looks_for_hooks |= not has_hooks
+            settings = _settings(has_hooks, self._any_batch)
+            with torch.inference_mode(False), torch.no_grad(), outside(), settings:
+                self._optimized(model, *arguments, **keywords)
+            if len(self) == known:
+                return
+
+    def call(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The model's result."""
+        leaves = pytree.tree_leaves((arguments, keywords))
+        if not self._may_run(leaves) or (self._looks_for_hooks and _has_new_hooks(model)):
+            return self.own_code(model, arguments, keywords)
+        if self._is_empty:
+            self._fill(model, arguments, keywords)
+        result = self._in_no_grad(model, arguments, keywords)
+        if result is _MISSED:
+            return self.own_code(model, arguments, keywords)
+        self.folded += 1
+        return result
+
+    def _in_no_grad(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The result of a graph, in the mode that graphs are made in; _MISSED where no guards accept the call."""
+        with outside():
+            if torch.is_inference_mode_enabled():
+                with torch.inference_mode(False), torch.no_grad():
+                    arguments, keywords = pytree.tree_map_only(Tensor, _normal, (arguments, keywords))
+                    return self._run(model, arguments, keywords)
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    return self._run(model, arguments, keywords)
+            return self._run(model, arguments, keywords)
+
+    def _fill(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Make the graphs of a model that was loaded, by its first call."""
+        self._is_empty = False
+        with suppress(Exception), seeded():  # the model's own code says what is wrong
+            self.compile(copy.deepcopy(model), lambda: copy.deepcopy((arguments, keywords)))
+
+    def own_code(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The result of the model's own code."""
+        self.own += 1
+        try:
+            return self._forward(model, *arguments, **keywords)
+        finally:
+            if any(module.training for module in model.modules()):
+                self.forget()  # statistics may have moved
+
+    def forget(self) -> None:
+        """Take the weights anew at the next call."""
+        for graph in self._compiled:
+            graph.forget()
+
+    def _run(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call the entry, in place of which torch runs a graph whose guards accept the call.
+
+        torch._dynamo.run would also run graphs of other backends in code that models share, and raises an exception
+        while another thread traces a graph.
+        """
+        before = set_eval_frame(self._leave)
+        try:
+            return self._entry(model, *arguments, **keywords)
+        finally:
+            set_eval_frame(before)
+
+    def _new_entry(self) -> Callable[..., Any]:
+        """A function with code of its own, for which torch's compiler keeps the graphs of this model alone."""
+        forward = self._forward
+
+        def entry(model: Any, *arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # is_compiling() is also true while another thread compiles
+                return forward(model, *arguments, **keywords)
+            return _MISSED
+
+        code = entry.__code__.replace(co_name=f"converted_{next(_numbers)}")  # torch remembers sizes by this name
+        return FunctionType(code, entry.__globals__, code.co_name, None, entry.__closure__)
+
+    def _backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        """The backend of torch.compile by which the graphs are made."""
+        code = torch._guards.TracingContext.get().traced_code
+        names = {name for one in code if "/torch/" not in one.co_filename for name in one.co_names}
+        if asked := UNGUARDED & names:
+            raise NotImplementedError(f"the model's code asks for {min(asked)}, which no guard of torch checks")
+        if ASKING & names:
+            self.modes.clear()
+        return cuconv(graph, inputs, options={"freeze": True, "precision": self._precision}, made=self._note)
+
+    def _note(self, folded: Folded) -> None:
+        folded.before_the_first_call = self.prepare
+        self._compiled.append(folded)
+
+    def _may_run(self, leaves: list[Any]) -> bool:
+        """Whether graphs may run for the flattened arguments of a call, if their guards accept it.
+
+        Guards do not see tools of torch that must see the model's own operators, inputs that share memory, the sign of
+        0.0, and, since graphs are of any number of images, that there may be none.
+        """
+        if torch.is_grad_enabled():
+            if GRADIENTS not in self.modes:
+                return False
+        elif INFERENCE not in self.modes and torch.is_inference_mode_enabled():
+            return False
+        tensors = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                if type(leaf) not in PLAIN or not leaf.numel() or (leaf.requires_grad and torch.is_grad_enabled()):
+                    return False
+                tensors.append(leaf)
+            elif isinstance(leaf, fx.Proxy) or (type(leaf) is float and leaf == 0.0 and copysign(1.0, leaf) < 0):
+                return False
+        if torch._C._get_tracing_state() is not None or is_differentiated() or _is_in_mode():
+            return False
+        if _global_forward_hooks or _global_forward_pre_hooks:
+            return False
+        return len(tensors) < 2 or not share_memory(tensors)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, buffers and other tensors of a model under each of their names."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-    for path, module in model.named_modules(remove_duplicate=False):
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor):
-                yield f"{path}.{name}".lstrip("."), value
+@contextmanager
+def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
+    """How torch's compiler is to make graphs.
+
+    Models share the code that follows a graph break, and torch's limit is for one function with too many graphs.
+    """
+    guards = torch._dynamo.config.patch(
+        skip_nnmodule_hook_guards=not has_hooks, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS
+    )
+    with guards, symbols.patch(backed_size_oblivious=any_batch):  # type: ignore[attr-defined]
+        yield
+
+
+def _callback_that_compiles_nothing(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch calls for a function for which this backend has made no graph that stands for the call."""
+
+    def leave(*_: Any) -> ConvertFrameReturn:
+        return ConvertFrameReturn(apply_to_code=False)
+
+    leave._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
+    return leave
+
+
+def _without_graphs(*made_of: Any) -> Graphs:
+    graphs = Graphs(*made_of)
+    graphs._is_empty = True
+    return graphs
+
+
+_MISSED = object()  # returned where no graph stands for a call
+_numbers = itertools.count()
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    """Whether a module has a hook that runs with its forward."""
+    return any(vars(module).get(name) for module in model.modules() for name in HOOKS)
+
+
+def _has_new_hooks(model: nn.Module) -> bool:
+    """The same; modules are looked at where torch has made a handle of any hook since they had none."""
+    made = RemovableHandle.next_id
+    if vars(model).get("_no_hooks_at") == made:
+        return False
+    if _has_hooks(model):
+        return True
+    vars(model)["_no_hooks_at"] = made
+    return False
+
+
+def share_memory(tensors: list[Tensor]) -> bool:
+    """Whether two of these tensors are of one storage."""
+    strided = [tensor for tensor in tensors if tensor.layout == torch.strided]
+    return len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided)
 
 
 def _is_in_mode() -> bool:
@@ -190,43 +263,90 @@ def _is_in_mode() -> bool:
     return _get_current_dispatch_mode() is not None or any(type(mode) is not DeviceContext for mode in modes)
 
 
-def converted(model: nn.Module, capture: Capture | None) -> nn.Module:
-    """Make a model a converted one, whose class is one of `Converted` and of the model's own class."""
-    for module in model.modules():
-        if "_capture" in module.__dict__ and (capture is not None or module is model):
-            module.__dict__["_capture"] = None  # of a model in the model, which is not watched for it any more
-    model.__class__ = _class_for(base_of(type(model)))
-    model.__dict__["_capture"] = capture
-    if capture is not None:
-        watch(model, capture.changes)
-    model._bind()  # type: ignore[operator]
-    return model
+def _of_any_size(tensor: Tensor) -> Tensor:
+    """A copy of a tensor whose number of images, and other sizes above 1, may change in later calls."""
+    copied = tensor.detach().clone()
+    for place, size in enumerate(copied.shape):
+        if size > 1 or (size == 1 and place == 0 and copied.dim() > 1):
+            torch._dynamo.maybe_mark_dynamic(copied, place)
+    return copied
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    """A tensor with the same memory that is not one of inference mode, which torch's guards tell apart."""
+    if not tensor.is_inference() or tensor.layout != torch.strided:
+        return tensor
+    normal = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return normal.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class Converted(nn.Module):
+    """The class that `convert` adds to the class of a model."""
+
+    _graphs: Graphs | None = None
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Do not tell the model's own classes, which may keep a list of theirs."""
+
+    def refresh(self, original: nn.Module | None = None) -> None:
+        """Take over the weights of the original model, or those that were written to this one.
+
+        The original must have the same parameters and buffers as the model that was converted.
+        """
+        if original is not None:
+            state, mine = original.state_dict(), dict(tensors_of(self))
+            with torch.no_grad():
+                for name, tensor in tensors_of(original):
+                    if name not in state and name in mine:
+                        mine[name].copy_(tensor)
+            self.load_state_dict(state)
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def _apply(self, change: Any, recurse: bool = True) -> Any:
+        result = super()._apply(change, recurse)
+        if self._graphs is not None:
+            self._graphs.forget()  # parameters stay the same objects
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        state = dict(self.__getstate__())
+        state.pop("_no_hooks_at", None)
+        return _rebuild, (base_of(type(self)), state.pop("_graphs", None)), state
+
+
+def base_of(kind: type[nn.Module]) -> type[nn.Module]:
+    """The model's own class, of a class that `class_for` may have made."""
+    return kind.__mro__[2] if issubclass(kind, Converted) else kind
 
 
 @cache
-def _class_for(base: Any) -> type[nn.Module]:
+def class_for(base: Any) -> type[nn.Module]:
     """The class of a converted model of a class."""
 
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        capture: Capture | None = self._capture
-        if capture is None or torch.compiler.is_compiling():
+        graphs: Graphs | None = self._graphs
+        if graphs is None or torch.compiler.is_dynamo_compiling():
             return base.forward(self, *arguments, **keywords)
-        if capture.changes.stale and not capture.changes.ended:
-            self._bind()
-        if capture.changes.ended:
-            self.__dict__["_capture"] = None
-            return base.forward(self, *arguments, **keywords)
-        if (leaves := capture.leaves(arguments, keywords)) is not None:
-            return capture.run(leaves)
-        with capture.left_out():
-            return base.forward(self, *arguments, **keywords)
+        return graphs.call(self, arguments, keywords)
 
     attributes = {"forward": wraps(base.forward)(forward), "__module__": base.__module__, "__doc__": base.__doc__}
-    attributes |= {"__qualname__": base.__qualname__, "_base": base}
-    return type(base.__name__, (Converted, base), attributes)
+    return type(base.__name__, (Converted, base), {**attributes, "__qualname__": base.__qualname__})
 
 
-def _rebuild(base: Any) -> nn.Module:
+def _rebuild(base: Any, graphs: Graphs | None) -> nn.Module:
     """A converted model of a class, without its state, for copies and pickles."""
-    kind = _class_for(base)
-    return kind.__new__(kind)
+    kind: Any = class_for(base)
+    model: nn.Module = kind.__new__(kind)
+    model.__dict__["_graphs"] = graphs
+    return model
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, buffers and other tensors of a model under each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}".lstrip("."), value

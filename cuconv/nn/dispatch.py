@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class _Block(threading.local):
     """The kernel of the innermost block of a thread; threads of torch that compute for a block have the default."""
 
     kernel: Kernel = staticmethod(torchs)
+    is_left = False  # whether `outside` has left it
 
 
 _block = _Block()
@@ -75,6 +76,26 @@ def convolutions_by(kernel: Kernel) -> Iterator[None]:
             yield
     finally:
         _block.kernel = before
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Leave all blocks, such as for guards of torch's compiler, which compare dispatch keys. `inside` enters again."""
+    if not torch._C._dispatch_tls_is_dispatch_key_included(_KEY):
+        yield
+        return
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    before, _block.is_left = _block.is_left, True
+    try:
+        with torch._C._ForceDispatchKeyGuard(included - torch._C.DispatchKeySet(_KEY), excluded):
+            yield
+    finally:
+        _block.is_left = before
+
+
+def inside() -> AbstractContextManager[Any]:
+    """In the block that `outside` has left, if it has left one."""
+    return torch._C._IncludeDispatchKeyGuard(_KEY) if _block.is_left else nullcontext()
 
 
 def torchs_in_fp32(*arguments: Any) -> Tensor:

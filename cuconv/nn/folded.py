@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import builtins
 import copy
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuconv.nn.dispatch import inside
+from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
 from cuconv.nn.fusions import CONV2D, Operands, aten, fully_connected, only_user
-from cuconv.nn.program import Concatenation, FrozenConv2d, FrozenLinear
+from cuconv.nn.operator import recorded
+from cuconv.nn.report import Converted
+from cuconv.precompile import PlannedCall
 
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
@@ -22,34 +28,86 @@ class Folded:
     """A function of a list of a graph's inputs, which returns its outputs as a tuple. Prints as its Python code.
 
     Some inputs are constant. Their results, such as packed weights, are kept as long as these tensors are there, and
-    are computed anew for other tensors in their place. Values that are written to the tensors later are not seen.
+    are computed anew for other tensors in their place, and where torch's version counters tell of other values.
     """
 
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
 
-    def __init__(self, graph: fx.Graph, constants: set[Node]):
-        """Make the code of a graph that `fold` has changed; constants: its nodes with constant tensors."""
+    before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
+
+    def __init__(self, graph: fx.Graph, constants: set[Node], rows: list[Converted]):
+        """Make the code of a graph that `fold` has changed.
+
+        constants: its nodes with constant tensors. rows: what became of its layers, for reports.
+        """
+        self.rows = rows
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._constant = [place for place, node in enumerate(inputs) if node in constants]
         self._frozen = _Frozen(graph, constants)
         self._source, self._forward = _compiled(graph)
-        self._made: dict[tuple[int, ...], tuple[_Attributes, list[Any]]] = {}
+        self._made: list[_Made] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
         """The outputs."""
+        if self.before_the_first_call is not None:
+            prepare, self.before_the_first_call = self.before_the_first_call, None
+            prepare(self, inputs)
         tensors = [inputs[place] for place in self._constant]
-        made = self._made.get(tuple(map(id, tensors)))
-        attributes = self._make(tensors) if made is None else made[0]
-        return self._forward(attributes, *inputs)
+        made = next((made for made in self._made if made.is_for(tensors)), None)
+        if made is None or made.versions != _versions(tensors):
+            made = self._make(tensors)
+        with inside():
+            return self._forward(made.attributes, *inputs)
 
-    def _make(self, tensors: Sequence[Tensor]) -> _Attributes:
-        """Compute the attributes that the code reads, and keep them until one of the constant tensors is dropped."""
-        attributes, key, made = self._frozen.attributes(tensors), tuple(map(id, tensors)), self._made
-        made[key] = attributes, [weakref.ref(tensor, lambda _: made.pop(key, None)) for tensor in tensors]
-        return attributes
+    def planned_calls(self, inputs: list[Any]) -> set[PlannedCall]:
+        """The calls of cuConv's kernels that a call with such inputs makes; the call runs on tensors without data."""
+        attributes = self._make([inputs[place] for place in self._constant]).attributes
+        with torch.no_grad(), recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            self._forward(attributes, *(mode.from_tensor(one) if isinstance(one, Tensor) else one for one in inputs))
+        return calls
+
+    def forget(self) -> None:
+        """Make what depends on constant tensors anew at the next call."""
+        self._made.clear()
+
+    @property
+    def packed_bytes(self) -> int:
+        """The device memory of the packed weights of one model, in bytes."""
+        kept = [vars(made.attributes).values() for made in self._made]
+        layers = [[value for value in values if isinstance(value, FrozenConv2d | Concatenation)] for values in kept]
+        return max((sum(layer.packed_bytes for layer in values) for values in layers), default=0)
+
+    def _make(self, tensors: Sequence[Tensor]) -> _Made:
+        """Compute what depends on constant tensors, and keep it as long as these are there."""
+        kept = self._made
+
+        def drop(_: Any) -> None:
+            kept[:] = [one for one in kept if one is not made]
+
+        references = [weakref.ref(tensor, drop) for tensor in tensors]
+        made = _Made(self._frozen.attributes(tensors), _versions(tensors), references)
+        kept[:] = [one for one in kept if not one.is_for(tensors)] + [made]
+        return made
 
     def __str__(self) -> str:
         return self._source
+
+
+class _Made(NamedTuple):
+    """The attributes that the code reads for constant tensors, the versions of these, and weak references to them."""
+
+    attributes: _Attributes
+    versions: list[int]
+    references: list[weakref.ref[Tensor]]
+
+    def is_for(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether this was made of these very tensors, one by one: id() may cost as much as all else of a call."""
+        return all(map(operator.is_, tensors, map(operator.call, self.references)))
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """What torch counts as tensors are written to."""
+    return [tensor._version for tensor in tensors]
 
 
 class _Attributes:
@@ -119,14 +177,14 @@ class _Frozen:
     def _freeze(self, node: Node, operands: Operands) -> None:
         geometry = (tuple(operands.stride), tuple(operands.padding), tuple(operands.dilation), operands.groups)
         weights = self._named(operands.weight), self._named(operands.bias)
-        layer = FrozenConv2d(*weights, geometry, None, operands.relu, operands.precision)
+        layer = FrozenConv2d(*weights, geometry, operands.relu, operands.precision)
         inputs = (operands.input,) if operands.residual is None else (operands.input, operands.residual)
         self._call(node, layer, inputs)
 
     def _freeze_linear(self, node: Node) -> None:
         input, weight, bias, relu, precision = node.args
         geometry = ((1, 1), (0, 0), (1, 1), 1)
-        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, None, relu, precision)
+        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, relu, precision)
         self._call(node, layer, (input,))
 
     def _concatenate(self, node: Node) -> None:

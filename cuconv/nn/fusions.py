@@ -8,14 +8,17 @@ that cuConv computes a `torch.ops.cuconv.conv2d`. Each entry of FUSIONS then tak
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
+from cuconv.nn.layout import hint
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
+from cuconv.nn.report import Converted
+from cuconv.nn.traced import BATCH_NORM, CONVOLUTION, batch_norm
 
 aten = torch.ops.aten
 CONV2D = torch.ops.cuconv.conv2d.default
@@ -63,15 +66,33 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
         contiguous = (None if operand is None else operand.contiguous() for operand in (input, weight, bias))
         return CONV2D(*contiguous, *geometry, groups, False, None, precision)
 
-    return {aten.convolution.default: convolution}
+    def traced(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+        *sizes, groups = geometry
+        operands = (input, weight, bias, *sizes, False, [0, 0], groups)
+        output = convolution(*operands)
+        return aten.convolution.default(*operands) if output is NotImplemented else output
+
+    def norm(
+        input: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, momentum: float, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        unused = mean.new_empty(0)
+        return BATCH_NORM(input, weight, bias, mean, variance, eps), unused, unused
+
+    return {
+        aten.convolution.default: convolution,
+        CONVOLUTION: traced,
+        aten._native_batch_norm_legit_no_training.default: norm,
+    }
 
 
-def fold(graph: fx.Graph, constants: set[Node], precision: str) -> None:
-    """Fuse what follows cuConv's convolutions into them, and find fully connected layers.
+def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[Converted]:
+    """Fuse what follows cuConv's convolutions into them, find fully connected layers, and tell what became of each.
 
     constants: the nodes with constant tensors, such as weights. Nodes that depend on them alone are added. A batch norm
     is fused where it and the weights are constant, since its factors are multiplied into the weights.
     """
+    for place, node in enumerate(graph.nodes):
+        node.meta["place"] = place  # where the model's code has it
     add_constants(graph, constants)
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
@@ -82,10 +103,41 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> None:
         for fusion in FUSIONS:
             if (user := only_user(node)) is not None and (operands := fusion(node, user, constants)) is not None:
                 node = _replaced(node, user, operands)
+                node.meta["folded"] = (*node.meta.get("folded", ()), FUSIONS[fusion])
     for node in list(graph.nodes):
-        if node.target is aten._native_batch_norm_legit_no_training.default:
-            _make_batch_norm(node)
+        if node.target is BATCH_NORM:
+            node.target = batch_norm  # costs less to call, and has no other meaning
     graph.eliminate_dead_code()
+    layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
+    return [_row(node) for node in sorted(layers, key=lambda node: node.meta["place"])]
+
+
+def _row(node: Node) -> Converted:
+    """What became of a convolution or fully connected layer."""
+    stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
+    name = str(stack[-1][0]).partition("']")[2].lstrip(".") or node.name
+    if node.target is aten.convolution.default:
+        return Converted(name, reason=_why_left(node), flop=_flop(node))
+    folded = node.meta.get("folded", ())
+    return Converted(name, folded, kind="conv" if node.target is CONV2D else "linear", flop=_flop(node))
+
+
+def _why_left(node: Node) -> str:
+    """Why torch computes a convolution."""
+    input, weight = (one.meta["val"] for one in node.args[:2])
+    dimensions = weight.dim() - 2
+    if node.args[6] or dimensions != 2:
+        return f"it is conv{'_transpose' if node.args[6] else ''}{dimensions}d"
+    for name, value in (("input", input), ("weight", weight)):
+        if value.dtype != torch.float32:
+            return f"its {name} is {value.dtype}"
+    return f"it is on a device of type {input.device.type}" if not input.is_cuda else "its GPU is not supported"
+
+
+def _flop(node: Node) -> int:
+    """The floating-point operations of a layer for the sizes of the example; 0 where they depend on its data."""
+    value, weight = node.meta["val"], node.args[1].meta["val"]
+    return 2 * prod(map(hint, (*value.shape, *weight.shape[1:])))
 
 
 def add_constants(graph: fx.Graph, constants: set[Node]) -> None:
@@ -118,22 +170,19 @@ def _returned(graph: fx.Graph) -> list[Node]:
 
 def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     """The batch norm with fixed statistics of a convolution's output."""
-    if user.target is not aten._native_batch_norm_legit_no_training.default or user.args[0] is not node:
+    if user.target is not BATCH_NORM or user.args[0] is not node:
         return None
+    _, gain, shift, mean, variance, eps = user.args
     operands = Operands(*node.args)
-    if operands.relu or operands.residual is not None or not isinstance(user.args[6], float):
-        return None
-    norm = [one for one in user.args[1:5] if one is not None]
-    weights = [one for one in (operands.weight, operands.bias) if one is not None]
-    first = only_user(user)
-    if not constants.issuperset((*norm, *weights)) or first is None or first.args != (user, 0):
+    fixed = [one for one in (operands.weight, operands.bias, gain, shift, mean, variance) if one is not None]
+    if operands.relu or operands.residual is not None or not constants.issuperset(fixed) or isinstance(eps, fx.Node):
         return None
     graph = node.graph
     with graph.inserting_before(user):
-        weight = graph.call_function(scaled_weight, (operands.weight, user.args[1], user.args[4], user.args[6]))
-        bias = graph.call_function(shifted_bias, (operands.bias, *user.args[1:5], user.args[6]))
+        weight = graph.call_function(scaled_weight, (operands.weight, gain, variance, eps))
+        bias = graph.call_function(shifted_bias, (operands.bias, gain, shift, mean, variance, eps))
     weight.meta["val"] = operands.weight.meta["val"]
-    bias.meta["val"] = user.args[3].meta["val"]
+    bias.meta["val"] = mean.meta["val"]
     constants |= {weight, bias}
     return operands._replace(weight=weight, bias=bias)
 
@@ -153,18 +202,17 @@ def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     return Operands(*node.args)._replace(relu=True) if user.target is aten.relu.default else None
 
 
-FUSIONS = (_batch_norm, _residual, _relu)
-"""The fusions, in the order in which a kernel computes them after the products."""
+FUSIONS = {_batch_norm: "batch norm", _residual: "residual", _relu: "relu"}
+"""What may follow a convolution, in the order in which its kernels compute it, and the names for reports."""
 
 
 def _replaced(node: Node, user: Node, operands: Operands) -> Node:
     """The convolution with other operands in the place of a node and its user."""
-    last: Node = user if isinstance(user.meta["val"], Tensor) else only_user(user)  # of a tuple, its first result
-    with node.graph.inserting_before(last):
+    with node.graph.inserting_before(user):
         call = node.graph.call_function(CONV2D, tuple(operands))
     call.meta = dict(node.meta)
-    last.replace_all_uses_with(call)
-    for old in dict.fromkeys((last, user, node)):
+    user.replace_all_uses_with(call)
+    for old in (user, node):
         node.graph.erase_node(old)
     return call
 
@@ -187,36 +235,10 @@ def _make_linear(node: Node, constants: set[Node], precision: str) -> None:
     last = user if user is not None and user.target is aten.relu.default else node
     with node.graph.inserting_before(last):
         call = node.graph.call_function(fully_connected, (input, weight, bias, last is user, precision))
-    call.meta = dict(node.meta)
+    call.meta = {**node.meta, "folded": ("relu",) if last is user else ()}
     last.replace_all_uses_with(call)
     for old in dict.fromkeys((last, node)):
         node.graph.erase_node(old)
-
-
-def _make_batch_norm(node: Node) -> None:
-    """Make a batch norm that is left what torch calls outside of its compiler, which takes a faster kernel."""
-    result = only_user(node)
-    if result is None or result.args != (node, 0):
-        return
-    with node.graph.inserting_before(node):
-        call = node.graph.call_function(batch_norm, node.args)
-    call.meta = dict(result.meta)
-    result.replace_all_uses_with(call)
-    for old in (result, node):
-        node.graph.erase_node(old)
-
-
-def batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """torch's batch norm with fixed statistics."""
-    return F.batch_norm(input, mean, variance, weight, bias, False, momentum, eps)
 
 
 def _is_transpose(node: Node) -> bool:

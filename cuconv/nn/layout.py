@@ -20,6 +20,7 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+CHANNELS_LAST = [0, 2, 3, 1]  # the order of an image's dimensions in memory
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARAMETERS[1:]), "mode": "nearest", "antialias": False}
 
 
@@ -64,7 +65,7 @@ def keep_strides(graph: fx.Graph) -> None:
     output = graph.output_node()
     with graph.inserting_before(output):
         converted = {
-            node: graph.call_function(in_order, (node, _order(node.meta["example_value"])))
+            node: graph.call_function(in_order, (node, order(node.meta["example_value"])))
             for node in output.all_input_nodes
             if isinstance(node.meta.get("example_value"), Tensor) and node.op != "placeholder"
         }
@@ -72,17 +73,23 @@ def keep_strides(graph: fx.Graph) -> None:
 
 
 def _has_channels_last(value: Any) -> bool:
-    if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided or value.is_contiguous():
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
         return False
-    return value.is_contiguous(memory_format=torch.channels_last)
+    return order(value) == CHANNELS_LAST
 
 
-def _order(value: Tensor) -> list[int]:
-    """The dimensions of a tensor, from that with the largest stride to that with the smallest."""
-    if value.is_contiguous():
-        return list(range(value.dim()))
-    strides = value.stride()
-    return sorted(range(value.dim()), key=lambda place: -int(strides[place]))
+def order(value: Tensor) -> list[int]:
+    """The dimensions of a tensor, from that with the largest stride to that with the smallest.
+
+    A stride that may vary has the value of the example, since a comparison would make it a condition of the graph.
+    """
+    strides = [hint(stride) for stride in value.stride()]
+    return sorted(range(value.dim()), key=lambda place: -strides[place])
+
+
+def hint(size: Any) -> int:
+    """The value of a size or stride in the example; 0 for one that depends on the example's data."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
 def in_order(tensor: Tensor, order: list[int]) -> Tensor:

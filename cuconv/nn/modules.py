@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cuconv.nn.operator import check_precision, conv2d, pads_of
+from cuconv.nn.operator import check_precision, conv2d
 from cuconv.problem import FP32
 
 MAX_ROWS = 32  # of a fully connected layer's input; more have not been compared with cuBLAS
@@ -84,50 +84,3 @@ def is_small(input: Tensor) -> bool:
 def as_images(input: Tensor) -> Tensor:
     """The rows of a fully connected layer's input as images of one pixel."""
     return input.reshape(prod(input.shape[:-1]), input.shape[-1], 1, 1)
-
-
-def become(layer: Any, precision: str) -> None:
-    """Make a layer of torch, which `why_not` accepts, one of cuConv's.
-
-    It stays the same object, since the model's code may know it by other ways than its name, such as from a list.
-    """
-    layer.__class__ = Linear if isinstance(layer, nn.Linear) else Conv2d
-    layer.precision = precision
-
-
-def why_not(layer: nn.Module) -> str:
-    """Why a layer stays with torch; "" where cuConv's can take its place."""
-    if type(layer) not in (nn.Conv2d, nn.Linear, Conv2d, Linear):
-        return f"it is a {type(layer).__name__}"
-    weight = layer._parameters.get("weight")
-    if weight is None:
-        return "its weight is computed from other tensors"
-    if type(weight) is not nn.Parameter:
-        return f"its weight is a {type(weight).__name__}"
-    if weight.dtype != torch.float32:
-        return f"its weight is {weight.dtype}"
-    if weight.numel() == 0:
-        return "it has no weights"
-    if hooked(layer):
-        return "it has hooks"
-    if name := patched(layer):
-        return f"its {name} is not the class's own"
-    if isinstance(layer, nn.Conv2d):
-        if layer.padding_mode != "zeros":
-            return f"its padding_mode is {layer.padding_mode!r}"
-        if pads_of(layer.padding, weight, layer.stride, layer.dilation) is None:
-            return f"padding={layer.padding!r} with this filter is not the same on both sides"
-        return ""
-    return why_not_linear(weight, layer._parameters.get("bias"))
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether calling a module runs more than its forward."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
-
-
-def patched(module: nn.Module) -> str:
-    """The name of a method that an instance has in place of its class's; "" where there is none."""
-    own = (name for name, value in vars(module).items() if callable(value))
-    return next((name for name in own if callable(getattr(type(module), name, None))), "")

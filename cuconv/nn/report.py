@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuconv.nn.converted import Graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,10 @@ class Converted:
 class Report:
     """The convolutions and fully connected layers of a model, in order. Prints as a table.
 
-    captured              whether a graph stands for the model's forward, into which batch norm and ReLU are folded
+    captured              whether there are graphs of the model, into which batch norm and ReLU are folded
     why_not_captured      the reason otherwise
+    breaks                why torch's compiler made several graphs of a call, and left the code between them to Python
+    why_one_batch         why there are graphs for the example's number of images alone; "" where others have graphs too
     why_not_compared      the reason why the outputs of both models were not compared; "" where they were and agreed
     why_not_precompiled   the reason why kernels compile in the background of the first forwards
     packed_bytes          device memory of the weights that are packed for the example
@@ -33,10 +39,23 @@ class Report:
     why_not_compared: str = ""
     why_not_precompiled: str = ""
     packed_bytes: int = 0
+    breaks: list[str] = field(default_factory=list)
+    why_one_batch: str = ""
+    graphs: Graphs | None = field(default=None, repr=False)
+
+    @property
+    def folded_calls(self) -> int:
+        """The number of calls of the converted model, and of its copies, that ran in graphs until now."""
+        return 0 if self.graphs is None else self.graphs.folded
+
+    @property
+    def own_calls(self) -> int:
+        """The number of calls that ran the model's own code, by torch's kernels, since no graph stands for them."""
+        return 0 if self.graphs is None else self.graphs.own
 
     @property
     def replaced(self) -> list[Converted]:
-        """The layers that are cuConv's, which leave to torch what cuConv does not compute, such as CPU tensors."""
+        """The layers that are cuConv's in the graphs."""
         return [row for row in self.rows if not row.reason]
 
     @property
@@ -58,12 +77,16 @@ class Report:
         if self.packed_bytes:
             lines.append(f"packed weights take {self.packed_bytes / 2**20:.1f} MiB")
         for what, why in (
-            ("layer by layer, as the model is not captured", self.why_not_captured),
+            ("torch computes everything, as there is no graph", self.why_not_captured),
+            *(("torch's compiler broke a graph", reason) for reason in self.breaks),
+            ("other numbers of images run the model's own code", self.why_one_batch),
             ("the outputs were not compared", self.why_not_compared),
             ("some kernels compile in the background of the first forwards", self.why_not_precompiled),
         ):
             if why:
                 lines.append(f"{what}: {why}")
+        if self.folded_calls or self.own_calls:
+            lines.append(f"{self.folded_calls} calls ran in graphs, {self.own_calls} ran the model's own code")
         for row in self.rows:
             what = f"left: {row.reason}" if row.reason else " + ".join((row.kind, *row.folded))
             lines.append(f"  {row.name:{width}}  {what}")

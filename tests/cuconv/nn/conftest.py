@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import UnsupportedProblem, reference
-from cuconv.nn import fusions, operator, program
+from cuconv.nn import frozen, fusions, operator
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -64,6 +64,6 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
     monkeypatch.setattr(fusions, "is_supported", lambda input: True)
-    monkeypatch.setattr(program, "owned", owned)
-    monkeypatch.setattr(program, "is_on_gpu", lambda input: True)
+    monkeypatch.setattr(frozen, "owned", owned)
+    monkeypatch.setattr(frozen, "is_on_gpu", lambda input: True)
     return calls

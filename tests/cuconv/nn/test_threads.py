@@ -1,5 +1,6 @@
 """Blocks that one thread enters change no call of another thread."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -7,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuconv.nn
 from cuconv import ConvProblem
-from cuconv.nn import operator, program
+from cuconv.nn import frozen, operator
 from cuconv.precompile import PlannedCall
 from tests.cuconv.nn.models import close, made
 
@@ -63,8 +64,35 @@ def test_torch_computes_the_layers_of_one_thread_alone(on_a_gpu):
         with torch.no_grad():
             return converted(x)
 
-    with ThreadPoolExecutor(1) as thread, program.computed_by_torch():
+    with ThreadPoolExecutor(1) as thread, frozen.computed_by_torch():
         ours = call()
         assert not on_a_gpu
         theirs = thread.submit(call).result()
         assert {one["kind"] for one in on_a_gpu} == {"prepared"} and close(ours, theirs)
+
+
+def test_a_model_serves_while_others_are_converted(on_a_gpu):
+    """In its graphs, with the same results."""
+    model, x = made("block")
+    converted, report = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        expected = converted(x)
+    done = threading.Event()
+
+    def serve():
+        served = 0
+        with torch.no_grad():
+            while not done.is_set() or not served:
+                torch.testing.assert_close(converted(x), expected, rtol=1e-6, atol=1e-6)
+                served += 1
+        return served
+
+    with ThreadPoolExecutor(3) as threads:
+        serving = threads.submit(serve)
+        for future in [
+            threads.submit(cuconv.nn.convert, *made(name)) for name in ("fire", "branches", "block", "fire")
+        ]:
+            assert future.result()[1].captured
+        done.set()
+        served = serving.result()
+    assert report.own_calls == 0 and report.folded_calls == served + 1

@@ -317,7 +317,7 @@ ENTRIES = {
     },
     # sizes that depend on data
     **{
-        function.__name__: entry(function, *LATER, (-X.abs(),), captured=True, conv=conv, fc=lambda: nn.Linear(4, 3))
+        function.__name__: entry(function, *LATER, (-X.abs(),), conv=conv, fc=lambda: nn.Linear(4, 3))
         for function in (images_of_a_mask, pixels_of_a_mask)
     },
     # fully connected layers

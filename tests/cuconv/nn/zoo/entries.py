@@ -27,7 +27,8 @@ class Entry:
     make: object
     example: object = None
     calls: list = field(default_factory=list)
-    captured: bool | None = None  # None: either is right
+    captured: bool = False  # whether it must be captured; otherwise it may
+    asks_whether_it_is_compiled: bool = False  # and gets torch.compile's answer
 
 
 def images(n=2, h=8, w=9, c=4, seed=5):
@@ -47,7 +48,7 @@ def batch_norm(c=4):
     return norm
 
 
-def entry(function, *calls, example=None, captured=None, **attributes):
+def entry(function, *calls, example=None, captured=False, asks_whether_it_is_compiled=False, **attributes):
     """An entry of a model of a function; attributes are made anew for each model where they are callable."""
 
     def make():
@@ -55,7 +56,7 @@ def entry(function, *calls, example=None, captured=None, **attributes):
         return Model(function, **{name: value() for name, value in attributes.items()}).eval()
 
     found = [call if isinstance(call, tuple) and isinstance(call[-1], dict) else (call, {}) for call in calls]
-    return Entry(make, images() if example is None else example, found, captured)
+    return Entry(make, images() if example is None else example, found, captured, asks_whether_it_is_compiled)
 
 
 def one(value):

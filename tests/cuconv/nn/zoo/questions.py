@@ -129,16 +129,21 @@ ENTRIES = {
     **{
         function.__name__: entry(function, *LATER, (LARGE,), (FIVE[:3],), conv=conv, table=one({5: 2.0}))
         for function in (
-            unless_compiling, unless_compiling_by_name, unless_compiling_by_an_older_name, unless_exporting,
-            catches_a_question, suppresses_a_question, catches_a_missing_array, catches_a_missing_key,
-            catches_a_division, catches_a_shift, catches_a_missing_row, catches_a_large_window,
+            catches_a_question, suppresses_a_question, catches_a_missing_array,
+            catches_a_missing_key, catches_a_division, catches_a_shift, catches_a_missing_row, catches_a_large_window,
             by_inference_tensor, by_view, by_base, by_storage, splits_by_a_tensor,
         )
     },
     **{
-        function.__name__: entry(function, *LATER, captured=True, conv=conv)
+        function.__name__: entry(function, *LATER, (LARGE,), conv=conv, asks_whether_it_is_compiled=True)
+        for function in (
+            unless_compiling, unless_compiling_by_name, unless_compiling_by_an_older_name, unless_exporting,
+        )
+    },
+    **{
+        function.__name__: entry(function, *LATER, conv=conv)
         for function in (by_grad_mode_and_size, by_inference_and_size)
     },
     "by version": entry(by_version, (written(X),), (X,), conv=conv),
-    "by conjugation": entry(by_conjugation, (Z.conj(),), (Z,), example=Z, captured=True, conv=conv),
+    "by conjugation": entry(by_conjugation, (Z.conj(),), (Z,), example=Z, conv=conv),
 }  # fmt: skip

@@ -1,18 +1,15 @@
-"""The straight-line Python program of a captured model, and the layers that it calls, whose weights are constant."""
+"""The layers of folded graphs, whose weights are constant."""
 
 from __future__ import annotations
 
-import builtins
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 
 from cuconv.call import NotReady
 from cuconv.device import UnsupportedDevice
@@ -22,7 +19,7 @@ from cuconv.prepared import PreparedConv2d, owned
 from cuconv.problem import UnsupportedProblem
 
 Tensors = Callable[[str], Tensor]
-"""The tensor of a model by its name, such as "layer1.0.conv1.weight"."""
+"""The constant tensor of a graph by its name."""
 
 
 class _Thread(threading.local):
@@ -36,7 +33,7 @@ _thread = _Thread()
 
 @contextmanager
 def computed_by_torch() -> Iterator[None]:
-    """Let torch compute the layers of programs in calls of this thread, so that no kernel compiles.
+    """Let torch compute the layers of graphs in calls of this thread, so that no kernel compiles.
 
     Which weights are folded, and the order of operations, stay.
     """
@@ -57,56 +54,30 @@ def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A batch norm with fixed statistics, by the names of its tensors; None for factors of 1 and summands of 0."""
-
-    weight: str | None
-    bias: str | None
-    mean: str
-    variance: str
-    eps: float
-
-    def fold(self, weight: Tensor, bias: Tensor | None, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """The weight and bias of a convolution (M, ...) with the batch norm of its output folded in."""
-        scale = (tensors(self.variance).double() + self.eps).rsqrt()
-        if self.weight is not None:
-            scale = scale * tensors(self.weight).double()
-        shift = -tensors(self.mean).double() if bias is None else bias.double() - tensors(self.mean).double()
-        shift = shift * scale
-        if self.bias is not None:
-            shift = shift + tensors(self.bias).double()
-        scaled = weight.double() * scale.reshape(-1, *[1] * (weight.dim() - 1))
-        return scaled.to(weight.dtype), shift.to(weight.dtype)
-
-
 class FrozenConv2d:
-    """relu(conv(input) + bias + residual) with constant weights, which `bind` takes from a model by their names."""
+    """relu(conv(input) + bias + residual) with constant weights, which `bind` takes by their names."""
 
     def __init__(
         self,
         weight: str,
         bias: str | None,
         geometry: tuple[Any, ...],
-        norm: Norm | None,
         relu: bool,
         precision: str,
     ):
         """geometry: stride, padding, dilation and groups in numbers, as `cuconv.conv2d` takes them."""
-        self.names, self.norm = (weight, bias), norm
+        self.names = (weight, bias)
         self.geometry, self.relu, self.precision = geometry, relu, precision
         self.weight: Tensor = torch.empty(0)
         self.bias: Tensor | None = None
         self._prepared: PreparedConv2d | None = None
 
     def bind(self, tensors: Tensors) -> None:
-        """Take the weights of a model as they are now, as constants, for which no gradient is recorded."""
+        """Take the weights as they are now, as constants, for which no gradient is recorded."""
         weight, bias = tensors(self.names[0]).detach(), None
         if self.names[1] is not None:
             bias = tensors(self.names[1]).detach()
         with torch.no_grad():
-            if self.norm is not None:
-                weight, bias = self.norm.fold(weight, bias, tensors)
             self.weight, self.bias = self._shaped(weight).contiguous(), None if bias is None else bias.contiguous()
         self._prepared = None
 
@@ -153,7 +124,7 @@ class FrozenConv2d:
         return 0 if self._prepared is None else self._prepared.packed_bytes
 
     def prepared(self) -> PreparedConv2d:
-        """The convolution with packed weights. It reads the model's own tensors, which `bind` replaces."""
+        """The convolution with packed weights."""
         if self._prepared is None:
             options: dict[str, Any] = {"relu": self.relu, "precision": self.precision}
             self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
@@ -191,7 +162,7 @@ class Concatenation:
         self.convolutions = convolutions
 
     def bind(self, tensors: Tensors) -> None:
-        """Take the weights of a model as they are now."""
+        """Take the weights as they are now."""
         for convolution in self.convolutions:
             convolution.bind(tensors)
 
@@ -219,83 +190,3 @@ class Concatenation:
             return torch.cat([convolution(input) for convolution, input in calls], 1)
         with writing_slices(sum(convolution.weight.shape[0] for convolution, _ in calls)):
             return torch.cat([convolution(input) for convolution, input in calls], 1)
-
-
-Layer = FrozenConv2d | Concatenation
-
-
-class Program:
-    """The forward of a captured model as generated Python code. Prints as that code.
-
-    It calls layers with constant weights, and torch for the rest. Its tensors are those of the model that it is bound
-    to, so that they are moved, copied and saved with the model, and `bind` must follow when they were.
-    """
-
-    def __init__(
-        self,
-        graph: fx.Graph,
-        layers: dict[str, Layer],
-        tensors: dict[str, str],
-        others: dict[str, Any],
-        constants: Program | None = None,
-    ):
-        """layers, tensors and others: the attributes that the graph reads; tensors are given by their names.
-
-        constants: a program without arguments, whose results are more tensors, with the names "<derived_0>" and so on.
-        """
-        self._constants = constants
-        code = graph.python_code("self")
-        self._source = code.src
-        self._names = {name: value for name, value in code.globals.items() if not isinstance(value, ModuleType)}
-        self.layers, self._tensors, self._others = layers, tensors, others
-        self._make()
-
-    def _make(self) -> None:
-        names: dict[str, Any] = {**self._names, "torch": torch, "builtins": builtins, "__builtins__": builtins}
-        exec(compile(self._source, "<captured model>", "exec"), names)
-        self._forward = names["forward"]
-        self.__dict__.update(self._others)
-        self.__dict__.update(self.layers)
-
-    def bind(self, tensors: Tensors) -> None:
-        """Take the tensors of a model as they are now."""
-        derived: dict[str, Tensor] = {}
-        if self._constants is not None:
-            self._constants.bind(tensors)
-            with torch.no_grad():
-                results = self._constants.run([])
-            derived = {f"<derived_{place}>": result for place, result in enumerate(results)}
-
-        def found(name: str) -> Tensor:
-            return derived[name] if name in derived else tensors(name)
-
-        for attribute, name in self._tensors.items():
-            setattr(self, attribute, found(name))
-        for layer in self.layers.values():
-            layer.bind(found)
-
-    def move(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Move the constants that are no tensors of the model to where a function moves tensors."""
-        if self._constants is not None:
-            self._constants.move(change)
-        for name, value in self._others.items():
-            if isinstance(value, Tensor):
-                self._others[name] = value.to(change(value.new_empty(0)).device)
-        self.__dict__.update(self._others)
-
-    def run(self, leaves: list[Any]) -> Any:
-        """The outputs, flattened, for flattened arguments."""
-        return self._forward(self, *leaves)
-
-    def __str__(self) -> str:
-        return self._source
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but the compiled code and the tensors of the model."""
-        return {
-            name: getattr(self, name) for name in ("_source", "_names", "layers", "_tensors", "_others", "_constants")
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._make()

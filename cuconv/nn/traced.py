@@ -1,0 +1,133 @@
+"""Layers of a converted model that torch's compiler reads as one operator each; elsewhere they are torch's own.
+
+torch runs what it compiles on tensors without data first. There its own convolution selects a kernel, by conditions on
+sizes such as whether 32 bits count all elements: each becomes a guard of a graph that is for many sizes, and those of
+GoogleNet took half of a call's host time. Its own batch norm is a dozen operations there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cuconv.nn.layout import CHANNELS_LAST, order
+from cuconv.nn.operator import autocasts, output_shape
+
+_library = torch.library.Library("cuconv", "FRAGMENT")
+_library.define(
+    "convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "SymInt groups) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _output_of_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """An output without data in the layout of torch's: channels last, where the input or the weights are."""
+    shape = output_shape(input, weight, stride, padding, dilation)
+    if CHANNELS_LAST in (order(input), order(weight)):
+        return torch.empty_permuted(shape, CHANNELS_LAST, dtype=input.dtype, device=input.device)
+    return input.new_empty(shape)
+
+
+def batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
+    """torch's batch norm with fixed statistics."""
+    return F.batch_norm(input, mean, variance, weight, bias, False, 0.0, eps)
+
+
+def _output_of_batch_norm(input: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(input)
+
+
+for _name, _function, _without_data in (
+    ("convolution", F.conv2d, _output_of_convolution),
+    ("batch_norm", batch_norm, _output_of_batch_norm),
+):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cuconv::{_name}", _without_data, lib=_library)
+CONVOLUTION, BATCH_NORM = torch.ops.cuconv.convolution.default, torch.ops.cuconv.batch_norm.default
+
+
+class _Traced(nn.Module):
+    """What tells the layers below from torch's: to other tools they are those, as the name of the module says."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuilt, (_torchs(self),), self.__getstate__()
+
+
+def _rebuilt(kind: type[nn.Module]) -> nn.Module:
+    """A layer without its state, for copies and pickles."""
+    return TRACED[kind].__new__(TRACED[kind])
+
+
+def _torchs(layer: nn.Module) -> type[nn.Module]:
+    """The class of torch that a layer is of otherwise."""
+    return next(kind for kind, traced in TRACED.items() if type(layer) is traced)
+
+
+class Conv2d(_Traced, nn.Conv2d):
+    """torch.nn.Conv2d, which torch's compiler reads as CONVOLUTION where it is one in float32."""
+
+    __module__ = nn.Conv2d.__module__
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution."""
+        if not torch.compiler.is_dynamo_compiling() or not _is_plain(self, input, weight):
+            return super()._conv_forward(input, weight, bias)
+        output: Tensor = CONVOLUTION(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return output
+
+
+def _is_plain(layer: nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
+    """Whether CONVOLUTION computes a call of a layer."""
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str) or autocasts(input):
+        return False
+    return input.dim() == 4 and input.dtype == weight.dtype == torch.float32
+
+
+class BatchNorm2d(_Traced, nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d, which torch's compiler reads as BATCH_NORM where the statistics are fixed."""
+
+    __module__ = nn.BatchNorm2d.__module__
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The batch norm."""
+        if not torch.compiler.is_dynamo_compiling() or self.training or self.running_mean is None:
+            return super().forward(input)
+        self._check_input_dim(input)
+        output: Tensor = BATCH_NORM(input, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
+        return output
+
+
+TRACED: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Conv2d, nn.BatchNorm2d: BatchNorm2d}
+
+
+def trace(model: nn.Module) -> list[nn.Module]:
+    """Make layers of a model those of this module, and return them. `untrace` makes them torch's again."""
+    layers = [module for module in model.modules() if type(module) in TRACED]
+    for layer in layers:
+        layer.__class__ = TRACED[type(layer)]
+    return layers
+
+
+def untrace(layers: list[nn.Module]) -> None:
+    """Make layers torch's again."""
+    for layer in layers:
+        layer.__class__ = _torchs(layer)
