@@ -41,11 +41,11 @@ def convert(
     the original's weights do not reach it; `copy.refresh(original)` takes them over, and so does
     `copy.load_state_dict`, since its state is the original's.
 
-    torch's compiler makes graphs of the model's forward by its call on the example, and on another batch size: its
-    guards say for which later calls a graph stands. In a graph, convolutions and fully connected layers for at most 32
-    rows are cuConv's. A batch norm, an addition and a ReLU that follow a convolution are folded into it, and a ReLU
-    that follows a fully connected layer, if nothing else uses what lies between. Calls for which there is no graph run
-    the model's own code; they compile nothing.
+    torch's compiler makes graphs of the model's forward by its call on the example, for other sizes and numbers of
+    images too: its guards say for which later calls a graph stands. In a graph, convolutions and fully connected layers
+    for at most 32 rows are cuConv's. A batch norm, an addition and a ReLU that follow a convolution are folded into it,
+    and a ReLU that follows a fully connected layer, if nothing else uses what lies between. Calls for which there is no
+    graph run the model's own code; they compile nothing.
 
     Both models are compared on the example. The graphs are also compared on other data, where torch computes their
     layers. Graphs that differ are dropped, and the report says so.

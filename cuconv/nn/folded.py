@@ -138,8 +138,8 @@ class _Frozen:
                 self._concatenate(node)
         for node in list(graph.nodes):
             if node in constants and node.op == "call_function" and not constants.issuperset(node.users):
-                with graph.inserting_before(node):
-                    read = graph.get_attr(self._named(node))
+                with graph.inserting_before(node):  # graph.get_attr() would warn, since the attribute is set later
+                    read = graph.create_node("get_attr", self._named(node))
                 node.replace_all_uses_with(read, lambda user: user not in constants)
         self._graph = self._constant_graph(graph, constants)
         for node in reversed(graph.nodes):

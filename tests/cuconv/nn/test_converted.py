@@ -1,6 +1,7 @@
 """A converted model afterwards: copied, saved, changed, converted again and compiled."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -323,6 +324,20 @@ def test_a_block_around_a_call_holds_for_what_a_graph_leaves_to_torch(on_a_gpu):
     with torch.no_grad(), dispatch.convolutions_by(kernel):
         converted(X)
     assert seen == [True] and report.folded_calls == 1
+
+
+def scales(model, x):
+    return model.conv(x) * (model.gain * 2).view(-1, 1, 1)
+
+
+def test_what_depends_on_weights_alone_is_computed_once_and_without_a_warning(on_a_gpu):
+    model = Model(scales, conv=conv(), gain=nn.Parameter(torch.randn(4))).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        converted, report = cuconv.nn.convert(model, X)
+    with torch.no_grad():
+        assert close(converted(X), model(X)) and report.folded_calls == 1
+    assert str(report.graphs.of_calls()[0]).count("aten.mul") == 1
 
 
 def squeezes(model, x):
