@@ -66,7 +66,7 @@ CONVOLUTION, BATCH_NORM = torch.ops.cuconv.convolution.default, torch.ops.cuconv
 
 
 class _Traced(nn.Module):
-    """What tells the layers below from torch's: to other tools they are those, as the name of the module says."""
+    """A layer whose class names torch's module, so that other tools take it for torch's. Its copies are like it."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuilt, (_torchs(self),), self.__getstate__()
