@@ -33,8 +33,8 @@ from cuconv.nn.operator import PLAIN, is_differentiated
 UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
 ASKING = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad"))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-MOST_GRAPHS = 10_000  # of one function, for all models of a process
-MAX_TRIES = 4  # of a call that changes what its own guards read, such as a counter
+MOST_GRAPHS = 10_000  # all models of a process share the limit of a function
+MAX_TRIES = 4  # calls may change what their own guards read, such as a counter
 
 
 class Graphs:
@@ -78,7 +78,7 @@ class Graphs:
         return list(self._compiled)
 
     def compile(self, model: nn.Module, inputs: Callable[[], tuple[Any, Any]]) -> None:
-        """Make graphs for a call, on tensors whose sizes above 1 may change later. Changes the model as a call does.
+        """Make graphs for a call, and for calls of other sizes and numbers of images. Changes the model as a call does.
 
         A call may move what its guards read, such as a counter: then the next calls are compiled, too.
         """
@@ -204,9 +204,9 @@ class Graphs:
 
 @contextmanager
 def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
-    """How torch's compiler is to make graphs.
+    """Settings of torch's compiler while it makes graphs.
 
-    Models share the code that follows a graph break, and torch's limit is for one function with too many graphs.
+    Models share the code that follows a graph break, so a function may have more graphs than torch allows by default.
     """
     guards = torch._dynamo.config.patch(
         skip_nnmodule_hook_guards=not has_hooks, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS
@@ -216,7 +216,7 @@ def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
 
 
 def _callback_that_compiles_nothing(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch calls for a function for which this backend has made no graph that stands for the call."""
+    """A function for torch to call where no graph of this backend stands for a call: it leaves the code as it is."""
 
     def leave(*_: Any) -> ConvertFrameReturn:
         return ConvertFrameReturn(apply_to_code=False)
@@ -241,7 +241,7 @@ def _has_hooks(model: nn.Module) -> bool:
 
 
 def _has_new_hooks(model: nn.Module) -> bool:
-    """The same; modules are looked at where torch has made a handle of any hook since they had none."""
+    """Whether a module has such a hook, if torch has made a handle of any hook since none had one."""
     made = RemovableHandle.next_id
     if vars(model).get("_no_hooks_at") == made:
         return False

@@ -106,7 +106,7 @@ class _Made(NamedTuple):
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """What torch counts as tensors are written to."""
+    """Counts that torch keeps of the writes to tensors."""
     return [tensor._version for tensor in tensors]
 
 

@@ -1,7 +1,7 @@
 """The fold: a functional ATen graph becomes one with cuConv's operators, into which what follows them is fused.
 
 A functional graph has no writes and no aliases that matter, so an operation may move to where its result is needed. A
-graph comes from torch.compile or torch.export; it has been traced with `decompositions`, which make each convolution
+graph comes from torch.compile; it has been traced with `decompositions`, which make each convolution
 that cuConv computes a `torch.ops.cuconv.conv2d`. Each entry of FUSIONS then takes one more operation into it.
 """
 
@@ -113,7 +113,7 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[Converte
 
 
 def _row(node: Node) -> Converted:
-    """What became of a convolution or fully connected layer."""
+    """The report's row of a convolution or fully connected layer."""
     stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
     name = str(stack[-1][0]).partition("']")[2].lstrip(".") or node.name
     if node.target is aten.convolution.default:
@@ -203,7 +203,7 @@ def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:
 
 
 FUSIONS = {_batch_norm: "batch norm", _residual: "residual", _relu: "relu"}
-"""What may follow a convolution, in the order in which its kernels compute it, and the names for reports."""
+"""The fusions, in the order in which a kernel computes them after the products, and their names in reports."""
 
 
 def _replaced(node: Node, user: Node, operands: Operands) -> Node:

@@ -1,0 +1,175 @@
+"""The graphs of a converted model: the calls that they stand for, in every mode and block, and after graph breaks."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import cuconv.nn
+from cuconv.nn import dispatch
+from tests.cuconv.nn.models import close, made
+from tests.cuconv.nn.zoo.entries import Model, conv, images
+
+X = images()
+
+
+@pytest.mark.parametrize("images_of_the_example", [1, 2])
+def test_later_batches_and_sizes_run_in_graphs_and_compile_nothing(on_a_gpu, monkeypatch, images_of_the_example):
+    model, x = made("fire")
+    converted, report = cuconv.nn.convert(model, x[:images_of_the_example])
+    graphs = len(report.graphs)
+    with torch.no_grad():
+        for sizes in ((1, 3, 12, 13), (2, 3, 12, 13), (5, 3, 9, 17), (1, 3, 20, 12)):
+            other = torch.randn(sizes)
+            assert close(converted(other), model(other))
+    assert (report.folded_calls, report.own_calls, len(report.graphs)) == (4, 0, graphs)
+    assert close(converted.double()(x.double()), model.double()(x.double()))
+    assert (report.folded_calls, report.own_calls, len(report.graphs)) == (4, 1, graphs)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_graphs_run_in_each_mode(on_a_gpu, mode):
+    model, x = made("block")
+    converted, report = cuconv.nn.convert(model, x)
+    with mode():
+        assert close(converted(x.clone()), model(x))
+    assert (report.folded_calls, report.own_calls) == (1, 0)
+
+
+def test_a_loaded_model_makes_its_graphs_at_the_first_call(on_a_gpu, tmp_path):
+    model, x = made("block")
+    torch.save(cuconv.nn.convert(model, x)[0], tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    on_a_gpu.clear()
+    with torch.no_grad():
+        for _ in range(2):
+            assert close(loaded(x), model(x))
+    assert loaded._graphs.folded == 2 and {call["kind"] for call in on_a_gpu} == {"prepared"}
+
+
+def breaks(model, x):
+    y = torch.relu(model.conv(x))
+    return model.other(y * 2 if float(y.sum()) > 0 else y)
+
+
+def test_a_graph_break_leaves_both_sides_folded_and_is_told(on_a_gpu):
+    model = Model(breaks, conv=conv(), other=conv()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    on_a_gpu.clear()
+    with torch.no_grad():
+        for x in (X, -X.abs(), X):
+            torch.testing.assert_close(converted(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(report.replaced) == 2 and report.breaks and report.breaks[0] in str(report)
+    assert [call["relu"] for call in on_a_gpu][:2] == [True, False]
+
+
+class Inner(nn.Module):
+    """A layer whose code is a function of its own for torch's compiler, since it breaks the graph inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x):
+        y = self.conv(x)
+        torch._dynamo.graph_break()
+        return self.conv(y)
+
+
+def test_graphs_of_another_precision_do_not_run(on_a_gpu):
+    model = nn.Sequential(nn.Sequential(Inner())).eval()
+    converted = {precision: cuconv.nn.convert(model, X, precision=precision)[0] for precision in ("tf32", "fp32")}
+    for precision, one in converted.items():
+        on_a_gpu.clear()
+        with torch.no_grad():
+            one(X)
+        assert [call["precision"] for call in on_a_gpu] == [precision] * 2
+
+
+def test_graphs_of_many_models_may_follow_breaks_in_the_same_code(on_a_gpu):
+    for _ in range(9):  # torch makes 8 graphs of one function by default
+        _, report = cuconv.nn.convert(nn.Sequential(Inner()).eval(), X)
+        assert len(report.replaced) == 2
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["block", "branches"])
+def test_graphs_are_for_any_number_of_images(on_a_gpu, name, layout):
+    model, x = made(name)
+    converted, report = cuconv.nn.convert(model, x[:1].contiguous(memory_format=layout))
+    with torch.no_grad():
+        for images in (1, 2, 7):
+            other = torch.randn(images, *x.shape[1:]).contiguous(memory_format=layout)
+            assert close(converted(other), model(other))
+    assert (report.folded_calls, report.own_calls) == (3, 0)
+
+
+def test_a_block_around_a_call_holds_for_what_a_graph_leaves_to_torch(on_a_gpu):
+    """cuconv.nn.enabled() is such a block, and so is the one in which outputs are compared without TF32."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 2)).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    seen = []
+
+    def kernel(*arguments):
+        seen.append(arguments[6])  # whether it is transposed
+        return dispatch.torchs(*arguments)
+
+    with torch.no_grad(), dispatch.convolutions_by(kernel):
+        converted(X)
+    assert seen == [True] and report.folded_calls == 1
+
+
+def scales(model, x):
+    return model.conv(x) * (model.gain * 2).view(-1, 1, 1)
+
+
+def test_what_depends_on_weights_alone_is_computed_once_and_without_a_warning(on_a_gpu):
+    model = Model(scales, conv=conv(), gain=nn.Parameter(torch.randn(4))).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        converted, report = cuconv.nn.convert(model, X)
+    with torch.no_grad():
+        assert close(converted(X), model(X)) and report.folded_calls == 1
+    assert str(report.graphs.of_calls()[0]).count("aten.mul") == 1
+
+
+def squeezes(model, x):
+    return model.conv(x).squeeze()
+
+
+def test_sizes_of_one_are_told_apart_where_the_model_does(on_a_gpu):
+    model = Model(squeezes, conv=conv()).eval()
+    converted, _ = cuconv.nn.convert(model, X[:1])
+    with torch.no_grad():
+        for sizes in ((1, 8, 9), (2, 8, 9), (2, 3, 9), (1, 3, 3), (3, 8, 3)):
+            x = torch.randn(sizes[0], X.shape[1], *sizes[1:])
+            torch.testing.assert_close(converted(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def picks(model, x):
+    scores = model.conv(x).flatten()
+    return scores.argsort()
+
+
+def test_outputs_that_pick_are_not_refused(on_a_gpu):
+    model = Model(picks, conv=conv(m=16)).eval()
+    converted, report = cuconv.nn.convert(model, torch.randn(2, 4, 64, 64))
+    assert report.captured and len(report.replaced) == 1
+    assert converted(X).shape == model(X).shape
+
+
+def test_hooks_come_and_go(on_a_gpu):
+    """Also on copies, which share graphs."""
+    model, x = made("block")
+    converted, report = cuconv.nn.convert(model, x)
+    other = copy.deepcopy(converted)
+    with torch.no_grad():
+        expected = converted(x)
+        handle = converted.first[0].register_forward_hook(lambda module, inputs, output: output * 2)
+        for _ in range(2):
+            assert close(other(x), expected) and not close(converted(x), expected)
+        handle.remove()
+        assert close(converted(x), expected)
+    assert (report.folded_calls, report.own_calls) == (4, 2)
