@@ -58,7 +58,7 @@ class Graphs:
         self._forward = base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
-        self._looks_for_hooks = False  # where guards do not, which take a fifth of a call's host time
+        self._looks_for_hooks = False  # guards of hooks take a fifth of a call's host time
         self._entry = self._new_entry()
         backend = self._backend
         self._optimized = torch._dynamo.optimize(backend)(self._entry)
@@ -241,7 +241,7 @@ def _has_hooks(model: nn.Module) -> bool:
 
 
 def _has_new_hooks(model: nn.Module) -> bool:
-    """Whether a module has such a hook, if torch has made a handle of any hook since none had one."""
+    """Whether a module has such a hook; looked up again only after torch has made any new hook."""
     made = RemovableHandle.next_id
     if vars(model).get("_no_hooks_at") == made:
         return False

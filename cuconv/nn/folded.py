@@ -27,8 +27,8 @@ Node = Any  # fx.Node, whose own annotations allow no more than to look at its a
 class Folded:
     """A function of a list of a graph's inputs, which returns its outputs as a tuple. Prints as its Python code.
 
-    Some inputs are constant. Their results, such as packed weights, are kept as long as these tensors are there, and
-    are computed anew for other tensors in their place, and where torch's version counters tell of other values.
+    Some inputs are constant. What is computed from them, such as packed weights, is kept while these tensors live, and
+    computed anew where others replace them or where their version counters change.
     """
 
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for

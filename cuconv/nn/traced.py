@@ -66,7 +66,7 @@ CONVOLUTION, BATCH_NORM = torch.ops.cuconv.convolution.default, torch.ops.cuconv
 
 
 class _Traced(nn.Module):
-    """A layer whose class names torch's module, so that other tools take it for torch's. Its copies are like it."""
+    """A layer whose `__module__` is torch's, so that tools take it for torch's. Copies keep its class."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuilt, (_torchs(self),), self.__getstate__()
@@ -78,7 +78,7 @@ def _rebuilt(kind: type[nn.Module]) -> nn.Module:
 
 
 def _torchs(layer: nn.Module) -> type[nn.Module]:
-    """The class of torch that a layer is of otherwise."""
+    """torch's own class of a traced layer."""
     return next(kind for kind, traced in TRACED.items() if type(layer) is traced)
 
 
