@@ -1,4 +1,4 @@
-"""cuConv in torch: an operator, a module, and models converted ahead of time or sent to cuConv as they run.
+"""cuConv in torch: an operator, a module, and models that are converted, exported, or sent to cuConv as they run.
 
     model, report = cuconv.nn.convert(model.eval(), x)  # batch norm, bias, residual and ReLU folded into convolutions
     with cuconv.nn.enabled():                           # the same model, unchanged
@@ -16,8 +16,9 @@ except ModuleNotFoundError as error:
 
 from cuconv.nn.convert import ConversionError, convert
 from cuconv.nn.enabled import enabled
+from cuconv.nn.exported import fold
 from cuconv.nn.modules import Conv2d, Linear
 from cuconv.nn.operator import conv2d
 from cuconv.nn.report import Report
 
-__all__ = ["ConversionError", "Conv2d", "Linear", "Report", "conv2d", "convert", "enabled"]
+__all__ = ["ConversionError", "Conv2d", "Linear", "Report", "conv2d", "convert", "enabled", "fold"]

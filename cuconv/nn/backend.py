@@ -82,23 +82,26 @@ def _checked(options: dict[str, Any]) -> tuple[bool, str]:
 
 
 def _are_constant(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[bool]:
-    """Whether each input of dynamo's graph is a parameter of a module, or a buffer with statistics of a batch norm.
+    """Whether each input of dynamo's graph is a parameter, or a buffer with statistics of a batch norm.
 
     Other buffers stay what they are at each call, since a model's own code may write to them.
     """
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
     return [
-        _is_of_a_module(node) and (isinstance(input, nn.Parameter) or _is_statistic(node))
+        _is_counted(node) and (isinstance(input, nn.Parameter) or (_is_of_a_module(node) and _is_statistic(node)))
         for node, input in zip(places, inputs, strict=True)
     ]
 
 
+def _is_counted(node: fx.Node) -> bool:
+    """Whether an input of dynamo's graph is a tensor whose writes torch counts."""
+    argument = node.meta.get("grapharg")
+    return argument is not None and argument.is_tensor and not node.meta["example_value"].is_inference()
+
+
 def _is_of_a_module(node: fx.Node) -> bool:
     """Whether an input of dynamo's graph is a parameter or buffer of a module."""
-    argument = node.meta.get("grapharg")
-    if argument is None or not argument.is_tensor or not argument.source.guard_source.is_unspecialized_nn_module():
-        return False
-    return not node.meta["example_value"].is_inference()  # whose versions are not counted
+    return bool(node.meta["grapharg"].source.guard_source.is_unspecialized_nn_module())
 
 
 def _is_statistic(node: fx.Node) -> bool:

@@ -120,14 +120,13 @@ class _Conversion:
             graphs.prepare = self._precompile
             result.__dict__["_graphs"] = graphs
             self._compile(graphs, result)
-            if len(graphs) and (words := self._graphs_differ(result, expected)):
-                self._check_repeatable(words, expected)
+            if len(graphs):
+                self._check_graphs(result, expected)
             if self._report.captured:
                 break
-        self._report.rows = _rows([row for folded in self._of_the_example for row in folded.rows], result)
         if not self._report.captured:
             untrace(traced)
-            result.__dict__["_graphs"] = None
+            graphs.drop()
             self._report.rows = _rows([], result)
             if comparison.difference(self._of(result), expected, FP32):
                 result.__class__ = base  # the model's code differs in a subclass
@@ -162,10 +161,11 @@ class _Conversion:
             self._not_captured(comparison.first_line(getattr(error, "inner_exception", error)))
             return
         self._of_the_example = graphs.of_calls()
+        self._report.rows = _rows(self._of_the_example, trial)
         told = [reason for reason, times in counters["graph_break"].items() if times > breaks.get(reason, 0)]
         self._report.breaks = [next(iter(reason.splitlines()), "") for reason in told]
         if not len(graphs):
-            self._not_captured("torch's compiler makes no graph of it")
+            self._not_captured(graphs.refused or "torch's compiler makes no graph of it")
             return
         try:
             other = partial(self._inputs.new, comparison.other_batch)
@@ -174,14 +174,25 @@ class _Conversion:
         except Exception as error:  # the model may take one number of images alone
             self._report.why_one_batch = comparison.first_line(error)
 
+    def _check_graphs(self, model: nn.Module, expected: Any) -> None:
+        """Drop graphs that raise an exception, or that differ where the model's own results are repeatable."""
+        try:
+            words = self._graphs_differ(model, expected)
+        except Exception as error:  # of torch, such as for lack of memory
+            self._not_captured(
+                f"its graphs, or their comparison, raise {type(error).__name__}: {comparison.first_line(error)}"
+            )
+            return
+        if words and not (why := self._why_not_repeatable(expected)):
+            self._not_captured(f"its graphs differ: {words}")
+        elif words:
+            self._report.why_not_compared = why
+
     def _graphs_differ(self, model: nn.Module, expected: Any) -> str:
         """How the converted model differs from the model, on the example and on other data, in words."""
         judges = partial(self._truth.judges, self._inputs.new, self._precision)
-        try:
-            if words := comparison.difference(self._of(model), expected, self._precision, judges):
-                return words
-        except Exception as error:
-            return f"it raises {type(error).__name__}: {comparison.first_line(error)}"
+        if words := comparison.difference(self._of(model), expected, self._precision, judges):
+            return words
         for change in (comparison.another, comparison.other_batch):
             inputs = partial(self._inputs.new, change)
             try:
@@ -198,8 +209,8 @@ class _Conversion:
         """The result of a copy of a model with the example."""
         return comparison.call(copy.deepcopy(model), self._inputs.new())
 
-    def _check_repeatable(self, words: str, expected: Any) -> None:
-        """Drop graphs that differ, unless the model's own results change as much from call to call, or with rounding.
+    def _why_not_repeatable(self, expected: Any) -> str:
+        """How the model's own results change from call to call, or with rounding; "" where they do not.
 
         Models that pick, such as boxes by their scores, may pick others where a score moves by one part in a million.
         """
@@ -209,9 +220,8 @@ class _Conversion:
             (nudged, "the model's own results change where its input changes by a millionth"),
         ):
             if difference := comparison.difference(other, expected, self._precision):
-                self._report.why_not_compared = f"{what}: {difference}"
-                return
-        self._not_captured(f"its graphs differ: {words}")
+                return f"{what}: {difference}"
+        return ""
 
     def _not_captured(self, reason: str) -> None:
         self._report.captured, self._report.why_not_captured = False, reason
@@ -245,8 +255,10 @@ def _copied(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _rows(rows: list[Converted], model: nn.Module) -> list[Converted]:
-    """The rows of graphs, and one for each layer of the model that no graph has."""
+def _rows(graphs: list[Any], model: nn.Module) -> list[Converted]:
+    """The rows of a model's graphs, and one for each of its layers that no graph has."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
+    names = {id(parameter): name for name, module in layers.items() for parameter in module.parameters(recurse=False)}
+    rows = [row for folded in graphs for row in folded.rows(names)]
     named = {row.name for row in rows}
-    layers = [name for name, module in model.named_modules() if isinstance(module, LAYERS)]
     return [*rows, *(Converted(name, reason="no graph has a call of it") for name in layers if name not in named)]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._dynamo.exc import SkipFrame
 from torch._dynamo.types import ConvertFrameReturn
 from torch.fx.experimental import _config as symbols
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
@@ -34,6 +35,7 @@ UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_b
 ASKING = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad"))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_GRAPHS = 10_000  # all models of a process share the limit of a function
+MOST_CONDITIONS = 50  # about one size; CNNs of torchvision and timm have up to 19
 MAX_TRIES = 4  # calls may change what their own guards read, such as a counter
 
 
@@ -52,12 +54,13 @@ class Graphs:
     def __init__(self, base: type[nn.Module], precision: str, modes: set[str], any_batch: bool):
         self._made_of = (base, precision, frozenset(modes), any_batch)
         self._precision, self._any_batch = precision, any_batch
-        self._is_empty = False  # whether a model was loaded, whose graphs are made at its first call
+        self._is_loaded = False  # whether the graphs are to be made at the first call, as those of a loaded model are
         self.modes = set(modes)
         self.folded = self.own = 0
         self._forward = base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
+        self.refused = ""
         self._looks_for_hooks = False  # guards of hooks take a fifth of a call's host time
         self._entry = self._new_entry()
         backend = self._backend
@@ -68,7 +71,7 @@ class Graphs:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _without_graphs, self._made_of
+        return _loaded, (bool(self._compiled) or self._is_loaded, *self._made_of)
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -95,10 +98,11 @@ class Graphs:
 
     def call(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The model's result."""
-        leaves = pytree.tree_leaves((arguments, keywords))
-        if not self._may_run(leaves) or (self._looks_for_hooks and _has_new_hooks(model)):
+        if not (self._compiled or self._is_loaded) or not self._may_run(pytree.tree_leaves((arguments, keywords))):
             return self.own_code(model, arguments, keywords)
-        if self._is_empty:
+        if self._looks_for_hooks and _has_new_hooks(model):
+            return self.own_code(model, arguments, keywords)
+        if self._is_loaded:
             self._fill(model, arguments, keywords)
         result = self._in_no_grad(model, arguments, keywords)
         if result is _MISSED:
@@ -120,7 +124,7 @@ class Graphs:
 
     def _fill(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Make the graphs of a model that was loaded, by its first call."""
-        self._is_empty = False
+        self._is_loaded = False
         with suppress(Exception), seeded():  # the model's own code says what is wrong
             self.compile(copy.deepcopy(model), lambda: copy.deepcopy((arguments, keywords)))
 
@@ -130,8 +134,12 @@ class Graphs:
         try:
             return self._forward(model, *arguments, **keywords)
         finally:
-            if any(module.training for module in model.modules()):
+            if self._compiled and any(module.training for module in model.modules()):
                 self.forget()  # statistics may have moved
+
+    def drop(self) -> None:
+        """Have no graphs from now on."""
+        self._compiled.clear()
 
     def forget(self) -> None:
         """Take the weights anew at the next call."""
@@ -167,7 +175,8 @@ class Graphs:
         code = torch._guards.TracingContext.get().traced_code
         names = {name for one in code if "/torch/" not in one.co_filename for name in one.co_names}
         if asked := UNGUARDED & names:
-            raise NotImplementedError(f"the model's code asks for {min(asked)}, which no guard of torch checks")
+            self.refused = f"the model's code asks for {min(asked)}, which no guard of torch checks"
+            raise SkipFrame(self.refused)  # this part of the model runs as it is
         if ASKING & names:
             self.modes.clear()
         return cuconv(graph, inputs, options={"freeze": True, "precision": self._precision}, made=self._note)
@@ -207,11 +216,14 @@ def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
     """Settings of torch's compiler while it makes graphs.
 
     Models share the code that follows a graph break, so a function may have more graphs than torch allows by default.
+    A size that many conditions are about is fixed to that of the example, since torch's compiler would take minutes:
+    the windows of Swin ask a thousand times.
     """
     guards = torch._dynamo.config.patch(
         skip_nnmodule_hook_guards=not has_hooks, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS
     )
-    with guards, symbols.patch(backed_size_oblivious=any_batch):  # type: ignore[attr-defined]
+    sizes = {"backed_size_oblivious": any_batch, "symbol_guard_limit_before_specialize": MOST_CONDITIONS}
+    with guards, symbols.patch(sizes):  # type: ignore[attr-defined]
         yield
 
 
@@ -225,9 +237,10 @@ def _callback_that_compiles_nothing(backend: Callable[..., Any]) -> Callable[...
     return leave
 
 
-def _without_graphs(*made_of: Any) -> Graphs:
+def _loaded(has_graphs: bool, *made_of: Any) -> Graphs:
+    """The graphs of a model that is loaded: none yet."""
     graphs = Graphs(*made_of)
-    graphs._is_empty = True
+    graphs._is_loaded = has_graphs
     return graphs
 
 

@@ -6,7 +6,8 @@ import builtins
 import copy
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -35,16 +36,17 @@ class Folded:
 
     before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
 
-    def __init__(self, graph: fx.Graph, constants: set[Node], rows: list[Converted]):
+    def __init__(self, graph: fx.Graph, constants: set[Node], rows: list[tuple[Converted, Node]]):
         """Make the code of a graph that `fold` has changed.
 
-        constants: its nodes with constant tensors. rows: what became of its layers, for reports.
+        constants: its nodes with constant tensors. rows: what became of its layers, and the nodes of their weights.
         """
-        self.rows = rows
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._constant = [place for place, node in enumerate(inputs) if node in constants]
+        places = {inputs[place]: number for number, place in enumerate(self._constant)}
+        self._rows = [(row, places.get(weight)) for row, weight in rows]
         self._frozen = _Frozen(graph, constants)
-        self._source, self._forward = _compiled(graph)
+        self._source, self._forward = compiled(graph)
         self._made: list[_Made] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -65,6 +67,16 @@ class Folded:
         with torch.no_grad(), recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
             self._forward(attributes, *(mode.from_tensor(one) if isinstance(one, Tensor) else one for one in inputs))
         return calls
+
+    def rows(self, names: dict[int, str]) -> Iterator[Converted]:
+        """What became of the layers of each model or part that has called the graph.
+
+        names: of layers, by the id() of their weights. Otherwise a layer has the name that torch's compiler gave it.
+        """
+        for made in self._made:
+            for row, place in self._rows:
+                name = row.name if place is None else names.get(id(made.references[place]()), row.name)
+                yield replace(row, name=name)
 
     def forget(self) -> None:
         """Make what depends on constant tensors anew at the next call."""
@@ -141,7 +153,7 @@ class _Frozen:
                 with graph.inserting_before(node):  # graph.get_attr() would warn, since the attribute is set later
                     read = graph.create_node("get_attr", self._named(node))
                 node.replace_all_uses_with(read, lambda user: user not in constants)
-        self._graph = self._constant_graph(graph, constants)
+        self._graph = constant_graph(graph, constants, self._results)
         for node in reversed(graph.nodes):
             if node in constants and node.op == "call_function":
                 graph.erase_node(node)
@@ -150,7 +162,7 @@ class _Frozen:
         """The attributes for constant tensors as they are now."""
         made = _Attributes()
         with torch.inference_mode(False), torch.no_grad():
-            _, function = _compiled(self._graph)
+            _, function = compiled(self._graph)
             values = dict(zip(self._results.values(), function(None, *tensors), strict=True))
             for name, layer in self._layers.items():
                 bound = copy.deepcopy(layer)
@@ -162,17 +174,6 @@ class _Frozen:
     def _named(self, node: Node | None) -> Any:
         """The name of a constant node's tensor; None for no node."""
         return None if node is None else self._results.setdefault(node, f"constant_{len(self._results)}")
-
-    def _constant_graph(self, graph: fx.Graph, constants: set[Node]) -> fx.Graph:
-        """The graph that computes the named results of constant inputs."""
-        found = fx.Graph()
-        copies: dict[Node, Node] = {}
-        for node in graph.nodes:
-            if node in constants:
-                copies[node] = found.node_copy(node, copies.__getitem__)
-        found.output(tuple(copies[node] for node in self._results))
-        found.eliminate_dead_code()
-        return found
 
     def _freeze(self, node: Node, operands: Operands) -> None:
         geometry = (tuple(operands.stride), tuple(operands.padding), tuple(operands.dilation), operands.groups)
@@ -217,7 +218,19 @@ class _Frozen:
         node.graph.erase_node(node)
 
 
-def _compiled(graph: fx.Graph) -> tuple[str, Any]:
+def constant_graph(graph: fx.Graph, constants: set[Node], results: Iterable[Node]) -> fx.Graph:
+    """The graph that computes some of a graph's constant nodes from its constant inputs."""
+    found = fx.Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in constants:
+            copies[node] = found.node_copy(node, copies.__getitem__)
+    found.output(tuple(copies[node] for node in results))
+    found.eliminate_dead_code()
+    return found
+
+
+def compiled(graph: fx.Graph) -> tuple[str, Any]:
     """The Python code of a graph, and the function that it defines."""
     code = graph.python_code("self")
     names = {name: value for name, value in code.globals.items() if not isinstance(value, ModuleType)}

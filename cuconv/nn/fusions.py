@@ -1,7 +1,7 @@
 """The fold: a functional ATen graph becomes one with cuConv's operators, into which what follows them is fused.
 
 A functional graph has no writes and no aliases that matter, so an operation may move to where its result is needed. A
-graph comes from torch.compile; it has been traced with `decompositions`, which make each convolution
+graph comes from torch.compile or torch.export; it has been traced with `decompositions`, which make each convolution
 that cuConv computes a `torch.ops.cuconv.conv2d`. Each entry of FUSIONS then takes one more operation into it.
 """
 
@@ -85,18 +85,33 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
     }
 
 
-def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[Converted]:
+def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Converted, Node]]:
     """Fuse what follows cuConv's convolutions into them, find fully connected layers, and tell what became of each.
+
+    Returns a row of the report, and the node of the weight, for each layer.
 
     constants: the nodes with constant tensors, such as weights. Nodes that depend on them alone are added. A batch norm
     is fused where it and the weights are constant, since its factors are multiplied into the weights.
     """
     for place, node in enumerate(graph.nodes):
         node.meta["place"] = place  # where the model's code has it
+        if node.target in (CONV2D, aten.convolution.default):
+            node.meta["weight"] = node.args[1]
     add_constants(graph, constants)
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(node, constants, precision)
+    fold_convolutions(graph, constants)
+    for node in graph.nodes:
+        if node.target is BATCH_NORM:
+            node.target = batch_norm  # costs less to call, and has no other meaning
+    graph.eliminate_dead_code()
+    layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
+    return [(_row(node), node.meta["weight"]) for node in sorted(layers, key=lambda node: node.meta["place"])]
+
+
+def fold_convolutions(graph: fx.Graph, constants: set[Node]) -> None:
+    """Fuse what follows cuConv's convolutions into them. `add_constants` comes first."""
     for node in list(graph.nodes):
         if node.target is not CONV2D:
             continue
@@ -104,12 +119,6 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[Converte
             if (user := only_user(node)) is not None and (operands := fusion(node, user, constants)) is not None:
                 node = _replaced(node, user, operands)
                 node.meta["folded"] = (*node.meta.get("folded", ()), FUSIONS[fusion])
-    for node in list(graph.nodes):
-        if node.target is BATCH_NORM:
-            node.target = batch_norm  # costs less to call, and has no other meaning
-    graph.eliminate_dead_code()
-    layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
-    return [_row(node) for node in sorted(layers, key=lambda node: node.meta["place"])]
 
 
 def _row(node: Node) -> Converted:
@@ -235,7 +244,7 @@ def _make_linear(node: Node, constants: set[Node], precision: str) -> None:
     last = user if user is not None and user.target is aten.relu.default else node
     with node.graph.inserting_before(last):
         call = node.graph.call_function(fully_connected, (input, weight, bias, last is user, precision))
-    call.meta = {**node.meta, "folded": ("relu",) if last is user else ()}
+    call.meta = {**node.meta, "weight": weight, "folded": ("relu",) if last is user else ()}
     last.replace_all_uses_with(call)
     for old in dict.fromkeys((last, node)):
         node.graph.erase_node(old)

@@ -33,6 +33,15 @@ _library.impl("interpolate", _interpolate, "CompositeExplicitAutograd")
 torch.library.register_fake("cuconv::interpolate", _interpolate, lib=_library)
 
 
+def _sampled(images: Tensor, grid: Tensor) -> Tensor:
+    """The output, without data, of grid_sample by cuDNN; torch itself does not tell it for sizes that vary."""
+    return images.new_empty((*images.shape[:2], *grid.shape[1:3]))
+
+
+_torchs = torch.library.Library("aten", "IMPL")
+torch.library.register_fake("aten::cudnn_grid_sampler", _sampled, lib=_torchs)
+
+
 def keep_interpolation(graph: fx.Graph) -> None:
     """Make each call of torch.nn.functional.interpolate one operator.
 

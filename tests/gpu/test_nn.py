@@ -13,6 +13,7 @@ from cuconv.nn import comparison, operator
 from cuconv.prepared import PreparedConv2d
 from cuconv.reference import round_to_tf32
 from tests.cuconv.nn.models import MODELS, close, made
+from tests.cuconv.nn.zoo.entries import Model
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +193,14 @@ def test_a_model_that_magnifies_rounding_is_converted_in_tf32():
     assert not close(theirs, truth, 1e-2)
     assert report.captured
     assert comparison.distance(ours, truth) <= 3 * comparison.distance(theirs, truth)
+
+
+def test_grid_sample_is_part_of_a_graph_for_other_sizes():
+    def forward(model, x, grid):
+        return model.second(F.grid_sample(model.first(x), grid, align_corners=True))
+
+    model = Model(forward, first=nn.Conv2d(3, 8, 3), second=nn.Conv2d(8, 4, 3)).eval().cuda()
+    converted, report = cuconv.nn.convert(model, (torch.randn(1, 3, 9, 8).cuda(), torch.rand(1, 7, 6, 2).cuda()))
+    x, grid = torch.randn(2, 3, 12, 20).cuda(), torch.rand(2, 10, 9, 2).cuda()
+    assert close(converted(x, grid), model(x, grid))
+    assert report.breaks == [] and (report.folded_calls, report.own_calls) == (1, 0)

@@ -312,9 +312,11 @@ def test_what_is_not_a_convolution_of_two_dimensions_is_told(on_a_gpu):
 
 
 def test_a_report_of_a_model_that_is_not_captured_says_why(on_a_gpu):
-    model = Model(lambda model, x: model.conv(x) * x.untyped_storage().size(), conv=pointwise()).eval()
-    _, report = cuconv.nn.convert(model, torch.randn(2, 4, 8, 9))
-    assert "untyped_storage" in report.why_not_captured and report.why_not_captured in str(report)
+    model = Model(lambda model, x: model.conv(x) + x._version, conv=pointwise()).eval()
+    converted, report = cuconv.nn.convert(model, x := torch.randn(2, 4, 8, 9))
+    assert "_version" in report.why_not_captured and report.why_not_captured in str(report)
+    converted(x.add_(1))
+    assert (report.folded_calls, report.own_calls) == (0, 1)
 
 
 def writes_to_a_chunk(model, x):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn import dispatch
+from cuconv.nn import comparison, dispatch, frozen
 from tests.cuconv.nn.models import close, made
 from tests.cuconv.nn.zoo.entries import Model, conv, images
 
@@ -63,6 +63,29 @@ def test_a_graph_break_leaves_both_sides_folded_and_is_told(on_a_gpu):
             torch.testing.assert_close(converted(x), model(x), rtol=1e-4, atol=1e-5)
     assert len(report.replaced) == 2 and report.breaks and report.breaks[0] in str(report)
     assert [call["relu"] for call in on_a_gpu][:2] == [True, False]
+
+
+class Asking(nn.Module):
+    """A layer whose code asks what no guard of torch checks, between breaks of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        y = self.conv(x)
+        return y + x._version
+
+
+def test_code_without_guards_costs_its_own_part_of_the_model(on_a_gpu):
+    model = nn.Sequential(conv(), nn.ReLU(), Asking(), conv()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert {row.name for row in report.replaced} >= {"0", "2.conv"} and not report.why_not_captured
+    with torch.no_grad():
+        for _ in range(3):
+            assert close(converted(X), model(X))
+    assert (report.folded_calls, report.own_calls) == (3, 0)
 
 
 class Inner(nn.Module):
@@ -139,6 +162,20 @@ def squeezes(model, x):
     return model.conv(x).squeeze()
 
 
+def asks_a_hundred_times(model, x):
+    return model.conv(x) * sum(x.shape[2] != size for size in range(100, 200))
+
+
+def test_a_size_that_many_conditions_are_about_is_the_example_s(on_a_gpu):
+    model = Model(asks_a_hundred_times, conv=conv()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert report.captured
+    with torch.no_grad():
+        for x in (X, torch.randn(5, *X.shape[1:]), X.repeat(1, 1, 2, 1), X.repeat(1, 1, 40, 1)[:, :, :150]):
+            assert close(converted(x), model(x))
+    assert (report.folded_calls, report.own_calls) == (2, 2)
+
+
 def test_sizes_of_one_are_told_apart_where_the_model_does(on_a_gpu):
     model = Model(squeezes, conv=conv()).eval()
     converted, _ = cuconv.nn.convert(model, X[:1])
@@ -158,6 +195,23 @@ def test_outputs_that_pick_are_not_refused(on_a_gpu):
     converted, report = cuconv.nn.convert(model, torch.randn(2, 4, 64, 64))
     assert report.captured and len(report.replaced) == 1
     assert converted(X).shape == model(X).shape
+
+
+def test_graphs_that_raise_are_dropped_though_results_vary(on_a_gpu, monkeypatch):
+    model = Model(lambda model, x: model.conv(x) > 0, conv=conv()).eval()
+
+    def refuse(*arguments):
+        raise RuntimeError("no kernel")
+
+    def varies(ours, theirs, *others):
+        return "two results differ"
+
+    monkeypatch.setattr(comparison, "difference", varies)
+    assert cuconv.nn.convert(model, X)[1].captured
+    monkeypatch.setattr(frozen.FrozenConv2d, "__call__", refuse)
+    converted, report = cuconv.nn.convert(model, X)
+    assert "no kernel" in report.why_not_captured
+    assert torch.equal(converted(X), model(X))
 
 
 def test_hooks_come_and_go(on_a_gpu):

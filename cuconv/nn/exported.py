@@ -1,0 +1,129 @@
+"""Programs of torch.export, folded: for torch.export.save, AOTInductor and other tools that take exported programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+from cuconv.nn import fusions
+from cuconv.nn.folded import compiled, constant_graph
+from cuconv.nn.operator import check_precision, pads_of
+from cuconv.nn.traced import BATCH_NORM
+from cuconv.problem import FP32
+
+aten = torch.ops.aten
+STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
+    """A copy of an exported program whose convolutions are `torch.ops.cuconv.conv2d`, with what follows folded in.
+
+    The sum with a shortcut and a ReLU become arguments of the operator. A batch norm is multiplied into the weights,
+    and all else that depends on weights alone is computed now, too: such results are buffers `folded_0`, `folded_1`,
+    ... of the copy. Sizes that the program leaves free stay free. Convolutions that cuConv does not compute stay
+    torch's, such as those of a program that was exported on a CPU.
+
+    A process that loads the copy, or a package that AOTInductor has made of it, imports cuconv.nn first.
+
+    program    what torch.export.export returns for a model in eval mode
+    precision  "fp32": the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
+
+    Raises TypeError for what is no exported program, and ValueError for an unknown precision.
+    """
+    check_precision(precision)
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(f"program is of type {type(program).__name__}: fold takes what torch.export.export returns")
+    with torch.no_grad():
+        functional = program.run_decompositions({**fusions.decompositions(precision), **CONVOLUTIONS})
+    graph, signature = functional.graph, functional.graph_signature
+    inputs = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    kinds = {inputs[spec.arg.name]: spec for spec in signature.input_specs}
+    written = set(signature.buffers_to_mutate.values())
+    tensors: dict[str, Any] = {**functional.constants, **functional.state_dict}
+    tensors |= {name: tensors[name].clone() for name in written}
+    state = {node: spec for node, spec in kinds.items() if spec.kind in STATE and spec.target not in written}
+
+    constants: set[fx.Node] = set(state)
+    fusions.add_constants(graph, constants)
+    fusions.fold_convolutions(graph, constants)
+    for node in graph.nodes:
+        if node.target is BATCH_NORM:  # which no convolution precedes
+            node.target, node.args = aten.batch_norm.default, (*node.args[:5], False, 0.0, node.args[5], True)
+    values = _read_results(graph, constants, {node: tensors[str(spec.target)] for node, spec in state.items()})
+    for node, value in values.items():
+        spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.name, persistent=True)
+        kinds[node], tensors[node.name] = spec, value
+    for node in [node for node in state if not node.users]:
+        graph.erase_node(node)
+    signature.input_specs = [kinds[node] for node in graph.nodes if node.op == "placeholder"]
+    for output, node in zip(signature.output_specs, graph.output_node().args[0], strict=True):
+        if isinstance(node, fx.Node):
+            output.arg = replace(output.arg, name=node.name)
+
+    used = {spec.target for spec in signature.input_specs}
+    kept = {*functional.state_dict, *(node.name for node in values)} & used
+    functional.graph_module.recompile()
+    return ExportedProgram(
+        functional.graph_module,
+        graph,
+        signature,
+        {name: tensors[name] for name in tensors if name in kept},
+        functional.range_constraints,
+        functional.module_call_graph,
+        functional.example_inputs,
+        {name: tensors[name] for name in functional.constants if name in used},
+        verifiers=functional.verifiers,
+    )
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Any:
+    return aten.convolution(input, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+
+
+def _conv2d_by_words(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: str = "valid",
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Any:
+    pads = pads_of(padding, weight, stride, dilation)
+    return NotImplemented if pads is None else _conv2d(input, weight, bias, stride, pads, dilation, groups)
+
+
+CONVOLUTIONS: dict[Any, Any] = {aten.conv2d.default: _conv2d, aten.conv2d.padding: _conv2d_by_words}
+
+
+def _read_results(graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor]) -> dict[fx.Node, Tensor]:
+    """Compute what depends on the state alone, and make of each result an input of the graph, with its value."""
+    computed = [node for node in graph.nodes if node in constants and node.op == "call_function"]
+    results = [node for node in computed if not constants.issuperset(node.users)]
+    _, function = compiled(constant_graph(graph, constants, results))
+    with torch.no_grad():
+        values = function(None, *(state[node] for node in graph.nodes if node in state))
+    first = next(node for node in graph.nodes if node.op == "placeholder" and node not in state)
+    found = {}
+    for number, (node, value) in enumerate(zip(results, values, strict=True)):
+        with graph.inserting_before(first):
+            read = graph.placeholder(f"folded_{number}")
+        read.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(read, lambda user: user not in constants)
+        found[read] = value
+    for node in reversed(computed):
+        graph.erase_node(node)
+    return found

@@ -1,0 +1,90 @@
+"""Exported programs whose convolutions are cuConv's, before and after they are saved."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import cuconv.nn
+from tests.cuconv.nn.models import close, conv_bn
+
+CONV2D = torch.ops.cuconv.conv2d.default
+
+
+def test_a_result_may_be_a_layer_s_own(on_a_gpu):
+    model, x = nn.Sequential(conv_bn(3, 4, 3, relu=True)).eval(), torch.randn(2, 3, 8, 9)
+    program = cuconv.nn.fold(torch.export.export(model, (x,)))
+    assert close(saved(program).module()(x), model(x)) and [call["relu"] for call in on_a_gpu] == [True]
+
+
+class Counting(nn.Module):
+    """A residual block between convolutions, whose buffer counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.block = conv_bn(3, 8, 3, padding=1, relu=True), conv_bn(8, 8, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(8, 4, 2, stride=2), weight_norm(nn.Conv2d(4, 5, 3, padding="same"))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        y = self.stem(x)
+        y = torch.relu(self.block(y) + y)
+        self.calls += 1
+        return self.last(self.up(y)) * self.calls
+
+
+def exported():
+    """The model, with statistics of batch norms that are not 0 and 1, and its program for images of any size."""
+    torch.manual_seed(0)
+    model = Counting()
+    with torch.no_grad():
+        model(torch.randn(4, 3, 9, 8))
+    free = {place: torch.export.Dim.AUTO for place in (0, 2, 3)}
+    return model.eval(), torch.export.export(model.eval(), (torch.randn(2, 3, 9, 8),), dynamic_shapes=(free,))
+
+
+def saved(program):
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch
+@pytest.mark.parametrize("kept", [lambda program: program, saved])
+def test_a_program_computes_what_the_model_does(on_a_gpu, kept):
+    model, program = exported()
+    before = str(program)
+    folded = kept(cuconv.nn.fold(program)).module()
+    for shape in ((2, 3, 9, 8), (5, 3, 12, 20)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            assert close(folded(x), model(x))
+    assert [call["relu"] for call in on_a_gpu] == [True, True, False] * 2
+    assert [call["residual"] for call in on_a_gpu] == [False, True, False] * 2
+    assert str(program) == before
+
+
+def test_what_depends_on_weights_alone_is_not_in_the_graph(on_a_gpu):
+    graph = cuconv.nn.fold(exported()[1]).graph
+    called = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert called.count(CONV2D) == 3 and len(called) == 6  # and the transposed convolution, the count and the product
+
+
+def test_the_precision_is_the_operator_s(on_a_gpu):
+    graph = cuconv.nn.fold(exported()[1], precision="tf32").graph
+    assert {node.args[-1] for node in graph.nodes if node.target is CONV2D} == {"tf32"}
+    with pytest.raises(ValueError, match="fp64"):
+        cuconv.nn.fold(exported()[1], precision="fp64")
+    with pytest.raises(TypeError, match="Counting"):
+        cuconv.nn.fold(Counting())
+
+
+def test_where_cuconv_computes_nothing_the_program_stays_torch_s():
+    model, program = exported()
+    x, folded = torch.randn(3, 3, 9, 8), cuconv.nn.fold(program)
+    with torch.no_grad():
+        assert close(folded.module()(x), model(x))
+    assert all(node.target is not CONV2D for node in folded.graph.nodes)
