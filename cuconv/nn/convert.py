@@ -101,22 +101,23 @@ class _Conversion:
 
     def run(self) -> tuple[nn.Module, Report]:
         """The converted model and the report."""
-        from cuconv.nn.converted import Graphs, base_of, class_for  # here, since torch's compiler takes long to import
-        from cuconv.nn.traced import trace, untrace
+        from cuconv.nn import converted, traced  # here, since torch's compiler takes long to import
 
-        expected = self._expected("")
+        called = _copied(self._model)
+        expected = self._expected("", called)
         result = _copied(self._model).requires_grad_(False)
-        base: Any = base_of(type(result))
+        base: Any = converted.base_of(type(result))
         try:
-            result.__class__ = class_for(base)
+            result.__class__ = converted.class_for(base)
         except Exception as error:  # a metaclass may refuse
             self._not_captured(f"its class allows no subclass: {comparison.first_line(error)}")
             return result, self._report
-        traced = trace(result)
+        layers = traced.trace(result)
+        hooks = converted.has_hooks(called)
         modes = {mode for mode in (GRADIENTS, INFERENCE) if not self._differs_in(mode, expected)}
         for any_batch in (True, False):  # a model may need graphs of their own for one image
             self._report = Report()
-            graphs = Graphs(base, self._precision, modes, any_batch)
+            graphs = converted.Graphs(base, self._precision, modes, any_batch, hooks)
             graphs.prepare = self._precompile
             result.__dict__["_graphs"] = graphs
             self._compile(graphs, result)
@@ -125,7 +126,7 @@ class _Conversion:
             if self._report.captured:
                 break
         if not self._report.captured:
-            untrace(traced)
+            traced.untrace(layers)
             graphs.drop()
             self._report.rows = _rows([], result)
             if comparison.difference(self._of(result), expected, FP32):
@@ -135,10 +136,11 @@ class _Conversion:
         self._report.packed_bytes = sum(folded.packed_bytes for folded in self._of_the_example)
         return result, self._report
 
-    def _expected(self, mode: str) -> Any:
-        """The result of the model's call with the example."""
+    def _expected(self, mode: str, copied: nn.Module | None = None) -> Any:
+        """The result of the model's call with the example, on a copy, such as a given one."""
         try:
-            return comparison.call(_copied(self._model), self._inputs.new(), mode)
+            copied = _copied(self._model) if copied is None else copied
+            return comparison.call(copied, self._inputs.new(), mode)
         except Exception as error:
             words = comparison.first_line(error)
             raise ConversionError(f"the model cannot be called with the example: {words}") from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from math import copysign
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from cuconv.nn.operator import PLAIN, is_differentiated
 # Names in a model's code: questions whose answers no guard of torch checks, and questions about modes.
 UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
 ASKING = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad"))
+CONSTRUCTORS = frozenset(("__new__", "__init__", "__post_init__"))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_GRAPHS = 10_000  # all models of a process share the limit of a function
 MOST_CONDITIONS = 50  # about one size; CNNs of torchvision and timm have up to 19
@@ -47,12 +48,15 @@ class Graphs:
 
     modes      the modes of torch, besides torch.no_grad(), in which graphs may run
     any_batch  whether a graph may stand for any number of images; otherwise there is one for 1, and one for more
+    has_hooks  whether a module has hooks, also such that a call adds: then guards look at the hooks of every module,
+               which takes a fifth of a call's host time. Otherwise a model with hooks runs its own code
     folded     the number of calls that ran in graphs
     own        the number of calls that ran the model's own code
     """
 
-    def __init__(self, base: type[nn.Module], precision: str, modes: set[str], any_batch: bool):
-        self._made_of = (base, precision, frozenset(modes), any_batch)
+    def __init__(self, base: type[nn.Module], precision: str, modes: set[str], any_batch: bool, has_hooks: bool):
+        self._made_of = (base, precision, frozenset(modes), any_batch, has_hooks)
+        self._has_hooks = has_hooks
         self._precision, self._any_batch = precision, any_batch
         self._is_loaded = False  # whether the graphs are to be made at the first call, as those of a loaded model are
         self.modes = set(modes)
@@ -61,7 +65,6 @@ class Graphs:
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
         self.refused = ""
-        self._looks_for_hooks = False  # guards of hooks take a fifth of a call's host time
         self._entry = self._new_entry()
         backend = self._backend
         self._optimized = torch._dynamo.optimize(backend)(self._entry)
@@ -88,9 +91,7 @@ class Graphs:
         for _ in range(MAX_TRIES):
             known = len(self)
             arguments, keywords = pytree.tree_map_only(Tensor, _of_any_size, inputs())
-            has_hooks = _has_hooks(model)
-            self._looks_for_hooks |= not has_hooks
-            settings = _settings(has_hooks, self._any_batch)
+            settings = _settings(self._has_hooks, self._any_batch)
             with torch.inference_mode(False), torch.no_grad(), outside(), settings:
                 self._optimized(model, *arguments, **keywords)
             if len(self) == known:
@@ -100,7 +101,7 @@ class Graphs:
         """The model's result."""
         if not (self._compiled or self._is_loaded) or not self._may_run(pytree.tree_leaves((arguments, keywords))):
             return self.own_code(model, arguments, keywords)
-        if self._looks_for_hooks and _has_new_hooks(model):
+        if not self._has_hooks and _has_new_hooks(model):
             return self.own_code(model, arguments, keywords)
         if self._is_loaded:
             self._fill(model, arguments, keywords)
@@ -173,7 +174,7 @@ class Graphs:
     def _backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """The backend of torch.compile by which the graphs are made."""
         code = torch._guards.TracingContext.get().traced_code
-        names = {name for one in code if "/torch/" not in one.co_filename for name in one.co_names}
+        names = set().union(*map(_names, code))
         if asked := UNGUARDED & names:
             self.refused = f"the model's code asks for {min(asked)}, which no guard of torch checks"
             raise SkipFrame(self.refused)  # this part of the model runs as it is
@@ -209,6 +210,14 @@ class Graphs:
         if _global_forward_hooks or _global_forward_pre_hooks:
             return False
         return len(tensors) < 2 or not share_memory(tensors)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names in a model's own code; without `__dict__` where it makes an object, which no later call changes."""
+    if "/torch/" in code.co_filename:
+        return set()
+    is_made = not CONSTRUCTORS.isdisjoint(code.co_qualname.split("."))
+    return set(code.co_names) - ({"__dict__"} if is_made else set())
 
 
 @contextmanager
@@ -248,7 +257,7 @@ _MISSED = object()  # returned where no graph stands for a call
 _numbers = itertools.count()
 
 
-def _has_hooks(model: nn.Module) -> bool:
+def has_hooks(model: nn.Module) -> bool:
     """Whether a module has a hook that runs with its forward."""
     return any(vars(module).get(name) for module in model.modules() for name in HOOKS)
 
@@ -258,7 +267,7 @@ def _has_new_hooks(model: nn.Module) -> bool:
     made = RemovableHandle.next_id
     if vars(model).get("_no_hooks_at") == made:
         return False
-    if _has_hooks(model):
+    if has_hooks(model):
         return True
     vars(model)["_no_hooks_at"] = made
     return False

@@ -88,6 +88,62 @@ def test_code_without_guards_costs_its_own_part_of_the_model(on_a_gpu):
     assert (report.folded_calls, report.own_calls) == (3, 0)
 
 
+class Options:
+    """Attributes that may be missing, of an object that is made in a call or before."""
+
+    def __init__(self, **given):
+        self.__dict__.update(given)
+        self.scale = self.__dict__.get("scale", 2.0)
+
+    def shift(self):
+        return self.__dict__.get("shift", 0.0)
+
+
+def makes_options(model, x):
+    return model.conv(x) * Options(shift=1.0).scale
+
+
+def reads_options(model, x):
+    return model.conv(x) + model.options.shift()
+
+
+@pytest.mark.parametrize(("function", "calls"), [(makes_options, (2, 0)), (reads_options, (0, 2))])
+def test_a_missing_attribute_is_known_of_an_object_that_the_call_makes(on_a_gpu, function, calls):
+    model = Model(function, conv=conv(), options=Options()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    with torch.no_grad():
+        for _ in range(2):
+            assert close(converted(X), model(X))
+            converted.options.shift, model.options.shift = lambda: 3.0, lambda: 3.0
+    assert (report.folded_calls, report.own_calls) == calls
+
+
+class Recording(nn.Module):
+    """A model that notes a layer's output by a hook that its first call makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other, self.noted, self.is_hooked = conv(), conv(), [], False
+
+    def forward(self, x):
+        if not self.is_hooked:
+            self.conv.register_forward_hook(lambda layer, inputs, output: self.noted.append(output))
+            self.is_hooked = True
+        self.noted.clear()
+        return self.other(self.conv(x)), list(self.noted)
+
+
+def test_hooks_that_a_call_makes_are_part_of_the_graphs(on_a_gpu):
+    model = Recording().eval()
+    converted, report = cuconv.nn.convert(model, X)
+    with torch.no_grad():
+        for images in (X, torch.cat([X, X]), X):
+            ours, theirs = converted(images), model(images)
+            assert close(ours[0], theirs[0]) and len(ours[1]) == len(theirs[1]) == 1
+            assert close(ours[1][0], theirs[1][0])
+    assert report.own_calls <= 1 and report.folded_calls >= 2
+
+
 class Inner(nn.Module):
     """A layer whose code is a function of its own for torch's compiler, since it breaks the graph inside."""
 
