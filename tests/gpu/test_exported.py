@@ -28,11 +28,3 @@ def test_a_program_runs_cuconv_s_operator():
     for images in (x, torch.cat([x, -x, x])):
         assert close(program.module()(images), model.double()(images.double()))
         model.float()
-
-
-def test_a_package_of_aotinductor_calls_it(tmp_path):
-    model, x, program = exported()
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    package = torch._inductor.aoti_load_package(path)
-    for images in (x, torch.cat([x, -x, x])):
-        assert close(package(images), model(images))
