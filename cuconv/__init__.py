@@ -2,12 +2,12 @@
 
 import importlib.metadata
 
-from cuconv.background import wait_for_kernels
 from cuconv.call import NotReady
 from cuconv.conv import algorithms, conv2d, plan
+from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.precompile import precompile
 from cuconv.prepared import prepare
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.runtime.background import wait_for_kernels
 
 __all__ = [
     "ConvProblem",

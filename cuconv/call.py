@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from cuconv.arrays import CupyArrays, TorchArrays
-from cuconv.driver import capture_of, context_reader
-from cuconv.flags import SLOT_BYTES, flags_of
-from cuconv.jit import LaunchSequence
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.operands import Target
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.runtime.arrays import CupyArrays, TorchArrays
+from cuconv.runtime.driver import capture_of, context_reader
+from cuconv.runtime.flags import SLOT_BYTES, flags_of
+from cuconv.runtime.launch_sequence import LaunchSequence
 
 GRAPH_ALIGNMENT = 256  # bytes, of each part of the temporary memory in a CUDA graph
+
+
+class Options(NamedTuple):
+    """What decides, besides input, output and residual, which kernels a call launches."""
+
+    weight: Hashable  # its signature
+    bias: Hashable  # its signature, or None
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+    relu: bool
+    algorithm: str
+    precision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +43,8 @@ class Packing:
 class Layer(Protocol):
     """Constant weights, as `Call` reads them: what `prepare` returns."""
 
-    options: tuple[Any, ...]
-    kept: Any
+    options: Options
+    lifetime: Any
 
     def packed(self, packing: Packing, capture: int) -> Any:
         """The packed weights; None where a capture is under way and they are not packed."""
@@ -43,10 +57,10 @@ class NotReady(UnsupportedProblem):
     """The kernels of a call with algorithm="ready" are being compiled."""
 
 
-class Pending:
+class PendingCall:
     """Takes the place of a call whose kernels are being compiled. Calling it raises NotReady."""
 
-    context, outdated, settled = None, False, False
+    context, is_stale, is_final = None, False, False
     error: Exception | None = None
 
     @staticmethod
@@ -62,8 +76,8 @@ class Pending:
 class Call:
     """Everything that the calls of one signature share, checked and loaded, for one thread.
 
-    settled    whether these are the kernels of the plan; otherwise they stand in for kernels that are being compiled
-    outdated   whether those have been compiled, so that the call is to be made again
+    is_final   whether these are the kernels of the plan; otherwise they stand in for kernels that are being compiled
+    is_stale   whether those have been compiled, so that the call is to be made again
     error      why those cannot be compiled, or None
     """
 
@@ -78,7 +92,7 @@ class Call:
         packing: Packing | None = None,
     ):
         """device: the GPU's ordinal; it must be the current GPU. packing: where the launches read packed weights."""
-        self.settled, self.outdated = True, False
+        self.is_final, self.is_stale = True, False
         self.error: Exception | None = None
         self.device = device
         self.current_context = context_reader()
@@ -147,10 +161,10 @@ class Call:
             self._enqueue(
                 stream, input_at, weight_at, bias_at, output_at, workspace_at, residual_at, packed.address, flags_at
             )
-            if stream not in packed.kept.known:
-                packed.kept.read_by(stream, capture)
-        if layer is not None and stream not in layer.kept.known:
-            layer.kept.read_by(stream, capture)
+            if stream not in packed.lifetime.known:
+                packed.lifetime.record_use(stream, capture)
+        if layer is not None and stream not in layer.lifetime.known:
+            layer.lifetime.record_use(stream, capture)
         if copy is not None:
             copy(output, out)
             return out

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuconv import driver, select
+from cuconv import select
 from cuconv.algorithms import ALGORITHMS
-from cuconv.arrays import library_of
+from cuconv.call import Options
+from cuconv.call_cache import convolve, refuse
+from cuconv.core.geometry import pair
+from cuconv.core.problem import FP32, ConvProblem, shown, truth, whole_number
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.geometry import pair
 from cuconv.operands import named
-from cuconv.problem import FP32, ConvProblem, shown, truth, whole_number
-from cuconv.ready import convolve, refuse
+from cuconv.runtime import driver
+from cuconv.runtime.arrays import library_of
 
 
 def algorithms() -> tuple[str, ...]:
@@ -106,7 +108,8 @@ def conv2d(
         weight_signature = library.signature(weight)
         bias_signature = None if bias is None else library.signature(bias)
     except Exception:
-        refuse(library, named(input, weight, bias, out, residual), algorithm, precision)
+        unsigned = Options(None, None, stride, padding, dilation, groups, relu, algorithm, precision)
+        refuse(library, named(input, weight, bias, out, residual), unsigned)
         raise
     options = (weight_signature, bias_signature, stride, padding, dilation, groups, relu, algorithm, precision)
     return convolve(library, options, input, weight, bias, out, residual)

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from cuconv import driver
-from cuconv.numbers import Number, larger, smaller
+from cuconv.core.elementwise import Number, larger, smaller
+from cuconv.runtime import driver
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuconv import select
-from cuconv.arrays import CupyArrays, TorchArrays
-from cuconv.geometry import Geometry
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.core.geometry import Geometry
+from cuconv.core.problem import ConvProblem, UnsupportedProblem
+from cuconv.runtime.arrays import CupyArrays, TorchArrays
 
 # The rank of each operand, and what the message says about any other rank.
 RANKS = {

@@ -9,14 +9,14 @@ from itertools import count
 from typing import Any
 
 from cuconv import select
-from cuconv.arrays import CupyArrays, TorchArrays, library_of
-from cuconv.call import Packing
+from cuconv.call import Options, Packing
+from cuconv.call_cache import convolve
 from cuconv.conv import conv2d
-from cuconv.driver import capture_of, made_current
-from cuconv.geometry import Geometry
+from cuconv.core.geometry import Geometry
+from cuconv.core.problem import FLOAT_BYTES, FP32, UnsupportedProblem, truth
 from cuconv.operands import check_frozen
-from cuconv.problem import FLOAT_BYTES, FP32, UnsupportedProblem, truth
-from cuconv.ready import convolve
+from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
+from cuconv.runtime.driver import capture_of, made_current
 
 MAX_PACKED = 2  # packed forms of a layer that are kept, besides those that CUDA graphs read
 
@@ -86,10 +86,14 @@ class PreparedConv2d:
         self._library = library
         self._weight, self._bias = library.detached(weight), None if bias is None else library.detached(bias)
         self._device = library.device(weight)
-        signatures = library.signature(self._weight), None if bias is None else library.signature(self._bias)
-        self.options: tuple[Any, ...] = (*signatures, *astuple(geometry), relu, algorithm, precision)
+        self.options = Options(
+            library.signature(self._weight), None if bias is None else library.signature(self._bias),
+            geometry.stride, geometry.padding, geometry.dilation, geometry.groups, relu, algorithm, precision,
+        )  # fmt: skip
         self._key = _keys.setdefault(self.options, _Key())
-        self.kept = library.kept([array for array in (self._weight, self._bias) if array is not None], self._device)
+        self.lifetime = library.lifetime(
+            [array for array in (self._weight, self._bias) if array is not None], self._device
+        )
         self._lock = threading.RLock()  # only around changes of the packed forms
         self._packed: dict[Hashable, _PackedWeights] = {}
 
@@ -176,7 +180,7 @@ class _PackedWeights:
         self._memory = library.allocator((-(-packing.size // FLOAT_BYTES),), device)()
         self.size = packing.size
         self.address = library.pointer(self._memory)
-        self.kept = library.kept([self._memory], device)
+        self.lifetime = library.lifetime([self._memory], device)
         self.used = 0  # when, by the clock
         self.pinned = False  # whether a CUDA graph reads them
         stream = library.current_stream(device)()

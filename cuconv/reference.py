@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
         "cuconv.reference computes with torch, which is not installed: run 'pip install torch'"
     ) from error
 
-from cuconv.geometry import Geometry
+from cuconv.core.geometry import Geometry
 
 
 def conv2d(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from cuconv import jit
 from cuconv.algorithms import ALGORITHMS
+from cuconv.core.launch import KernelVariant
+from cuconv.runtime import compiler
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")  # every kernel compiles for these
 
@@ -23,7 +24,7 @@ def main() -> None:
         for arch in architectures:
             for macros in algorithm.variants(arch):
                 variant = " ".join(f"{macro}={value}" for macro, value in macros.items())
-                for r in jit.resources(algorithm.source, arch, macros):
+                for r in compiler.resources(KernelVariant.of(algorithm.source, arch, macros)):
                     counts = f"{r.registers:9}  {r.shared_bytes:12}  {r.spill_bytes:11}"
                     print(f"{name:17} {arch:7} {r.kernel:17} {counts}  {variant}")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions, Configuration, NotInSet
+from cuconv.core.launch import Launch
+from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem, shown
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
-from cuconv.problem import FP32, ConvProblem, UnsupportedProblem, shown
 
 BATCH_INVARIANT = "batch_invariant"
 """The name of the choice under which an image's output does not depend on its batch."""
@@ -70,8 +70,8 @@ def plan(
 ) -> LaunchPlan:
     """The launch plan of an algorithm; that of "auto" is the plan of least predicted time.
 
-    Both are the fastest whose kernels are of the closed set (`cuconv.kernel_set`); a named algorithm takes others where
-    the set has none for the problem.
+    Both are the fastest whose kernels are of the closed set (`cuconv.algorithms.kernel_set`); a named algorithm takes
+    others where the set has none for the problem.
 
     prepared: for weights that are packed already, so that packing takes no time. residual: for a call that adds one,
     which takes one more kernel where the algorithm does not add it itself. aligned: for operands that all start at a

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from cuconv.costs import CostsError
+from cuconv.core.costs import CostsError
 from harness import streams
 from harness.errors import GpuLost, UserError
 

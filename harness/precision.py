@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from cuconv.problem import FP32, PRECISIONS, TF32
+from cuconv.core.problem import FP32, PRECISIONS, TF32
 
 __all__ = ["FP16", "FP32", "IN_TORCH", "MEASURED", "OVERRIDE", "PRECISIONS", "TF32", "of_process", "set_for_process"]
 

@@ -16,14 +16,14 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from cuconv import costs
 from cuconv.algorithms.common import add_residual
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
+from cuconv.core import costs
+from cuconv.core.elementwise import Number
+from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, Address, Launch
+from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import FLAGS, PACKED, RESIDUAL, Address, Launch
-from cuconv.numbers import Number
-from cuconv.problem import FP32, ConvProblem, UnsupportedProblem
 
 Macros = dict[str, int]
 """The preprocessor settings (-D) that one kernel variant is compiled with."""
@@ -121,7 +121,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     """An algorithm that is faster wherever it computes a problem, so that "auto" need not weigh this one then."""
 
     costs_type: ClassVar[type]
-    """The frozen dataclass of the cost model's constants; `cuconv.costs.constant` makes each field."""
+    """The frozen dataclass of the cost model's constants; `cuconv.core.costs.constant` makes each field."""
 
     @cached_property
     def name(self) -> str:
@@ -134,7 +134,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
     @abstractmethod
     def variants(self, arch: str) -> list[Macros]:
-        """The algorithm's part of the closed set for an architecture such as "sm_90a" (`cuconv.kernel_set`).
+        """The algorithm's part of the closed set for an architecture such as "sm_90a" (`cuconv.algorithms.kernel_set`).
 
         "auto" launches no others; they ship, and tests compile them. These are all variants where they are few, and
         otherwise those that a file lists. There is none where the architecture lacks the instructions.

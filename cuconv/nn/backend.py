@@ -19,12 +19,12 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
+from cuconv.core.problem import FP32
 from cuconv.nn.folded import Folded
 from cuconv.nn.fusions import decompositions, fold
 from cuconv.nn.layout import keep_interpolation, keep_strides
 from cuconv.nn.operator import check_precision
 from cuconv.nn.traced import BATCH_NORM
-from cuconv.problem import FP32
 
 OPTIONS = ("freeze", "precision")
 STATISTICS: dict[Any, slice] = {F.batch_norm: slice(1, 3), BATCH_NORM: slice(3, 5)}  # the places of mean and variance

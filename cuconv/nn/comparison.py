@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuconv.core.problem import FP32, TF32
 from cuconv.nn.dispatch import convolutions_by, torchs_in_fp32
-from cuconv.problem import FP32, TF32
 from cuconv.reference import round_to_tf32
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from cuconv.background import waiting
+from cuconv.core.problem import FP32
 from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import GRADIENTS, INFERENCE, Inputs, Truth
@@ -23,7 +23,7 @@ from cuconv.nn.modules import LAYERS
 from cuconv.nn.operator import check_precision
 from cuconv.nn.report import Converted, Report
 from cuconv.precompile import computed, load_for_other_sizes, precompile_calls
-from cuconv.problem import FP32
+from cuconv.runtime.background import waiting
 
 Progress = Callable[[int, int], object]
 

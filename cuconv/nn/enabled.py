@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from cuconv.call import NotReady
+from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.nn import operator
 from cuconv.nn.dispatch import convolutions_by, torchs, torchs_in_fp32
-from cuconv.problem import FP32, UnsupportedProblem
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
+from cuconv.core.problem import FP32
 from cuconv.nn import fusions
 from cuconv.nn.folded import compiled, constant_graph
 from cuconv.nn.operator import check_precision, pads_of
 from cuconv.nn.traced import BATCH_NORM
-from cuconv.problem import FP32
 
 aten = torch.ops.aten
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuconv.call import NotReady
+from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import UnsupportedDevice
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, torch_in, writing_slices
 from cuconv.prepared import PreparedConv2d, owned
-from cuconv.problem import UnsupportedProblem
 
 Tensors = Callable[[str], Tensor]
 """The constant tensor of a graph by its name."""

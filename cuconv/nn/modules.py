@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cuconv.core.problem import FP32
 from cuconv.nn.operator import check_precision, conv2d
-from cuconv.problem import FP32
 
 MAX_ROWS = 32  # of a fully connected layer's input; more have not been compared with cuBLAS
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -23,11 +23,11 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 import cuconv
 from cuconv.call import NotReady
+from cuconv.core.geometry import Geometry
+from cuconv.core.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.device import UnsupportedDevice, device_spec
-from cuconv.geometry import Geometry
 from cuconv.nn.dispatch import convolutions_by, torchs_in_fp32
 from cuconv.precompile import PlannedCall
-from cuconv.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.select import READY
 
 Pair = int | Sequence[int]

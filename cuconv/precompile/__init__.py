@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import ceil
-from pathlib import Path
 from typing import NamedTuple
 
-from cuconv import driver, jit, select
+from cuconv import select
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.conv import plan
+from cuconv.core.launch import KernelVariant, Launch
+from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.jit import Launch
-from cuconv.problem import ConvProblem, UnsupportedProblem, shown
+from cuconv.runtime import compiler as compiler
+from cuconv.runtime import driver
+from cuconv.runtime import launch_sequence as launch_sequence
 
 OTHER_SIZES = (0.5, 0.75, 1.5, 2.0, 3.0)
-
-Kernel = tuple[Path, str, Mapping[str, int]]
-"""A kernel variant: its source, architecture and macros."""
 
 
 def precompile(
@@ -92,14 +91,14 @@ def precompile_calls(
     return compile_missing(_kernels(calls, spec, prepared, algorithm), progress)
 
 
-def compile_missing(kernels: Iterable[Kernel], progress: Callable[[int, int], object] | None = None) -> int:
+def compile_missing(kernels: Iterable[KernelVariant], progress: Callable[[int, int], object] | None = None) -> int:
     """Compile the kernel variants that are not at hand, on all processor cores; returns how many those are.
 
     progress: as of `precompile`. An error, or Ctrl-C, leaves out what has not begun to compile.
     """
-    missing = [kernel for kernel in kernels if jit.find(*kernel) is None]
+    missing = [kernel for kernel in kernels if compiler.find(kernel) is None]
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # NVRTC runs outside of Python's lock
-        jobs = [threads.submit(jit.cubin, *kernel) for kernel in missing]
+        jobs = [threads.submit(compiler.cubin, kernel) for kernel in missing]
         try:
             for done, job in enumerate(as_completed(jobs), start=1):
                 job.result()
@@ -121,9 +120,9 @@ def load_for_other_sizes(calls: Iterable[PlannedCall], device: int, prepared: bo
         for call in _at_other_sizes(calls):
             with suppress(UnsupportedProblem, driver.DriverError):  # sizes that may never come are no reason to fail
                 for launch in _launches([call], spec, prepared, "auto"):
-                    kernel = launch.source, launch.kernel, tuple(launch.macros.items())
-                    if kernel not in loaded and jit.is_at_hand(launch.source, spec.arch, launch.macros, device):
-                        jit.LaunchSequence([launch], spec.arch, device)
+                    kernel = launch.variant(spec.arch), launch.kernel
+                    if kernel not in loaded and launch_sequence.is_available(kernel[0], device):
+                        launch_sequence.LaunchSequence([launch], spec.arch, device)
                         loaded.add(kernel)
 
 
@@ -136,11 +135,10 @@ def _at_other_sizes(calls: Iterable[PlannedCall]) -> Iterator[PlannedCall]:
                 yield call._replace(problem=replace(p, h=ceil(p.h * factor), w=ceil(p.w * factor)))
 
 
-def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> list[Kernel]:
-    """The kernel variants of the calls' plans, each once: source, architecture and macros."""
+def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> list[KernelVariant]:
+    """The kernel variants of the calls' plans, each once."""
     launches = _launches(calls, spec, prepared, algorithm)
-    found = {(launch.source, tuple(launch.macros.items())): dict(launch.macros) for launch in launches}
-    return [(source, spec.arch, macros) for (source, _), macros in found.items()]
+    return list(dict.fromkeys(launch.variant(spec.arch) for launch in launches))
 
 
 def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> Iterator[Launch]:

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cuconv import cubins, driver, jit, kernel_set, shipped
+from cuconv import shipped
+from cuconv.algorithms import kernel_set
 from cuconv.device import UnsupportedDevice, device_spec
-from cuconv.precompile import Kernel, compile_missing
+from cuconv.precompile import compile_missing
+from cuconv.runtime import compiler, cubins, driver
 
 ARCHITECTURES = tuple(f"sm_{number}" for number in (80, 86, 87, 89, "90a", 100, 103, 110, 120, 121))
 SECONDS_BETWEEN_LINES = 30  # on a stderr that is not a terminal
@@ -37,17 +39,17 @@ def main() -> None:
     try:
         for arch in architectures:
             _precompile(arch, chosen.into)
-    except (jit.CompileError, OSError) as error:
+    except (compiler.CompileError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
 
 
 def _precompile(arch: str, into: Path | None) -> None:
-    kernels: list[Kernel] = [(source, arch, macros) for source, macros in kernel_set.variants(arch)]
+    kernels = kernel_set.variants(arch)
     compiled = compile_missing(kernels, _progress(arch))
     print(f"{arch}: {len(kernels)} kernel variants, of which {compiled} were compiled into {cubins.folder()}")
     if into:
-        named = {jit.variant_name(*kernel): kernel for kernel in kernels}
-        shipped.write(into, ((name, jit.cubin(*named[name])) for name in sorted(named)))
+        named = {compiler.variant_name(kernel): kernel for kernel in kernels}
+        shipped.write(into, ((name, compiler.cubin(named[name])) for name in sorted(named)))
         print(f"{into}: {into.stat().st_size / 2**20:.1f} MiB")
 
 

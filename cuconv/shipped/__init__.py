@@ -3,8 +3,8 @@
 The zip of Hopper lies in this folder. That of another architecture, such as sm_80, is in a distribution of its own,
 whose package is called cuconv_sm_80. Without a zip, as in a checkout, a kernel is compiled when it is needed.
 
-An entry has the format of a file of the compile cache, with its checksum, and the name that `cuconv.jit` gives a kernel
-variant. The name covers the source, so an edited source matches no entry.
+An entry has the format of a file of the compile cache, with its checksum, and the name that `cuconv.runtime.compiler`
+gives a kernel variant. The name covers the source, so an edited source matches no entry.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from zipimport import zipimporter
 
-from cuconv import cubins
-from cuconv.cubins import Cubin
+from cuconv.runtime import cubins
+from cuconv.runtime.cubins import Cubin
 
 FOLDER = Path(__file__).parent
 

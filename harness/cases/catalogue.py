@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, check_name, validate
 from harness.cases.yaml_file import read_yaml
 from harness.errors import CatalogueError

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness import variables
 from harness.contenders.registry import NHWC, PROVIDERS
 from harness.errors import UserError

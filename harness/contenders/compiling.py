@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from cuconv import jit, select
+from cuconv import select
 from cuconv.algorithms import ALGORITHMS
+from cuconv.core.launch import Launch
+from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
-from cuconv.problem import ConvProblem, UnsupportedProblem
+from cuconv.runtime import compiler
 from harness import progress
 
 
@@ -20,10 +21,10 @@ def compile_launches(launches: Iterable[Launch], arch: str) -> int:
     arch: such as "sm_90a". All are compiled on return, because threads that compile would delay the host's launches
     while a GPU is timed. Raises CompileError.
     """
-    variants = dict.fromkeys((launch.source, tuple(launch.macros.items())) for launch in launches)
+    variants = dict.fromkeys(launch.variant(arch) for launch in launches)
     threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))
     try:
-        jobs = [threads.submit(jit.cubin, source, arch, dict(macros)) for source, macros in variants]
+        jobs = [threads.submit(compiler.cubin, variant) for variant in variants]
         for job in progress.counted(as_completed(jobs), "compiling kernels", total=len(jobs)):
             job.result()
     finally:

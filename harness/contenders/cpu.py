@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import reference
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 from harness.contenders import base
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, temporarily
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.contenders import base
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, measured_workspace, temporarily
 from harness.precision import IN_TORCH

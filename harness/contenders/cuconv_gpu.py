@@ -10,9 +10,9 @@ import torch
 
 import cuconv
 from cuconv.algorithms import offering
-from cuconv.background import waiting
+from cuconv.core.problem import ConvProblem
 from cuconv.device import device_spec
-from cuconv.problem import ConvProblem
+from cuconv.runtime.background import waiting
 from cuconv.select import BATCH_INVARIANT
 from harness.contenders import base
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared

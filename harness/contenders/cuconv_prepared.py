@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 import cuconv
-from cuconv.background import waiting
+from cuconv.core.problem import ConvProblem
 from cuconv.device import device_spec
-from cuconv.problem import ConvProblem
+from cuconv.runtime.background import waiting
 from harness.contenders import cuconv_gpu
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared
 

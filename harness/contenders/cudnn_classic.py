@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness import libcudnn
 from harness.contenders import base
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable

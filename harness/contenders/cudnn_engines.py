@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.contenders import base
 from harness.contenders.base import (
     LAYOUTS,

@@ -13,7 +13,7 @@ from math import ceil, prod
 
 import torch
 
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 from harness.contenders import base
 from harness.contenders.base import NotRunnable, Offer, Operands, Prepared, Unavailable
 from harness.contenders.cutlass_library import Kernel, Refused, Sizes, Toolchain, kernels_for, load

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from cuconv import cubins
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
+from cuconv.runtime import cubins
 from harness import progress
 from harness.contenders.base import Unavailable
 from harness.errors import UserError

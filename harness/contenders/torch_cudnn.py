@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.contenders import base
 from harness.contenders.base import (
     LAYOUTS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from cuconv import reference
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 
 # A wrong index gives an error of order 1, TF32 one of 3e-4. cuDNN's Winograd has 1.2e-3 at 5x5 and is accepted.
 TOLERANCE = 1e-2

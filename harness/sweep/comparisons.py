@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.csv_file import GEOMETRY

@@ -19,7 +19,7 @@ from typing import Any
 import nvtx
 import torch
 
-from cuconv.problem import FLOAT_BYTES, UnsupportedProblem
+from cuconv.core.problem import FLOAT_BYTES, UnsupportedProblem
 from harness.cases.catalogue import Case
 from harness.contenders import base
 from harness.contenders.base import LAYOUTS, PLAIN, Contender, NoMemory, NotRunnable, Offer, Operands, Prepared

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness import progress
 from harness.contenders.registry import shown
 from harness.errors import GpuLost

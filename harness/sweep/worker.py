@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness import precision
 from harness.contenders.base import Contender, Unavailable, load
 from harness.errors import GpuLost, UserError

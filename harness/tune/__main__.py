@@ -1,4 +1,4 @@
-"""python -m harness.tune: measure configurations on a GPU, fit the cost models to them, write cuconv/costs*.toml."""
+"""python -m harness.tune: measure configurations on a GPU, fit the cost models to them, write their constants."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _measured_folder(options: argparse.Namespace) -> Path:
 
 main = command.program(
     "harness.tune",
-    "Measure configurations on a GPU, fit the cost models to them, write cuconv/costs*.toml.",
+    "Measure configurations on a GPU, fit the cost models to them, write cuconv/core/costs*.toml.",
     _run,
     _add_options,
     "fit to them with --fit-only",

@@ -21,9 +21,10 @@ import torch
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.launch import Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch, LaunchSequence
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.runtime.launch_sequence import LaunchSequence
 from harness import progress
 from harness.cases.catalogue import Case
 from harness.contenders.base import Operands

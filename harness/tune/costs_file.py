@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cuconv import costs
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.core import costs
 from cuconv.device import DeviceSpec
 from harness import progress
 from harness.errors import ResultsError

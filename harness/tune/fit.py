@@ -16,8 +16,8 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.problem import ConvProblem, UnsupportedProblem
 from harness.precision import FP32
 from harness.sweep.comparisons import CASE, geometric_mean, problem_of
 from harness.tune.candidates import RUN_COLUMNS

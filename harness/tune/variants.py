@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from cuconv import jit
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED, ListedVariants, variant_key
+from cuconv.core.launch import KernelVariant
+from cuconv.core.problem import FP32, TF32, ConvProblem, UnsupportedProblem
 from cuconv.device import H200
-from cuconv.problem import FP32, TF32, ConvProblem, UnsupportedProblem
+from cuconv.runtime import compiler
 from cuconv.select import MAX_WORKSPACE_BYTES
 from harness import command, progress
 from harness.cases.catalogue import load_sweep
@@ -211,7 +212,8 @@ def spilling(variants: list[Variant]) -> list[Variant]:
         algorithm, forms = ALGORITHMS[name], [dict(macros)]
         if type(algorithm).packing is not Algorithm.packing:  # its weights can be prepared
             forms.append(forms[0] | {PREPARED: 1})
-        kernels = (one for form in forms for one in jit.resources(algorithm.source, H200.arch, form))
+        compiled = (KernelVariant.of(algorithm.source, H200.arch, form) for form in forms)
+        kernels = (one for variant in compiled for one in compiler.resources(variant))
         return any(kernel.spill_bytes for kernel in kernels)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside of Python's lock

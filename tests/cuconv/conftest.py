@@ -2,9 +2,10 @@
 
 import pytest
 
-from cuconv import call, conv, driver, prepared, ready
+from cuconv import call, call_cache, conv, prepared
 from cuconv.device import H200
-from cuconv.flags import flags_of
+from cuconv.runtime import driver
+from cuconv.runtime.flags import flags_of
 from tests.cuconv.fake_gpu import FakeCuda, Recorder, TensorsOfGpu3
 
 
@@ -24,14 +25,14 @@ def cuda(gpus, monkeypatch):
     cuda, library = gpus, TensorsOfGpu3()
     cuda.tensors = library
     Recorder.made, Recorder.enqueued = [], []
-    monkeypatch.setattr(ready, "_thread", ready._Thread())
-    monkeypatch.setattr(ready, "LaunchSequence", Recorder)
-    monkeypatch.setattr(ready, "device_spec", lambda device: H200)
+    monkeypatch.setattr(call_cache, "_thread", call_cache._Thread())
+    monkeypatch.setattr(call_cache, "LaunchSequence", Recorder)
+    monkeypatch.setattr(call_cache, "device_spec", lambda device: H200)
     cuda.missing = set()  # stems of the sources whose kernels must be compiled
-    monkeypatch.setattr(ready, "is_at_hand", lambda source, *_: source.stem not in cuda.missing)
+    monkeypatch.setattr(call_cache, "is_available", lambda variant, _: variant.source.stem not in cuda.missing)
     for module in (conv, prepared):
         monkeypatch.setattr(module, "library_of", lambda array: library)
-    for module in (call, prepared, ready):
+    for module in (call, prepared, call_cache):
         monkeypatch.setattr(module, "capture_of", lambda stream: cuda.capture)
     flags_of.cache_clear()
     return cuda

@@ -2,7 +2,7 @@
 
 import torch
 
-from cuconv.arrays import TorchArrays
+from cuconv.runtime.arrays import TorchArrays
 
 
 class TensorsOfGpu3(TorchArrays):
@@ -26,7 +26,7 @@ class TensorsOfGpu3(TorchArrays):
     def allocator(self, shape, device):
         return lambda: torch.empty(shape)
 
-    def kept(self, arrays, device):
+    def lifetime(self, arrays, device):
         return Kept(self, arrays)
 
     def zeros(self, count, device):
@@ -37,13 +37,13 @@ class TensorsOfGpu3(TorchArrays):
 
 
 class Kept:
-    """TorchKept, for tensors that are on no GPU."""
+    """TorchLifetime, for tensors that are on no GPU."""
 
     def __init__(self, library, arrays):
         self._library, self._addresses = library, tuple(array.data_ptr() for array in arrays)
         self.known = set()
 
-    def read_by(self, stream, capture):
+    def record_use(self, stream, capture):
         self._library.readers.append((self._addresses, stream))
         self.known.add(stream)
 

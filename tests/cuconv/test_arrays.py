@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cuconv.arrays import TorchArrays
-from cuconv.problem import UnsupportedProblem
+from cuconv.core.problem import UnsupportedProblem
+from cuconv.runtime.arrays import TorchArrays
 
 X = torch.zeros(2, 3, 4, 5)
 

@@ -7,8 +7,8 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.launch import FLAGS, PACKED, RESIDUAL
 from cuconv.device import A100, H200
-from cuconv.jit import FLAGS, PACKED, RESIDUAL
 
 PROBLEMS = [
     ConvProblem(8, 64, 14, 14, 64, 3, 3, 1, 1),

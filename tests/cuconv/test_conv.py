@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, conv, prepared, ready
+from cuconv import ConvProblem, UnsupportedProblem, call_cache, conv, prepared
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.arrays import CupyArrays, TorchArrays
+from cuconv.core.launch import RESIDUAL
 from cuconv.device import H200
-from cuconv.flags import SLOT_BYTES
-from cuconv.jit import RESIDUAL
+from cuconv.runtime.arrays import CupyArrays, TorchArrays
+from cuconv.runtime.flags import SLOT_BYTES
 from tests.cuconv.fake_gpu import Recorder, TensorsOfGpu3
 
 
@@ -146,7 +146,7 @@ def test_threads_share_nothing_that_a_call_writes_to(cuda):
 
 
 def test_prepared_calls_are_limited_in_number(cuda, monkeypatch):
-    monkeypatch.setattr(ready, "MAX_READY_CALLS", 2)
+    monkeypatch.setattr(call_cache, "MAX_READY_CALLS", 2)
     for padding in (0, 1, 2, 1, 2, 0):
         cuconv.conv2d(X, WEIGHT, padding=padding)
     assert len(Recorder.made) == 4

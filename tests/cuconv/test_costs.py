@@ -6,10 +6,11 @@ from math import inf
 
 import pytest
 
-from cuconv import costs, select
+from cuconv import select
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
-from cuconv.costs import CostsError, constant
+from cuconv.core import costs
+from cuconv.core.costs import CostsError, constant
 from cuconv.device import H200
 from tests.cuconv.algorithms.problems import typical_problem
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cuconv import cubins
-from cuconv.cubins import Cubin
+from cuconv.runtime import cubins
+from cuconv.runtime.cubins import Cubin
 
-ROOT = str(Path(cubins.__file__).parents[1])
+ROOT = str(Path(cubins.__file__).parents[2])
 CUBIN = Cubin(b"\x7fELF" + bytes(range(256)) * 8, "Used 32 registers, größer")
 
 
@@ -154,7 +154,10 @@ def test_writers_of_one_kernel_at_once_all_succeed(folder):
 def test_two_processes_that_compile_the_same_kernel_at_once_both_succeed(folder, tmp_path):
     source = tmp_path / "kernel.cu"
     source.write_text('extern "C" __global__ void kernel(float* x) { *x = 1; }')
-    code = "from pathlib import Path; from cuconv import jit; print(jit.cubin(Path('kernel.cu'), 'sm_90a', {}).code)"
+    code = (
+        "from pathlib import Path; from cuconv.core.launch import KernelVariant; from cuconv.runtime import compiler;"
+        "print(compiler.cubin(KernelVariant.of(Path('kernel.cu'), 'sm_90a', {})).code)"
+    )
     command, options = [sys.executable, "-W", "error", "-c", code], {"stdout": subprocess.PIPE, "cwd": tmp_path}
     running = [subprocess.Popen(command, **options, env=os.environ | {"PYTHONPATH": ROOT}) for _ in range(2)]
     printed = [process.communicate()[0] for process in running]

@@ -9,6 +9,7 @@ import pytest
 OPTIONAL = ["cupy", "torch", "pandas", "matplotlib", "pydantic", "yaml", "scipy", "tqdm", "nvtx", "pynvml"]
 WITHOUT_THEM = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"  # None: importing the module fails
 PLAN = """
+from cuconv.core.launch import KernelVariant
 from cuconv import ConvProblem, plan
 from cuconv.device import H200
 print(plan(ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1), {device}))
@@ -30,12 +31,14 @@ import cuconv, cuconv.nn
 """
 COMPILE_WITHOUT_NVRTC = """
 from cuda.bindings import nvrtc
-from cuconv import jit
 from cuconv.algorithms import ALGORITHMS
+from cuconv.core.launch import KernelVariant
+from cuconv.runtime import compiler
 def version():
     raise RuntimeError("libnvrtc.so.13 not found")
 nvrtc.nvrtcVersion = version
-jit.cubin(ALGORITHMS["two_stage"].source, "sm_90a", ALGORITHMS["two_stage"].variants("sm_90a")[0])
+two_stage = ALGORITHMS["two_stage"]
+compiler.cubin(KernelVariant.of(two_stage.source, "sm_90a", two_stage.variants("sm_90a")[0]))
 """
 
 
@@ -61,9 +64,9 @@ def test_users_of_torch_do_not_wait_for_cupy():
     [
         (
             NO_DRIVER + PLAN.format(device=None),
-            "cuconv.driver.DriverError: the CUDA driver is not found (libcuda.so.1: cannot open shared object file): "
-            "install NVIDIA's driver, or pass a described GPU, such as cuconv.device.H200, to what only plans or "
-            "compiles",
+            "cuconv.runtime.driver.DriverError: the CUDA driver is not found (libcuda.so.1: cannot open shared "
+            "object file): install NVIDIA's driver, or pass a described GPU, such as cuconv.device.H200, to what only "
+            "plans or compiles",
         ),
         (
             "from cuconv import reference",
@@ -71,8 +74,8 @@ def test_users_of_torch_do_not_wait_for_cupy():
         ),
         (
             COMPILE_WITHOUT_NVRTC,
-            "cuconv.jit.CompileError: cuConv has no compiled two_stage for sm_90a, and NVRTC, which compiles it, is "
-            "not found: run 'pip install cuda-bindings nvidia-cuda-nvrtc' for CUDA 13 or "
+            "cuconv.runtime.compiler.CompileError: cuConv has no compiled two_stage for sm_90a, and NVRTC, which "
+            "compiles it, is not found: run 'pip install cuda-bindings nvidia-cuda-nvrtc' for CUDA 13 or "
             "'pip install \"cuda-bindings<13\" nvidia-cuda-nvrtc-cu12' for CUDA 12",
         ),
     ],

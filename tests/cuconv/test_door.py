@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, UnsupportedProblem, conv, conv2d, plan, precompile
-from cuconv.arrays import library_of
+from cuconv.core.geometry import Geometry
 from cuconv.device import H200
-from cuconv.geometry import Geometry
 from cuconv.operands import check_operands
+from cuconv.runtime.arrays import library_of
 
 PACKAGE = Path(conv.__file__).parent
 X, W = torch.ones(2, 4, 5, 5), torch.ones(6, 4, 3, 3)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuconv import driver
 from cuconv.device import DeviceSpec, UnsupportedDevice, device_spec
+from cuconv.runtime import driver
 
 
 def cuGetErrorString(code, text):

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from cuconv.device import H200
-from cuconv.flags import PER_THREAD, SLOT_BYTES, SLOTS, Flags
+from cuconv.runtime.flags import SLOT_BYTES, SLOTS, Flags
+from cuconv.runtime.streams import PER_THREAD
 
 
 class Library:

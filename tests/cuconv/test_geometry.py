@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuconv import UnsupportedProblem
-from cuconv.geometry import Geometry, pair
+from cuconv.core.geometry import Geometry, pair
 
 INPUT, WEIGHT = (2, 8, 20, 17), (6, 4, 3, 5)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cuconv import driver as cuda_driver
-from cuconv import jit
-from cuconv.cubins import Cubin
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch, LaunchSequence
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, KernelVariant, Launch
+from cuconv.runtime import compiler, launch_sequence
+from cuconv.runtime import driver as cuda_driver
+from cuconv.runtime.cubins import Cubin
+from cuconv.runtime.launch_sequence import LaunchSequence
 
 STREAM = 0x7F0000000010
 MODULE = 0x7F0000000020
@@ -25,7 +26,7 @@ class Driver:
         self.arguments_of = {1: 4, 2: 5}
         self.attributes = {}  # by (kernel, attribute)
         monkeypatch.setattr(cuda_driver, "library", lambda: self)
-        monkeypatch.setattr(jit, "cubin", lambda *variant: Cubin(repr(variant).encode(), ""))
+        monkeypatch.setattr(compiler, "cubin", lambda variant: Cubin(repr(variant).encode(), ""))
         self.loaded = []
 
     def cuModuleLoadData(self, module, code):
@@ -39,7 +40,9 @@ class Driver:
         return 0
 
     def cuFuncGetAttribute(self, value, attribute, kernel):
-        default = jit.SHARED_BYTES_BY_DEFAULT if attribute == jit.MAX_DYNAMIC_SHARED_SIZE_BYTES else 0
+        default = (
+            launch_sequence.SHARED_BYTES_BY_DEFAULT if attribute == launch_sequence.MAX_DYNAMIC_SHARED_SIZE_BYTES else 0
+        )
         value._obj.value = self.attributes.get((kernel.value, attribute), default)
         return 0
 
@@ -56,7 +59,7 @@ class Driver:
         stream = config.hStream or 0
         self.launched.append((kernel.value, grid, block, config.sharedMemBytes, stream, config.numAttrs, values))
         assert extra is None
-        attribute = jit._LaunchAttribute.from_address(config.attrs)
+        attribute = launch_sequence._LaunchAttribute.from_address(config.attrs)
         assert (attribute.id, attribute.value[0]) == (6, 1)
         return self.status
 
@@ -67,7 +70,12 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver(monkeypatch)
-    kept = (jit._load.cache_clear, jit._module.cache_clear, jit._found.clear, jit._loaded.clear)
+    kept = (
+        launch_sequence._load.cache_clear,
+        launch_sequence._module.cache_clear,
+        launch_sequence._found.clear,
+        launch_sequence._loaded.clear,
+    )
     for clear in kept:
         clear()
     yield driver
@@ -103,37 +111,42 @@ def test_a_cubin_is_loaded_once_for_each_gpu_and_its_shared_memory_allowed_once(
     for device in (0, 0, 1):
         LaunchSequence((FIRST, SECOND), "sm_90a", device)
     assert len(driver.loaded) == 2
-    assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)]
+    assert driver.attributes_set == [(2, launch_sequence.MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000)]
 
 
-def test_a_cubin_that_is_at_hand_is_read_once(driver, monkeypatch):
+def test_a_cubin_that_is_available_is_read_once(driver, monkeypatch):
     read, there = [], Cubin(b"code", "")
-    monkeypatch.setattr(jit, "find", lambda source, arch, macros: read.append(macros["SIZE"]) or there)
+    monkeypatch.setattr(compiler, "find", lambda variant: read.append(dict(variant.macros)["SIZE"]) or there)
     launch = Launch(Path("a.cu"), {"SIZE": 8}, "first", 7, 64, (WEIGHT, 2**40, WORKSPACE, -1))
     for _ in range(2):
-        assert jit.is_at_hand(launch.source, "sm_90a", launch.macros, 0)
+        assert launch_sequence.is_available(launch.variant("sm_90a"), 0)
         LaunchSequence((launch,), "sm_90a", 0)
     assert read == [8] and driver.loaded == [there.code]
 
 
 def test_a_cubin_that_is_missing_is_looked_for_again(driver, monkeypatch):
     found = [Cubin(b"code", ""), None]
-    monkeypatch.setattr(jit, "find", lambda *variant: found.pop())
-    assert [jit.is_at_hand(Path("a.cu"), "sm_90a", {"SIZE": 9}, 0) for _ in range(2)] == [False, True]
+    monkeypatch.setattr(compiler, "find", lambda variant: found.pop())
+    missing = KernelVariant.of(Path("a.cu"), "sm_90a", {"SIZE": 9})
+    assert [launch_sequence.is_available(missing, 0) for _ in range(2)] == [False, True]
 
 
 def test_the_limit_of_shared_memory_is_never_lowered(driver):
     """Two kernels loaded from one cubin share the driver's function, and with it the limit."""
-    kernels = [jit.Kernel(MODULE, "second") for _ in range(2)]
+    kernels = [launch_sequence.Kernel(MODULE, "second") for _ in range(2)]
     for kernel, shared_bytes in zip((*kernels, *kernels), (100_000, 60_000, 49_152, 200_000), strict=True):
         kernel.allow_shared(shared_bytes)
-    assert driver.attributes_set == [(2, jit.MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in (100_000, 200_000)]
+    assert driver.attributes_set == [
+        (2, launch_sequence.MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in (100_000, 200_000)
+    ]
 
 
-@pytest.mark.parametrize(("width", "asked"), [(0, []), (8, []), (16, [(2, jit.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])])
+@pytest.mark.parametrize(
+    ("width", "asked"), [(0, []), (8, []), (16, [(2, launch_sequence.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])]
+)
 def test_only_clusters_beyond_the_portable_size_are_asked_for(driver, width, asked):
-    driver.attributes[2, jit.REQUIRED_CLUSTER_WIDTH] = width
-    jit.Kernel(MODULE, "second")
+    driver.attributes[2, launch_sequence.REQUIRED_CLUSTER_WIDTH] = width
+    launch_sequence.Kernel(MODULE, "second")
     assert driver.attributes_set == asked
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem, jit, plan, precompile
+from cuconv import ConvProblem, UnsupportedProblem, plan, precompile
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
 from cuconv.precompile import PlannedCall, computed, load_for_other_sizes, precompile_calls
+from cuconv.runtime import compiler, launch_sequence
 
 ahead = sys.modules["cuconv.precompile"]  # cuconv.precompile is the function
 LAYERS = [ConvProblem(1, 64, 7, 7, 32, 1, 1), ConvProblem(2, 64, 7, 7, 32, 1, 1, groups=64 // 32)]
@@ -33,7 +35,7 @@ def test_what_calls_launch_is_in_the_cache(cache, residual):
         launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True))
         if residual:
             launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True, residual=True))
-        assert all(jit.find(launch.source, H200.arch, launch.macros) for launch in launches)
+        assert all(compiler.find(KernelVariant.of(launch.source, H200.arch, launch.macros)) for launch in launches)
     assert precompile(LAYERS, H200, residual=residual) == 0
 
 
@@ -65,9 +67,9 @@ def loaded(monkeypatch):
     found = []
     monkeypatch.setattr(ahead, "device_spec", lambda device: H200)
     monkeypatch.setattr(ahead.driver, "made_current", lambda device: nullcontext())
-    monkeypatch.setattr(jit, "is_at_hand", lambda source, *_: source.stem != "fp16x3")
-    monkeypatch.setattr(jit, "LaunchSequence", lambda launches, arch, device: found.extend(launches))
-    monkeypatch.setattr(jit, "_compile", None)
+    monkeypatch.setattr(launch_sequence, "is_available", lambda variant, device: variant.source.stem != "fp16x3")
+    monkeypatch.setattr(launch_sequence, "LaunchSequence", lambda launches, arch, device: found.extend(launches))
+    monkeypatch.setattr(compiler, "_compile", None)
     return found
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, call, prepared, ready, select
+from cuconv import ConvProblem, UnsupportedProblem, call, call_cache, prepared, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.call import Packing
+from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, WEIGHT, WORKSPACE, Launch
 from cuconv.device import A100, H200
-from cuconv.jit import FLAGS, PACKED, RESIDUAL, WEIGHT, WORKSPACE, Launch
 from tests.cuconv.fake_gpu import Recorder
 
 PACKING = ("fp16x3", "fp16x3_winograd", "fp16x3_pointwise")
@@ -156,7 +156,7 @@ def test_a_part_with_a_fixed_place_keeps_it(strided):
     *_, calls = launches_of(problem, "fp16x3_pointwise")
     offsets = [a.offset for launch in calls for a in launch.arguments if not isinstance(a, int)]
     assert any(offsets) == strided
-    assert ready.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)
+    assert call_cache.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)
     assert any(WORKSPACE in launch.arguments for launch in calls)
 
 

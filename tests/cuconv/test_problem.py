@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem
-from cuconv.problem import MAX_SIZE, SIZES, _positions_read
+from cuconv.core.problem import MAX_SIZE, SIZES, _positions_read
 
 
 def test_sizes_and_costs_of_a_padded_3x3():

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem, kernel_set
-from cuconv.algorithms import ALGORITHMS
+from cuconv import ConvProblem, UnsupportedProblem
+from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import add_residual
+from cuconv.core.problem import MAX_SIZE
 from cuconv.device import A100, H200
-from cuconv.problem import MAX_SIZE
 from cuconv.select import BATCH_INVARIANT, launches_of, plan, predicted_us
 from tests.cuconv.layers import problems_of
 

@@ -8,29 +8,34 @@ from zipfile import ZipFile
 
 import pytest
 
-from cuconv import jit, kernel_set, shipped
+from cuconv import shipped
+from cuconv.algorithms import kernel_set
 from cuconv.algorithms.common import add_residual
+from cuconv.core.launch import KernelVariant
+from cuconv.runtime import compiler, launch_sequence
 
 ARCH = "sm_90a"
 SCALAR, VECTOR = add_residual.variants()
-SHIPS, DOES_NOT = (add_residual.SOURCE, ARCH, SCALAR), (add_residual.SOURCE, ARCH, VECTOR)
+SHIPS, DOES_NOT = (KernelVariant.of(add_residual.SOURCE, ARCH, macros) for macros in (SCALAR, VECTOR))
 
 WITHOUT_NVRTC = """
 import sys
 from pathlib import Path
 sys.modules["cuda"] = sys.modules["cuda.bindings"] = None  # importing them fails
 import cuconv
-from cuconv import jit, precompile, shipped
+from cuconv import precompile, shipped
+from cuconv.runtime import compiler, launch_sequence
 from cuconv.algorithms.common import add_residual
+from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
 from cuconv.precompile import compile_missing
 shipped.FOLDER = Path(sys.argv[1])
 cuconv.plan(cuconv.ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1), H200)
-scalar, vector = add_residual.variants()
-assert compile_missing([(add_residual.SOURCE, H200.arch, scalar)]) == 0
-assert jit.cubin(add_residual.SOURCE, H200.arch, scalar).code.startswith(b"\\x7fELF")
-assert not jit.is_at_hand(add_residual.SOURCE, H200.arch, vector, 0)
-compile_missing([(add_residual.SOURCE, H200.arch, vector)])
+scalar, vector = (KernelVariant.of(add_residual.SOURCE, H200.arch, macros) for macros in add_residual.variants())
+assert compile_missing([scalar]) == 0
+assert compiler.cubin(scalar).code.startswith(b"\\x7fELF")
+assert not launch_sequence.is_available(vector, 0)
+compile_missing([vector])
 """
 
 
@@ -38,10 +43,10 @@ compile_missing([(add_residual.SOURCE, H200.arch, vector)])
 def folder(tmp_path, monkeypatch):
     """Where a zip with one of the two variants of add_residual ships; the compile cache is empty."""
     monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path / "first"))
-    compiled = jit.cubin(*SHIPS)
+    compiled = compiler.cubin(SHIPS)
     folder = tmp_path / "shipped"
     folder.mkdir()
-    shipped.write(folder / f"{ARCH}.zip", [(jit.variant_name(*SHIPS), compiled)])
+    shipped.write(folder / f"{ARCH}.zip", [(compiler.variant_name(SHIPS), compiled)])
     monkeypatch.setattr(shipped, "FOLDER", folder)
     monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path / "cache"))
     shipped._archive.cache_clear()
@@ -50,26 +55,26 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_ships_is_neither_compiled_nor_cached(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(jit, "_compile", None)
-    monkeypatch.setattr(jit, "_compiler_version", None)
-    assert jit.is_at_hand(*SHIPS, device=0)
-    assert jit.resources(*SHIPS)[0].kernel == "add_residual"  # the report ships too
+    monkeypatch.setattr(compiler, "_compile", None)
+    monkeypatch.setattr(compiler, "_compiler_version", None)
+    assert launch_sequence.is_available(SHIPS, device=0)
+    assert compiler.resources(SHIPS)[0].kernel == "add_residual"  # the report ships too
     assert not (tmp_path / "cache").exists()
 
 
 def test_other_variants_and_architectures_are_compiled(folder, tmp_path):
-    for kernel in (DOES_NOT, (add_residual.SOURCE, "sm_80", SCALAR)):
-        assert jit.find(*kernel) is None
-        assert jit.cubin(*kernel) == jit.find(*kernel)
+    for kernel in (DOES_NOT, KernelVariant.of(add_residual.SOURCE, "sm_80", SCALAR)):
+        assert compiler.find(kernel) is None
+        assert compiler.cubin(kernel) == compiler.find(kernel)
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_an_edited_source_does_not_match(folder, tmp_path):
     edited = tmp_path / add_residual.SOURCE.name
     edited.write_text(add_residual.SOURCE.read_text())
-    assert jit.find(edited, ARCH, SCALAR) is not None
+    assert compiler.find(KernelVariant.of(edited, ARCH, SCALAR)) is not None
     edited.write_text(add_residual.SOURCE.read_text() + "// edited\n")
-    assert jit.find(edited, ARCH, SCALAR) is None
+    assert compiler.find(KernelVariant.of(edited, ARCH, SCALAR)) is None
 
 
 @pytest.mark.parametrize("place", ["entry", "directory"])
@@ -79,22 +84,22 @@ def test_what_is_damaged_is_compiled(folder, place):
     middle = len(content) // 2 if place == "entry" else -10
     content[middle : middle + 4] = b"\xff\xff\xff\xff"
     path.write_bytes(content)
-    assert jit.find(*SHIPS) is None
-    assert jit.cubin(*SHIPS).code.startswith(b"\x7fELF")
+    assert compiler.find(SHIPS) is None
+    assert compiler.cubin(SHIPS).code.startswith(b"\x7fELF")
 
 
 def test_another_architecture_is_found_in_a_package_of_its_own(folder, tmp_path, monkeypatch):
-    kernel = (add_residual.SOURCE, "sm_80", SCALAR)
+    kernel = KernelVariant.of(add_residual.SOURCE, "sm_80", SCALAR)
     package = tmp_path / "site" / "cuconv_sm_80"
     package.mkdir(parents=True)
-    shipped.write(package / "sm_80.zip", [(jit.variant_name(*kernel), jit.cubin(*SHIPS))])
+    shipped.write(package / "sm_80.zip", [(compiler.variant_name(kernel), compiler.cubin(SHIPS))])
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert jit.find(*kernel) == jit.cubin(*SHIPS)
+    assert compiler.find(kernel) == compiler.cubin(SHIPS)
 
 
 def test_equal_cubins_make_an_equal_zip(folder):
     path = folder / f"{ARCH}.zip"
-    shipped.write(folder / "again.zip", [(jit.variant_name(*SHIPS), jit.cubin(*SHIPS))])
+    shipped.write(folder / "again.zip", [(compiler.variant_name(SHIPS), compiler.cubin(SHIPS))])
     assert (folder / "again.zip").read_bytes() == path.read_bytes()
     assert sorted(file.name for file in folder.iterdir()) == ["again.zip", f"{ARCH}.zip"]
 
@@ -103,8 +108,8 @@ def test_without_nvrtc_what_ships_works_and_the_rest_says_what_to_install(folder
     command = [sys.executable, "-c", WITHOUT_NVRTC, str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.stderr.splitlines()[-1] == (
-        "cuconv.jit.CompileError: cuConv has no compiled add_residual for sm_90a, and NVRTC, which compiles it, is not "
-        "found: run 'pip install cuda-bindings nvidia-cuda-nvrtc' for CUDA 13 or "
+        "cuconv.runtime.compiler.CompileError: cuConv has no compiled add_residual for sm_90a, and NVRTC, which "
+        "compiles it, is not found: run 'pip install cuda-bindings nvidia-cuda-nvrtc' for CUDA 13 or "
         "'pip install \"cuda-bindings<13\" nvidia-cuda-nvrtc-cu12' for CUDA 12"
     ), ended.stderr
 
@@ -112,8 +117,10 @@ def test_without_nvrtc_what_ships_works_and_the_rest_says_what_to_install(folder
 def command(*arguments):
     """Run `python -m cuconv.precompile` in a process of its own, with a closed set of two variants."""
     code = (
-        "import runpy; from cuconv import kernel_set; from cuconv.algorithms.common import add_residual as a;"
-        "kernel_set.variants = lambda arch: tuple((a.SOURCE, macros) for macros in a.variants());"
+        "import runpy; from cuconv.algorithms import kernel_set;"
+        "from cuconv.algorithms.common import add_residual as a;"
+        "from cuconv.core.launch import KernelVariant as K;"
+        "kernel_set.variants = lambda arch: tuple(K.of(a.SOURCE, arch, macros) for macros in a.variants());"
         "runpy.run_module('cuconv.precompile', run_name='__main__', alter_sys=True)"
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # no GPU
@@ -131,7 +138,7 @@ def test_the_command_compiles_once_and_writes_the_zip(folder, tmp_path):
     again = command("--arch", ARCH, "--into", into)
     assert (again.returncode, again.stderr) == (0, "")
     assert "of which 0 were compiled" in again.stdout
-    names = {f"{jit.variant_name(*kernel)}.cubin" for kernel in (SHIPS, DOES_NOT)}
+    names = {f"{compiler.variant_name(kernel)}.cubin" for kernel in (SHIPS, DOES_NOT)}
     assert set(ZipFile(into).namelist()) == names
 
 
@@ -153,8 +160,7 @@ def test_the_command_refuses_bad_input(arguments, sentence):
 @pytest.mark.parametrize("arch", ["sm_80", ARCH, "sm_100"])
 def test_every_variant_of_the_set_has_a_name_of_its_own(arch):
     variants = kernel_set.variants(arch)
-    distinct = {(source, frozenset(macros.items())) for source, macros in variants}
-    assert len({jit.variant_name(source, arch, macros) for source, macros in variants}) == len(distinct)
+    assert len({compiler.variant_name(variant) for variant in variants}) == len(set(variants))
 
 
 def test_the_checkout_has_no_zip():

@@ -6,7 +6,7 @@ import torch
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
 from cuconv.device import device_spec
-from cuconv.jit import LaunchSequence
+from cuconv.runtime.launch_sequence import LaunchSequence
 from harness.contenders.compiling import compile_launches
 from tests.gpu.problems import (
     TOLERANCES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuconv.background import waiting
+from cuconv.runtime.background import waiting
 from harness.store import proof
 
 HERE = Path(__file__).parent

@@ -20,10 +20,12 @@ from dataclasses import replace
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
+from cuconv.core.launch import Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.flags import SLOT_BYTES
-from cuconv.jit import Launch, LaunchSequence, cubin
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.runtime.compiler import cubin
+from cuconv.runtime.flags import SLOT_BYTES
+from cuconv.runtime.launch_sequence import LaunchSequence
 from cuconv.select import LaunchPlan, launches_of
 
 TOOLS = ("memcheck", "racecheck")

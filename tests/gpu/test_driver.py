@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from cuconv import driver
+from cuconv.runtime import driver
 
 BEGIN = """
 import sys, torch, cuconv, cuconv.nn
 from concurrent.futures import ThreadPoolExecutor
-from cuconv.driver import context_reader
+from cuconv.runtime.driver import context_reader
 
 def operands(gpu, size):
     x, weight = torch.randn(2, 16, size, size, device=gpu), torch.randn(8, 16, 3, 3, device=gpu)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cuconv.nn
-from cuconv.ready import MAX_READY_CALLS
+from cuconv.call_cache import MAX_READY_CALLS
 
 LAYERS = 3
 SIZES = 2 * MAX_READY_CALLS // LAYERS  # twice as many as ready calls are kept for

@@ -16,10 +16,10 @@ import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.call_cache import workspace_beside
 from cuconv.device import device_spec
-from cuconv.flags import SLOT_BYTES
-from cuconv.jit import LaunchSequence
-from cuconv.ready import workspace_beside
+from cuconv.runtime.flags import SLOT_BYTES
+from cuconv.runtime.launch_sequence import LaunchSequence
 from cuconv.select import LaunchPlan, launches_of
 from harness.contenders.compiling import compile_launches
 from tests.gpu.configurations import run

@@ -10,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem, algorithms, conv2d, referenc
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import device_spec
-from cuconv.jit import LaunchSequence
+from cuconv.runtime.launch_sequence import LaunchSequence
 from cuconv.select import LaunchPlan, launches_of
 from harness.contenders.compiling import compile_launches
 from tests.gpu.problems import (

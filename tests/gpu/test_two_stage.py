@@ -10,7 +10,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.two_stage.two_stage import REUSE
 from cuconv.device import device_spec
-from cuconv.jit import LaunchSequence
+from cuconv.runtime.launch_sequence import LaunchSequence
 from tests.gpu.problems import TOLERANCE, bias_for, operands, pads, poisoned_output, rel_l2_error
 
 two_stage = ALGORITHMS["two_stage"]

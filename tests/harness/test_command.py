@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cuconv.costs import CostsError
+from cuconv.core.costs import CostsError
 from harness.command import exit_code
 from harness.contenders.base import Unavailable
 from harness.errors import CatalogueError, GpuLost, ResultsError, UsageError

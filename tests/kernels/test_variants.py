@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from cuconv import jit
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common.listed import PREPARED
+from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
+from cuconv.runtime import compiler
 
 SECONDS_BETWEEN_LINES = 30
 PREPARED_STEP = 4
@@ -35,7 +36,7 @@ def jobs(request):
     pool = ThreadPoolExecutor(os.cpu_count())  # NVRTC runs outside of Python's lock
     yield {
         (name, arch): [
-            (macros, pool.submit(jit.resources, ALGORITHMS[name].source, arch, macros))
+            (macros, pool.submit(compiler.resources, KernelVariant.of(ALGORITHMS[name].source, arch, macros)))
             for macros in compiled(name, arch)
         ]
         for name, arch in kinds

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cuconv import jit, shipped
+from cuconv import shipped
 from cuconv.algorithms.common import add_residual
+from cuconv.core.launch import KernelVariant
+from cuconv.runtime import compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (".py", ".toml", ".csv", ".cu", ".cuh")
@@ -17,29 +19,31 @@ USE = """
 import importlib.util
 import cuconv
 from cuconv.algorithms import ALGORITHMS
+from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
-from cuconv import jit
+from cuconv.runtime import compiler
 
 assert not any(importlib.util.find_spec(name) for name in ("harness", "tests", "torch", "cupy", "pandas"))
 plan = cuconv.plan(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), H200)
 algorithm = ALGORITHMS[plan.algorithm]
 for launch in algorithm.launches(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), plan.config):
-    print(jit.cubin(launch.source, H200.arch, launch.macros).code[:4])
+    print(compiler.cubin(launch.variant(H200.arch)).code[:4])
 """
 
 USE_WHAT_SHIPS = """
 import importlib.util
 import cuconv
-from cuconv import jit
 from cuconv.algorithms.common import add_residual
+from cuconv.core.launch import KernelVariant
+from cuconv.runtime import compiler
 
 assert not any(importlib.util.find_spec(name) for name in ("cuda", "nvidia"))
 for arch in ("sm_90a", "sm_80"):
     for macros in add_residual.variants():
-        assert jit.cubin(add_residual.SOURCE, arch, macros).code.startswith(b"\\x7fELF")
+        assert compiler.cubin(KernelVariant.of(add_residual.SOURCE, arch, macros)).code.startswith(b"\\x7fELF")
 try:
-    jit.cubin(add_residual.SOURCE, "sm_100", macros)
-except jit.CompileError as error:
+    compiler.cubin(KernelVariant.of(add_residual.SOURCE, "sm_100", macros))
+except compiler.CompileError as error:
     print(error)
 """
 
@@ -91,8 +95,10 @@ def test_the_wheel_plans_and_compiles_in_an_empty_environment(wheel, tmp_path):
 def test_what_ships_needs_no_compiler(tmp_path):
     """Wheels of two variants for each of two architectures: cuConv's own, and the one that another is an extra of."""
     for arch in ("sm_90a", "sm_80"):
-        kernels = [(add_residual.SOURCE, arch, macros) for macros in add_residual.variants()]
-        shipped.write(tmp_path / f"{arch}.zip", [(jit.variant_name(*kernel), jit.cubin(*kernel)) for kernel in kernels])
+        kernels = [KernelVariant.of(add_residual.SOURCE, arch, macros) for macros in add_residual.variants()]
+        shipped.write(
+            tmp_path / f"{arch}.zip", [(compiler.variant_name(kernel), compiler.cubin(kernel)) for kernel in kernels]
+        )
         command = [sys.executable, "-m", "release.wheel", tmp_path / f"{arch}.zip", "--outdir", tmp_path / "dist"]
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("cuconv-*.whl")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cuconv.algorithms.common.limits import MAX_INDEX
 from cuconv.algorithms.common.subsample import LAUNCH_US, US_PER_MIB
-from cuconv.jit import OUTPUT, RESIDUAL, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.core.launch import OUTPUT, RESIDUAL, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuconv.problem import ceil_div
+from cuconv.core.problem import ceil_div
 
 
 def least_shared_us(

@@ -7,8 +7,8 @@ output stay for the next kernel that reads them. `eviction.cuh` applies it to th
 
 from __future__ import annotations
 
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 from cuconv.device import L2_BYTES
-from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 # Found on an H200; docs/memory.md has the times. The policy gains time where the operands fill between MIN_L2_FILLS and
 # MAX_L2_FILLS L2 caches.

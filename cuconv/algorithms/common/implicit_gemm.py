@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address
-from cuconv.numbers import Number
-from cuconv.problem import FP32, TF32, ConvProblem, ceil_div
+from cuconv.core.elementwise import Number
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address
+from cuconv.core.problem import FP32, TF32, ConvProblem, ceil_div
 
 VECTOR_FLOATS = 4  # weights of a 16-byte copy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.problem import ConvProblem, UnsupportedProblem
 
 MAX_INDEX = 2**31 - 1  # kernels count in 32-bit integers
 HOPPER_ARCH = "sm_90a"  # the only architecture with wgmma; DeviceSpec.arch of a Hopper GPU

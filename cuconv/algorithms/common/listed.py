@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Config, Costs, Macros
+from cuconv.core.elementwise import Number
+from cuconv.core.problem import ConvProblem
 from cuconv.device import DeviceSpec
-from cuconv.numbers import Number
-from cuconv.problem import ConvProblem
 
 FILE_SUFFIX = ".csv"
 PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once for both

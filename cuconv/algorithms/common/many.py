@@ -1,7 +1,7 @@
 """Many launch configurations as one object: element i of each of its NumPy arrays belongs to configuration i.
 
 A new size of a layer is planned while its caller waits. Arrays take a few microseconds for what a loop over
-configurations takes a millisecond. `cuconv.numbers` has the arithmetic that works on both.
+configurations takes a millisecond. `cuconv.core.elementwise` has the arithmetic that works on both.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Config, Costs
+from cuconv.core.problem import ConvProblem
 from cuconv.device import DeviceSpec
-from cuconv.problem import ConvProblem
 
 Some = TypeVar("Some")
 

@@ -11,9 +11,9 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.common.implicit_gemm import is_pointwise, is_strided
-from cuconv.jit import INPUT, WORKSPACE, Launch
-from cuconv.numbers import Number
-from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.core.elementwise import Number
+from cuconv.core.launch import INPUT, WORKSPACE, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, ELEMENTS = 256, 4  # of a block, and that a thread copies

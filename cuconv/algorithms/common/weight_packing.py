@@ -11,10 +11,10 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
-from cuconv.costs import constant
-from cuconv.jit import PACKED, WEIGHT, WORKSPACE, Launch
-from cuconv.numbers import Number
-from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import Number
+from cuconv.core.launch import PACKED, WEIGHT, WORKSPACE, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 KERNEL = "pack_weights"
 # The same numbers stand in weight_packing.cuh; a test compares them.

@@ -34,11 +34,11 @@ from cuconv.algorithms.depthwise.strips import (
     vectors_of,
     work_of,
 )
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import Number, either, larger, norm, smaller
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
-from cuconv.numbers import Number, either, larger, norm, smaller
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 
 MAX_CHANNELS = 8  # of a group; beyond them tensor cores are faster
 MAX_FILTER_COLUMNS = 31  # sums of more products are long chains

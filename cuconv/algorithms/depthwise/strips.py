@@ -7,8 +7,8 @@ from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
-from cuconv.numbers import Number
-from cuconv.problem import ConvProblem, ceil_div
+from cuconv.core.elementwise import Number
+from cuconv.core.problem import ConvProblem, ceil_div
 
 MAX_BAND_WEIGHTS = 64  # that a thread holds at a time
 STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes

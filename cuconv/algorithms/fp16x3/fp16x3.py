@@ -23,10 +23,10 @@ from cuconv.algorithms.common.limits import (
 )
 from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.launch import WORKSPACE, Launch
+from cuconv.core.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 

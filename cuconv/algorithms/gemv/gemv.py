@@ -14,10 +14,10 @@ from pathlib import Path
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.implicit_gemm import depth_of, has_aligned_rows
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 TILES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8))  # filters and images of a warp
 WARPS = ((4, 1), (4, 2), (2, 4), (1, 8))  # of a block: over filters, and over the reduction

@@ -35,8 +35,8 @@ from cuconv.algorithms.pointwise.tiles import (
     warpgroup_tile_count,
     weight_stage_bytes,
 )
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 
 FILTERS_STEP = 16  # the filters of a tile are a multiple of it
 FILTERS_LIMITS = (160, 128, 64)  # a tile has as many filters as fit below each

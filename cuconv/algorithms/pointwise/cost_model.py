@@ -25,9 +25,9 @@ from cuconv.algorithms.pointwise.tiles import (
     pixel_tile_count,
     weight_loads,
 )
-from cuconv.costs import constant
-from cuconv.numbers import Number, either, norm
-from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import Number, either, norm
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 CACHED_MIB = 32  # of an output, about what an H200's L2 cache keeps
 

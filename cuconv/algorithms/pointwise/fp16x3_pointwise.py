@@ -26,10 +26,10 @@ from cuconv.algorithms.pointwise.tiles import (
     static_shared_bytes,
 )
 from cuconv.algorithms.pointwise.variants import macros_of
+from cuconv.core.elementwise import Number, as_number
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
-from cuconv.numbers import Number, as_number
-from cuconv.problem import FLOAT_BYTES, ConvProblem
 
 MAX_COPY = MAX_INDEX - 2**12  # elements, with room for a block
 

@@ -9,7 +9,7 @@ from math import ceil
 
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.pointwise.tiles import PixelLayout
-from cuconv.problem import FP32
+from cuconv.core.problem import FP32
 
 CONSUMERS = (2, 3)
 """The numbers of consumers that a block may have."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from cuconv.algorithms.common.implicit_gemm import grid_text
 from cuconv.algorithms.common.weight_packing import operand_bytes
-from cuconv.numbers import Number, either, larger, smaller
-from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.core.elementwise import Number, either, larger, smaller
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 WARPGROUP = 128  # threads
 WARPGROUP_PIXELS = 64  # of a warpgroup tile: the rows of a wgmma instruction

@@ -10,8 +10,8 @@ from cuconv.algorithms.pointwise.tiles import (
     pixel_stage_bytes,
     weight_stage_bytes,
 )
-from cuconv.numbers import Number, either
-from cuconv.problem import FP32
+from cuconv.core.elementwise import Number, either
+from cuconv.core.problem import FP32
 
 
 def macros_of(

@@ -13,10 +13,10 @@ import numpy as np
 
 from cuconv.algorithms.common.implicit_gemm import depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import Number, larger
+from cuconv.core.problem import ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
-from cuconv.numbers import Number, larger
-from cuconv.problem import ConvProblem, UnsupportedProblem, ceil_div
 
 MAX_FILTER_AREA = 63  # the kernels keep a pixel's filter positions in a mask of 64 bits, and one bit stays 0
 MAX_FILTER_ROWS = 31  # of a filter of more positions, and as many columns: two masks of 32 bits

@@ -34,11 +34,11 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
     reach_of,
     tiles_of,
 )
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import larger
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
-from cuconv.numbers import larger
-from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 WEIGHT_PADDING = 4  # floats that follow a row of weights in shared memory, against bank conflicts
 COLUMN_PADDING = 8  # the same for a row of columns or of sums

@@ -17,10 +17,10 @@ from cuconv.algorithms.common.implicit_gemm import PARTS, PRODUCTS, arguments_of
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
 from cuconv.algorithms.common.listed import Forms, ListedVariants, listed
 from cuconv.algorithms.tf32x3.tf32x3 import check_indices, memory_us
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.launch import Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 WARP_PIXELS = 32  # pixels of a warp's tile
 LANE_PIXELS = 4  # of which a lane has so many

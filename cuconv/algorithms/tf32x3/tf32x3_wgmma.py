@@ -40,10 +40,10 @@ from cuconv.algorithms.tf32x3.wgmma_model import (
     inbox_bytes,
     is_general,
 )
+from cuconv.core.elementwise import Number
+from cuconv.core.launch import Launch
+from cuconv.core.problem import ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
-from cuconv.jit import Launch
-from cuconv.numbers import Number
-from cuconv.problem import ConvProblem, UnsupportedProblem, ceil_div
 
 MASK_BITS = 32  # a filter of more positions needs a wider mask (LARGE_FILTER)
 

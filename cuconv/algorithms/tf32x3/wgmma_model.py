@@ -29,10 +29,10 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
     launchable,
     memory_us,
 )
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import Number, larger, norm, smaller
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import REGISTERS_PER_SM, DeviceSpec
-from cuconv.numbers import Number, larger, norm, smaller
-from cuconv.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_dense
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Launch
-from cuconv.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 

@@ -22,7 +22,7 @@ from cuconv.algorithms.winograd.tiles import (
     rounds_of,
     stage_cells_of,
 )
-from cuconv.costs import constant
+from cuconv.core.costs import constant
 from cuconv.device import DeviceSpec
 
 

@@ -45,9 +45,9 @@ from cuconv.algorithms.winograd.tiles import (
     strips_of,
     tiles_of,
 )
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
+from cuconv.core.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
-from cuconv.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 
 SOURCE = Path(__file__).with_suffix(".cu")
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from cuconv.problem import FLOAT_BYTES, ConvProblem
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 
 # The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
 OUTPUTS = 4  # of a cell

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 
 LARGE = 1e20  # a single large element, or the factor of a single channel
 SUBNORMAL = 1e-41  # 7136 times the smallest positive FP32 number, 2^-149

@@ -23,7 +23,7 @@ from math import isfinite, nan, sqrt
 import torch
 
 from cuconv import reference
-from cuconv.problem import UnsupportedProblem
+from cuconv.core.problem import UnsupportedProblem
 from harness import command, precision, progress
 from harness.cases.catalogue import Case, load_sweep
 from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load, prepare_within

@@ -18,7 +18,7 @@ from statistics import fmean
 import pandas as pd
 import torch
 
-from cuconv.problem import FLOAT_BYTES
+from cuconv.core.problem import FLOAT_BYTES
 from harness import command, progress
 from harness.errors import UsageError
 from harness.experiments.copies.rows import BANDWIDTH, COLUMNS

@@ -1,7 +1,7 @@
 """The host time of a first call for a new shape, and of a converted network's first forward at a new image size.
 
-Their kernels are at hand: a first round over all sizes loads them. `ready.forget` then drops the plans and the ready
-calls before each call that is timed, which makes every shape a new one. The constant weights stay packed.
+Their kernels are compiled: a first round over all sizes loads them. `call_cache.forget` then drops the plans and the
+ready calls before each call that is timed, which makes every shape a new one. The constant weights stay packed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 import cuconv
-from cuconv import ready
-from cuconv.background import waiting
+from cuconv import call_cache
 from cuconv.nn import convert
+from cuconv.runtime.background import waiting
 from harness import progress
 from harness.experiments.networks import models as network_models
 
@@ -63,7 +63,7 @@ def times_us(first: FirstCall, synchronize: Callable[[], None]) -> list[float]:
             call()
         for _ in progress.counted(range(ROUNDS), f"rounds of {first.name}"):
             for call in calls:
-                ready.forget()
+                call_cache.forget()
                 synchronize()
                 start = time.perf_counter()
                 call()

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import cuconv
-from cuconv.background import waiting
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
+from cuconv.runtime.background import waiting
 from harness import command, progress
 from harness.cases.catalogue import problem_labelled
 from harness.contenders.base import Operands, load

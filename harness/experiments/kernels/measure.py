@@ -25,8 +25,8 @@ import torch
 
 import cuconv
 from cuconv.algorithms import ALGORITHMS
-from cuconv.background import waiting
 from cuconv.device import DeviceSpec, device_spec
+from cuconv.runtime.background import waiting
 from harness import command, progress
 from harness.cases.catalogue import problem_labelled
 from harness.contenders.base import Contender, NotRunnable, Operands, load, prepare_within

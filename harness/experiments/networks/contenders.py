@@ -86,7 +86,7 @@ def _cuconv(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Pre
 
 
 def _enabled(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
-    nn, waiting = import_module("cuconv.nn"), import_module("cuconv.background").waiting
+    nn, waiting = import_module("cuconv.nn"), import_module("cuconv.runtime.background").waiting
 
     def forward() -> torch.Tensor:
         with waiting(), nn.enabled(precision=precision):

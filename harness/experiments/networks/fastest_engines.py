@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
 
-from cuconv.problem import FP32, ConvProblem
+from cuconv.core.problem import FP32, ConvProblem
 from harness.contenders import base, cudnn_engines
 from harness.contenders.base import Operands
 

@@ -6,8 +6,8 @@ import pytest
 
 from cuconv import ConvProblem
 from cuconv.algorithms.base import Algorithm, CallOptions
+from cuconv.core.launch import Launch
 from cuconv.device import A100, H200, DeviceSpec
-from cuconv.jit import Launch
 from tests.cuconv.layers import problems_of
 
 ADA = DeviceSpec("NVIDIA L40S", (8, 9), 142)

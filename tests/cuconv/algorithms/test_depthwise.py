@@ -10,8 +10,8 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.depthwise.depthwise import MAX_STAGED_BYTES
 from cuconv.algorithms.depthwise.strips import kind_of, vectors_of
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from cuconv.select import plan
 from tests.cuconv.algorithms.problems import TYPICAL, each_device, launched
 

@@ -12,8 +12,9 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import weight_packing
 from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INCLUDES, INPUT, OUTPUT, WEIGHT, WORKSPACE
+from cuconv.runtime.compiler import INCLUDES
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
 FP16X3 = ALGORITHMS["fp16x3"]

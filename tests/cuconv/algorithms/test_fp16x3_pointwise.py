@@ -6,7 +6,7 @@ from math import ceil, prod
 
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem, jit
+from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.pointwise.candidates import chunk_channels, tile_filters
@@ -18,8 +18,9 @@ from cuconv.algorithms.pointwise.tiles import (
     warpgroup_tile_count,
     weight_loads,
 )
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, KernelVariant
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
+from cuconv.runtime import compiler
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 
 POINTWISE = ALGORITHMS["fp16x3_pointwise"]
@@ -291,7 +292,7 @@ def test_hopper_only():
 def test_products_are_not_serialised():
     """The compiler's report says so where it has to wait after each instruction of the tensor cores."""
     for macros in POINTWISE.variants("sm_90a")[::VARIANTS_STEP]:
-        log = jit.cubin(POINTWISE.source, "sm_90a", macros).log
+        log = compiler.cubin(KernelVariant.of(POINTWISE.source, "sm_90a", macros)).log
         assert log and "serialized" not in log, macros
 
 

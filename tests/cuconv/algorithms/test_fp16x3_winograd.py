@@ -9,8 +9,8 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.cuconv.algorithms.problems import PROBLEMS, one_by_one
 from tests.cuconv.layers import problems_of
 

@@ -5,8 +5,8 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from cuconv.select import plan
 
 GEMV = ALGORITHMS["gemv"]

@@ -7,8 +7,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem, kernel_set
-from cuconv.algorithms import ALGORITHMS
+from cuconv import ConvProblem, UnsupportedProblem
+from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.many import ManyConfigurations, chosen
 from cuconv.device import H200

@@ -11,9 +11,9 @@ from cuconv import ConvProblem, UnsupportedProblem, algorithms, reference
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.weight_packing import WeightPacking
+from cuconv.algorithms.kernel_set import holds
 from cuconv.algorithms.tf32x3 import wgmma_model
 from cuconv.device import A100, H200
-from cuconv.kernel_set import holds
 from cuconv.select import launches_of, plan, predicted_us
 from tests.cuconv.algorithms.problems import TYPICAL, TYPICAL_POINTWISE, typical_problem
 from tests.cuconv.layers import problems_of

@@ -8,8 +8,8 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.tf32x3.tf32x3_gemm import TILES
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200, DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from tests.cuconv.algorithms.problems import (
     PROBLEMS,
     TYPICAL,

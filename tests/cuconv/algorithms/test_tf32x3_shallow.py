@@ -7,8 +7,8 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.tf32x3.tf32x3_shallow import FILTERS, slots_of, steps_of
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT
 from tests.cuconv.algorithms.problems import PROBLEMS, each_device, each_precision, in_precision, launched, one_by_one
 
 SHALLOW = ALGORITHMS["tf32x3_shallow"]

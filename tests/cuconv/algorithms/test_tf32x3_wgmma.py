@@ -12,8 +12,8 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.tf32x3.tf32x3 import blocks_per_sm
 from cuconv.algorithms.tf32x3.wgmma_model import CLUSTER_SIZES, TILES, is_general
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200, DeviceSpec
-from cuconv.jit import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT
 from tests.cuconv.algorithms.problems import PROBLEMS, TYPICAL, each_precision, in_precision, launched, one_by_one
 
 WGMMA = ALGORITHMS["tf32x3_wgmma"]

@@ -8,8 +8,8 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.two_stage.two_stage import PLANES_BYTES, REUSE
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
-from cuconv.jit import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from tests.cuconv.layers import problems_of
 
 two_stage = ALGORITHMS["two_stage"]

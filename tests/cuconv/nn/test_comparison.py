@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuconv.core.problem import FP32, TF32
 from cuconv.nn.comparison import Truth, call, difference, distance
-from cuconv.problem import FP32, TF32
 from cuconv.reference import round_to_tf32
 
 EXACT = torch.linspace(0.5, 2.0, 1000, dtype=torch.float64)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import cuconv.nn
+from cuconv.core.problem import ConvProblem
 from cuconv.nn.convert import _Conversion
 from cuconv.precompile import PlannedCall
-from cuconv.problem import ConvProblem
 from tests.cuconv.nn.models import MODELS, close, made
 from tests.cuconv.nn.zoo.entries import Model
 

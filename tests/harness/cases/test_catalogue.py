@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.cases import catalogue
 from harness.cases.catalogue import (
     CONFIGS,

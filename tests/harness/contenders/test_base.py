@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.contenders.base import LAYOUTS, PLAIN, Operands
 from harness.contenders.registry import PROVIDERS
 

@@ -1,6 +1,6 @@
 """Memory-bound layers beside copies; expected numbers are worked out by hand."""
 
-from cuconv.problem import ConvProblem
+from cuconv.core.problem import ConvProblem
 from harness.cases.catalogue import load_sweep
 from harness.experiments.copies import rows as bandwidth
 from harness.experiments.copies.measure import SIZES

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import H200
-from cuconv.problem import UnsupportedProblem
 from harness.cases.catalogue import Case, Layer, load_sweep
 from harness.errors import ResultsError
 from harness.stopwatch import timing

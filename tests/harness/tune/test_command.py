@@ -7,8 +7,8 @@ from math import log
 import pytest
 import torch
 
-from cuconv import costs
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.core import costs
 from cuconv.device import H200
 from harness.cases.catalogue import load_sweep
 from harness.store import environment

@@ -13,10 +13,10 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.base import Algorithm
-from cuconv.costs import constant
+from cuconv.core.costs import constant
+from cuconv.core.launch import Launch
+from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import H200
-from cuconv.jit import Launch
-from cuconv.problem import UnsupportedProblem
 from harness.cases.catalogue import Case, Layer
 from harness.tune import candidates
 from harness.tune.fit import Row

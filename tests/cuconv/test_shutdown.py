@@ -3,17 +3,17 @@
 import subprocess
 import sys
 
-from cuconv import leaving
+from cuconv.runtime import shutdown
 
 PROGRAM = """
 import threading, time
-from cuconv import leaving
+from cuconv.runtime import shutdown
 
 def calls():
-    leaving.watch()
+    shutdown.watch()
     while True:
-        if leaving.begun:
-            leaving.stop_daemons()
+        if shutdown.begun:
+            shutdown.stop_daemons()
 
 for _ in range(4):
     threading.Thread(target=calls, daemon=True).start()
@@ -28,4 +28,4 @@ def test_daemon_threads_do_not_keep_the_process(tmp_path):
 
 
 def test_other_threads_go_on():
-    leaving.stop_daemons()  # this is the main thread
+    shutdown.stop_daemons()  # this is the main thread

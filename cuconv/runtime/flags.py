@@ -10,14 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from functools import cache
-from itertools import count
 from typing import Any
 
-from cuconv.problem import FLOAT_BYTES
+from cuconv.core.problem import FLOAT_BYTES
+from cuconv.runtime.streams import stream_key
 
 SLOT_BYTES = 8192  # more than the flags of a kernel: 12 bytes for each block of a grid that fills a GPU once
 SLOTS = 64  # that are allocated at a time
-PER_THREAD = 2  # CU_STREAM_PER_THREAD, the one handle of the default streams of all threads
 
 
 class Flags:
@@ -67,22 +66,6 @@ class Flags:
         self._memory.append(memory)
         start = self._pointer(memory)
         self._free += range(start, start + SLOTS * SLOT_BYTES, SLOT_BYTES)
-
-
-class _Thread(threading.local):
-    """A number of the thread that no other thread has, unlike `threading.get_ident()`, also after it has ended."""
-
-    def __init__(self) -> None:
-        self.number = next(_numbers)
-
-
-_numbers = count()
-_thread = _Thread()
-
-
-def stream_key(stream: int) -> Hashable:
-    """A key that each stream has alone: its pointer, with the thread for a thread's default stream."""
-    return (stream, _thread.number) if stream == PER_THREAD else stream
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cuconv.problem import ConvProblem, UnsupportedProblem, shown, whole_number
+from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown, whole_number
 
 
 @dataclass(frozen=True, slots=True)

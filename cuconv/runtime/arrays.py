@@ -14,9 +14,9 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
-from cuconv import driver
-from cuconv.kept import CupyKept, TorchKept
-from cuconv.problem import UnsupportedProblem
+from cuconv.core.problem import UnsupportedProblem
+from cuconv.runtime import driver
+from cuconv.runtime.streams import CupyLifetime, TorchLifetime
 
 
 class TorchArrays:
@@ -65,9 +65,9 @@ class TorchArrays:
         """The tensor without its gradient, in the same memory."""
         return t.detach()
 
-    def kept(self, arrays: list[Any], device: int) -> TorchKept:
+    def lifetime(self, arrays: list[Any], device: int) -> TorchLifetime:
         """Arrays whose memory outlasts the work of every stream that reads them."""
-        return TorchKept(self._torch, arrays, device)
+        return TorchLifetime(self._torch, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
         """A new tensor of so many zeros on the current GPU, for its current stream.
@@ -195,9 +195,9 @@ class CupyArrays:
         """The array itself: CuPy has no gradients."""
         return a
 
-    def kept(self, arrays: list[Any], device: int) -> CupyKept:
+    def lifetime(self, arrays: list[Any], device: int) -> CupyLifetime:
         """Arrays whose memory outlasts the work of every stream that reads them."""
-        return CupyKept(self._cupy, arrays, device)
+        return CupyLifetime(self._cupy, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
         """A new array of so many zeros on the current GPU, for its current stream."""

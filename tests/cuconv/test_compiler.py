@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cuconv import cubins, jit
 from cuconv.algorithms import ALGORITHMS
+from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
+from cuconv.runtime import compiler, cubins
 
 SAMPLES = 6  # kernel variants of an algorithm and architecture that are compiled; tests/kernels compiles all of them
 
@@ -30,7 +31,7 @@ def reports():
     pool = ThreadPoolExecutor(os.cpu_count())  # NVRTC runs outside of Python's lock
     yield {
         (name, arch): [
-            pool.submit(jit.resources, algorithm.source, arch, macros)
+            pool.submit(compiler.resources, KernelVariant.of(algorithm.source, arch, macros))
             for macros in spread(algorithm.variants(arch), SAMPLES)
         ]
         for name, algorithm in ALGORITHMS.items()
@@ -65,20 +66,20 @@ def kernel_file(tmp_path, monkeypatch):
 
 
 def test_the_cache_is_used_again(kernel_file, monkeypatch):
-    binary = jit.cubin(kernel_file, "sm_90a", {"FACTOR": 3})
-    monkeypatch.setattr(jit, "_compile", None)
-    assert jit.cubin(kernel_file, "sm_90a", {"FACTOR": 3}) == binary
+    binary = compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {"FACTOR": 3}))
+    monkeypatch.setattr(compiler, "_compile", None)
+    assert compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {"FACTOR": 3})) == binary
     assert binary.code[:4] == b"\x7fELF"
 
 
 def test_the_cache_notices_source_header_macro_and_architecture(kernel_file):
-    jit.cubin(kernel_file, "sm_90a", {"FACTOR": 3})
-    jit.cubin(kernel_file, "sm_90a", {"FACTOR": 4})
-    jit.cubin(kernel_file, "sm_80", {"FACTOR": 3})
+    compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {"FACTOR": 3}))
+    compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {"FACTOR": 4}))
+    compiler.cubin(KernelVariant.of(kernel_file, "sm_80", {"FACTOR": 3}))
     (kernel_file.parent / "scale.cuh").write_text("#define SCALE 5.0f\n")
-    jit.cubin(kernel_file, "sm_90a", {"FACTOR": 3})
+    compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {"FACTOR": 3}))
     kernel_file.write_text(SOURCE + "// edited\n")
-    jit.cubin(kernel_file, "sm_90a", {"FACTOR": 3})
+    compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {"FACTOR": 3}))
     assert len(cached()) == 5
 
 
@@ -92,12 +93,12 @@ def test_a_header_recompiles_what_includes_it_and_nothing_else(tmp_path, monkeyp
     scaled, plain = tmp_path / "scaled.cu", tmp_path / "plain.cu"
     scaled.write_text('#include "family/b.cuh"\nextern "C" __global__ void scaled(float* x) { *x *= SCALE; }')
     plain.write_text('extern "C" __global__ void plain(float* x) { *x *= 2.0f; }')
-    assert jit.included_files(scaled) == [scaled, between, header]
-    assert jit.included_files(plain) == [plain]
+    assert compiler.included_files(scaled) == [scaled, between, header]
+    assert compiler.included_files(plain) == [plain]
 
     for count, edited in enumerate((header, between, None), start=1):
         for source in (scaled, plain):
-            jit.cubin(source, "sm_90a", {})
+            compiler.cubin(KernelVariant.of(source, "sm_90a", {}))
         assert [sum(path.name.startswith(stem) for path in cached()) for stem in ("scaled", "plain")] == [count, 1]
         if edited:
             edited.write_text(edited.read_text() + "// edited\n")
@@ -107,12 +108,12 @@ def test_headers_of_the_library_are_found_from_any_source(kernel_file):
     """The kernels' headers are named from the folder of the algorithms."""
     kernel_file.write_text("""#include "common/convolution.cuh"
         extern "C" __global__ void rounded(float* x) { *x = round_to_tf32(*x); }""")
-    assert jit.included_files(kernel_file) == [
+    assert compiler.included_files(kernel_file) == [
         kernel_file,
-        jit.INCLUDES / "common" / "convolution.cuh",
-        jit.INCLUDES / "common" / "geometry.cuh",
+        compiler.INCLUDES / "common" / "convolution.cuh",
+        compiler.INCLUDES / "common" / "geometry.cuh",
     ]
-    assert jit.cubin(kernel_file, "sm_90a", {}).code
+    assert compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {})).code
 
 
 def test_an_include_that_is_not_taken_may_be_missing(kernel_file):
@@ -121,16 +122,16 @@ def test_an_include_that_is_not_taken_may_be_missing(kernel_file):
 #include "missing.cuh"
 #endif
 extern "C" __global__ void empty() {}""")
-    assert jit.included_files(kernel_file) == [kernel_file]
-    assert jit.cubin(kernel_file, "sm_90a", {}).code
+    assert compiler.included_files(kernel_file) == [kernel_file]
+    assert compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {})).code
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_header_of_the_kernels_is_known_to_the_cache(name):
     """Every header that a source includes, directly or not, is found in the package."""
-    files = jit.included_files(ALGORITHMS[name].source)
+    files = compiler.included_files(ALGORITHMS[name].source)
     named = {line.split('"')[1] for file in files for line in file.read_text().splitlines() if "#include" in line}
-    assert {str(file.relative_to(jit.INCLUDES)) for file in files[1:]} == named
+    assert {str(file.relative_to(compiler.INCLUDES)) for file in files[1:]} == named
 
 
 def test_the_report_counts_spills(kernel_file):
@@ -142,13 +143,13 @@ extern "C" __global__ __launch_bounds__(1024, 2) void spilling(volatile float* x
 #pragma unroll
     for (int i = 0; i < 96; ++i) x[i * 32 + threadIdx.x] = v[(i * 37) % 96] * v[i];
 }""")
-    (report,) = jit.resources(kernel_file, "sm_90a", {})
+    (report,) = compiler.resources(KernelVariant.of(kernel_file, "sm_90a", {}))
     assert report.kernel == "spilling"
     assert report.registers <= 32 and report.spill_bytes > 0
 
 
 def test_a_kernel_that_does_not_compile_says_where(kernel_file):
     kernel_file.write_text('extern "C" __global__ void broken() { undeclared = 1; }')
-    with pytest.raises(jit.CompileError, match=r"(?s)scale\.cu.*undeclared"):
-        jit.cubin(kernel_file, "sm_90a", {})
+    with pytest.raises(compiler.CompileError, match=r"(?s)scale\.cu.*undeclared"):
+        compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {}))
     assert not cached()

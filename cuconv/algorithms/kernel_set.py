@@ -8,30 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.base import Macros
 from cuconv.algorithms.common import add_residual, subsample
-from cuconv.jit import Launch
-
-Variant = tuple[Path, Macros]
-"""A CUDA source and the macros that it is compiled with."""
+from cuconv.core.launch import KernelVariant, Launch
 
 
 @cache
-def variants(arch: str) -> tuple[Variant, ...]:
+def variants(arch: str) -> tuple[KernelVariant, ...]:
     """Every kernel variant of the set for an architecture such as "sm_90a"."""
     found = [(algorithm.source, macros) for algorithm in ALGORITHMS.values() for macros in algorithm.variants(arch)]
-    return (*found, *((kernel.SOURCE, macros) for kernel in (add_residual, subsample) for macros in kernel.variants()))
+    found += [(kernel.SOURCE, macros) for kernel in (add_residual, subsample) for macros in kernel.variants()]
+    return tuple(KernelVariant.of(source, arch, macros) for source, macros in found)
 
 
 def holds(arch: str, launches: Iterable[Launch]) -> bool:
     """Whether all kernels of a call are of the set."""
-    keys = _keys(arch)
-    return all((launch.source, frozenset(launch.macros.items())) in keys for launch in launches)
+    known = _known(arch)
+    return all(launch.variant(arch) in known for launch in launches)
 
 
 @cache
-def _keys(arch: str) -> frozenset[tuple[Path, frozenset[tuple[str, int]]]]:
-    return frozenset((source, frozenset(macros.items())) for source, macros in variants(arch))
+def _known(arch: str) -> frozenset[KernelVariant]:
+    return frozenset(variants(arch))

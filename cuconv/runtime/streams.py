@@ -1,4 +1,6 @@
-"""Constant arrays that several streams read, whose memory goes back to its library only after all of them have.
+"""Streams: a key for each, and the lifetime of constant arrays that several streams read.
+
+The memory of such an array goes back to its library only after all of them have read it.
 
 torch and CuPy give memory that is freed to the next allocation on the stream where it was allocated, and do not know
 which other streams still read it.
@@ -6,26 +8,45 @@ which other streams still read it.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Hashable
 from contextlib import suppress
+from itertools import count
 from typing import Any, NamedTuple
 
-from cuconv.driver import capture_of, made_current
-from cuconv.flags import PER_THREAD, stream_key
+from cuconv.runtime.driver import capture_of, made_current
+
+PER_THREAD = 2  # CU_STREAM_PER_THREAD, the one handle of the default streams of all threads
 
 
-class TorchKept:
+class _Thread(threading.local):
+    """A number of the thread that no other thread has, unlike `threading.get_ident()`, also after it has ended."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+
+
+_numbers = count()
+_thread = _Thread()
+
+
+def stream_key(stream: int) -> Hashable:
+    """A key that each stream has alone: its pointer, with the thread for a thread's default stream."""
+    return (stream, _thread.number) if stream == PER_THREAD else stream
+
+
+class TorchLifetime:
     """Tensors that torch's allocator keeps until every stream that has read them is done, by `record_stream`.
 
-    `known` has the streams of which torch knows: a call on any other must be followed by `read_by`.
+    `known` has the streams of which torch knows: a call on any other must be followed by `record_use`.
     """
 
     def __init__(self, torch: Any, arrays: list[Any], device: int):
         self._torch, self._arrays, self._device = torch, arrays, device
         self.known: set[int] = set()
 
-    def read_by(self, stream: int, capture: int) -> None:
+    def record_use(self, stream: int, capture: int) -> None:
         """Note that the current stream, given by its pointer, reads the arrays in what has been launched."""
         if capture:  # a graph must not outlive what it reads, and torch forgets streams that it learns of in a capture
             return
@@ -35,10 +56,10 @@ class TorchKept:
         self.known.add(stream)
 
 
-class CupyKept:
+class CupyLifetime:
     """Arrays of CuPy, whose memory is given back behind an event of each other stream that has read them.
 
-    `known` has the stream on which they were allocated: a call on any other must be followed by `read_by`.
+    `known` has the stream on which they were allocated: a call on any other must be followed by `record_use`.
     """
 
     def __init__(self, cupy: Any, arrays: list[Any], device: int):
@@ -52,7 +73,7 @@ class CupyKept:
         giving_back.atexit = False
         _give_back_later()
 
-    def read_by(self, stream: int, capture: int) -> None:
+    def record_use(self, stream: int, capture: int) -> None:
         """Note that the current stream, given by its pointer, reads the arrays in what has been launched."""
         if capture:  # a graph must not outlive what it reads
             return

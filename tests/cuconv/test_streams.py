@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuconv import kept
-from cuconv.flags import PER_THREAD
-from cuconv.kept import CupyKept, TorchKept
+from cuconv.runtime import streams
+from cuconv.runtime.streams import PER_THREAD, CupyLifetime, TorchLifetime
 
 
 class Cupy:
@@ -30,7 +29,7 @@ class Cupy:
         """A call on a stream."""
         self.current = self.stream(pointer)
         if pointer not in keeper.known:
-            keeper.read_by(pointer, capture)
+            keeper.record_use(pointer, capture)
 
 
 class Array:
@@ -47,14 +46,14 @@ class Array:
 def cupy(gpus, monkeypatch):
     cupy = Cupy()
     cupy.captured, cupy.devices = set(), gpus.devices
-    monkeypatch.setattr(kept, "capture_of", lambda stream: int(stream in cupy.captured))
-    kept._waiting.clear()
+    monkeypatch.setattr(streams, "capture_of", lambda stream: int(stream in cupy.captured))
+    streams._waiting.clear()
     return cupy
 
 
 def dropped(cupy, *reads):
     """The log after a keeper that was read on streams is dropped."""
-    keeper = CupyKept(cupy, [Array(cupy.log)], 3)
+    keeper = CupyLifetime(cupy, [Array(cupy.log)], 3)
     for pointer in reads:
         cupy.read(keeper, pointer)
     del keeper
@@ -74,24 +73,24 @@ def test_on_the_home_stream_alone_nothing_waits(cupy):
 def test_a_captured_home_stream_waits_later(cupy):
     cupy.captured.add(70)
     assert dropped(cupy, 71) == []
-    CupyKept(cupy, [], 3)
-    assert cupy.log == [] and len(kept._waiting) == 1
+    CupyLifetime(cupy, [], 3)
+    assert cupy.log == [] and len(streams._waiting) == 1
     cupy.captured.clear()
-    CupyKept(cupy, [], 3)
-    assert cupy.log == [("wait", 70, "after 71"), "freed"] and not kept._waiting
+    CupyLifetime(cupy, [], 3)
+    assert cupy.log == [("wait", 70, "after 71"), "freed"] and not streams._waiting
 
 
 def test_what_a_graph_reads_has_no_event(cupy):
-    keeper = CupyKept(cupy, [], 3)
+    keeper = CupyLifetime(cupy, [], 3)
     cupy.read(keeper, 71, capture=5)
     assert not keeper._events
 
 
 def test_the_host_waits_for_streams_of_other_threads(cupy, monkeypatch):
     cupy.current = cupy.stream(PER_THREAD)
-    monkeypatch.setattr(kept, "stream_key", lambda stream: (stream, cupy.thread) if stream == PER_THREAD else stream)
+    monkeypatch.setattr(streams, "stream_key", lambda stream: (stream, cupy.thread) if stream == PER_THREAD else stream)
     cupy.thread = 1
-    keeper = CupyKept(cupy, [Array(cupy.log)], 3)
+    keeper = CupyLifetime(cupy, [Array(cupy.log)], 3)
     cupy.read(keeper, PER_THREAD)
     cupy.thread = 2
     cupy.read(keeper, PER_THREAD)
@@ -103,7 +102,7 @@ def test_the_host_waits_for_streams_of_other_threads(cupy, monkeypatch):
 def test_torch_is_told_of_each_stream():
     told = []
     fake = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: ("stream", device)))
-    keeper = TorchKept(fake, [SimpleNamespace(record_stream=told.append)] * 2, 3)
-    keeper.read_by(71, 5)  # in a capture
-    keeper.read_by(70, 0)
+    keeper = TorchLifetime(fake, [SimpleNamespace(record_stream=told.append)] * 2, 3)
+    keeper.record_use(71, 5)  # in a capture
+    keeper.record_use(70, 0)
     assert told == [("stream", 3)] * 2 and keeper.known == {70}

@@ -14,7 +14,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cuconv.problem import FP32, TF32
+from cuconv.core.problem import FP32, TF32
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -10,23 +10,20 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Protocol
 
-from cuconv import jit
-
-Kernel = tuple[Path, str, tuple[tuple[str, int], ...]]
-"""A kernel variant: its source, architecture and macros."""
+from cuconv.core.launch import KernelVariant
+from cuconv.runtime import compiler
 
 NAME = "cuconv compiles"  # of the threads
 MAX_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 _lock = threading.RLock()  # a signal handler may ask for kernels while its thread does
-_queue: deque[tuple[Kernel, Job]] = deque()
-_jobs: dict[frozenset[Kernel], Job] = {}  # that have not ended
-_failed: dict[Kernel, Exception] = {}  # kernels that the compiler refuses
+_queue: deque[tuple[KernelVariant, Job]] = deque()
+_jobs: dict[frozenset[KernelVariant], Job] = {}  # that have not ended
+_failed: dict[KernelVariant, Exception] = {}  # kernels that the compiler refuses
 _threads = 0
 
 
@@ -40,16 +37,16 @@ _thread = _Thread()
 
 
 class StandIn(Protocol):
-    """A call that is used until a job ends. Then the job sets `outdated`, or `error` where kernels do not compile."""
+    """A call that is used until a job ends. Then the job sets `is_stale`, or `error` where kernels do not compile."""
 
-    outdated: bool
+    is_stale: bool
     error: Exception | None
 
 
 class Job:
     """Kernels that are being compiled."""
 
-    def __init__(self, kernels: frozenset[Kernel]):
+    def __init__(self, kernels: frozenset[KernelVariant]):
         self._kernels, self._left = kernels, len(kernels)
         self._stand_ins: list[StandIn] = []
         self._ended = threading.Event()
@@ -81,15 +78,10 @@ class Job:
         self._ended.set()
 
     def _tell(self, stand_in: StandIn) -> None:
-        stand_in.error, stand_in.outdated = self._error, self._error is None
+        stand_in.error, stand_in.is_stale = self._error, self._error is None
 
 
-def kernel(source: Path, arch: str, macros: Mapping[str, int]) -> Kernel:
-    """A kernel variant by its macros."""
-    return source, arch, tuple(macros.items())
-
-
-def compile_later(kernels: Iterable[Kernel]) -> Job:
+def compile_later(kernels: Iterable[KernelVariant]) -> Job:
     """Begin to compile kernels. Those that are asked for last come first."""
     wanted = frozenset(kernels)
     with _lock:
@@ -130,15 +122,14 @@ def _compile() -> None:
             job.one_ended(None)
 
 
-def _compile_one(one: Kernel) -> None:
-    source, arch, macros = one
+def _compile_one(one: KernelVariant) -> None:
     if one in _failed:
         raise _failed[one]
     if _program_ends():
         raise RuntimeError("the program ends")
     try:
-        jit.cubin(source, arch, dict(macros))
-    except jit.CompileError as error:
+        compiler.cubin(one)
+    except compiler.CompileError as error:
         _failed[one] = error
         with suppress(Warning):  # where warnings are errors
             warnings.warn(f"a kernel of cuConv does not compile, and calls do without it: {error}", stacklevel=1)

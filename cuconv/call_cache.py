@@ -16,18 +16,20 @@ from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cuconv import background, leaving, select
+from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
-from cuconv.arrays import CupyArrays, TorchArrays
-from cuconv.call import Call, Layer, Packing, Pending
+from cuconv.call import Call, Layer, Options, Packing, PendingCall
+from cuconv.core.geometry import Geometry
+from cuconv.core.launch import Address, KernelVariant, Launch
+from cuconv.core.problem import ConvProblem
 from cuconv.device import device_spec
-from cuconv.driver import capture_of, made_current
-from cuconv.geometry import Geometry
-from cuconv.jit import Address, Launch, LaunchSequence, is_at_hand
 from cuconv.operands import Target, check_operands, checked, named, target_of
-from cuconv.problem import ConvProblem
+from cuconv.runtime import background, shutdown
+from cuconv.runtime.arrays import CupyArrays, TorchArrays
+from cuconv.runtime.driver import capture_of, made_current
+from cuconv.runtime.launch_sequence import LaunchSequence, is_available
 
 MAX_READY_CALLS = 4096  # of a thread
 ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
@@ -37,9 +39,9 @@ class _Thread(threading.local):
     """The ready calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
 
     def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, Call | Pending] = {}
+        self.ready_calls: dict[Hashable, Call | PendingCall] = {}
         if threading.current_thread().daemon:
-            leaving.watch()
+            shutdown.watch()
 
 
 _thread = _Thread()
@@ -57,8 +59,8 @@ def convolve(
 ) -> Any:
     """The convolution of operands by the ready call for them, which is made if there is none.
 
-    options: all else that decides what is launched, as `_made` lists it; with a layer, an object that stands for the
-    layer's own options. layer: whose constant weights these are.
+    options: `Options` as a plain tuple, which is quicker to make; with a layer, an object that stands for the layer's
+    own options. layer: whose constant weights these are.
     """
     try:
         signature, pointer = library.signature, library.pointer
@@ -74,10 +76,9 @@ def convolve(
         key = (options, signature(input), out_signature, residual_signature, aligned)
         call = _thread.ready_calls.get(key)
     except Exception:
-        names: Any = options if layer is None else layer.options
-        refuse(library, named(input, weight, bias, out, residual), *names[-2:])
+        refuse(library, named(input, weight, bias, out, residual), _options_of(options, layer))
         raise
-    if call is None or not call.settled:
+    if call is None or not call.is_final:
         if len(input.shape) == 3:
             batch_out = None if out is None else out[None]
             batch_residual = None if residual is None else residual[None]
@@ -85,16 +86,15 @@ def convolve(
             return batch[0] if out is None else out
         if call is None or _is_due(call, library, input):
             operands = named(input, weight, bias, out, residual)
-            all_options: Any = options if layer is None else layer.options
             try:
-                call = _made(library, operands, aligned, all_options, layer is not None)
+                call = _made(library, operands, aligned, _options_of(options, layer), layer is not None)
             except Exception as error:
                 call = _kept_after(error, call)
             _keep(_thread.ready_calls, key, call)
-        if not call.settled and call.error is None and _is_captured(library, input):
+        if not call.is_final and call.error is None and _is_captured(library, input):
             _warn_of_capture()
-    if leaving.begun:
-        leaving.stop_daemons()
+    if shutdown.begun:
+        shutdown.stop_daemons()
     if call.current_context() == call.context:
         return call(input, weight, bias, out, residual, layer)
     assert isinstance(call, Call)
@@ -102,9 +102,13 @@ def convolve(
         return call(input, weight, bias, out, residual, layer)
 
 
-def _is_due(call: Call | Pending, library: TorchArrays | CupyArrays, array: Any) -> bool:
+def _options_of(options: Any, layer: Layer | None) -> Options:
+    return Options(*(options if layer is None else layer.options))
+
+
+def _is_due(call: Call | PendingCall, library: TorchArrays | CupyArrays, array: Any) -> bool:
     """Whether a stand-in is to be made again. Not in a capture, which forbids the packing of weights."""
-    if not (call.outdated or background.waits() or library.wants_equal_bits()):
+    if not (call.is_stale or background.waits() or library.wants_equal_bits()):
         return False
     return not _is_captured(library, array)
 
@@ -125,51 +129,51 @@ def _warn_of_capture() -> None:
     )
 
 
-def _kept_after(error: Exception, call: Call | Pending | None) -> Call:
+def _kept_after(error: Exception, call: Call | PendingCall | None) -> Call:
     """The stand-in, with a warning, where the call that is to replace it cannot be made; raises the error elsewhere."""
     if not isinstance(call, Call):
         raise error
     warnings.warn(f"a call of cuConv keeps its slower kernels, as faster ones fail: {error}", stacklevel=4)
-    call.settled = True
+    call.is_final = True
     return call
 
 
-def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], algorithm: Any, precision: Any) -> None:
+def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], options: Options) -> None:
     """Raise what is wrong with operands or names of which no key can be made."""
     check_operands(library, operands)
-    select.check_options(algorithm, precision)
+    select.check_options(options.algorithm, options.precision)
 
 
 def _made(
-    library: TorchArrays | CupyArrays, operands: dict[str, Any], aligned: bool, options: Any, constant: bool
-) -> Call | Pending:
+    library: TorchArrays | CupyArrays, operands: dict[str, Any], aligned: bool, options: Options, constant: bool
+) -> Call | PendingCall:
     """The ready call for operands and options: checks them, plans, and loads the kernels.
 
     Where kernels of the plan must be compiled first, that happens in the background, and the call is of the next best
     plan whose kernels are there. A call waits for its kernels if
     - it names an algorithm other than "auto" and "ready"
     - equal bits are wanted, or `background.waiting` is entered
-    - it is "auto", and there is no such plan. One of "ready" is `Pending` then.
+    - it is "auto", and there is no such plan. One of "ready" is `PendingCall` then.
 
-    options: the signatures of weight and bias, stride, padding, dilation, groups, relu, algorithm, precision.
     constant: whether weight and bias are those of a layer.
     """
-    _, _, stride, padding, dilation, groups, relu, algorithm, precision = options
-    problem, device = checked(library, operands, Geometry(stride, padding, dilation, groups), precision)
+    geometry = Geometry(options.stride, options.padding, options.dilation, options.groups)
+    problem, device = checked(library, operands, geometry, options.precision)
     spec, residual = device_spec(device), "residual" in operands
-    made = _Made(library, operands, problem, device, aligned, relu, constant)
+    made = _Made(library, operands, problem, device, aligned, options.relu, constant)
     in_vectors = aligned and made.images_aligned
-    best = made.kernels(select.plan(problem, spec, algorithm, constant, residual, in_vectors))
+    best = made.kernels(select.plan(problem, spec, options.algorithm, constant, residual, in_vectors))
     missing = made.missing(best)
-    if not missing or algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits():
+    waits = options.algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits()
+    if waits or not missing:
         return made.call(best)
     others = (made.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual, in_vectors))
     found = next((kernels for kernels in others if not made.missing(kernels)), None)
-    if found is None and algorithm == "auto":
+    if found is None and options.algorithm == "auto":
         _warn_of_waiting()
         return made.call(best)
-    call = Pending() if found is None else made.call(found)
-    call.settled = False
+    call = PendingCall() if found is None else made.call(found)
+    call.is_final = False
     background.compile_later(missing).replaces(call)
     return call
 
@@ -223,14 +227,11 @@ class _Made:
         once = algorithm.packing_launch(self.problem, plan.config, wanted) if self.constant else None
         return _Kernels(plan, target, select.launches_of(plan, self.problem, wanted), once)
 
-    def missing(self, kernels: _Kernels) -> list[background.Kernel]:
+    def missing(self, kernels: _Kernels) -> list[KernelVariant]:
         """The kernels that must be compiled first."""
         arch, once = device_spec(self.device).arch, [] if kernels.once is None else [kernels.once]
-        return [
-            background.kernel(launch.source, arch, launch.macros)
-            for launch in (*kernels.launches, *once)
-            if not is_at_hand(launch.source, arch, launch.macros, self.device)
-        ]
+        variants = [launch.variant(arch) for launch in (*kernels.launches, *once)]
+        return [variant for variant in variants if not is_available(variant, self.device)]
 
     def call(self, kernels: _Kernels) -> Call:
         """The ready call of a plan; compiles the kernels that are missing."""
@@ -261,7 +262,7 @@ def forget() -> None:
     _thread.ready_calls.clear()
 
 
-def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | Pending) -> None:
+def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | PendingCall) -> None:
     """Keep a ready call; beyond MAX_READY_CALLS the oldest is dropped."""
     if len(ready_calls) >= MAX_READY_CALLS and key not in ready_calls:
         with suppress(RuntimeError):  # a call of a signal handler was first
