@@ -57,7 +57,7 @@ clean:           ## remove the environment, caches and what a CPU measured
 	rm -rf $(VENV) build results/cpu plots/cpu *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-setup: $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/installed)
+setup: $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/installed) ## make .venv with all that the benchmark and the tests need; PYTHON=python3 uses another environment
 
 $(VENV)/installed: pyproject.toml
 	@echo "Setting up $(VENV) (a minute or two; activate it with: source $(VENV)/bin/activate)"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.core.launch import KernelVariant
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import H200
 from harness.cases.catalogue import Case, Layer, load_sweep
@@ -115,7 +116,7 @@ def test_the_kernels_that_are_measured_are_compiled_once_before(toys, on_the_cpu
     measure(tmp_path / "candidates.csv.gz")
     frame = candidates.read(tmp_path / "candidates.csv.gz")
     launched = {
-        (TOYS[name].source, ("TILE", int(config.removeprefix("tile="))))
+        KernelVariant.of(TOYS[name].source, H200.arch, {"TILE": int(config.removeprefix("tile="))})
         for name, config in zip(frame.algorithm, frame.config, strict=True)
     }
     assert len(on_the_cpu) == len(set(on_the_cpu)) and set(on_the_cpu) == launched

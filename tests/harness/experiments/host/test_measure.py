@@ -97,7 +97,7 @@ def test_first_calls_have_a_line_with_one_time():
 
 def test_each_call_that_is_timed_is_the_first_of_its_size(monkeypatch):
     events = []
-    monkeypatch.setattr(first_call.ready, "forget", lambda: events.append("forget"))
+    monkeypatch.setattr(first_call.call_cache, "forget", lambda: events.append("forget"))
     first = first_call.FirstCall("name", range(2), lambda size: lambda: events.append(size))
     times = first_call.times_us(first, lambda: events.append("wait"))
     assert len(times) == 2 * first_call.ROUNDS and min(times) > 0
