@@ -14,8 +14,8 @@ import pandas as pd
 
 from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
-from harness.report.speedups import by_batch
-from harness.store.markdown import NONE, markdown, of, times
+from harness.report.speedups import by_batch, by_filter
+from harness.store.markdown import NONE, Column, markdown, of, tabulate, times
 from harness.sweep.comparisons import (
     AUTO,
     BATCH_INVARIANT,
@@ -24,7 +24,6 @@ from harness.sweep.comparisons import (
     each,
     fastest,
     geometric_mean,
-    grouped,
     problem_of,
     rivals,
     timed,
@@ -75,14 +74,18 @@ def choice_table(results: Results, precision: str = FP32) -> str:
     table = choice(results, precision)
     if table.empty:
         return ""
-    body = []
-    for batch, rows in by_batch(table):
-        (worst,) = each(rows.nlargest(1, "behind"))
-        at = f"{times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
-        near = of(int((rows.behind <= NEAR).sum()), len(rows))
-        body.append([batch, times(rows.behind.median()), times(geometric_mean(rows.behind), 3), near, at])
-    header = ["batch", "median", "geometric mean", f"within {NEAR - 1:.0%}", "worst"]
-    return _warned(markdown(header, body), results, precision)
+    columns: list[Column] = [
+        ("median", lambda rows: times(rows.behind.median())),
+        ("geometric mean", lambda rows: times(geometric_mean(rows.behind), 3)),
+        (f"within {NEAR - 1:.0%}", lambda rows: of(int((rows.behind <= NEAR).sum()), len(rows))),
+        ("worst", _furthest_behind),
+    ]
+    return _warned(tabulate("batch", by_batch(table), columns), results, precision)
+
+
+def _furthest_behind(rows: pd.DataFrame) -> str:
+    (worst,) = each(rows.nlargest(1, "behind"))
+    return f"{times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
 
 
 def _warned(table: str, results: Results, *precisions: str) -> str:
@@ -206,12 +209,9 @@ def invariance_table(results: Results) -> str:
     if table.empty:
         return f"batch_invariant was not measured on {results.device}."
     table = table.assign(cost=table.mean_us / table.auto_us, speedup=table.rival_us / table.mean_us)
-    filters = sorted(table.k.unique())
-    body = []
-    for batch, rows in by_batch(table):
-        cost_of = {k: geometric_mean(members.cost) for k, members in grouped(rows, "k")}
-        costs = [times(cost_of[k]) if k in cost_of else NONE for k in filters]
-        won = of(int((rows.speedup > 1).sum()), len(rows))
-        body.append([batch, *costs, times(geometric_mean(rows.cost)), times(geometric_mean(rows.speedup)), won])
-    header = ["batch", *(f"{k}x{k}" for k in filters), "all", f"over {results.comparison.rivals_label}", "won"]
-    return markdown(header, body)
+    columns: list[Column] = [
+        *by_filter(table, lambda rows: times(geometric_mean(rows.cost))),
+        (f"over {results.comparison.rivals_label}", lambda rows: times(geometric_mean(rows.speedup))),
+        ("won", lambda rows: of(int((rows.speedup > 1).sum()), len(rows))),
+    ]
+    return tabulate("batch", by_batch(table), columns)

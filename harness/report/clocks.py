@@ -9,9 +9,10 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.precision import FP32
-from harness.store.markdown import markdown
+from harness.report.speedups import labelled
+from harness.store.markdown import Column, tabulate
 from harness.store.times import hot_runs
-from harness.sweep.comparisons import AUTO, BATCH_INVARIANT, CASE, Results, each, problem_of, timed
+from harness.sweep.comparisons import AUTO, BATCH_INVARIANT, CASE, Results, timed
 
 OURS = "cuconv"
 SAME_CLOCK = 0.005  # clocks that differ by less are equal
@@ -48,21 +49,18 @@ def clocks_table(results: Results) -> str:
         f"At equal clocks, on {len(equal)} of {len(table)} cases, the two times differ by {apart.median():.1%} in the "
         f"median, by at most {apart.quantile(USUAL):.1%} on {USUAL:.0%} of the cases, and by {apart.max():.1%} at most."
     )
-    body = [
-        [
-            problem_of(case).label,
-            case.algorithm,
-            *(f"{us:.1f}" for us in (case.us_1, case.us_2)),
-            *(f"{clock:.0f}" for clock in (case.clock_1, case.clock_2)),
-            *(f"{power:.0f}" for power in (case.power_1, case.power_2)),
-            f"{case.longer:.3f}",
-            f"{case.lower:.3f}",
-        ]
-        for case in each(other)
+    columns: list[Column] = [
+        ("kernel", lambda case: case.algorithm),
+        ("us", lambda case: f"{case.us_1:.1f}"),
+        ("us", lambda case: f"{case.us_2:.1f}"),
+        ("MHz", lambda case: f"{case.clock_1:.0f}"),
+        ("MHz", lambda case: f"{case.clock_2:.0f}"),
+        ("W", lambda case: f"{case.power_1:.0f}"),
+        ("W", lambda case: f"{case.power_2:.0f}"),
+        ("time 2 / time 1", lambda case: f"{case.longer:.3f}"),
+        ("clock 1 / clock 2", lambda case: f"{case.lower:.3f}"),
     ]
-    header = ["HW-N-K-M-C", "kernel", "us", "us", "MHz", "MHz", "W", "W", "time 2 / time 1", "clock 1 / clock 2"]
-    if not body:
+    if other.empty:
         return f"{found} No clocks differ by {OTHER_CLOCK:.0%} or more."
-    return f"{found} The cases on which the clocks differ by {OTHER_CLOCK:.0%} or more:\n\n" + markdown(
-        header, body, left=(0, 1)
-    )
+    shown = tabulate("HW-N-K-M-C", labelled(other), columns, left=(0, 1))
+    return f"{found} The cases on which the clocks differ by {OTHER_CLOCK:.0%} or more:\n\n{shown}"

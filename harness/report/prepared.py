@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.store.markdown import NONE, markdown, times
+from harness.report.speedups import ALL, by_filter
+from harness.store.markdown import NONE, Column, tabulate, times
 from harness.sweep.comparisons import AUTO, CASE, Results, full_precision, geometric_mean, grouped
 from harness.sweep.provenance import provenance
 
@@ -34,16 +35,16 @@ def prepared_table(results: Results) -> str:
     found = gains(other.frame) if other else None
     if other is None or found is None or found.empty:
         return f"Not measured on {results.device}: {REMEDY}."
-    filters = sorted(found.k.unique())
-    body = []
-    for batch, rows in [*((str(batch), rows) for batch, rows in grouped(found, "batch")), ("all", found)]:
-        cells = [_mean(rows[rows.k == k].gain) for k in filters]
-        body.append([batch, *cells, _mean(rows.gain), times(rows.gain.min()), times(rows.gain.max())])
-    header = ["batch", *(f"{k}x{k}" for k in filters), "all", "least", "most"]
+    groups = [*((str(batch), rows) for batch, rows in grouped(found, "batch")), (ALL, found)]
+    columns: list[Column] = [
+        *by_filter(found, lambda rows: _mean(rows.gain)),
+        ("least", lambda rows: times(rows.gain.min())),
+        ("most", lambda rows: times(rows.gain.max())),
+    ]
     note = (
         "Time of conv2d over time of the prepared layer, in FP32: geometric means over the cases of the paper's sweep."
     )
-    return f"{note}\n\n{markdown(header, body)}\n\nMeasured on {provenance(other, other.frame)}."
+    return f"{note}\n\n{tabulate('batch', groups, columns)}\n\nMeasured on {provenance(other, other.frame)}."
 
 
 def _mean(gain: pd.Series) -> str:

@@ -15,10 +15,10 @@ import pandas as pd
 from harness import command
 from harness.contenders.registry import shown
 from harness.errors import ResultsError, UsageError
-from harness.report.speedups import by_batch
-from harness.store.markdown import markdown, of
+from harness.report.speedups import by_batch, labelled
+from harness.store.markdown import Column, of, tabulate
 from harness.store.times import HOT, TIMES
-from harness.sweep.comparisons import CASE, Results, each, problem_of
+from harness.sweep.comparisons import CASE, Results, each
 from harness.sweep.provenance import provenance
 
 TIMED = ["mean_us", "rival_us", "speedup"]  # columns of `compare` that move
@@ -61,12 +61,15 @@ def report(sweeps: Sequence[Results]) -> str:
 
 def movement_table(moved: pd.DataFrame, results: Results) -> str:
     """A line for each batch size: the median and the 95% quantile of each of TIMED."""
-    body = []
-    for batch, cases in by_batch(moved):
-        quantiles = [f"{cases[name].quantile(share):.1%}" for name in TIMED for share in (0.5, USUAL)]
-        body.append([batch, len(cases), *quantiles])
-    names = (results.shown(results.subject), results.comparison.rivals_label, "speedup")
-    return markdown(["batch", "cases", *(head for name in names for head in (name, f"{USUAL:.0%}"))], body)
+
+    def column(header: str, name: str, share: float) -> Column:
+        return header, lambda cases: f"{cases[name].quantile(share):.1%}"
+
+    columns: list[Column] = [("cases", len)]
+    shown = (results.shown(results.subject), results.comparison.rivals_label, "speedup")
+    for header, name in zip(shown, TIMED, strict=True):
+        columns += [column(header, name, 0.5), column(f"{USUAL:.0%}", name, USUAL)]
+    return tabulate("batch", by_batch(moved), columns)
 
 
 def winners(moved: pd.DataFrame, sweeps: int, results: Results) -> str:
@@ -82,12 +85,15 @@ def winners(moved: pd.DataFrame, sweeps: int, results: Results) -> str:
 
 def _most_moved(moved: pd.DataFrame, results: Results) -> str:
     """The cases whose time of the first subject moves most, with its time in each sweep."""
-    body = [
-        [problem_of(case).label, f"{case.mean_us:.1%}", " ".join(f"{us:.2f}" for us in case.ours_us)]
-        for case in each(moved.nlargest(SHOWN, "mean_us"))
+    columns: list[Column] = [
+        ("moves", lambda case: f"{case.mean_us:.1%}"),
+        (
+            f"{results.shown(results.subject)}, us in each sweep",
+            lambda case: " ".join(f"{us:.2f}" for us in case.ours_us),
+        ),
     ]
-    header = ["HW-N-K-M-C", "moves", f"{results.shown(results.subject)}, us in each sweep"]
-    return f"The cases that move most:\n\n{markdown(header, body)}"
+    table = tabulate("HW-N-K-M-C", labelled(moved.nlargest(SHOWN, "mean_us")), columns)
+    return f"The cases that move most:\n\n{table}"
 
 
 def _read(folders: Sequence[Path], time: str) -> list[Results]:

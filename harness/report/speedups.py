@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
 from harness.contenders import registry
 from harness.contenders.registry import Role
 from harness.precision import FP32, PRECISIONS, TF32
-from harness.store.markdown import NONE, markdown, of, times
+from harness.store.markdown import NONE, Column, markdown, of, tabulate, times
 from harness.sweep.comparisons import (
     CASE,
     Results,
@@ -36,6 +37,15 @@ def by_batch(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each batch size, and at last all rows where there are several: (label, rows)."""
     groups = [(str(batch), members) for batch, members in grouped(rows, "batch")]
     return [*groups, (ALL, rows)] if len(groups) > 1 else groups
+
+
+def by_filter(rows: pd.DataFrame, cell: Callable[[pd.DataFrame], object]) -> list[Column]:
+    """A column for each filter size of some rows, and one of all sizes, with a cell for the rows of a group."""
+
+    def of_size(k: int) -> Column:
+        return f"{k}x{k}", lambda group: cell(group[group.k == k])
+
+    return [*map(of_size, sorted(rows.k.unique())), (ALL, cell)]
 
 
 def maximum(summary: Summary) -> str:
@@ -99,10 +109,8 @@ def _by_filter_and_batch(rows: pd.DataFrame) -> str:
 
 def grid_table(rows: pd.DataFrame) -> str:
     """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of all."""
-    filters = sorted(rows.k.unique())
     groups = [*((str(batch), members) for batch, members in grouped(rows, "batch")), (ALL, rows)]
-    body = [[batch, *(_cell(members[members.k == k]) for k in filters), _cell(members)] for batch, members in groups]
-    return markdown(["batch", *(f"{k}x{k}" for k in filters), ALL], body)
+    return tabulate("batch", groups, by_filter(rows, _cell))
 
 
 def _cell(rows: pd.DataFrame) -> str:
@@ -265,15 +273,15 @@ def _furthest(ran: pd.DataFrame) -> str:
 
 def worst_table(results: Results) -> str:
     """The cases of the first subject's smallest speedups, with both times in microseconds."""
-    body = [
-        [
-            problem_of(case).label,
-            f"{case.mean_us:.2f}",
-            f"{case.rival_us:.2f}",
-            registry.shown(case.rival_provider, case.rival_algorithm),
-            times(case.speedup),
-        ]
-        for case in each(results.of_subject().nsmallest(WORST, "speedup"))
+    columns: list[Column] = [
+        (f"{results.shown(results.subject)}, us", lambda case: f"{case.mean_us:.2f}"),
+        ("best cuDNN, us", lambda case: f"{case.rival_us:.2f}"),
+        ("which is", lambda case: registry.shown(case.rival_provider, case.rival_algorithm)),
+        ("speedup", lambda case: times(case.speedup)),
     ]
-    header = ["HW-N-K-M-C", f"{results.shown(results.subject)}, us", "best cuDNN, us", "which is", "speedup"]
-    return markdown(header, body, left=(0, 3))
+    return tabulate("HW-N-K-M-C", labelled(results.of_subject().nsmallest(WORST, "speedup")), columns, left=(0, 3))
+
+
+def labelled(cases: pd.DataFrame) -> list[tuple[str, Any]]:
+    """The cases in order, each with its label."""
+    return [(problem_of(case).label, case) for case in each(cases)]

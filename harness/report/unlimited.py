@@ -8,9 +8,9 @@ import pandas as pd
 
 from harness.contenders.registry import PROVIDERS, Role, shown
 from harness.precision import FP32
-from harness.report.speedups import WORST, by_batch
-from harness.store.markdown import NONE, markdown, of, times
-from harness.sweep.comparisons import CASE, Results, each, geometric_mean, problem_of, rivals, summarise
+from harness.report.speedups import WORST, by_batch, labelled
+from harness.store.markdown import NONE, Column, of, tabulate, times
+from harness.sweep.comparisons import CASE, Results, geometric_mean, rivals, summarise
 from harness.sweep.records import EXCEEDED, OK
 
 RIVALS = " ".join(name for name, provider in PROVIDERS.items() if provider.role is Role.RIVAL)
@@ -60,26 +60,24 @@ def unlimited_table(results: Results) -> str:
 
 
 def _by_batch(rows: pd.DataFrame) -> str:
-    body = []
-    for batch, cases in by_batch(rows):
-        total = summarise(cases)
-        means = times(geometric_mean(cases.limited_speedup)), times(total.geometric)
-        fastest_is_over = int((cases.rival_status == EXCEEDED).sum())
-        body.append([batch, *means, of(total.wins, total.of), of(fastest_is_over, total.of)])
-    return markdown(["batch", "within the limit", "any workspace", "won", "fastest cuDNN is over the limit"], body)
+    columns: list[Column] = [
+        ("within the limit", lambda cases: times(geometric_mean(cases.limited_speedup))),
+        ("any workspace", lambda cases: times(summarise(cases).geometric)),
+        ("won", lambda cases: of(summarise(cases).wins, summarise(cases).of)),
+        (
+            "fastest cuDNN is over the limit",
+            lambda cases: of(int((cases.rival_status == EXCEEDED).sum()), summarise(cases).of),
+        ),
+    ]
+    return tabulate("batch", by_batch(rows), columns)
 
 
 def _worst(rows: pd.DataFrame, subject: str) -> str:
-    body = [
-        [
-            problem_of(case).label,
-            f"{case.mean_us:.2f}",
-            f"{case.rival_us:.2f}",
-            shown(case.rival_provider, case.rival_algorithm),
-            NONE if pd.isna(case.workspace_bytes) else f"{case.workspace_bytes / GIB:.2f}",
-            times(case.speedup),
-        ]
-        for case in each(rows.nsmallest(WORST, "speedup"))
+    columns: list[Column] = [
+        (f"{subject}, us", lambda case: f"{case.mean_us:.2f}"),
+        ("cuDNN, us", lambda case: f"{case.rival_us:.2f}"),
+        ("which is", lambda case: shown(case.rival_provider, case.rival_algorithm)),
+        ("workspace, GiB", lambda case: NONE if pd.isna(case.workspace_bytes) else f"{case.workspace_bytes / GIB:.2f}"),
+        ("speedup", lambda case: times(case.speedup)),
     ]
-    header = ["HW-N-K-M-C", f"{subject}, us", "cuDNN, us", "which is", "workspace, GiB", "speedup"]
-    return markdown(header, body, left=(0, 3))
+    return tabulate("HW-N-K-M-C", labelled(rows.nsmallest(WORST, "speedup")), columns, left=(0, 3))

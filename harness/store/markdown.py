@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 NONE = "-"
+Column = tuple[str, Callable[[Any], object]]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[int] = (0,)) -> str:
@@ -20,6 +21,17 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequenc
 
     rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
+
+
+def tabulate(
+    head: str, groups: Iterable[tuple[object, Any]], columns: Sequence[Column], left: Sequence[int] = (0,)
+) -> str:
+    """A markdown table of columns: a row for each group (name, members), with the names below `head`.
+
+    columns: the header of each other column, and the function that makes a cell of the group's members.
+    """
+    rows = [[name, *(cell(members) for _, cell in columns)] for name, members in groups]
+    return markdown([head, *(header for header, _ in columns)], rows, left)
 
 
 def times(ratio: float, digits: int = 2) -> str:
