@@ -74,6 +74,7 @@ class Provider:
 # everything here shows last.
 _CUCONV = ("auto", BATCH_INVARIANT, *reversed(ALGORITHMS))
 _RED = "#d1495b"
+_SUBJECTS = ("auto", "two_stage")
 NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last; there is none in FP32
 
 _CLASSIC = {
@@ -148,17 +149,20 @@ class Comparison:
         return f"the best {self.rivals}"
 
     def is_rival(self, provider: str, algorithm: str) -> bool:
-        """Whether the subjects are compared with an algorithm."""
+        """Whether the subjects are compared with an algorithm; never with themselves."""
+        if provider == self.provider and algorithm in self.subjects:
+            return False
         if self.provider == "cpu":
-            return provider == "cpu" and algorithm not in self.subjects
+            return provider == "cpu" and algorithm != "two_stage"
         return PROVIDERS[provider].role is Role.RIVAL
 
 
-def comparison(device: str) -> Comparison:
+def comparison(device: str, subject: tuple[str, str] | None = None) -> Comparison:
     """The comparison that tables and figures make of a device's results; device: "cpu" or a GPU's name.
 
-    The subjects on a GPU are the library's own choice and the paper's algorithm. The table of algorithms has the rest.
+    subject: the (provider, algorithm) to compare with the rivals. By default the subjects on a GPU are the library's
+    own choice and the paper's algorithm. The table of algorithms has the rest.
     """
     if device == "cpu":
-        return Comparison("cpu", ("two_stage",), "torch CPU convolution")
-    return Comparison("cuconv", ("auto", "two_stage"), "cuDNN")
+        return Comparison("cpu", (subject[1] if subject else "two_stage",), "torch CPU convolution")
+    return Comparison(subject[0], (subject[1],), "cuDNN") if subject else Comparison("cuconv", _SUBJECTS, "cuDNN")

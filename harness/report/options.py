@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from harness import command
+from harness.contenders.registry import PROVIDERS, names_of
+from harness.precision import FP32
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +22,23 @@ def add_source(parser: argparse.ArgumentParser, sweep: str | None = None) -> Non
     add_results(parser)
     parser.add_argument("--device", help="only this device's results")
     parser.add_argument("--sweep", default=sweep, help=f"only this sweep's results (default: {sweep or 'all'})")
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """Add --subject, as a pair (provider, algorithm)."""
+    parser.add_argument(
+        "--subject", type=_subject, metavar="PROVIDER/ALGORITHM",
+        help="what is compared with the rivals, such as cublas/bmm (default: cuconv/auto and the paper's algorithm)",
+    )  # fmt: skip
+
+
+def _subject(text: str) -> tuple[str, str]:
+    provider, _, algorithm = text.partition("/")
+    if provider not in PROVIDERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no PROVIDER/ALGORITHM: the providers are {', '.join(PROVIDERS)}")
+    if not PROVIDERS[provider].may_have(algorithm, FP32):
+        raise argparse.ArgumentTypeError(f"{text!r} is no PROVIDER/ALGORITHM: {names_of([provider], FP32)}")
+    return provider, algorithm
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

@@ -172,7 +172,7 @@ def _sweep(results: Results, name: str) -> str:
     return "\n\n".join([
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
         grid_table(other.of_subject()),
-        *against_others(other.of_subject()),
+        *against_others(other.of_subject(), other.comparison.provider),
         "The cases of the smallest speedups:",
         worst_table(other),
     ])  # fmt: skip

@@ -78,17 +78,19 @@ def _subject_summary(results: Results, subject: str, rows: pd.DataFrame) -> str:
         lines.append(f"It has no FP32 time for {failed} of them: not won, and not in the means.")
     if len(compared) < len(rows):
         lines.append(f"Left out, as no rival has a time: {len(rows) - len(compared)}.")
-    lines += against_others(rows)
+    lines += against_others(rows, results.comparison.provider)
     return "\n".join(lines) + "\n\n" + _by_filter_and_batch(rows)
 
 
-def against_others(rows: pd.DataFrame) -> list[str]:
+def against_others(rows: pd.DataFrame, provider: str) -> list[str]:
     """One sentence on the speedup of one subject's rows of `compare` over each provider beside the rivals.
 
-    A provider that has no time has no sentence.
+    provider: the subject's own. A provider that has no time has no sentence.
     """
     sentences = []
     for name in registry.BESIDE:
+        if name == provider:
+            continue
         other = summarise(rows.assign(rival_us=rows[f"{name}_us"], speedup=rows[f"{name}_speedup"]))
         if other.of:
             beside, mean = registry.PROVIDERS[name], times(other.geometric)

@@ -15,7 +15,7 @@ from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
 from harness.report.half import compare_with_half, half_table
 from harness.report.memory_bound import memory_bound_table
-from harness.report.options import add_source
+from harness.report.options import add_source, add_subject
 from harness.report.paper import networks_table, paper_table
 from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32
 from harness.sweep.comparisons import Results, find_results
@@ -54,11 +54,16 @@ def whole_networks(devices: Iterable[Path]) -> list[str]:
 
 
 def _print(options: argparse.Namespace) -> None:
-    found = find_results(options.results, options.device, options.sweep)
+    found = find_results(options.results, options.device, options.sweep, options.subject)
     tables = [f"## Layers\n\n{networks_table()}", *map(report, found)]
-    if not options.sweep:
+    if not (options.sweep or options.subject):
         tables += whole_networks({results.folder.parent for results in found})
     print("\n\n".join(tables))
 
 
-main = command.program("harness.report tables", "Print the tables of the results, in markdown.", _print, add_source)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    add_subject(parser)
+
+
+main = command.program("harness.report tables", "Print the tables of the results, in markdown.", _print, _add_options)

@@ -59,7 +59,8 @@ class Results:
     """The measurements of one device and sweep.
 
     device: its folder's name under results/, "cpu" or a GPU's. frame: rows as `records.read` returns them. folder:
-    results/DEVICE/SWEEP. time: which of a row's times mean_us and the runs are, one of times.TIMES.
+    results/DEVICE/SWEEP. time: which of a row's times mean_us and the runs are, one of times.TIMES. chosen: the
+    (provider, algorithm) that is compared with the rivals, None for the library's.
     """
 
     device: str
@@ -67,11 +68,12 @@ class Results:
     frame: pd.DataFrame
     folder: Path
     time: str = HOT
+    chosen: tuple[str, str] | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> Results:
+    def read(cls, folder: Path, chosen: tuple[str, str] | None = None) -> Results:
         """The measurements in results/DEVICE/SWEEP. Raises ResultsError where its CSV file is missing or wrong."""
-        return cls(folder.parent.name, folder.name, records.read(folder / CSV), folder)
+        return cls(folder.parent.name, folder.name, records.read(folder / CSV), folder, chosen=chosen)
 
     def at(self, time: str) -> Results:
         """The same rows with their hot, separated or cold times; these results must be hot."""
@@ -81,7 +83,7 @@ class Results:
         """A sweep of the same device, this one or another, which is read once; None where it was not measured."""
         if sweep not in self._beside:
             folder = self.folder.with_name(sweep)
-            self._beside[sweep] = Results.read(folder) if folder.exists() else None
+            self._beside[sweep] = Results.read(folder, self.chosen) if folder.exists() else None
         return self._beside[sweep]
 
     @cached_property
@@ -112,7 +114,7 @@ class Results:
     @cached_property
     def comparison(self) -> registry.Comparison:
         """The subjects and the rivals on this device."""
-        return registry.comparison(self.device)
+        return registry.comparison(self.device, self.chosen)
 
     @property
     def subject(self) -> str:
@@ -133,9 +135,12 @@ class Results:
         return registry.shown(self.comparison.provider, subject)
 
 
-def find_results(root: Path, device: str | None = None, sweep: str | None = None) -> list[Results]:
+def find_results(
+    root: Path, device: str | None = None, sweep: str | None = None, subject: tuple[str, str] | None = None
+) -> list[Results]:
     """Every results/DEVICE/SWEEP under `root`, or those of one device or sweep, in order of their names.
 
+    subject: the (provider, algorithm) to compare with the rivals; only results that have rows of it are returned.
     Raises ResultsError where there is none, or where one cannot be read.
     """
     folders = [
@@ -149,7 +154,16 @@ def find_results(root: Path, device: str | None = None, sweep: str | None = None
             f"no {device or 'DEVICE'}/{sweep or 'SWEEP'}/measurements.csv under {root}: "
             "measure first with 'python -m harness.run'"
         )
-    return [Results.read(folder) for folder in folders]
+    found = [Results.read(folder, subject) for folder in folders]
+    if subject is None:
+        return found
+    with_rows = [results for results in found if subject in set(algorithms(results.frame))]
+    if not with_rows:
+        named = "/".join(subject)
+        raise ResultsError(
+            f"{named} has no row in these results: measure it with 'python -m harness.run --provider {subject[0]}'"
+        )
+    return with_rows
 
 
 def sweeps_of(device: Path) -> list[Path]:

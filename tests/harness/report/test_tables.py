@@ -32,6 +32,28 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     assert printed(tmp_path, capsys) == text
 
 
+def test_another_subject_is_compared_with_the_best_cudnn(tmp_path, capsys):
+    write(tmp_path, SWEEP)
+    write(tmp_path, [row(name, us, provider="cpu") for name, us in (("native", 2.0), ("fft", 6.0))], device="cpu")
+    assert tables.main(["--results", str(tmp_path), "--subject", "cublas/bmm"]) == 0
+    text = capsys.readouterr().out
+    assert "## cpu" not in text and "cuBLAS bmm against the best cuDNN" in text and "faster on 1 of" in text
+    assert tables.main(["--results", str(tmp_path), "--subject", "cpu/native"]) == 0
+    assert "geometric mean 3.00x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("subject", "value"), [("mine/best", "mine/best"), ("cublas/gemm", "bmm"), ("cutlass/fast_fp32", "cutlass")]
+)
+def test_a_subject_without_rows_is_refused(tmp_path, capsys, subject, value):
+    write(tmp_path, SWEEP)
+    try:
+        code = tables.main(["--results", str(tmp_path), "--subject", subject])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2 and value in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
     missing = "Not measured on nvidia-test: measure first with 'python -m harness.experiments accuracy' on a GPU."
