@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._C._dynamo.eval_frame import reset_code, set_eval_frame
 from torch._dynamo.exc import SkipFrame
 from torch._dynamo.types import ConvertFrameReturn
 from torch.fx.experimental import _config as symbols
@@ -141,6 +141,7 @@ class Graphs:
     def drop(self) -> None:
         """Have no graphs from now on."""
         self._compiled.clear()
+        reset_code(self._entry.__code__)
 
     def forget(self) -> None:
         """Take the weights anew at the next call."""

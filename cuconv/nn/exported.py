@@ -116,7 +116,7 @@ def _read_results(graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor]
     _, function = compiled(constant_graph(graph, constants, results))
     with torch.no_grad():
         values = function(None, *(state[node] for node in graph.nodes if node in state))
-    first = next(node for node in graph.nodes if node.op == "placeholder" and node not in state)
+    first = next(node for node in graph.nodes if node not in state)
     found = {}
     for number, (node, value) in enumerate(zip(results, values, strict=True)):
         with graph.inserting_before(first):

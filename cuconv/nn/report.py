@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from cuconv.nn.converted import Graphs
+
+class Calls(Protocol):
+    """The calls of a converted model until now: those that ran in graphs, and those that ran its own code."""
+
+    folded: int
+    own: int
+
+    def __len__(self) -> int:
+        """The number of graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class Report:
     packed_bytes: int = 0
     breaks: list[str] = field(default_factory=list)
     why_one_batch: str = ""
-    graphs: Graphs | None = field(default=None, repr=False)
+    graphs: Calls | None = field(default=None, repr=False)
 
     @property
     def folded_calls(self) -> int:
