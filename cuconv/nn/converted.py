@@ -230,7 +230,10 @@ def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
     the windows of Swin ask a thousand times.
     """
     guards = torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=not has_hooks, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS
+        skip_nnmodule_hook_guards=not has_hooks,
+        recompile_limit=MOST_GRAPHS,
+        accumulated_recompile_limit=MOST_GRAPHS,
+        use_recursive_dict_tags_for_guards=False,  # as of torch 2.13: they miss changes of dictionaries
     )
     sizes = {"backed_size_oblivious": any_batch, "symbol_guard_limit_before_specialize": MOST_CONDITIONS}
     with guards, symbols.patch(sizes):  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ last: those are converted where they leave the graph, once.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,10 @@ def _sampled(images: Tensor, grid: Tensor) -> Tensor:
 
 _torchs = torch.library.Library("aten", "IMPL")
 torch.library.register_fake("aten::cudnn_grid_sampler", _sampled, lib=_torchs)
+
+
+# As of torch 2.13; older ones ask for the remainder first, by which a graph with a pooling is for even sizes alone.
+torch._meta_registrations.div_rtn = operator.floordiv
 
 
 def keep_interpolation(graph: fx.Graph) -> None:

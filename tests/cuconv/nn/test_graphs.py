@@ -218,6 +218,17 @@ def squeezes(model, x):
     return model.conv(x).squeeze()
 
 
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(3, 2), nn.MaxPool2d(3, 2, 1, ceil_mode=True)])
+def test_poolings_are_for_even_and_odd_sizes(on_a_gpu, pool):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), pool, nn.Conv2d(4, 4, 1)).eval()
+    converted, report = cuconv.nn.convert(model, torch.randn(2, 3, 16, 16))
+    with torch.no_grad():
+        for height, width in ((16, 17), (19, 18), (21, 23), (12, 16)):
+            x = torch.randn(2, 3, height, width)
+            assert close(converted(x), model(x))
+    assert (report.folded_calls, report.own_calls) == (4, 0)
+
+
 def asks_a_hundred_times(model, x):
     return model.conv(x) * sum(x.shape[2] != size for size in range(100, 200))
 
