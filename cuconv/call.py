@@ -18,7 +18,7 @@ GRAPH_ALIGNMENT = 256  # bytes, of each part of the temporary memory in a CUDA g
 
 
 class Options(NamedTuple):
-    """What decides, besides input, output and residual, which kernels a call launches."""
+    """The weights, geometry and choices of a call, by which its kernels are chosen and kept."""
 
     weight: Hashable  # its signature
     bias: Hashable  # its signature, or None

@@ -59,5 +59,5 @@ class Launch:
     overlap: bool = False
 
     def variant(self, arch: str) -> KernelVariant:
-        """What must be compiled for an architecture."""
+        """The kernel variant to compile for an architecture."""
         return KernelVariant.of(self.source, arch, self.macros)

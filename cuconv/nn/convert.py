@@ -159,7 +159,7 @@ class _Conversion:
         trial, breaks = copy.deepcopy(model), dict(counters["graph_break"])
         try:
             graphs.compile(trial, self._inputs.new)
-        except Exception as error:  # of the model's own code, or of torch's compiler
+        except Exception as error:  # the model's own code or torch's compiler may raise
             self._not_captured(comparison.first_line(getattr(error, "inner_exception", error)))
             return
         self._of_the_example = graphs.of_calls()
@@ -180,7 +180,7 @@ class _Conversion:
         """Drop graphs that raise an exception, or that differ where the model's own results are repeatable."""
         try:
             words = self._graphs_differ(model, expected)
-        except Exception as error:  # of torch, such as for lack of memory
+        except Exception as error:  # torch may raise, such as for lack of memory
             self._not_captured(
                 f"its graphs, or their comparison, raise {type(error).__name__}: {comparison.first_line(error)}"
             )

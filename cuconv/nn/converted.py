@@ -52,6 +52,7 @@ class Graphs:
                which takes a fifth of a call's host time. Otherwise a model with hooks runs its own code
     folded     the number of calls that ran in graphs
     own        the number of calls that ran the model's own code
+    refused    why a part of the model has no graph, where its code asks what no guard checks; "" elsewhere
     """
 
     def __init__(self, base: type[nn.Module], precision: str, modes: set[str], any_batch: bool, has_hooks: bool):

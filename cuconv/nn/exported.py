@@ -52,7 +52,7 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     fusions.add_constants(graph, constants)
     fusions.fold_convolutions(graph, constants)
     for node in graph.nodes:
-        if node.target is BATCH_NORM:  # which no convolution precedes
+        if node.target is BATCH_NORM:  # no convolution precedes it
             node.target, node.args = aten.batch_norm.default, (*node.args[:5], False, 0.0, node.args[5], True)
     values = _read_results(graph, constants, {node: tensors[str(spec.target)] for node, spec in state.items()})
     for node, value in values.items():

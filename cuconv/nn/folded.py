@@ -69,7 +69,7 @@ class Folded:
         return calls
 
     def rows(self, names: dict[int, str]) -> Iterator[Converted]:
-        """What became of the layers of each model or part that has called the graph.
+        """A row of the report for each layer, of each model or part that has called the graph.
 
         names: of layers, by the id() of their weights. Otherwise a layer has the name that torch's compiler gave it.
         """

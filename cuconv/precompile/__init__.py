@@ -18,9 +18,7 @@ from cuconv.conv import plan
 from cuconv.core.launch import KernelVariant, Launch
 from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.runtime import compiler as compiler
-from cuconv.runtime import driver
-from cuconv.runtime import launch_sequence as launch_sequence
+from cuconv.runtime import compiler, driver, launch_sequence
 
 OTHER_SIZES = (0.5, 0.75, 1.5, 2.0, 3.0)
 

@@ -22,7 +22,7 @@ MAX_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 _lock = threading.RLock()  # a signal handler may ask for kernels while its thread does
 _queue: deque[tuple[KernelVariant, Job]] = deque()
-_jobs: dict[frozenset[KernelVariant], Job] = {}  # that have not ended
+_jobs: dict[frozenset[KernelVariant], Job] = {}  # jobs that have not ended
 _failed: dict[KernelVariant, Exception] = {}  # kernels that the compiler refuses
 _threads = 0
 

@@ -59,7 +59,7 @@ def _find(arch: str, name: str) -> Cubin | None:
 
 def variant_name(variant: KernelVariant) -> str:
     """The name of a kernel variant, which no other variant has, and no other content of its source and headers."""
-    is_of_package = variant.source.is_relative_to(INCLUDES)  # which does not change while it runs
+    is_of_package = variant.source.is_relative_to(INCLUDES)  # the package's sources do not change while it runs
     content = (_package_content if is_of_package else _content)(variant.source)
     return f"{variant.source.stem}-{variant.arch}-{_digest(content, variant)}"
 

@@ -281,6 +281,29 @@ def test_graphs_that_raise_are_dropped_though_results_vary(on_a_gpu, monkeypatch
     assert torch.equal(converted(X), model(X))
 
 
+def attends(model, x):
+    rows = model.conv(x).flatten(2).transpose(1, 2)
+    return model.attention(rows, rows, rows)
+
+
+def test_no_image_is_for_the_model_s_own_code(on_a_gpu):
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)  # returns other weights for no image
+    model, x = Model(attends, conv=conv(), attention=attention).eval(), X
+    converted, report = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        ours, theirs = converted(x[:0]), model(x[:0])
+    assert report.captured and ours[0].shape == theirs[0].shape and type(ours[1]) is type(theirs[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_autocast_around_the_conversion_is_not_captured(on_a_gpu):
+    model, x = made("classifier")
+    with torch.autocast("cpu", torch.bfloat16):
+        converted, report = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        assert report.captured and close(converted(x), copy.deepcopy(model).double()(x.double()))
+
+
 def test_hooks_come_and_go(on_a_gpu):
     """Also on copies, which share graphs."""
     model, x = made("block")
