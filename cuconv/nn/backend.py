@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,10 +61,19 @@ def cuconv(
     keep_interpolation(graph.graph)
     keep_strides(graph.graph)
     graph.recompile()
-    compiler = partial(_compiled, constant=constant, precision=precision, made=made)
+    folded: list[Folded] = []
+
+    def compiler(functional: fx.GraphModule, inputs: Sequence[Any]) -> Folded:
+        folded.append(_compiled(functional, constant, precision))
+        made(folded[0])
+        return folded[0]
+
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions=decompositions(precision))(
         graph, inputs
     )
+    if folded and not folded[0].has_layers:
+        torchs: Callable[..., Any] = graph.forward  # has fewer operations than AOTAutograd's graph
+        return torchs
     return compiled
 
 
@@ -109,14 +117,7 @@ def _is_statistic(node: fx.Node) -> bool:
     return bool(node.users) and all(node in user.args[STATISTICS.get(user.target, slice(0))] for user in node.users)
 
 
-def _compiled(
-    graph: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    constant: list[bool],
-    precision: str,
-    made: Callable[[Folded], object],
-) -> Folded:
+def _compiled(graph: fx.GraphModule, constant: list[bool], precision: str) -> Folded:
     """A functional ATen graph as a function of a list of its inputs, folded.
 
     constant: which inputs of dynamo's graph are constant.
@@ -128,6 +129,4 @@ def _compiled(
     if len(places) == len(constant) == len(kinds):  # otherwise inputs that share memory became one
         known = zip(places, constant, kinds, strict=True)
         constants = {node for node, is_constant, kind in known if is_constant and not kind.mutates_data}
-    folded = Folded(graph.graph, constants, fold(graph.graph, constants, precision))
-    made(folded)
-    return folded
+    return Folded(graph.graph, constants, fold(graph.graph, constants, precision))

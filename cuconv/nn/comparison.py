@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,6 +61,29 @@ class Inputs:
 
         return pytree.tree_map(copied, (self.arguments, self.keywords))
 
+    def other_batch(self, of_another_size: bool = False) -> Inputs:
+        """The first of several images, or a single one twice. Lists of images (C, H, W) keep their length.
+
+        of_another_size: whether images are larger, too, by rows and columns of zeros.
+        """
+        changed: dict[int, Any] = {}
+
+        def other(leaf: Any) -> Any:
+            if id(leaf) not in changed:
+                changed[id(leaf)] = _enlarged(_other_batch(leaf)) if of_another_size else _other_batch(leaf)
+            return changed[id(leaf)]
+
+        found = copy.copy(self)
+        pair = self.arguments, self.keywords
+        found.arguments, found.keywords = pytree.tree_map(other, pair, is_leaf=is_list_of_images)
+        return found
+
+    @property
+    def has_list_of_images(self) -> bool:
+        """Whether an argument is a list of images (C, H, W), as detectors take them."""
+        leaves = pytree.tree_leaves((self.arguments, self.keywords), is_leaf=is_list_of_images)
+        return any(map(is_list_of_images, leaves))
+
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
@@ -73,11 +97,23 @@ def another(tensor: Tensor) -> Tensor:
     return mirrored * 0.75 if tensor.is_floating_point() or tensor.is_complex() else mirrored
 
 
-def other_batch(tensor: Tensor) -> Tensor:
-    """The first of several images, or a single one twice."""
-    if tensor.dim() < 2:
-        return tensor
-    return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor[:1]
+def is_list_of_images(value: Any) -> bool:
+    """Whether an argument is a list of images (C, H, W)."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Tensor) and one.dim() == 3 for one in value)
+
+
+def _other_batch(images: Any) -> Any:
+    """The first of several images, or a single one twice; anything else as it is."""
+    if not isinstance(images, Tensor) or images.dim() < 2:
+        return images
+    return torch.cat([images, images]) if len(images) == 1 else images[:1]
+
+
+def _enlarged(images: Any) -> Any:
+    """Larger images. In a list they are three times as wide, since detectors scale one side to a size of their own."""
+    if is_list_of_images(images):
+        return [F.pad(image, (0, 2 * image.shape[-1])) for image in images]
+    return F.pad(images, (0, 32, 0, 64)) if isinstance(images, Tensor) and images.dim() == 4 else images
 
 
 def nudged(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from cuconv.precompile import computed, load_for_other_sizes, precompile_calls
 from cuconv.runtime.background import waiting
 
 Progress = Callable[[int, int], object]
+NOTHING_REPLACED = "none of its layers is cuConv's"
 
 
 class ConversionError(ValueError):
@@ -121,17 +123,17 @@ class _Conversion:
             graphs.prepare = self._precompile
             result.__dict__["_graphs"] = graphs
             self._compile(graphs, result)
-            if len(graphs):
+            if len(graphs) and self._report.why_not_captured != NOTHING_REPLACED:
                 self._check_graphs(result, expected)
-            if self._report.captured:
+            if self._report.captured or self._report.why_not_captured == NOTHING_REPLACED:
                 break
         if not self._report.captured:
             traced.untrace(layers)
             graphs.drop()
-            self._report.rows = _rows([], result)
+            self._report.rows = _rows(self._report.left, result)
             if comparison.difference(self._of(result), expected, FP32):
                 result.__class__ = base  # the model's code differs in a subclass
-        graphs.folded = graphs.own = 0
+        graphs.folded = graphs.partly = graphs.own = 0
         self._report.graphs = graphs
         self._report.packed_bytes = sum(folded.packed_bytes for folded in self._of_the_example)
         return result, self._report
@@ -163,18 +165,36 @@ class _Conversion:
             self._not_captured(comparison.first_line(getattr(error, "inner_exception", error)))
             return
         self._of_the_example = graphs.of_calls()
-        self._report.rows = _rows(self._of_the_example, trial)
+        names = {id(weight): name for name, layer in _layers(trial) for weight in layer.parameters(recurse=False)}
+        self._report.rows = _rows([row for folded in self._of_the_example for row in folded.rows(names)], trial)
         told = [reason for reason, times in counters["graph_break"].items() if times > breaks.get(reason, 0)]
         self._report.breaks = [next(iter(reason.splitlines()), "") for reason in told]
         if not len(graphs):
             self._not_captured(graphs.refused or "torch's compiler makes no graph of it")
             return
+        if not self._report.replaced:
+            self._not_captured(NOTHING_REPLACED)
+            return
         try:
-            other = partial(self._inputs.new, comparison.other_batch)
-            comparison.call(_copied(self._model), other())
-            graphs.compile(trial, other)
+            graphs.compile(trial, self._other(bool(self._report.breaks)).new)
         except Exception as error:  # the model may take one number of images alone
             self._report.why_one_batch = comparison.first_line(error)
+        if self._inputs.has_list_of_images:
+            self._report.why_one_batch = "torch's guards fix the length of a list"
+
+    def _other(self, has_breaks: bool) -> Inputs:
+        """Inputs with another number of images, which the model takes; after a graph break, of another size, too.
+
+        torch's compiler takes sizes of what follows a graph break for fixed until it meets others.
+        """
+        if has_breaks:
+            other = self._inputs.other_batch(of_another_size=True)
+            with suppress(Exception):  # the model may take one size alone
+                comparison.call(_copied(self._model), other.new())
+                return other
+        other = self._inputs.other_batch()
+        comparison.call(_copied(self._model), other.new())
+        return other
 
     def _check_graphs(self, model: nn.Module, expected: Any) -> None:
         """Drop graphs that raise an exception, or that differ where the model's own results are repeatable."""
@@ -195,8 +215,7 @@ class _Conversion:
         judges = partial(self._truth.judges, self._inputs.new, self._precision)
         if words := comparison.difference(self._of(model), expected, self._precision, judges):
             return words
-        for change in (comparison.another, comparison.other_batch):
-            inputs = partial(self._inputs.new, change)
+        for inputs in (partial(self._inputs.new, comparison.another), self._inputs.other_batch().new):
             try:
                 wanted = comparison.call(_copied(self._model), inputs())
             except Exception:  # the model does not take such inputs
@@ -257,10 +276,13 @@ def _copied(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _rows(graphs: list[Any], model: nn.Module) -> list[Converted]:
-    """The rows of a model's graphs, and one for each of its layers that no graph has."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
-    names = {id(parameter): name for name, module in layers.items() for parameter in module.parameters(recurse=False)}
-    rows = [row for folded in graphs for row in folded.rows(names)]
-    named = {row.name for row in rows}
-    return [*rows, *(Converted(name, reason="no graph has a call of it") for name in layers if name not in named)]
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The convolutions and fully connected layers of a model by name."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LAYERS)]
+
+
+def _rows(known: list[Converted], model: nn.Module) -> list[Converted]:
+    """Known rows, and one for each layer of a model that has none."""
+    names = {row.name for row in known}
+    missing = [name for name, _ in _layers(model) if name not in names]
+    return [*known, *(Converted(name, reason="no graph has a call of it") for name in missing)]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from math import copysign
-from types import CodeType, FunctionType
+from threading import local
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -24,16 +25,13 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.hooks import RemovableHandle
 
+from cuconv.nn import asked
 from cuconv.nn.backend import cuconv
 from cuconv.nn.comparison import GRADIENTS, INFERENCE, seeded
 from cuconv.nn.dispatch import outside
 from cuconv.nn.folded import Folded
 from cuconv.nn.operator import PLAIN, is_differentiated
 
-# Names in a model's code: questions whose answers no guard of torch checks, and questions about modes.
-UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
-ASKING = frozenset(("is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad"))
-CONSTRUCTORS = frozenset(("__new__", "__init__", "__post_init__"))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_GRAPHS = 10_000  # all models of a process share the limit of a function
 MOST_CONDITIONS = 50  # about one size; CNNs of torchvision and timm have up to 19
@@ -51,6 +49,8 @@ class Graphs:
     has_hooks  whether a module has hooks, also such that a call adds: then guards look at the hooks of every module,
                which takes a fifth of a call's host time. Otherwise a model with hooks runs its own code
     folded     the number of calls that ran in graphs
+    partly     the number of calls that ran in a graph, and the model's own code after a graph break, where the calls that
+               graphs were made of ran in one
     own        the number of calls that ran the model's own code
     refused    why a part of the model has no graph, where its code asks what no guard checks; "" elsewhere
     """
@@ -61,15 +61,17 @@ class Graphs:
         self._precision, self._any_batch = precision, any_batch
         self._is_loaded = False  # whether the graphs are to be made at the first call, as those of a loaded model are
         self.modes = set(modes)
-        self.folded = self.own = 0
+        self.folded = self.partly = self.own = 0
         self._forward = base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
+        self._parts: set[CodeType] = set()  # the code that graphs with layers stand for: the entry, and what follows a break
+        self._call = local()
         self.refused = ""
         self._entry = self._new_entry()
         backend = self._backend
         self._optimized = torch._dynamo.optimize(backend)(self._entry)
-        self._leave = _callback_that_compiles_nothing(backend)
+        self._leave = self._callback_that_compiles_nothing()
 
     def __deepcopy__(self, _: Any) -> Graphs:
         return self
@@ -89,6 +91,7 @@ class Graphs:
 
         A call may move what its guards read, such as a counter: then the next calls are compiled, too.
         """
+        asked.watch_gradient_mode()
         for _ in range(MAX_TRIES):
             known = len(self)
             arguments, keywords = pytree.tree_map_only(Tensor, _of_any_size, inputs())
@@ -106,10 +109,14 @@ class Graphs:
             return self.own_code(model, arguments, keywords)
         if self._is_loaded:
             self._fill(model, arguments, keywords)
+        self._call.missed = False
         result = self._in_no_grad(model, arguments, keywords)
         if result is _MISSED:
             return self.own_code(model, arguments, keywords)
-        self.folded += 1
+        if self._call.missed:
+            self.partly += 1
+        else:
+            self.folded += 1
         return result
 
     def _in_no_grad(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -175,17 +182,28 @@ class Graphs:
 
     def _backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """The backend of torch.compile by which the graphs are made."""
-        code = torch._guards.TracingContext.get().traced_code
-        names = set().union(*map(_names, code))
-        if asked := UNGUARDED & names:
-            self.refused = f"the model's code asks for {min(asked)}, which no guard of torch checks"
+        self.refused = asked.what_no_guard_checks() or self.refused
+        if asked.what_no_guard_checks():
             raise SkipFrame(self.refused)  # this part of the model runs as it is
-        if ASKING & names:
-            self.modes.clear()
+        self.modes -= asked.modes()
+        asked.guard_empty_dictionaries()
         return cuconv(graph, inputs, options={"freeze": True, "precision": self._precision}, made=self._note)
+
+    def _callback_that_compiles_nothing(self) -> Callable[..., Any]:
+        """A function for torch to call where no graph stands for a part of a call: it leaves the code as it is."""
+
+        def leave(frame: FrameType, *_: Any) -> ConvertFrameReturn:
+            if frame.f_code in self._parts:
+                self._call.missed = True
+            return ConvertFrameReturn(apply_to_code=False)
+
+        leave._torchdynamo_orig_backend = self._backend  # type: ignore[attr-defined]
+        return leave
 
     def _note(self, folded: Folded) -> None:
         folded.before_the_first_call = self.prepare
+        if folded.has_layers:
+            self._parts.add(asked.code()[0])
         self._compiled.append(folded)
 
     def _may_run(self, leaves: list[Any]) -> bool:
@@ -214,14 +232,6 @@ class Graphs:
         return len(tensors) < 2 or not share_memory(tensors)
 
 
-def _names(code: CodeType) -> set[str]:
-    """The names in a model's own code; without `__dict__` where it makes an object, which no later call changes."""
-    if "/torch/" in code.co_filename:
-        return set()
-    is_made = not CONSTRUCTORS.isdisjoint(code.co_qualname.split("."))
-    return set(code.co_names) - ({"__dict__"} if is_made else set())
-
-
 @contextmanager
 def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
     """Settings of torch's compiler while it makes graphs.
@@ -239,16 +249,6 @@ def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
     sizes = {"backed_size_oblivious": any_batch, "symbol_guard_limit_before_specialize": MOST_CONDITIONS}
     with guards, symbols.patch(sizes):  # type: ignore[attr-defined]
         yield
-
-
-def _callback_that_compiles_nothing(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for torch to call where no graph of this backend stands for a call: it leaves the code as it is."""
-
-    def leave(*_: Any) -> ConvertFrameReturn:
-        return ConvertFrameReturn(apply_to_code=False)
-
-    leave._torchdynamo_orig_backend = backend  # type: ignore[attr-defined]
-    return leave
 
 
 def _loaded(has_graphs: bool, *made_of: Any) -> Graphs:

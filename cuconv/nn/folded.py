@@ -83,6 +83,11 @@ class Folded:
         self._made.clear()
 
     @property
+    def has_layers(self) -> bool:
+        """Whether the graph has a convolution or a fully connected layer, by cuConv or torch."""
+        return bool(self._rows)
+
+    @property
     def packed_bytes(self) -> int:
         """The device memory of the packed weights of one model, in bytes."""
         kept = [vars(made.attributes).values() for made in self._made]

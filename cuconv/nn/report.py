@@ -7,9 +7,10 @@ from typing import Protocol
 
 
 class Calls(Protocol):
-    """The calls of a converted model until now: those that ran in graphs, and those that ran its own code."""
+    """The calls of a converted model until now: those that ran in graphs, wholly or partly, or its own code."""
 
     folded: int
+    partly: int
     own: int
 
     def __len__(self) -> int:
@@ -56,6 +57,11 @@ class Report:
         return 0 if self.graphs is None else self.graphs.folded
 
     @property
+    def partly_folded_calls(self) -> int:
+        """The number of calls that ran the model's own code after a graph break where the example's call ran a graph."""
+        return 0 if self.graphs is None else self.graphs.partly
+
+    @property
     def own_calls(self) -> int:
         """The number of calls that ran the model's own code, by torch's kernels, since no graph stands for them."""
         return 0 if self.graphs is None else self.graphs.own
@@ -92,8 +98,9 @@ class Report:
         ):
             if why:
                 lines.append(f"{what}: {why}")
-        if self.folded_calls or self.own_calls:
-            lines.append(f"{self.folded_calls} calls ran in graphs, {self.own_calls} ran the model's own code")
+        if self.folded_calls or self.partly_folded_calls or self.own_calls:
+            partly = f", {self.partly_folded_calls} in part" if self.partly_folded_calls else ""
+            lines.append(f"{self.folded_calls} calls ran in graphs{partly}, {self.own_calls} ran the model's own code")
         for row in self.rows:
             what = f"left: {row.reason}" if row.reason else " + ".join((row.kind, *row.folded))
             lines.append(f"  {row.name:{width}}  {what}")

@@ -81,7 +81,7 @@ class Asserting(nn.Module):
         return self.conv(x)
 
 
-def test_the_message_of_an_assertion_is_no_condition(monkeypatch):
+def test_the_message_of_an_assertion_is_no_condition(on_a_gpu, monkeypatch):
     x = torch.randn(2, 4, 8, 9)
     converted, report = cuconv.nn.convert(Asserting().eval(), x)
     assert report.captured

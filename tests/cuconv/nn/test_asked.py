@@ -1,0 +1,118 @@
+"""What a model's code asks decides which calls its graphs stand for, and the report counts these calls as they were."""
+
+import pytest
+import torch
+from torch import nn
+
+import cuconv.nn
+from tests.cuconv.nn.models import close
+from tests.cuconv.nn.zoo.entries import Model, conv, images
+
+X = images()
+
+
+class Empty(nn.Module):
+    """A model that asks a dictionary for what torch's guards do not check where the dictionary is empty."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.conv, self.ask, self.options = conv(), ask, {}
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y * 2 if self.ask(self.options) else y
+
+
+@pytest.mark.parametrize("ask", [bool, any, lambda d: d | {}, lambda d: str(d) != "{}", len, lambda d: d == {"a": 1}])
+def test_an_empty_dictionary_is_guarded(on_a_gpu, ask):
+    model = Empty(ask).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    for options in ({}, {"a": 1}, {}):
+        model.options, converted.options = dict(options), dict(options)
+        assert close(converted(X), model(X))
+    model.options["a"] = converted.options["a"] = 1
+    assert close(converted(X), model(X)) and report.folded_calls
+
+
+def checkpointed(model, x):
+    """As layers of transformers do."""
+    if model.training and torch.is_grad_enabled():
+        x = x + 1
+    return model.conv(x)
+
+
+def by_mode(model, x):
+    return model.conv(x) * (2 if torch.is_grad_enabled() and len(x) > 4 else 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "mode", "folded"),
+    [
+        (checkpointed, torch.enable_grad, True),
+        (checkpointed, torch.inference_mode, True),
+        (by_mode, torch.enable_grad, False),
+        (by_mode, torch.inference_mode, True),
+        (by_mode, torch.no_grad, True),
+    ],
+)
+def test_graphs_run_in_a_mode_that_the_code_does_not_ask_for(on_a_gpu, function, mode, folded):
+    model = Model(function, conv=conv()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    for x in (X, torch.randn(5, *X.shape[1:])):
+        with mode():
+            assert close(converted(x), model(x))
+    assert (report.folded_calls, report.own_calls) == ((2, 0) if folded else (0, 2))
+
+
+def breaks(model, x):
+    y = model.conv(x) * (2 if float(x.sum()) > 1e9 else 1)
+    return model.other(y[:, :, :24] if model.crops and 20 < y.shape[2] < 40 else y)
+
+
+def test_sizes_may_vary_after_a_graph_break_too(on_a_gpu):
+    model = Model(breaks, conv=conv(), other=conv(), crops=False).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    on_a_gpu.clear()
+    with torch.no_grad():
+        for sizes in ((1, 4, 20, 9), (3, 4, 8, 30), (2, 4, 17, 17)):
+            x = torch.randn(sizes)
+            assert close(converted(x), model(x))
+    assert (report.folded_calls, report.partly_folded_calls, report.own_calls) == (3, 0, 0) and len(on_a_gpu) == 6
+
+
+def test_a_call_that_left_its_graphs_at_a_break_is_told_apart(on_a_gpu):
+    model = Model(breaks, conv=conv(), other=conv(), crops=True).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    x = torch.randn(2, 4, 30, 31)
+    on_a_gpu.clear()
+    with torch.no_grad():
+        assert close(converted(x), model(x))
+    assert (report.folded_calls, report.partly_folded_calls, report.own_calls) == (0, 1, 0) and len(on_a_gpu) == 1
+    assert "1 in part" in str(report)
+
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other = conv(), conv()
+
+    def forward(self, images):
+        batch = self.conv(torch.stack(images))
+        return list(self.other(batch * (2 if float(batch.sum()) > 1e9 else 1)))
+
+
+def test_a_list_of_images_may_have_other_sizes(on_a_gpu):
+    model = Detector().eval()
+    converted, report = cuconv.nn.convert(model, ([torch.randn(4, 8, 9)],))
+    with torch.no_grad():
+        for rows, columns in ((8, 9), (8, 20), (8, 14)):
+            image = torch.randn(4, rows, columns)
+            assert close(converted([image])[0], model([image])[0])
+    assert report.folded_calls == 3 and report.why_one_batch
+
+
+def test_a_model_without_a_layer_of_cuconv_runs_its_own_code(on_a_gpu):
+    model = nn.Sequential(nn.ConvTranspose2d(4, 4, 3), nn.ReLU()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert not report.captured and report.why_not_captured and report.left[0].reason == "it is conv_transpose2d"
+    assert torch.equal(converted(X), model(X)) and report.own_calls == 1
