@@ -49,8 +49,7 @@ class Graphs:
     has_hooks  whether a module has hooks, also such that a call adds: then guards look at the hooks of every module,
                which takes a fifth of a call's host time. Otherwise a model with hooks runs its own code
     folded     the number of calls that ran in graphs
-    partly     the number of calls that ran in a graph, and the model's own code after a graph break, where the calls that
-               graphs were made of ran in one
+    partly     the number of calls that ran in a graph, but the model's own code after a break where other calls run one
     own        the number of calls that ran the model's own code
     refused    why a part of the model has no graph, where its code asks what no guard checks; "" elsewhere
     """
@@ -65,7 +64,7 @@ class Graphs:
         self._forward = base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
-        self._parts: set[CodeType] = set()  # the code that graphs with layers stand for: the entry, and what follows a break
+        self._parts: set[CodeType] = set()  # the code of the entry and of what follows breaks, where graphs have layers
         self._call = local()
         self.refused = ""
         self._entry = self._new_entry()
