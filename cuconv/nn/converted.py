@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from math import copysign
-from threading import local
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -31,6 +30,7 @@ from cuconv.nn.comparison import GRADIENTS, INFERENCE, seeded
 from cuconv.nn.dispatch import outside
 from cuconv.nn.folded import Folded
 from cuconv.nn.operator import PLAIN, is_differentiated
+from cuconv.nn.traced import own_code
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_GRAPHS = 10_000  # all models of a process share the limit of a function
@@ -49,7 +49,7 @@ class Graphs:
     has_hooks  whether a module has hooks, also such that a call adds: then guards look at the hooks of every module,
                which takes a fifth of a call's host time. Otherwise a model with hooks runs its own code
     folded     the number of calls that ran in graphs
-    partly     the number of calls that ran in a graph, but the model's own code after a break where other calls run one
+    partly     the number of calls that ran in a graph, but a convolution in the model's own code after a break
     own        the number of calls that ran the model's own code
     refused    why a part of the model has no graph, where its code asks what no guard checks; "" elsewhere
     """
@@ -65,7 +65,6 @@ class Graphs:
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
         self._parts: set[CodeType] = set()  # the code of the entry and of what follows breaks, where graphs have layers
-        self._call = local()
         self.refused = ""
         self._entry = self._new_entry()
         backend = self._backend
@@ -108,11 +107,11 @@ class Graphs:
             return self.own_code(model, arguments, keywords)
         if self._is_loaded:
             self._fill(model, arguments, keywords)
-        self._call.missed = False
+        own_code.ran = False
         result = self._in_no_grad(model, arguments, keywords)
         if result is _MISSED:
             return self.own_code(model, arguments, keywords)
-        if self._call.missed:
+        if own_code.ran:
             self.partly += 1
         else:
             self.folded += 1
@@ -193,7 +192,7 @@ class Graphs:
 
         def leave(frame: FrameType, *_: Any) -> ConvertFrameReturn:
             if frame.f_code in self._parts:
-                self._call.missed = True
+                own_code.ran = True
             return ConvertFrameReturn(apply_to_code=False)
 
         leave._torchdynamo_orig_backend = self._backend  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ class Report:
 
     @property
     def partly_folded_calls(self) -> int:
-        """The number of calls that ran the model's own code after a graph break, where other calls run a graph."""
+        """The number of calls that ran the model's own code for a convolution after a graph break."""
         return 0 if self.graphs is None else self.graphs.partly
 
     @property

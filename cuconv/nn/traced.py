@@ -8,6 +8,7 @@ GoogleNet took half of a call's host time. Its own batch norm is a dozen operati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import local
 from typing import Any
 
 import torch
@@ -65,6 +66,15 @@ for _name, _function, _without_data in (
 CONVOLUTION, BATCH_NORM = torch.ops.cuconv.convolution.default, torch.ops.cuconv.batch_norm.default
 
 
+class _OwnCode(local):
+    """Whether a convolution of this thread has run as the model's own code, since somebody set it to False."""
+
+    ran = False
+
+
+own_code = _OwnCode()
+
+
 class _Traced(nn.Module):
     """A layer whose `__module__` is torch's, so that tools take it for torch's. Copies keep its class."""
 
@@ -89,10 +99,12 @@ class Conv2d(_Traced, nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution."""
-        if not torch.compiler.is_dynamo_compiling() or not _is_plain(self, input, weight):
-            return super()._conv_forward(input, weight, bias)
-        output: Tensor = CONVOLUTION(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        return output
+        if not torch.compiler.is_dynamo_compiling():
+            own_code.ran = True
+        elif _is_plain(self, input, weight):
+            output: Tensor = CONVOLUTION(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+            return output
+        return super()._conv_forward(input, weight, bias)
 
 
 def _is_plain(layer: nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
