@@ -1,7 +1,7 @@
 """A case of a sweep: for every contender prepare a call, verify it, time it, verify it again, and make a row of it.
 
-It runs in a process of its own (`harness.sweep.worker`), which a call may break; `harness.sweep.supervisor` looks
-after it.
+It runs in a process of its own (`harness.isolation`), which a call may break, and `harness.sweep.supervisor` starts
+another one then.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from harness.cases.catalogue import Case
 from harness.contenders import base
 from harness.contenders.base import LAYOUTS, PLAIN, Contender, NoMemory, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.registry import PROVIDERS, comparison, shown
+from harness.isolation import Begins, Note
 from harness.precision import FP32
 from harness.stopwatch import between, timing
 from harness.stopwatch.clocks import CaseClocks, Steadily, sensors_of
@@ -79,28 +80,10 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Begins:
-    """Said before what may break the process: an algorithm's measurement, or what its provider offers for the case.
-
-    Without a provider it is the case's tensors.
-    """
-
-    provider: str = ""
-    algorithm: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Offered:
     """The number of algorithms that a case measures, for the progress bar."""
 
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A sentence for the user about the case."""
-
-    text: str
 
 
 Event = Begins | Offered | Note | Measurement

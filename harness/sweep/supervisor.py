@@ -6,21 +6,38 @@ An algorithm that breaks its CUDA context, hangs or ends its process costs one r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from cuconv.core.problem import ConvProblem
-from harness import progress
+from harness import precision, progress
+from harness.contenders.base import Contender, Unavailable, load
 from harness.contenders.registry import shown
 from harness.errors import GpuLost
-from harness.sweep.one_case import Algorithm, Begins, Note, Offered, Options, Task, rows_without_times
+from harness.isolation import Begins, Note, Say, Worker, WorkerEnded
+from harness.sweep.one_case import Algorithm, Event, Offered, Options, Task, measure_case, rows_without_times
 from harness.sweep.records import Measurement
 from harness.sweep.rivals import lacking_times
 from harness.sweep.work import Work
-from harness.sweep.worker import Load, Say, Worker, WorkerEnded, load_contenders
 
 MOST_ENDS = 2  # of worker processes by one algorithm in a sweep; after them it is not tried again
+
+Load = Callable[[Iterable[str], str, Say], Mapping[str, Contender]]
+
+
+def load_contenders(providers: Iterable[str], precision: str, say: Say) -> dict[str, Contender]:
+    """The contenders that this machine can load by provider; says once which it cannot, and why."""
+    entered = {}
+    for provider in providers:
+        try:
+            entered[provider] = load(provider, precision)
+        except Unavailable as reason:
+            say(f"{provider} does not take part: {reason}")
+    return entered
 
 
 def run(problems: list[ConvProblem], work: Work, options: Options, load: Load = load_contenders) -> None:
@@ -37,7 +54,7 @@ class _Supervisor:
     """The worker process that is running, and what the algorithms did to those before it."""
 
     def __init__(self, problems: list[ConvProblem], options: Options, load: Load):
-        self._arguments, self._options = (problems, options, load), options
+        self._begin, self._options = partial(_begin, problems, options, load), options
         self._ends: Counter[Algorithm] = Counter()
         self._broken: dict[Algorithm, str] = {}  # what ended MOST_ENDS processes, and how
         self.worker = self._start(progress.say, "")
@@ -94,7 +111,7 @@ class _Supervisor:
 
     def _start(self, say: Say, when: str) -> Worker:
         try:
-            return Worker(*self._arguments, say)
+            return Worker(self._begin, say)
         except WorkerEnded as end:
             raise GpuLost(f"{when}no process can use the device: {end}") from None
 
@@ -106,3 +123,15 @@ def _supervisor(problems: list[ConvProblem], options: Options, load: Load) -> It
         yield supervisor
     finally:
         supervisor.worker.end()
+
+
+def _begin(problems: list[ConvProblem], options: Options, load: Load, say: Say) -> Callable[[Task], Iterator[Event]]:
+    """Load the contenders in a worker process; returns what measures a task."""
+    precision.set_for_process(options.precision)
+    if options.device.type == "cuda":
+        torch.cuda.set_device(options.device)
+    torch.set_grad_enabled(False)
+    entered = load(options.providers, options.precision, say)
+    for contender in entered.values():
+        contender.begin(problems, options.algorithms)
+    return partial(measure_case, entered=entered, options=options)

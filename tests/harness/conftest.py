@@ -25,10 +25,10 @@ def server_that_forks():
 @pytest.fixture(autouse=True)
 def fast_start(monkeypatch):
     """Fork the workers of sweeps, and the processes of fits; the server that does it never used a GPU."""
-    from harness.sweep import worker
+    from harness import isolation
     from harness.tune import costs_file
 
-    for module in (worker, costs_file):
+    for module in (isolation, costs_file):
         monkeypatch.setattr(module, "START", "forkserver")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 # What a user's `python -m harness.run` is, except that its worker is forked: harness sees -m harness.run, as there.
 _RUN = """
 import runpy, sys
-from harness.sweep import worker
-worker.START = "fork"
+from harness import isolation
+isolation.START = "fork"
 sys.argv[:3] = [sys.argv[2]]
 runpy.run_module("harness.run", run_name="__main__", alter_sys=True)
 """
@@ -27,9 +27,9 @@ def started(module: str, *arguments, said: Path) -> multiprocessing.Process:
 
 
 def _life(module: str, arguments: list[str], said: Path) -> None:
-    from harness.sweep import worker
+    from harness import isolation
 
-    worker.START = "fork"
+    isolation.START = "fork"
     # A shell without job control starts its background jobs, and with them this test, with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]

@@ -3,9 +3,10 @@
 import cupy
 import torch
 
+from harness import isolation
 from harness.cases.catalogue import load_sweep
 from harness.contenders.base import Contender, Offer, Prepared
-from harness.sweep import supervisor, worker
+from harness.sweep import supervisor
 from harness.sweep.one_case import Options
 from harness.sweep.records import ResultsFolder, read
 from harness.sweep.work import Choice, OwnWork
@@ -44,8 +45,8 @@ def load(providers, precision, say):
 
 
 def test_what_breaks_a_gpu_costs_its_own_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "LIMIT_S", 20.0)
-    monkeypatch.setattr(worker, "START", "spawn")
+    monkeypatch.setattr(isolation, "LIMIT_S", 20.0)
+    monkeypatch.setattr(isolation, "START", "spawn")
     sweep = load_sweep("smoke", layers=["5a_5x5red"], batches=BATCHES)
     options = Options(
         device=torch.device("cuda", torch.cuda.current_device()), providers=("torch",), algorithms=None, runs=2, seed=0,

@@ -9,7 +9,7 @@ from tests.helpers import SWEEP, write
 # Runs commands in one interpreter, which imports pandas once; each is the packages it does without, and its arguments.
 ALONE = """
 import json, runpy, sys
-MEASURING = ("harness.stopwatch", "harness.contenders.base", "harness.sweep.one_case", "harness.sweep.worker")
+MEASURING = ("harness.stopwatch", "harness.contenders.base", "harness.sweep.one_case", "harness.isolation")
 for without, *command in json.loads(sys.argv[1]):
     sys.modules.update(dict.fromkeys(without))  # an import of them fails
     sys.argv = command

@@ -8,10 +8,11 @@ import torch
 from harness.cases.catalogue import load_sweep
 from harness.contenders.base import NoMemory, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.registry import PROVIDERS
+from harness.isolation import Begins
 from harness.stopwatch import timing
 from harness.stopwatch.verify import TOLERANCE, Verifier
 from harness.sweep import one_case as sweep
-from harness.sweep.one_case import Begins, Offered, Task
+from harness.sweep.one_case import Offered, Task
 from harness.sweep.records import Measurement
 
 CPU = torch.device("cpu")

@@ -8,12 +8,13 @@ import torch
 
 from harness.cases.catalogue import load_sweep
 from harness.contenders.base import Offer, Prepared
+from harness.isolation import Begins, Note
 from harness.stopwatch import between, timing
 from harness.stopwatch.clocks import CaseClocks, Reading
 from harness.stopwatch.timing import Timing
 from harness.sweep import one_case as sweep
 from harness.sweep import second_pass
-from harness.sweep.one_case import Begins, Note, Task
+from harness.sweep.one_case import Task
 from harness.sweep.records import Measurement, ResultsFolder, read
 from tests.helpers import GPU, row
 

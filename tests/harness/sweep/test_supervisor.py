@@ -6,10 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from harness import isolation
 from harness.cases.catalogue import load_sweep
 from harness.errors import GpuLost, UsageError
 from harness.store.times import RUNS
-from harness.sweep import supervisor, work, worker
+from harness.sweep import supervisor, work
 from harness.sweep.one_case import Options
 from harness.sweep.records import ResultsFolder, read
 from harness.sweep.work import Choice, OwnWork
@@ -31,7 +32,7 @@ def tiny():
 def measure(tmp_path):
     """Measures a sweep by contenders of a loader; returns the rows of the file that are there afterwards."""
 
-    def run(sweep, load=worker.load_contenders, done=None, options=OPTIONS):
+    def run(sweep, load=supervisor.load_contenders, done=None, options=OPTIONS):
         with ResultsFolder(tmp_path) as folder:
             chosen = OwnWork(sweep, Choice(done or {}), folder)
             supervisor.run([case.problem for case in sweep.cases], chosen, options, load)
@@ -83,7 +84,7 @@ def test_what_breaks_the_process_in_the_second_pass_costs_its_own_times(tiny, me
 
 
 def test_what_hangs_has_the_status_timeout(tiny, measure, monkeypatch):
-    monkeypatch.setattr(worker, "LIMIT_S", 3.0)
+    monkeypatch.setattr(isolation, "LIMIT_S", 3.0)
     frame = measure(replace(tiny, cases=tiny.cases[:1]), faulty.with_a_hang)
     assert statuses(frame) == {"right": ["ok"], "also_right": ["ok"], "hang": ["timeout"]}
     assert "no answer within 3 s" in frame.set_index("algorithm").detail["hang"]
@@ -133,7 +134,9 @@ def test_a_gpu_that_no_process_can_use_any_more_keeps_the_rows(tiny, measure, tm
     assert statuses(frame)["crash"] == ["error"]
 
 
-@pytest.mark.parametrize("load", [worker.load_contenders, faulty.with_a_crash, faulty.with_a_crash_in_the_second_pass])
+@pytest.mark.parametrize(
+    "load", [supervisor.load_contenders, faulty.with_a_crash, faulty.with_a_crash_in_the_second_pass]
+)
 def test_the_progress_bar_moves_with_every_algorithm_and_ends_full(tiny, measure, monkeypatch, load):
     class Bar:
         """The bar that a sweep moves; `at` has where it stood when each case began and after each move."""

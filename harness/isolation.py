@@ -1,0 +1,223 @@
+"""A process for what may break its CUDA context, hang, or end the process: that costs rows of its own, no others.
+
+What a process says goes through a pipe: `Begins` before anything that may break, then the rows.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from harness import progress
+from harness.errors import GpuLost, UserError
+
+LIMIT_S = 300.0  # between two messages about a case; the runs of one algorithm of a sweep take a minute at most
+START = "spawn"  # the start method of multiprocessing: a CUDA context does not survive a fork
+
+Say = Callable[[str], None]
+Measure = Callable[[Any], Iterator[Any]]  # the events of a case: Begins, Note, and whatever the caller knows
+Begin = Callable[[Say], Measure]  # called once in a process, before its first case
+
+
+@dataclass(frozen=True, slots=True)
+class Begins:
+    """Said before what may break the process: a contender's work, or that of one of its algorithms.
+
+    Without a contender it is what all of them share, such as the case's tensors.
+    """
+
+    provider: str = ""
+    algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the user."""
+
+    text: str
+
+
+class WorkerEnded(Exception):
+    """The process ended, or was ended because it hung; `begun` is what it was at, `status` that of the rows."""
+
+    def __init__(self, status: str, why: str, begun: Begins | None):
+        super().__init__(why)
+        self.status, self.begun = status, begun
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The reason why the process ends: the message of a GpuLost."""
+
+    why: str
+
+
+class _Ready:
+    """The process waits for the next case."""
+
+
+class Worker:
+    """A running process that measures cases, until `end`."""
+
+    def __init__(self, begin: Begin, say: Say):
+        """Start the process and wait until it is ready.
+
+        begin runs in the process, so it is a function that pickle finds by its name, or a partial of one. say gets what
+        it says to the user meanwhile. Raises the UserError that ends it, or WorkerEnded.
+        """
+        context: Any = multiprocessing.get_context(START)  # BaseContext has no Process for mypy
+        self._events, theirs = context.Pipe(duplex=False)
+        tasks, self._tasks = context.Pipe(duplex=False)
+        self._process = context.Process(target=_main, args=(tasks, theirs, begin))
+        # Ctrl-C is the supervisor's: what is blocked here stays blocked in the process, while it starts as well.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for end in (tasks, theirs):  # the process has its own: so its end is an end of file here
+            end.close()
+        try:
+            for event in self._until_ready(None):
+                say(event.text)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the process at once: it holds nothing that is worth keeping."""
+        self._process.kill()
+        self._process.join()
+        self._tasks.close()
+        self._events.close()
+
+    def measure(self, task: Any) -> Iterator[Any]:
+        """The events of a case as they come. Raises WorkerEnded."""
+        try:
+            self._tasks.send(task)
+        except OSError:
+            raise self._ended(None) from None
+        yield from self._until_ready(LIMIT_S)
+
+    def _until_ready(self, limit_s: float | None) -> Iterator[Any]:
+        begun: Begins | None = None
+        while True:
+            try:
+                if not self._events.poll(limit_s):
+                    raise WorkerEnded("timeout", f"no answer within {limit_s:.0f} s, so its process was ended", begun)
+                event = self._events.recv()
+            except (EOFError, OSError):
+                raise self._ended(begun) from None
+            if isinstance(event, _Ready):
+                return
+            if isinstance(event, UserError):
+                raise event
+            if isinstance(event, _Failed):
+                raise WorkerEnded("error", event.why, begun)
+            if isinstance(event, Begins):
+                begun = event
+            yield event
+
+    def _ended(self, begun: Begins | None) -> WorkerEnded:
+        """The exception that tells how the process ended by itself."""
+        self._process.join(10)
+        code = self._process.exitcode
+        how = "closed its pipe" if code is None else _signal(-code) if code < 0 else f"ended with exit code {code}"
+        return WorkerEnded("error", f"its process {how}", begun)
+
+
+def rows_of_cases(
+    cases: Iterable[Any],
+    begin: Callable[[Hashable, Say], Measure],
+    failed: Callable[[Any, Begins, str], Iterable[Any]],
+    process: Callable[[Any], Hashable] = lambda case: None,
+) -> Iterator[list[Any]]:
+    """The rows of each case in turn, measured in processes that may end.
+
+    What ends a process has the rows of `failed`. The case is then measured again without it, in another process. Raises
+    GpuLost where no process can use the device any more, and the UserError that ends a process.
+
+    begin: called in a process with its key; it returns what measures (case, what to leave out).
+    failed: the rows of what had begun, and why it failed. process: the key of a case's process; cases that follow one
+    another with equal keys share a process.
+    """
+    worker: Worker | None = None
+    key: Hashable = None
+    try:
+        for case in cases:
+            rows: list[Any] = []
+            broken: set[Begins] = set()
+            while True:
+                if worker is not None and key != process(case):
+                    worker.end()
+                    worker = None
+                if worker is None:
+                    key = process(case)
+                    worker = _started(partial(begin, key))
+                try:
+                    yield [*rows, *_rows(worker.measure((case, frozenset(broken))))]
+                    break
+                except WorkerEnded as end:
+                    worker.end()
+                    worker = None
+                    begun = end.begun or Begins()
+                    progress.say(f"{begun.provider or 'preparing'} on {case}: {end}; it goes on in another process")
+                    rows += failed(case, begun, str(end))
+                    if not begun.provider or begun in broken:
+                        yield rows
+                        break
+                    broken.add(begun)
+    finally:
+        if worker is not None:
+            worker.end()
+
+
+def _rows(events: Iterable[Any]) -> Iterator[Any]:
+    """The rows among events; notes are printed."""
+    for event in events:
+        if isinstance(event, Note):
+            progress.say(event.text)
+        elif not isinstance(event, Begins):
+            yield event
+
+
+def _started(begin: Begin) -> Worker:
+    try:
+        return Worker(begin, progress.say)
+    except WorkerEnded as end:
+        raise GpuLost(f"no process can use the device: {end}") from None
+
+
+def _signal(number: int) -> str:
+    name = signal.Signals(number).name
+    hint = ", which the system sends where memory runs out" if number == signal.SIGKILL else ""
+    return f"was ended by the signal {name}{hint}"
+
+
+def _main(tasks: Connection, events: Connection, begin: Begin) -> None:
+    """The life of the process, which ends with the one that started it."""
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    try:
+        measure = begin(lambda text: events.send(Note(text)))
+        while True:
+            events.send(_Ready())
+            for event in measure(tasks.recv()):
+                events.send(event)
+    except UserError as error:
+        events.send(error)
+    except GpuLost as error:
+        events.send(_Failed(str(error)))
+        os._exit(1)  # the libraries' own clean-up needs the context that is broken
+    except (EOFError, BrokenPipeError):  # the other process has ended
+        os._exit(1)
+
+
+def _end_with(parent: Any) -> None:
+    """End this process with another, also while a call hangs."""
+    parent.join()
+    os._exit(1)
