@@ -11,7 +11,7 @@ help:            ## this list
 
 bench: setup     ## measure the paper's sweep on the GPU, or a small one on the CPU; draw the figures
 	@$(PYTHON) -m harness.run
-	@$(PYTHON) -m harness.report figures
+	@$(PYTHON) -m harness report figures
 
 test: setup      ## the tests that need no GPU
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests -n auto --dist worksteal --ignore=tests/gpu --ignore=tests/kernels --ignore=tests/packaging
@@ -32,7 +32,7 @@ test-gpu: setup  ## kernels and contenders against float64 on a GPU; writes resu
 
 release-check: setup ## fail where kernels have changed since a GPU tested them, or pages show other results
 	@$(PYTHON) -m harness.store.proof
-	@$(PYTHON) -m harness.report docs --check
+	@$(PYTHON) -m harness report docs --check
 
 sanitize: setup  ## compute-sanitizer's memcheck and racecheck over every algorithm, on a GPU
 	@$(PYTHON) -m tests.gpu.sanitize
@@ -43,15 +43,15 @@ lint: setup      ## ruff (lint and format) and mypy
 	@$(PYTHON) -m mypy
 
 plots: setup     ## redraw every figure, table and page from the CSV files under results/
-	@$(PYTHON) -m harness.report figures
-	@$(PYTHON) -m harness.report page
-	@$(PYTHON) -m harness.report docs
+	@$(PYTHON) -m harness report figures
+	@$(PYTHON) -m harness report page
+	@$(PYTHON) -m harness report docs
 
 docs: setup      ## build docs/ and an API reference as a site, build/docs/index.html
 	@$(PYTHON) -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
 
 profile: setup   ## kernel by kernel, the paper's tables 3 to 5
-	@$(PYTHON) -m harness.experiments kernels
+	@$(PYTHON) -m harness kernels
 
 clean:           ## remove the environment, caches and what a CPU measured
 	rm -rf $(VENV) build results/cpu plots/cpu *.egg-info .pytest_cache .ruff_cache .mypy_cache

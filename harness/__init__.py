@@ -1,7 +1,7 @@
 """The benchmark: measures convolutions on this machine, and makes tables and figures of the results.
 
-Every command is `python -m harness....` and imports this file first. So it makes the standard streams safe,
-checks that the packages are installed, and lets Ctrl-C end a command that still imports them.
+Every command is `python -m harness VERB` or `python -m harness.run`, and imports this file first. So it makes the
+standard streams safe, checks that the packages are installed, and lets Ctrl-C end a command that still imports them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from importlib.util import find_spec
 _ALL = ("numpy", "pandas", "pydantic", "yaml")
 _DRAWING = ("matplotlib", "PIL")
 _MEASURING = ("nvtx", "torch", "tqdm")
-_WITH_VERBS = ("harness.experiments", "harness.report")  # programs whose first argument is a verb
-_COMMANDS = ("harness.run", "harness.networks", "harness.latency", "harness.compare", "harness.tune", *_WITH_VERBS)
-_STARTED = (  # by make, by who changes kernels, and by harness.latency
+_COMMANDS = ("harness", "harness.run")
+_STARTED = (  # by make, by who changes kernels, and by the experiment latency
     "harness.store.proof",
     "harness.tune.variants",
     "harness.experiments.latency.measure",
@@ -23,21 +22,22 @@ _STARTED = (  # by make, by who changes kernels, and by harness.latency
 )
 # What a command imports beside _ALL; a command that is not here imports _MEASURING.
 _BESIDE = {
-    "harness.report": (),
-    "harness.report docs": _DRAWING,
-    "harness.report figures": _DRAWING,
-    "harness.report page": ("bokeh",),
-    "harness.compare": ("scipy",),
-    "harness.tune": (*_MEASURING, "scipy"),
+    "harness report": (),
+    "harness report docs": _DRAWING,
+    "harness report figures": _DRAWING,
+    "harness report page": ("bokeh",),
+    "harness compare": ("scipy",),
+    "harness tune": (*_MEASURING, "scipy"),
 }
 
 
 def _command() -> str:
     """The command of the harness that this process runs; empty where something else, such as a test, imports it."""
     typed = sys.orig_argv
-    after = typed[typed.index("-m") + 1 :] if "-m" in typed[:-1] else [""]
-    command = " ".join(after[: 2 if after[0] in _WITH_VERBS else 1])
-    return command if command.partition(".")[0] == "harness" else ""
+    program, *after = typed[typed.index("-m") + 1 :] if "-m" in typed[:-1] else [""]
+    if program == "harness":
+        return " ".join([program, *after[: 2 if after[:1] == ["report"] else 1]])
+    return program if program.partition(".")[0] == "harness" else ""
 
 
 def _check_is_one(command: str) -> None:
@@ -45,16 +45,21 @@ def _check_is_one(command: str) -> None:
     program = command.partition(" ")[0]
     if program not in (*_COMMANDS, *_STARTED):
         print(
-            f"{program} is no command: the commands are {', '.join(_COMMANDS)}, and CHANGELOG.md has the new names of "
-            "old ones",
+            f"{program} is no command: 'python -m harness --help' lists them, and CHANGELOG.md has the new names",
             file=sys.stderr,
         )
         sys.exit(2)
 
 
+def _needed_by(command: str) -> tuple[str, ...]:
+    """The packages that a command imports beside _ALL, by its verbs or the first of them."""
+    by_verb = _BESIDE.get(" ".join(command.split()[:2]), () if command == "harness" else _MEASURING)
+    return _BESIDE.get(command, by_verb)
+
+
 def _check_packages(command: str) -> None:
     """End a command with one sentence and exit code 2 where packages that it imports are missing."""
-    needed = (*_ALL, *_BESIDE.get(command, _BESIDE.get(command.partition(" ")[0], _MEASURING)))
+    needed = (*_ALL, *_needed_by(command))
     if missing := [name for name in needed if find_spec(name) is None]:
         print(
             f"{command}: {sys.executable} lacks {', '.join(missing)}, which the extra 'bench' installs: "

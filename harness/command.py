@@ -27,7 +27,7 @@ def program(
 ) -> Callable[..., int]:
     """The `main` of a command: it parses arguments, does the work, and returns the exit code as `exit_code` does.
 
-    name: such as "harness.report tables". work takes the options, whose `typed` is the command line.
+    name: such as "harness report tables". work takes the options, whose `typed` is the command line.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def program(
 
 
 def line(name: str, arguments: Sequence[str] | None) -> str:
-    """The command line of a command, such as "harness.report tables", as a user types it.
+    """The command line of a command, such as "harness report tables", as a user types it.
 
     arguments: those after its name; None for those of this process.
     """

@@ -1,4 +1,4 @@
-"""python -m harness.compare OLD NEW: what became faster or slower from one measurement to another.
+"""python -m harness compare OLD NEW: what became faster or slower from one measurement to another.
 
 OLD and NEW are folders with a measurements.csv, CSV files, or REVISION:PATH for one that git has. Rows are compared by
 case and algorithm; with --fastest, the fastest algorithms of each case are, such as those of two versions of cuDNN. The
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nonlocal worse
         worse = _compare(options)
 
-    return command.exit_code("harness.compare", work) or (WORSE_FOUND if worse else command.OK)
+    return command.exit_code("harness compare", work) or (WORSE_FOUND if worse else command.OK)
 
 
 def _compare(options: argparse.Namespace) -> bool:
@@ -229,7 +228,7 @@ def _unmatched(old: pd.DataFrame, new: pd.DataFrame, keys: Sequence[str]) -> str
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m harness.compare",
+        prog="python -m harness compare",
         description="What became faster or slower from one measurement to another.",
     )
     add = parser.add_argument
@@ -244,7 +243,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--threshold", type=float, default=THRESHOLD, metavar="SHARE",
         help=f"the least difference that counts (default: {THRESHOLD})")  # fmt: skip
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,7 @@ LIMIT_S = 300.0  # between two messages about a case; the runs of one algorithm 
 START = "spawn"  # the start method of multiprocessing: a CUDA context does not survive a fork
 
 Say = Callable[[str], None]
-Measure = Callable[[Any], Iterator[Any]]  # the events of a case: Begins, Note, and whatever the caller knows
+Measure = Callable[[Any], Iterable[Any]]  # the events of a case: Begins, Note, and whatever the caller knows
 Begin = Callable[[Say], Measure]  # called once in a process, before its first case
 
 

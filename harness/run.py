@@ -148,8 +148,8 @@ def _next_step(out: Path, device: str, sweep: str) -> str:
     if out.parent.parent != Path("results"):
         these = f"--results {shlex.quote(str(out.parent.parent))} {these}"
     return (
-        f"next: 'python -m harness.report tables {these}' prints all tables, "
-        f"'python -m harness.report figures {these}' draws figures into plots/{device}/{out.name}"
+        f"next: 'python -m harness report tables {these}' prints all tables, "
+        f"'python -m harness report figures {these}' draws figures into plots/{device}/{out.name}"
     )
 
 

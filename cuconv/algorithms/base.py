@@ -214,7 +214,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """The device time of all kernels in microseconds, by the cost model with the given constants.
 
         Each algorithm defines its model here; `ranked` and `predicted_us` call it. It takes the constants as an
-        argument because `harness.tune` tries other values of them.
+        argument because `harness tune` tries other values of them.
         """
 
     def predicted_us(
@@ -222,7 +222,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     ) -> float:
         """The estimate in microseconds, with the fitted constants unless given others, and without any `slowdown`.
 
-        "auto" compares algorithms by `weighed`. `harness.tune` selects the configurations to measure by this estimate
+        "auto" compares algorithms by `weighed`. `harness tune` selects the configurations to measure by this estimate
         and, with trial constants, fits the models.
         """
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))

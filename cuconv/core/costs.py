@@ -1,6 +1,6 @@
 """The constants of the algorithms' cost models: a file for each precision with a section for each algorithm.
 
-The files are costs.toml and costs_tf32.toml; `python -m harness.tune` fits the constants and writes the files. An
+The files are costs.toml and costs_tf32.toml; `python -m harness tune` fits the constants and writes the files. An
 algorithm declares its constants as a frozen dataclass of floats and makes every field by `constant`. A new algorithm
 starts with a section of guesses, written by hand, for each of its precisions; the fit starts from them.
 """

@@ -1,4 +1,4 @@
-"""The options of `harness.report` that say which results are shown, and where files go."""
+"""The options of `harness report` that say which results are shown, and where files go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m harness.report docs: rewrite the tables between the markers of README.md and docs/*.md.
+"""python -m harness report docs: rewrite the tables between the markers of README.md and docs/*.md.
 
 A page has two lines for each table, and what stands between them belongs to this command:
 
@@ -92,7 +92,7 @@ def rewrite(page: Path, found: Sequence[Results], plots: Path, check: bool = Fal
         at, tables = end, tables + 1
     written = "".join(pieces) + text[at:]
     if written != text and check:
-        raise ResultsError(f"{page} shows other results than the CSV files: run 'python -m harness.report docs'")
+        raise ResultsError(f"{page} shows other results than the CSV files: run 'python -m harness report docs'")
     if written != text:
         write_whole(page, written)
     return tables
@@ -268,7 +268,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 main = command.program(
-    "harness.report docs",
+    "harness report docs",
     "Rewrite the tables between the markers of pages, from the CSV files of the results.",
     _rewrite_all,
     _add_options,

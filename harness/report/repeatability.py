@@ -1,4 +1,4 @@
-"""python -m harness.report repeatability FOLDER FOLDER ...: how far the same case moves between whole sweeps.
+"""python -m harness report repeatability FOLDER FOLDER ...: how far the same case moves between whole sweeps.
 
 Each folder has the measurements.csv of one sweep, of other hours or machines. A time moves by its largest value over
 its smallest, less 1. Cases count where our first subject and a rival have a time in every sweep.
@@ -115,7 +115,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 main = command.program(
-    "harness.report repeatability",
+    "harness report repeatability",
     "How far the same case moves between whole sweeps, and how often the winner changes.",
     _print,
     _add_options,

@@ -1,4 +1,4 @@
-"""python -m harness.report tables: print every table of the results, in markdown, from the CSV files alone."""
+"""python -m harness report tables: print every table of the results, in markdown, from the CSV files alone."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_subject(parser)
 
 
-main = command.program("harness.report tables", "Print the tables of the results, in markdown.", _print, _add_options)
+main = command.program("harness report tables", "Print the tables of the results, in markdown.", _print, _add_options)

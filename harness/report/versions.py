@@ -1,6 +1,6 @@
 """The fastest cuDNN of each case beside that of an older version: what a new version changes.
 
-`python -m harness.report keep` writes the fastest cuDNN of each case to results/DEVICE/SWEEP/cudnn-VERSION.csv, before
+`python -m harness report keep` writes the fastest cuDNN of each case to results/DEVICE/SWEEP/cudnn-VERSION.csv, before
 a sweep with another version replaces its rows. The files have the columns of measurements.csv.
 """
 
@@ -110,7 +110,7 @@ def _keep_all(options: argparse.Namespace) -> None:
 
 
 main = command.program(
-    "harness.report keep",
+    "harness report keep",
     "Keep the fastest cuDNN of each case, before a sweep with another version of cuDNN replaces it.",
     _keep_all,
     lambda parser: add_source(parser, "paper"),

@@ -32,7 +32,7 @@ ENVIRONMENT = "environment.json"
 ROOT = Path(__file__).resolve().parents[2]
 # The code that a row may depend on; a change of harness/report makes no row one of other code.
 ROOMS = ("cases", "stopwatch", "contenders", "sweep", "experiments", "tune")
-MODULES = ("libcudnn", "precision", "variables")
+MODULES = ("experiment", "isolation", "libcudnn", "precision", "variables")
 MEASURING = ("cuconv", *(f"harness/{room}" for room in ROOMS), *(f"harness/{module}.py" for module in MODULES))
 # The facts that may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,28 +15,56 @@ from harness.store.csv_file import check, csv_text, rows_of, rule_of, text_frame
 from harness.store.files import is_empty, stored, write_whole
 from harness.store.locked_folder import LockedFolder
 
+ENVIRONMENT = "environment"  # the column, always the last one, with the identifier of the report in environment.json
+Groups = dict[tuple[str, ...], list[Sequence[object]]]  # the cells of rows by those of their key columns
+
+
+def wide(columns: Sequence[str], cells: Callable[[Any], Sequence[object]] = tuple) -> Any:
+    """A field of a dataclass of rows that has several columns, and how its value, a tuple, becomes their cells."""
+    return field(default=(), metadata={"columns": tuple(columns), "cells": cells})
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A kind of CSV file in results/DEVICE/FOLDER.
+    """A kind of CSV file in results/DEVICE/FOLDER, made of a dataclass.
 
-    columns: all of them, in order. text: those that hold no numbers. command: the one that writes the file, such as
-    "harness.latency". absent: the columns that files of older versions lack, with the text of their cells there.
-    keys: the number of the first columns that name a group of rows, for `GroupedRows`.
+    row: the dataclass. Its fields are the columns, in order, and those of type str hold no numbers; a field that `wide`
+    made has several columns of numbers. command: the one that writes the file, such as "latency". absent: the columns
+    that files of older versions lack, with the text of their cells there. keys: the number of the first columns that
+    name a group of rows. Newer rows of a group take the place of its older ones; without keys a command replaces the
+    whole file when it has ended. takes: which rows of the dataclass are in this file.
     """
 
     folder: str
     name: str
-    columns: tuple[str, ...]
-    text: tuple[str, ...]
+    row: type
     command: str
     absent: Mapping[str, str] = field(default_factory=dict)
     keys: int = 0
+    takes: Callable[[Any], bool] = lambda row: True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns, in order."""
+        return tuple(chain.from_iterable(one.metadata.get("columns", (one.name,)) for one in fields(self.row)))
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """The columns that hold no numbers."""
+        return tuple(one.name for one in fields(self.row) if one.type in ("str", str))
+
+    def cells(self, row: Any) -> list[object]:
+        """The cells of a row, in the order of the columns."""
+        found: list[object] = []
+        for one in fields(self.row):
+            value = getattr(row, one.name)
+            found += one.metadata["cells"](value) if one.metadata else [value]
+        return found
 
     @property
     def remedy(self) -> str:
         """The end of a message that the file is missing."""
-        return f"measure first with 'python -m {self.command}' on a GPU"
+        return f"measure first with 'python -m harness {self.command}' on a GPU"
 
     def missing(self, device: str) -> str:
         """The sentence in the place of a table of a device that lacks the file."""
@@ -60,46 +89,75 @@ class Table:
         path = self.path(device)
         return self.read(path) if stored(path).exists() else None
 
-    def write(self, folder: Path, rows: Iterable[Iterable[object]]) -> Path:
-        """Replace the file of a folder, when all rows are there, and return its path."""
-        write_whole(folder / self.name, csv_text(self.columns, rows))
+    def write(self, folder: Path, rows: Iterable[Any]) -> Path:
+        """Replace the file of a folder, and return its path."""
+        write_whole(folder / self.name, csv_text(self.columns, map(self.cells, rows)))
         return folder / self.name
 
 
-class GroupedRows:
-    """The rows of a table in a locked folder: newer rows of a group take the place of all its older ones.
+class StoredRows:
+    """The rows of tables in a locked folder, where a command adds those that it measures.
 
-    The file is written whole with every change, so an interrupted command keeps its rows.
+    A table with keys is written whole with every change, so an interrupted command keeps its rows. One without keys is
+    written by `end`.
     """
 
-    def __init__(self, folder: LockedFolder, table: Table):
-        """Raises ResultsError where the file is damaged or has other columns."""
-        self.path = folder.path / table.name
-        self._folder, self._table = folder, table
-        self._groups: dict[tuple[str, ...], list[Sequence[object]]] = {}
-        if is_empty(stored(self.path)):
-            return
-        (_, header), *rows = rows_of(self.path)
+    def __init__(self, folder: LockedFolder, tables: Sequence[Table]):
+        """Raises ResultsError where a file is damaged or has other columns."""
+        self._folder, self._tables = folder, tables
+        self._new: dict[str, list[Any]] = {}  # of tables without keys
+        self._groups = {table.name: self._stored(table) for table in tables if table.keys}
+
+    def add(self, rows: Iterable[Any], environment: str) -> None:
+        """Keep rows, all of a group together, each with the identifier of the environment where it has a place."""
+        new: dict[str, list[Any]] = {}
+        for row in rows:
+            table = next(one for one in self._tables if type(row) is one.row and one.takes(row))
+            new.setdefault(table.name, []).append(row)
+        for table in self._tables:
+            found = new.get(table.name, [])
+            if ENVIRONMENT in table.columns:
+                found = [replace(row, environment=environment) for row in found]
+            if not table.keys:
+                self._new.setdefault(table.name, []).extend(found)
+            elif found:
+                self._groups[table.name] |= _grouped(table, map(table.cells, found))
+                self._write(table, chain.from_iterable(self._groups[table.name].values()))
+
+    def end(self) -> None:
+        """Write the tables without keys that have new rows."""
+        for table in self._tables:
+            if rows := self._new.get(table.name):
+                self._write(table, map(table.cells, rows))
+
+    def environments(self, before: set[str], entered: str) -> set[str]:
+        """The identifiers of the environments that the folder's rows were measured in.
+
+        They are all, those of `before` too, where a file names none in its rows and was not replaced as the only one.
+        """
+        if len(self._tables) == 1 and self._new.get(self._tables[0].name):
+            return {entered}
+        for table in self._tables:
+            if ENVIRONMENT not in table.columns and stored(self._folder.path / table.name).exists():
+                return before | {entered}
+        groups = chain.from_iterable(groups.values() for groups in self._groups.values())
+        return {str(cells[-1]) for cells in chain.from_iterable(groups)}
+
+    def _stored(self, table: Table) -> Groups:
+        path = self._folder.path / table.name
+        if is_empty(stored(path)):
+            return {}
+        (_, header), *rows = rows_of(path)
         if tuple(header) != table.columns:
-            raise ResultsError(f"{self.path} has other columns than this version writes: move it away, or use --out")
-        self._groups = self._grouped(cells for _, cells in rows)
+            raise ResultsError(f"{path} has other columns than this version writes: move it away, or use --out")
+        return _grouped(table, (cells for _, cells in rows))
 
-    def replace(self, rows: Iterable[Sequence[object]]) -> None:
-        """Write rows in the place of the older ones of their groups; without rows nothing changes."""
-        if groups := self._grouped(rows):
-            self._groups |= groups
-            self._folder.write(self._table.name, csv_text(self._table.columns, self._rows()))
+    def _write(self, table: Table, rows: Iterable[Sequence[object]]) -> None:
+        self._folder.write(table.name, csv_text(table.columns, rows))
 
-    @property
-    def environments(self) -> set[str]:
-        """The cells of the last column: the identifiers of the environments that rows were measured in."""
-        return {str(cells[-1]) for cells in self._rows()}
 
-    def _rows(self) -> Iterable[Sequence[object]]:
-        return chain.from_iterable(self._groups.values())
-
-    def _grouped(self, rows: Iterable[Sequence[object]]) -> dict[tuple[str, ...], list[Sequence[object]]]:
-        groups: dict[tuple[str, ...], list[Sequence[object]]] = {}
-        for cells in rows:
-            groups.setdefault(tuple(map(str, cells[: self._table.keys])), []).append(cells)
-        return groups
+def _grouped(table: Table, rows: Iterable[Sequence[object]]) -> Groups:
+    groups: Groups = {}
+    for cells in rows:
+        groups.setdefault(tuple(map(str, cells[: table.keys])), []).append(cells)
+    return groups

@@ -34,18 +34,31 @@ from harness.stopwatch import timing
 from harness.stopwatch.gpu import check_alive, out_of_memory
 from harness.stopwatch.verify import Verifier
 from harness.store.csv_file import ABSENT_GEOMETRY
-from harness.store.table import Table
+from harness.store.table import Table, wide
 from harness.sweep.records import CASE_COLUMNS
 
 RUNS = 3
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, RUNS + 1))
-COLUMNS = (*CASE_COLUMNS, "algorithm", "config", "predicted_us", *RUN_COLUMNS, "best_us")
-CANDIDATES = Table("tune", "candidates.csv.gz", COLUMNS, ("algorithm", "config"), "harness.tune", ABSENT_GEOMETRY)
 TOLERANCES = {FP32: 1e-5, TF32: 1e-3}  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6, TF32 3e-4
 MAX_FLOP = 2e11  # of a case: larger ones show nothing but throughput, at milliseconds a call
 MAX_RATIO = 3.0  # a candidate is left out where it is predicted so many times slower than the algorithm's fastest
 GROUP = 32  # cases whose kernels are compiled together, on a machine of 16 cores in about a minute
 PER_ALGORITHM = 16  # candidates of an algorithm on a case: half are the best by prediction, half are drawn at random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCandidate:
+    """A row of candidates.csv.gz: the key of a case, a configuration as it prints, and its times in microseconds."""
+
+    case: tuple[int, ...] = wide(CASE_COLUMNS)
+    algorithm: str
+    config: str
+    predicted_us: float
+    runs_us: tuple[float, ...] = wide(RUN_COLUMNS)
+    best_us: float
+
+
+CANDIDATES = Table("tune", "candidates.csv.gz", TimedCandidate, "tune", ABSENT_GEOMETRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +113,7 @@ def measure(
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8", newline="") as file, deadline:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(CANDIDATES.columns)
         for case, problem, found in _compiled(cases, spec, chance, precision):
             if deadline.passed(case.label):
                 break
@@ -108,8 +121,11 @@ def measure(
                 if runs_us is None:
                     dropped += 1
                     continue
-                times = [f"{us:.6g}" for us in (candidate.predicted_us, *runs_us, min(runs_us))]
-                writer.writerow([*case.key, candidate.algorithm, candidate.config, *times])
+                row = TimedCandidate(
+                    case=case.key, algorithm=candidate.algorithm, config=str(candidate.config),
+                    predicted_us=candidate.predicted_us, runs_us=runs_us, best_us=min(runs_us),
+                )  # fmt: skip
+                writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in CANDIDATES.cells(row)])
             file.flush()
     return dropped
 
@@ -207,7 +223,7 @@ class _Deadline:
 def add_other_cases(path: Path, before: pd.DataFrame) -> None:
     """Append to a candidates.csv.gz those rows of an earlier measurement whose cases it does not have."""
     measured, cases = (frame.set_index(list(CASE_COLUMNS)).index for frame in (read(path), before))
-    before.loc[~cases.isin(measured), list(COLUMNS)].to_csv(path, mode="a", header=False, index=False)
+    before.loc[~cases.isin(measured), list(CANDIDATES.columns)].to_csv(path, mode="a", header=False, index=False)
 
 
 def read(path: Path) -> pd.DataFrame:

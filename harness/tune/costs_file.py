@@ -129,7 +129,7 @@ def _heading(facts: dict[str, Any], precision: str) -> list[str]:
     day = datetime.now(UTC).date().isoformat()
     models, option = ("", "") if precision == FP32 else (f" in {precision.upper()}", f" --precision {precision}")
     return [
-        f"Constants of the cost models by which auto chooses{models}. Written by: python -m harness.tune{option}",
+        f"Constants of the cost models by which auto chooses{models}. Written by: python -m harness tune{option}",
         f"Fitted on {day} to times measured on {facts['gpu']}, commit {(facts.get('commit') or 'unknown')[:12]}.",
         "Each value is in microseconds, unless its comment names another unit; the comment says what takes this time.",
     ]

@@ -13,7 +13,7 @@ def obeys_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("command", ["harness.run", "harness.experiments accuracy", "harness.tune"])
+@pytest.mark.parametrize("command", ["harness.run", "harness accuracy", "harness tune"])
 def test_an_interrupt_during_the_imports_has_no_traceback(tmp_path, command):
     (tmp_path / "torch").mkdir()
     # The signal arrives between two lines of Python, so the sleep is not reached where it ends the process.

@@ -183,7 +183,7 @@ def test_figures_find_a_folder_of_out_that_is_called_as_they_expect(tmp_path, ca
     assert f"'--out {where}' fills" in capsys.readouterr().out
     assert harness(*SLICE, "--batch", 1, "--out", where) == 0
     command = shlex.split(capsys.readouterr().out.split("next: '")[1].split("'")[0])
-    assert command[:4] == ["python", "-m", "harness.report", "tables"] and tables.main(command[4:]) == 0
+    assert command[:5] == ["python", "-m", "harness", "report", "tables"] and tables.main(command[5:]) == 0
     assert "## cpu, sweep smoke" in capsys.readouterr().out
 
 
@@ -193,7 +193,7 @@ def test_the_next_commands_are_of_the_folder_that_was_filled(tmp_path, monkeypat
     printed = capsys.readouterr().out
     assert "results/cpu/smoke/measurements.csv" in printed
     for module in ("tables", "figures"):
-        assert f"'python -m harness.report {module} --device cpu --sweep smoke'" in printed
+        assert f"'python -m harness report {module} --device cpu --sweep smoke'" in printed
 
 
 def test_against_best_without_measurements_names_the_command_that_makes_them(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""python -m harness.experiments accuracy: errors of cuConv and cuDNN on data whose magnitudes are far from ordinary.
+"""python -m harness accuracy: errors of cuConv and cuDNN on data whose magnitudes are far from ordinary.
 
 The cases are every layer of the paper at a small batch. The data are normal numbers that magnitudes.py changes, for
 example times powers of ten over channels, filters or images. A row has three errors against float64:
@@ -16,48 +16,28 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import isfinite, nan, sqrt
+from typing import Any
 
 import torch
 
 from cuconv import reference
 from cuconv.core.problem import UnsupportedProblem
-from harness import command, precision, progress
-from harness.cases.catalogue import Case, load_sweep
+from harness import precision
+from harness.cases.catalogue import Case, Sweep, load_sweep
 from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load, prepare_within
+from harness.experiment import Experiment
 from harness.experiments.accuracy.magnitudes import MAGNITUDES
-from harness.experiments.accuracy.rows import ACCURACY
+from harness.experiments.accuracy.rows import ACCURACY, Accuracy
 from harness.experiments.accuracy.table import SHOWN, tables_of
+from harness.isolation import Begins, Say
 from harness.precision import FP32
-from harness.store import environment
 
 BATCH = 4  # of the paper's layers: enough images to differ, and a batch size of no sweep
 
 SLICE = f"{ACCURACY.folder}-slice"  # the folder of a quick look, which leaves the full measurement as it is
 UNIT_ROUNDOFF, SMALLEST = 2.0**-24, 2.0**-149  # of FP32; the smallest positive number is subnormal
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The result of one algorithm on one case's data; an error exists only where status is "ok"."""
-
-    case: Case
-    provider: str
-    algorithm: str
-    magnitudes: str
-    status: str
-    detail: str = ""
-    rel_l2_error: float | None = None
-    componentwise_error: float | None = None
-    worst_image_error: float | None = None
-
-    def cells(self) -> list[object]:
-        """The row in the order of accuracy.csv's columns."""
-        errors = (self.rel_l2_error, self.componentwise_error, self.worst_image_error)
-        detail = " ".join(self.detail.split())
-        return [*self.case.key, self.provider, self.algorithm, self.magnitudes, self.status, detail, *errors]
 
 
 def relative_error(output: torch.Tensor, truth: torch.Tensor, unit: torch.Tensor) -> float:
@@ -97,30 +77,28 @@ def worst_image_error(output: torch.Tensor, truth: torch.Tensor) -> float:
     return float(torch.where(norm > 0, difference / norm, 0.0).max())
 
 
-def measure(
-    cases: Iterable[Case], entered: Mapping[str, Contender], device: torch.device, workspace_limit: int
-) -> Iterator[Row]:
-    """A row for each algorithm and each of MAGNITUDES of every case; workspace_limit is in bytes."""
-    cases = list(cases)
-    for contender in entered.values():
-        contender.begin([case.problem for case in cases], None)
-    with progress.counted(cases) as bar:
-        for case in bar:
-            bar.set_description_str(case.label, refresh=False)
-            yield from _measure_case(case, entered, device, workspace_limit)
-
-
 @torch.no_grad()
-def _measure_case(
-    case: Case, entered: Mapping[str, Contender], device: torch.device, workspace_limit: int
-) -> Iterator[Row]:
-    """The rows of a case. Its tensors stay in place and are refilled, so that a call is prepared only once."""
+def measure(
+    case: Case,
+    entered: Mapping[str, Contender],
+    device: torch.device,
+    workspace_limit: int,
+    broken: Collection[Begins] = (),
+) -> Iterator[Begins | Accuracy]:
+    """A row for each algorithm and each of MAGNITUDES, but for those in `broken`; workspace_limit is in bytes.
+
+    The tensors of a case stay in place and are refilled, so that a call is prepared only once.
+    """
     p = case.problem
     operands = Operands.random(p, torch.Generator(device).manual_seed(zlib.crc32(case.label.encode())))
     normal = operands.input.clone(), operands.weight.clone()
-    offers = [offer for contender in entered.values() for offer in contender.offers(p, operands)]
+    offers: list[Offer] = []
+    for provider, contender in entered.items():
+        yield Begins(provider)
+        offers += [one for one in contender.offers(p, operands) if Begins(provider, one.algorithm) not in broken]
     calls: list[tuple[Offer, Callable[[], torch.Tensor]]] = []
     for offer in offers:
+        yield Begins(offer.provider, offer.algorithm)
         try:
             calls.append((offer, prepare_within(offer, workspace_limit).call))
         except (NotRunnable, UnsupportedProblem) as reason:
@@ -135,6 +113,7 @@ def _measure_case(
         truth = reference.conv2d(operands.input, operands.weight, **p.geometry)
         absolute = reference.conv2d(operands.input.abs(), operands.weight.abs(), **p.geometry)
         for offer, call in calls:
+            yield Begins(offer.provider, offer.algorithm)
             operands.output.fill_(torch.nan)
             try:
                 output = call()
@@ -146,34 +125,70 @@ def _measure_case(
             except (NotRunnable, UnsupportedProblem) as reason:
                 yield _not_run(case, offer, name, reason)
             else:
-                yield Row(case, offer.provider, offer.algorithm, name, "ok", "", *errors)
+                yield _row(case, offer.provider, offer.algorithm, name, "ok", "", errors)
 
 
-def _not_run(case: Case, offer: Offer, magnitudes: str, reason: NotRunnable | UnsupportedProblem) -> Row:
+def _row(
+    case: Case,
+    provider: str,
+    algorithm: str,
+    magnitudes: str,
+    status: str,
+    detail: str,
+    errors: tuple[float | None, float | None, float | None] = (None, None, None),
+) -> Accuracy:
+    overall, componentwise, worst_image = errors
+    return Accuracy(
+        case=case.key, provider=provider, algorithm=algorithm, magnitudes=magnitudes, status=status, detail=detail,
+        rel_l2_error=overall, componentwise_error=componentwise, worst_image_error=worst_image,
+    )  # fmt: skip
+
+
+def _not_run(case: Case, offer: Offer, magnitudes: str, reason: NotRunnable | UnsupportedProblem) -> Accuracy:
     status = reason.status if isinstance(reason, NotRunnable) else "unsupported"
-    return Row(case, offer.provider, offer.algorithm, magnitudes, status, str(reason))
+    return _row(case, offer.provider, offer.algorithm, magnitudes, status, str(reason))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _sweep(options: argparse.Namespace) -> Sweep:
+    return load_sweep("paper", networks=options.net, batches=[BATCH])
+
+
+def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], Iterator[Begins | Accuracy]]:
+    """Load the contenders in a process; returns what measures a case there."""
     precision.set_for_process(FP32)
-    sweep = load_sweep("paper", networks=options.net, batches=[BATCH])
-    entered = {provider: load(provider) for provider in SHOWN}
+    sweep, entered = _sweep(options), {provider: load(provider) for provider in SHOWN}
+    for contender in entered.values():
+        contender.begin([case.problem for case in sweep.cases], None)
     device = torch.device("cuda", torch.cuda.current_device())
-    folder = options.out or environment.results_folder(SLICE if options.net else ACCURACY.folder)
-    rows = measure(sweep.cases, entered, device, sweep.workspace_limit)
-    path = ACCURACY.write(folder, (row.cells() for row in rows))
-    environment.report_gpu(folder, options.typed, alone=True)
-    print(tables_of(ACCURACY.read(path)))
-    print(f"written: {path}")
+
+    def measure_task(task: tuple[Case, Collection[Begins]]) -> Iterator[Begins | Accuracy]:
+        case, broken = task
+        return measure(case, entered, device, sweep.workspace_limit, broken)
+
+    return measure_task
+
+
+def _failed(options: argparse.Namespace, case: Case, begun: Begins, why: str) -> Iterator[Accuracy]:
+    for name in MAGNITUDES if begun.algorithm else ():
+        yield _row(case, begun.provider, begun.algorithm, name, "error", why)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--net", nargs="+", metavar="NETWORK", help="a quick look at the layers of these networks of the paper alone")
-    default = f"results/DEVICE/{ACCURACY.folder}, or results/DEVICE/{SLICE} with --net"
-    add("--out", type=command.folder, help=f"results folder (default: {default})")
+    add("--net", nargs="+", metavar="NETWORK",
+        help=f"a quick look at the layers of these networks of the paper alone, in results/DEVICE/{SLICE}")  # fmt: skip
 
 
-main = command.program(
-    "harness.experiments accuracy", "Errors on data of far from ordinary magnitudes.", _run, _add_options
+EXPERIMENT = Experiment(
+    name="accuracy",
+    about="Errors on data of far from ordinary magnitudes.",
+    what="errors",
+    tables=(ACCURACY,),
+    cases=lambda options: _sweep(options).cases,
+    begin=_begin,
+    failed=_failed,
+    folder=lambda options: SLICE if options.net else ACCURACY.folder,
+    summary=lambda options, folder: f"{tables_of(ACCURACY.read(folder / ACCURACY.name))}\nresults: {folder}",
+    add_options=_add_options,
 )
+main = EXPERIMENT.main

@@ -5,12 +5,28 @@ Files of older versions lack the columns in ABSENT, which are read as NaN.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from harness.store.csv_file import ABSENT_GEOMETRY
-from harness.store.table import Table
+from harness.store.table import Table, wide
 from harness.sweep.records import CASE_COLUMNS
 
-TEXT_COLUMNS = ("provider", "algorithm", "magnitudes", "status", "detail")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """The result of one algorithm on one case's data; an error exists only where status is "ok". case: its key."""
+
+    case: tuple[int, ...] = wide(CASE_COLUMNS)
+    provider: str
+    algorithm: str
+    magnitudes: str
+    status: str
+    detail: str = ""
+    rel_l2_error: float | None = None
+    componentwise_error: float | None = None
+    worst_image_error: float | None = None
+
+
 NEW_COLUMNS = ("componentwise_error", "worst_image_error")
-COLUMNS = (*CASE_COLUMNS, *TEXT_COLUMNS, "rel_l2_error", *NEW_COLUMNS)
 ABSENT = ABSENT_GEOMETRY | dict.fromkeys(NEW_COLUMNS, "")
-ACCURACY = Table("accuracy", "accuracy.csv", COLUMNS, TEXT_COLUMNS, "harness.experiments accuracy", ABSENT)
+ACCURACY = Table("accuracy", "accuracy.csv", Accuracy, "accuracy", ABSENT)

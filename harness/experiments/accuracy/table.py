@@ -32,7 +32,7 @@ def tables_of(frame: pd.DataFrame) -> str:
 
     frame: as `Table.read` returns it.
     """
-    again = "Componentwise errors are not measured: run 'python -m harness.experiments accuracy' again."
+    again = "Componentwise errors are not measured: run 'python -m harness accuracy' again."
     table = componentwise_table(frame)
     titled = f"Componentwise error c, which is about 1 or less for a plain FP32 sum: worst.\n\n{table}"
     return f"{magnitudes_table(frame)}\n\n{titled if table else again}"

@@ -1,4 +1,4 @@
-"""python -m harness.experiments copies: times of plain copies on the device, the measure of memory-bound layers.
+"""python -m harness copies: times of plain copies on the device, the measure of memory-bound layers.
 
 torch copies one contiguous float32 array to another in two ways: with the driver's copy, and with a kernel that
 multiplies by one. Both are timed as every algorithm is, and the faster counts: at some sizes the driver's copy takes
@@ -14,23 +14,22 @@ import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 import torch
 
 from cuconv.core.problem import FLOAT_BYTES
-from harness import command, progress
 from harness.errors import UsageError
-from harness.experiments.copies.rows import BANDWIDTH, COLUMNS
+from harness.experiment import Experiment
+from harness.experiments.copies.rows import BANDWIDTH, Copy, read
+from harness.isolation import Say
 from harness.stopwatch import timing
-from harness.store import environment
 from harness.store.markdown import markdown
 from harness.store.times import RUNS
 
-Copy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the first to the second
-
 MIB, PAGE = 1 << 20, 1 << 12
-WAYS: dict[str, Copy] = {
+WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "copy": lambda source, target: target.copy_(source),
     "multiply": lambda source, target: torch.mul(source, 1.0, out=target),
 }
@@ -38,26 +37,21 @@ WAYS: dict[str, Copy] = {
 SIZES = tuple(PAGE * round(MIB / PAGE * 2 ** (step / 2)) for step in range(25))
 
 
-def measure(device: torch.device, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
-    """A row of COLUMNS for each size: the faster way to copy, and its microseconds.
-
-    sizes: the bytes that a copy reads and writes together.
-    """
+def measurer(device: torch.device, sizes: Sequence[int] = SIZES) -> Callable[[int], Copy]:
+    """A function that measures copies that read and write so many bytes together, one of `sizes`."""
     source = torch.randn(max(sizes) // (2 * FLOAT_BYTES), device=device)
     target = torch.empty_like(source)
-    rows: list[list[object]] = []
-    for size in progress.counted(sizes, "copies"):
+
+    def measure(size: int) -> Copy:
         count = size // (2 * FLOAT_BYTES)
-        found = [(way, _time_us(copy, source[:count], target[:count])) for way, copy in WAYS.items()]
-        way, runs_us = min(found, key=lambda one: fmean(one[1]))
-        rows.append([size, way, *runs_us, fmean(runs_us)])
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+        found = []
+        for way, copy in WAYS.items():
+            call = partial(copy, source[:count], target[:count])
+            call()
+            found.append((way, timing.measure(call, RUNS, device).runs_us))
+        return Copy(size, *min(found, key=lambda one: fmean(one[1])))
 
-
-def _time_us(copy: Copy, source: torch.Tensor, target: torch.Tensor) -> tuple[float, ...]:
-    call = partial(copy, source, target)
-    call()
-    return timing.measure(call, RUNS, source.device).runs_us
+    return measure
 
 
 def render(copies: pd.DataFrame) -> str:
@@ -69,17 +63,22 @@ def render(copies: pd.DataFrame) -> str:
     return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
 
 
-def _run(options: argparse.Namespace) -> None:
-    device = environment.current_gpu("copies")
+def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], list[Copy]]:
     try:
-        copies = measure(device)
+        measure = measurer(torch.device("cuda", torch.cuda.current_device()))
     except torch.OutOfMemoryError:
         needed = max(SIZES) / 2**30
         raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
-    print(render(copies))
-    path = BANDWIDTH.write(environment.results_folder(BANDWIDTH.folder), copies.itertuples(index=False))
-    environment.report_gpu(path.parent, options.typed, alone=True)
-    print(f"written: {path}")
+    return lambda task: [measure(task[0])]
 
 
-main = command.program("harness.experiments copies", "Times of plain copies on the device.", _run)
+EXPERIMENT = Experiment(
+    name="copies",
+    about="Times of plain copies on the device.",
+    what="copies",
+    tables=(BANDWIDTH,),
+    cases=lambda options: SIZES,
+    begin=_begin,
+    summary=lambda options, folder: f"{render(read(folder / BANDWIDTH.name))}\nresults: {folder}",
+)
+main = EXPERIMENT.main

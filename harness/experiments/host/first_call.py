@@ -35,6 +35,11 @@ class FirstCall:
     at: Callable[[int], Callable[[], object]]
 
 
+def check() -> None:
+    """Raise UsageError where the package of the network is missing."""
+    network_models.find(f"torchvision:{NETWORK.partition(' ')[0]}")
+
+
 def first_calls(device: str) -> Iterator[FirstCall]:
     """The calls of a 3x3 layer and of a converted resnet18, on random data."""
     channels, filters = CHANNELS

@@ -1,4 +1,4 @@
-"""python -m harness.experiments host: the host time of one call, beside torch's, on a few layers.
+"""python -m harness host: the host time of one call, beside torch's, on a few layers.
 
 Device times, which the sweep measures, leave it out. Host time is that of Python and the driver, from the call to its
 return, in a process that made the same call before. Rounds interleave all calls of all layers, so that a busy processor
@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple
+from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +22,16 @@ import torch.nn.functional as F
 import cuconv
 from cuconv.core.problem import ConvProblem
 from cuconv.runtime.background import waiting
-from harness import command, progress
+from harness import progress
 from harness.cases.catalogue import problem_labelled
 from harness.contenders.base import Operands, load
+from harness.experiment import Experiment
 from harness.experiments.host import first_call
 from harness.experiments.host.rows import HOST, HostTime
-from harness.store import environment
+from harness.isolation import Say
 from harness.store.markdown import markdown
 
+CALLS_OF_LAYERS, FIRST_CALLS = "calls of layers", "first calls"  # all calls of a kind take turns, so each is one case
 # Labels HW-N-K-M-C, as in the paper: each filter size, calls of one kernel and of two, much work and little.
 LAYERS = ("7-1-1-256-832", "7-1-3-384-192", "7-1-5-128-48", "28-1-3-512-512", "28-8-3-512-512")
 ROUNDS = 20
@@ -91,14 +95,28 @@ def render(rows: Sequence[HostTime]) -> str:
     return markdown(header, [[layer, *(times.get((layer, *kind), "") for kind in kinds)] for layer in layers])
 
 
-def _run(options: argparse.Namespace) -> None:
+def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], list[HostTime]]:
     load("cuconv")
-    first = measure_first("cuda", torch.cuda.synchronize)  # it needs torchvision, and says so at once
-    rows = measure(LAYERS, "cuda", torch.cuda.synchronize) + first
-    print(render(rows))
-    folder = environment.results_folder(HOST.folder)
-    HOST.write(folder, map(astuple, rows))
-    environment.report_gpu(folder, options.typed, alone=True)
+    measures: dict[str, Callable[..., list[HostTime]]] = {
+        CALLS_OF_LAYERS: partial(measure, LAYERS),
+        FIRST_CALLS: measure_first,
+    }
+    return lambda task: measures[task[0]]("cuda", torch.cuda.synchronize)
 
 
-main = command.program("harness.experiments host", "Host time of a call.", _run)
+def _summary(options: argparse.Namespace, folder: Path) -> str:
+    rows = HOST.read(folder / HOST.name)
+    return f"{render([HostTime(*row) for row in rows.itertuples(index=False)])}\nresults: {folder}"
+
+
+EXPERIMENT = Experiment(
+    name="host",
+    about="Host time of a call.",
+    what="host times",
+    tables=(HOST,),
+    cases=lambda options: (CALLS_OF_LAYERS, FIRST_CALLS),
+    check=lambda options, cases: first_call.check(),
+    begin=_begin,
+    summary=_summary,
+)
+main = EXPERIMENT.main

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from harness.store.table import Table
 
 CALL = ("layer", "provider", "algorithm", "output")  # columns that tell the rows apart
-HOST = Table("host", "host.csv", (*CALL, "calls", "median_us"), CALL, "harness.experiments host")
 
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """The median host microseconds of `calls` calls, in the order of host.csv's columns.
+    """The median host microseconds of `calls` calls.
 
     layer: HW-N-K-M-C, or the name of a `FirstCall`. output is "new" where a call allocates it, or "given".
     """
@@ -23,3 +22,6 @@ class HostTime:
     output: str
     calls: int
     median_us: float
+
+
+HOST = Table("host", "host.csv", HostTime, "host")

@@ -1,4 +1,4 @@
-"""python -m harness.experiments kernels: what each kernel of a call costs, on cases of the paper.
+"""python -m harness kernels: what each kernel of a call costs, on cases of the paper.
 
 By default torch's profiler times each kernel on the cases of the paper's tables 3 to 5. With `--counters`, Nsight
 Compute measures how busy the kernels of auto keep each unit of the GPU. Its cases are those of the sweep in
@@ -17,23 +17,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
 import torch
 
 import cuconv
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.runtime.background import waiting
-from harness import command, progress
 from harness.cases.catalogue import problem_labelled
 from harness.contenders.base import Contender, NotRunnable, Operands, load, prepare_within
 from harness.contenders.registry import CLASSIC_ALGORITHMS
 from harness.errors import ResultsError, UsageError
-from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, TIME_COLUMNS, TIMES
+from harness.experiment import Experiment
+from harness.experiments.kernels.rows import COUNTERS, TIMES, KernelCounters, KernelTime
 from harness.experiments.kernels.table import TABLES, counters_table, times_table
+from harness.isolation import Begins, Measure, Say
 from harness.stopwatch import profiler
 from harness.store import environment
 from harness.sweep.comparisons import Results, problem_of
@@ -59,28 +61,41 @@ METRICS = {
 PROFILED = "import sys; from harness.experiments.kernels import measure; measure.call_each(sys.argv[1:])"
 
 
-def kernel_times(table: int, contenders: Mapping[str, Contender]) -> pd.DataFrame:
-    """Rows of TIME_COLUMNS for the cases of a table of the paper; algorithms that cannot run are left out.
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration of a table of the paper: a layer."""
+
+    table: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"table {self.table}, {self.name}"
+
+
+def kernel_times(
+    case: Configuration, contenders: Mapping[str, Contender], broken: Collection[Begins] = ()
+) -> Iterator[Begins | KernelTime]:
+    """The kernels of each algorithm; those that cannot run, or are in `broken`, are left out.
 
     Raises UsageError where the profiler records nothing.
     """
-    rows: list[tuple[object, ...]] = []
-    for configuration, label in progress.counted(TABLES[table].items(), f"table {table}"):
-        problem = problem_labelled(label)
-        operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
-        for provider, contender in contenders.items():
-            offers = {offer.algorithm: offer for offer in contender.offers(problem, operands)}
-            for algorithm in (name for name in COMPARED[provider] if name in offers):
-                try:
-                    call = prepare_within(offers[algorithm], WORKSPACE_LIMIT).call
-                    launches = profiler.kernels(call, CALLS)
-                except NotRunnable:
-                    continue
-                for kernel, us in mean_times(launches, CALLS).items():
-                    rows.append((table, configuration, provider, algorithm, kernel, CALLS, us))
-    if not rows:
-        raise UsageError("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
-    return pd.DataFrame(rows, columns=list(TIME_COLUMNS))
+    problem = problem_labelled(TABLES[case.table][case.name])
+    operands = Operands.random(problem, torch.Generator("cuda").manual_seed(0))
+    for provider, contender in contenders.items():
+        offers = {offer.algorithm: offer for offer in contender.offers(problem, operands)}
+        for algorithm in (name for name in COMPARED[provider] if name in offers):
+            if (begins := Begins(provider, algorithm)) in broken:
+                continue
+            yield begins
+            try:
+                call = prepare_within(offers[algorithm], WORKSPACE_LIMIT).call
+                launches = profiler.kernels(call, CALLS)
+            except NotRunnable:
+                continue
+            if not launches:
+                raise UsageError("no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+            for kernel, us in mean_times(launches, CALLS).items():
+                yield KernelTime(case.table, case.name, provider, algorithm, kernel, CALLS, us)
 
 
 def mean_times(launches: Sequence[tuple[str, float]], calls: int) -> dict[str, float]:
@@ -133,8 +148,8 @@ def call_each(labels: Sequence[str]) -> None:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def counters(labels: Sequence[str]) -> pd.DataFrame:
-    """Rows of COUNTER_COLUMNS for each kernel of auto; caches and clocks are as they are in a sweep.
+def counters(labels: Sequence[str]) -> list[KernelCounters]:
+    """A row for each kernel of auto; caches and clocks are as they are in a sweep.
 
     Raises UsageError where Nsight Compute counts nothing.
     """
@@ -148,8 +163,8 @@ def counters(labels: Sequence[str]) -> pd.DataFrame:
         return counters_in(log.read_text() if log.exists() else done.stderr, labels, device_spec(0))
 
 
-def counters_in(log: str, labels: Sequence[str], spec: DeviceSpec) -> pd.DataFrame:
-    """Rows of COUNTER_COLUMNS from the log of Nsight Compute, which has a line for each kernel in order of launch.
+def counters_in(log: str, labels: Sequence[str], spec: DeviceSpec) -> list[KernelCounters]:
+    """The rows of a log of Nsight Compute, which has a line for each kernel in order of launch.
 
     Raises UsageError where the log is of something else.
     """
@@ -160,10 +175,12 @@ def counters_in(log: str, labels: Sequence[str], spec: DeviceSpec) -> pd.DataFra
     if kernels != [kernel for *_, kernel in expected]:
         told = f"it counted {', '.join(map(str, kernels))}" if kernels else (log.strip() or "no output").split("\n")[-1]
         raise UsageError(f"ncu did not count the kernels of auto on {', '.join(labels)}: {told}")
-    rows = pd.DataFrame(expected, columns=["case", "algorithm", "kernel"])
-    for name, metrics in METRICS.items():
-        rows[name] = [sum(float(line[metric].replace(",", "")) for metric in metrics) for line in counted]
-    return rows.assign(us=rows.us / 1000)[list(COUNTER_COLUMNS)]
+    return [_counted(*launch, line) for launch, line in zip(expected, counted, strict=True)]
+
+
+def _counted(case: str, algorithm: str, kernel: str, line: Mapping[str, str]) -> KernelCounters:
+    sums = {name: sum(float(line[metric].replace(",", "")) for metric in metrics) for name, metrics in METRICS.items()}
+    return KernelCounters(case, algorithm, kernel, **{**sums, "us": sums["us"] / 1000})
 
 
 def _launches(label: str, spec: DeviceSpec) -> list[tuple[str, str]]:
@@ -173,24 +190,44 @@ def _launches(label: str, spec: DeviceSpec) -> list[tuple[str, str]]:
     return [(plan.algorithm, launch.kernel) for launch in ALGORITHMS[plan.algorithm].launches(problem, plan.config)]
 
 
-def _run(options: argparse.Namespace) -> None:
-    ours = load("cuconv")
+def _cases(options: argparse.Namespace) -> list[Any]:
+    """The configurations of the tables, or all of auto's cases as one, which Nsight Compute counts in one process."""
     if options.counters:
-        if not shutil.which("ncu"):
-            raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
-        table_of, found = counters_table, [(COUNTERS, counters(furthest(environment.device_slug())))]
-    else:
-        contenders = {"cudnn": load("cudnn"), "cuconv": ours}
-        table_of = times_table
-        found = [(TIMES[number], kernel_times(number, contenders)) for number in TABLES]
-    folder = environment.results_folder(COUNTERS.folder)
-    for table, rows in found:
-        print(f"{table_of(table.read(table.write(folder, rows.itertuples(index=False))))}\n")
-    environment.report_gpu(folder, options.typed, alone=False)
+        return ["counters"]
+    return [Configuration(table, name) for table, configurations in TABLES.items() for name in configurations]
+
+
+def _check(options: argparse.Namespace, cases: Sequence[Any]) -> None:
+    if options.counters and not shutil.which("ncu"):
+        raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
+
+
+def _begin(options: argparse.Namespace, process: object, say: Say) -> Measure:
+    contenders = {"cudnn": load("cudnn"), "cuconv": load("cuconv")}
+    if options.counters:
+        return lambda task: counters(furthest(environment.device_slug()))
+    return lambda task: kernel_times(task[0], contenders, task[1])
+
+
+def _summary(options: argparse.Namespace, folder: Path) -> str:
+    if options.counters:
+        return counters_table(COUNTERS.read(folder / COUNTERS.name))
+    return "\n\n".join(times_table(table.read(folder / table.name)) for table in TIMES.values())
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--counters", action="store_true", help="instead, Nsight Compute's counters of auto's kernels")
 
 
-main = command.program("harness.experiments kernels", "Kernel times of the paper's tables 3 to 5.", _run, _add_options)
+EXPERIMENT = Experiment(
+    name="kernels",
+    about="Kernel times of the paper's tables 3 to 5.",
+    what="kernels",
+    tables=(COUNTERS, *TIMES.values()),
+    cases=_cases,
+    check=_check,
+    begin=_begin,
+    summary=_summary,
+    add_options=_add_options,
+)
+main = EXPERIMENT.main

@@ -12,14 +12,11 @@ NO_CACHE, EMPTY, FULL = CACHES = ("-", "empty", "full")
 
 Group = tuple[str, str, str, str]  # what rows have in common that are measured in the same way
 GROUP_COLUMNS = ("what", "network", "contender", "cache")
-COLUMNS = (*GROUP_COLUMNS, "height", "width", "first_ms", "second_ms", "again_ms", "environment")
-_TEXT = (*GROUP_COLUMNS, "environment")
-LATENCY = Table("latency", "latency.csv", COLUMNS, _TEXT, "harness.latency", keys=len(GROUP_COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One row of latency.csv, in the order of COLUMNS.
+    """One row of latency.csv.
 
     what       "size": the first call of an input size. "start": a process from its start to its first result.
                "convert": cuconv.nn.convert
@@ -39,3 +36,6 @@ class Latency:
     second_ms: float | None = None
     again_ms: float | None = None
     environment: str = ""
+
+
+LATENCY = Table("latency", "latency.csv", Latency, "latency", keys=len(GROUP_COLUMNS))

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from harness import progress
+from harness.errors import ResultsError
 from harness.experiments.latency.plan import Process
 from harness.experiments.latency.rows import CONVERT, SIZE, Group, Latency
 
@@ -27,13 +28,10 @@ class ProcessFailed(Exception):
     """A process ended with an error; the message is the end of what it said."""
 
 
-def measure(
-    processes: Sequence[Process], seed: int, environment: str, keep: Callable[[Sequence[Latency]], None]
-) -> list[Process]:
-    """Run the processes and return those that failed or need one that did; the others go on.
+def measure(processes: Sequence[Process], seed: int) -> Iterator[list[Latency]]:
+    """Run the processes; all rows of a group are returned whenever one of its processes has ended.
 
-    seed: of the sizes. environment: the identifier of the report of the machine. keep: called with all rows of a group
-    whenever one of its processes has ended, also by an error or Ctrl-C.
+    Processes that fail, or need one that did, are left out. At the end ResultsError names them. seed: of the sizes.
     """
     failed: list[Process] = []
     groups: dict[Group, list[Latency]] = {}
@@ -49,22 +47,25 @@ def measure(
                 continue
             rows = groups.setdefault(process.group, [])
             try:
-                with closing(_rows(process, seed, environment, Path(folder))) as found:
+                with closing(_rows(process, seed, Path(folder))) as found:
                     for number, row in enumerate(found, 1):
                         rows.append(Latency(*process.group, **row))
                         bar.update(begin + process.start_s + number * process.row_s - bar.n)
             except ProcessFailed as error:
                 progress.say(f"{process.title} failed:\n{error}")
                 failed.append(process)
-            finally:
-                keep(rows)
+            yield rows
             begin += process.seconds
             bar.update(begin - bar.n)
-    return failed
+    if failed:
+        raise ResultsError(
+            f"{len(failed)} of {len(processes)} processes failed or need one that did, so that rows are missing or "
+            f"old: {'; '.join(dict.fromkeys(process.title for process in failed))}"
+        )
 
 
-def _rows(process: Process, seed: int, environment: str, folder: Path) -> Generator[dict[str, Any], None, None]:
-    """The rows of a process as it writes them, with their environment; closing kills it. Raises ProcessFailed.
+def _rows(process: Process, seed: int, folder: Path) -> Generator[dict[str, Any], None, None]:
+    """The rows of a process as it writes them; closing kills it. Raises ProcessFailed.
 
     folder: of the models and compile caches. A cache does not exist before its first process.
     """
@@ -82,7 +83,7 @@ def _rows(process: Process, seed: int, environment: str, folder: Path) -> Genera
         assert child.stdout is not None
         try:
             for line in child.stdout:
-                yield {**json.loads(line), "environment": environment}
+                yield json.loads(line)
             child.wait()
         finally:
             child.kill()  # nothing where it has ended

@@ -9,21 +9,21 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import ceil, isfinite
 from typing import Protocol
 
 import torch
 
-from harness import progress
-from harness.errors import UserError
+from harness.errors import UsageError, UserError
 from harness.experiments.networks.contenders import Forward, Prepare
 from harness.experiments.networks.kinds import by_kind
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
+from harness.isolation import Begins, Note
 from harness.precision import FP16
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
 from harness.store.times import RUNS
@@ -31,6 +31,7 @@ from harness.store.times import RUNS
 RUN_US = 50_000.0  # the least duration of a run
 MAX_FORWARDS = 2_000  # the most in a run
 WARM_UP_FORWARDS, PROBE_FORWARDS, PROFILED_FORWARDS = 3, 3, 5
+DETAIL_LENGTH = 200  # characters of an error in a row
 TOLERANCE = 0.05  # the largest relative L2 error of an output that is not simply wrong; TF32 stays below 0.02
 
 
@@ -137,7 +138,7 @@ class Consumption:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices of a command: contenders by name, the precision, the seed, and the environment of its rows.
+    """The choices of a command: contenders by name, the precision, and the seed.
 
     consumption: measures what a CUDA graph takes, for rows of energy; None for none.
     """
@@ -145,7 +146,6 @@ class Settings:
     contenders: Mapping[str, Prepare]
     precision: str
     seed: int = 0
-    environment: str = ""
     runs: int = RUNS
     consumption: Callable[[Forward, Machine], Consumption] | None = None
 
@@ -163,7 +163,7 @@ class _Entrant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """One network and batch: its model and images on the device once they are asked for, and how its rows are made."""
 
     network: Network
@@ -179,7 +179,7 @@ class _Case:
     def row(self, contender: str, mode: str, status: str, **measured: object) -> NetworkTime:
         return NetworkTime(
             self.network.name, self.network.source, self.batch, contender, self.settings.precision, mode,
-            status, environment=self.settings.environment, **measured,  # type: ignore[arg-type]
+            status, **measured,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def prepare(self, contender: str) -> tuple[Forward, str]:
@@ -191,28 +191,43 @@ class _Case:
         return prepared.forward, prepared.detail
 
 
+Event = Begins | Note | NetworkTime | NetworkEnergy | KernelsOfKind
+
+
+def cases(machine: Machine, settings: Settings) -> Callable[[Network, int], Case]:
+    """A function that makes the case of a network and a batch; the model of the last network is kept."""
+    seed, device = settings.seed, machine.device
+    model_of = lru_cache(maxsize=1)(partial(_model, seed=seed, device=device))
+
+    def case(network: Network, batch: int) -> Case:
+        images = cache(partial(_images, network, batch, seed, device))
+        return Case(network, batch, settings, lambda: model_of(network), images)
+
+    return case
+
+
 @torch.no_grad()
-def measure(networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings
-            ) -> Iterator[NetworkTime | NetworkEnergy]:  # fmt: skip
-    """A row for each network, batch, contender and mode, all those of one network and batch together.
+def measure(case: Case, machine: Machine, broken: Collection[Begins] = ()) -> Iterator[Event]:
+    """A row for each contender and mode; then, where the settings have a `consumption`, one of energy for each graph.
 
-    Where the settings have a `consumption`, a row of energy follows for each contender that has a CUDA graph.
+    Contenders in `broken` are left out. Before a contender's work comes what begins.
     """
-    for case in _cases(networks, batches, machine, settings):
-        yield from _measure_case(case, machine)
-
-
-def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime | NetworkEnergy]:
+    # Without this torch would compile for all batches at once, and give up after some networks. It drops all that is
+    # compiled, so no contender of a case may do it.
+    torch.compiler.reset()
+    contenders = [name for name in case.settings.contenders if Begins(name) not in broken]
     try:
+        yield Begins()
         truth = reference(case.model(), case.images())
         if not bool(truth.isfinite().all()):
             raise ArithmeticError("the logits in float64 are not finite")
     except Exception as error:
-        for contender in case.settings.contenders:
+        for contender in contenders:
             yield from _failed(case, contender, MODES, error, machine)
         return
     entrants: list[_Entrant] = []
-    for contender in case.settings.contenders:
+    for contender in contenders:
+        yield Begins(contender)
         for made in _entrants(case, contender, machine):
             if isinstance(made, _Entrant):
                 entrants.append(made)
@@ -221,23 +236,7 @@ def _measure_case(case: _Case, machine: Machine) -> Iterator[NetworkTime | Netwo
     yield from _time(case, entrants, truth, machine)
     if case.settings.consumption:
         yield from _energies(case, entrants, machine, case.settings.consumption)
-
-
-def _cases(
-    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings
-) -> Iterator[_Case]:
-    seed, device = settings.seed, machine.device
-    with progress.counted(range(len(networks) * len(batches))) as bar:
-        for network in networks:
-            model = cache(partial(_model, network, seed, device))
-            for batch in batches:
-                bar.set_description_str(f"{network.label}, batch {batch}")
-                # Without this torch would compile for all batches at once, and give up after some networks. It drops
-                # all that is compiled, so no contender of a case may do it.
-                torch.compiler.reset()
-                yield _Case(network, batch, settings, model, cache(partial(_images, network, batch, seed, device)))
-                machine.release()
-                bar.update()
+    machine.release()
 
 
 def _model(network: Network, seed: int, device: torch.device) -> torch.nn.Module:
@@ -249,23 +248,17 @@ def _images(network: Network, batch: int, seed: int, device: torch.device) -> to
 
 
 def _failed(
-    case: _Case, contender: str, modes: Sequence[str], error: Exception, machine: Machine
-) -> Iterator[NetworkTime]:
-    """Rows of status "error"; raises GpuLost where the error broke the CUDA context."""
-    detail = _say_failed(case, contender, error, machine)
-    for mode in modes:
-        yield case.row(contender, mode, ERROR, detail=detail)
-
-
-def _say_failed(case: _Case, contender: str, error: Exception, machine: Machine) -> str:
-    """Free memory after an error, and return it in words, which are printed too."""
+    case: Case, contender: str, modes: Sequence[str], error: Exception, machine: Machine
+) -> Iterator[Note | NetworkTime]:
+    """A note and rows of status "error"; raises GpuLost where the error broke the CUDA context."""
     machine.after_error(f"{contender} on {case.label}", error)
     words = f"{type(error).__name__}: {first_line(error)}"
-    progress.say(f"{case.label}: {contender} failed: {words}")
-    return words
+    yield Note(f"{case.label}: {contender} failed: {words}")
+    for mode in modes:
+        yield case.row(contender, mode, ERROR, detail=words[:DETAIL_LENGTH])
 
 
-def _entrants(case: _Case, contender: str, machine: Machine) -> Iterator[_Entrant | NetworkTime]:
+def _entrants(case: Case, contender: str, machine: Machine) -> Iterator[_Entrant | Note | NetworkTime]:
     """A contender in each mode, warm; a row of status "error" where it fails in one."""
     done: list[str] = []
     try:
@@ -303,11 +296,12 @@ def forwards_in(least_us: float, call: Forward, machine: Machine) -> int:
     return max(1, min(MAX_FORWARDS, ceil(least_us / single_us)))
 
 
-def _time(case: _Case, entrants: list[_Entrant], truth: torch.Tensor, machine: Machine) -> Iterator[NetworkTime]:
+def _time(case: Case, entrants: list[_Entrant], truth: torch.Tensor, machine: Machine) -> Iterator[Event]:
     """The rows of all entrants: a run of each in every round, then the error of what the timed call computes."""
     order = random.Random(f"{case.settings.seed} {case.label}")
     for round_number in range(case.settings.runs):
         for entrant in order.sample(entrants, len(entrants)):
+            yield Begins(entrant.contender)
             try:
                 entrant.runs_us.append(_mean_us(entrant.call, entrant.forwards, machine))
                 if round_number + 1 == case.settings.runs:
@@ -320,27 +314,28 @@ def _time(case: _Case, entrants: list[_Entrant], truth: torch.Tensor, machine: M
 
 
 def _energies(
-    case: _Case, entrants: Sequence[_Entrant], machine: Machine, consumption: Callable[[Forward, Machine], Consumption]
-) -> Iterator[NetworkEnergy]:
+    case: Case, entrants: Sequence[_Entrant], machine: Machine, consumption: Callable[[Forward, Machine], Consumption]
+) -> Iterator[Event]:
     """The energy of an image in each CUDA graph; a contender that fails is left out, with a line."""
     for entrant in entrants:
         if entrant.mode != GRAPH:
             continue
+        yield Begins(entrant.contender)
         try:
             taken = consumption(entrant.call, machine)
         except UserError:
             raise
         except Exception as error:
-            _say_failed(case, entrant.contender, error, machine)
+            yield from _failed(case, entrant.contender, (), error, machine)
             continue
         yield NetworkEnergy(
             case.network.name, case.network.source, case.batch, entrant.contender, case.settings.precision,
             taken.forwards, taken.seconds, taken.millijoules / (taken.forwards * case.batch),
-            1e-3 * taken.millijoules / taken.seconds, case.settings.environment,
+            1e-3 * taken.millijoules / taken.seconds,
         )  # fmt: skip
 
 
-def _verified(case: _Case, entrant: _Entrant, error: float) -> NetworkTime:
+def _verified(case: Case, entrant: _Entrant, error: float) -> NetworkTime:
     facts = {**entrant.facts, "rel_l2_error": error}
     if isfinite(error) and error <= TOLERANCE:
         return case.row(entrant.contender, entrant.mode, OK, runs_us=tuple(entrant.runs_us), **facts)
@@ -367,26 +362,28 @@ Profile = Callable[[Forward, int], list[tuple[str, float]]]
 
 
 @torch.no_grad()
-def break_down(
-    networks: Sequence[Network], batches: Sequence[int], machine: Machine, settings: Settings, profile: Profile
-) -> Iterator[list[KernelsOfKind]]:
-    """The kernels by kind of each network, batch and contender; a contender that fails is left out, with a line.
+def break_down(case: Case, machine: Machine, profile: Profile, broken: Collection[Begins] = ()) -> Iterator[Event]:
+    """The kernels by kind of each contender; one that fails, or is in `broken`, is left out.
 
-    profile: returns the kernels of so many forwards, as (name, device microseconds) of each launch.
+    profile: returns the kernels of so many forwards, as (name, device microseconds) of each launch. Raises UsageError
+    where it records none.
     """
-    for case in _cases(networks, batches, machine, settings):
-        for contender in settings.contenders:
-            try:
-                machine.release()
-                forward, _ = case.prepare(contender)
-                for _ in range(WARM_UP_FORWARDS):
-                    forward()
-                launches = profile(forward, PROFILED_FORWARDS)
-            except Exception as error:
-                _say_failed(case, contender, error, machine)
-                continue
-            row = partial(KernelsOfKind, case.network.label, case.batch, contender, settings.precision)
-            yield [
-                row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)
-                for kind, us in by_kind(launches).items()
-            ]
+    torch.compiler.reset()
+    for contender in case.settings.contenders:
+        if (begins := Begins(contender)) in broken:
+            continue
+        yield begins
+        try:
+            machine.release()
+            forward, _ = case.prepare(contender)
+            for _ in range(WARM_UP_FORWARDS):
+                forward()
+            launches = profile(forward, PROFILED_FORWARDS)
+        except Exception as error:
+            yield from _failed(case, contender, (), error, machine)
+            continue
+        if not launches:
+            raise UsageError("--breakdown: no kernel was recorded: check that this user may profile the GPU (CUPTI)")
+        row = partial(KernelsOfKind, case.network.label, case.batch, contender, case.settings.precision)
+        for kind, us in by_kind(launches).items():
+            yield row(kind, len(us) / PROFILED_FORWARDS, sum(us) / PROFILED_FORWARDS)

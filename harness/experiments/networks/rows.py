@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.store.table import Table
+from harness.store.table import Table, wide
 from harness.store.times import HOT, RUNS, run_columns
 
 GRAPH, EAGER = MODES = ("graph", "eager")
@@ -23,29 +23,10 @@ CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
 TORCHVISION = "torchvision"
 
 KEY_COLUMNS = ("network", "source", "batch", "contender", "precision", "mode")
-_MEASURED = ("rel_l2_error", "peak_memory_bytes", "first_forward_s", *run_columns(HOT), "mean_us")
-COLUMNS = (*KEY_COLUMNS, "status", "detail", *_MEASURED, "environment")
-_TEXT = ("network", "source", "contender", "precision", "mode", "status", "detail", "environment")
-NETWORKS = Table("networks", "networks.csv", COLUMNS, _TEXT, "harness.networks", keys=len(KEY_COLUMNS))
 
-_OF_CONTENDER = ("network", "batch", "contender", "precision")
-BREAKDOWN = Table(
-    NETWORKS.folder,
-    "breakdown.csv",
-    (*_OF_CONTENDER, "kind", "kernels", "us"),
-    ("network", "contender", "precision", "kind"),
-    "harness.networks --breakdown",
-    keys=len(_OF_CONTENDER),
-)
-ENERGY = Table(
-    NETWORKS.folder,
-    "energy.csv",
-    (*KEY_COLUMNS[:-1], "forwards", "seconds", "mj_per_image", "mean_w", "environment"),
-    ("network", "source", "contender", "precision", "environment"),
-    "harness.networks --energy",
-    keys=len(KEY_COLUMNS) - 1,
-)
-DETAIL_LENGTH = 200
+
+def _runs_and_mean(runs_us: tuple[float, ...]) -> list[float | None]:
+    return [*runs_us, *[None] * (RUNS - len(runs_us)), fmean(runs_us) if runs_us else None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +48,7 @@ class NetworkTime:
     rel_l2_error: float | None = None
     peak_memory_bytes: int | None = None
     first_forward_s: float | None = None
-    runs_us: tuple[float, ...] = ()
+    runs_us: tuple[float, ...] = wide((*run_columns(HOT), "mean_us"), _runs_and_mean)
     environment: str = ""
 
     def __post_init__(self) -> None:
@@ -75,14 +56,6 @@ class NetworkTime:
             raise ValueError(f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok have")
         if len(self.runs_us) > RUNS:
             raise ValueError(f"{len(self.runs_us)} runs: at most {RUNS}")
-
-    def cells(self) -> list[object]:
-        """The row in the order of COLUMNS."""
-        runs = [*self.runs_us, *[None] * (RUNS - len(self.runs_us))]
-        times = dict(zip(run_columns(HOT), runs, strict=True))
-        times["mean_us"] = fmean(self.runs_us) if self.runs_us else None
-        values = {**times, "detail": " ".join(self.detail.split())[:DETAIL_LENGTH]}
-        return [values[column] if column in values else getattr(self, column) for column in COLUMNS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +85,11 @@ class NetworkEnergy:
     mj_per_image: float
     mean_w: float
     environment: str = ""
+
+
+NETWORKS = Table("networks", "networks.csv", NetworkTime, "networks", keys=len(KEY_COLUMNS))
+BREAKDOWN = Table("networks", "breakdown.csv", KernelsOfKind, "networks --breakdown", keys=4)
+ENERGY = Table("networks", "energy.csv", NetworkEnergy, "networks --energy", keys=len(KEY_COLUMNS) - 1)
 
 
 def label(network: str, source: str) -> str:

@@ -8,7 +8,7 @@ plots/DEVICE/SWEEP/cudnn_OLD.png                  the best cuDNN beside that of 
 plots/DEVICE/SWEEP/rivals.png                     the fastest rival of each case, and the speedup over it
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
-The same data draws the same bytes. `python -m harness.report figures` redraws all.
+The same data draws the same bytes. `python -m harness report figures` redraws all.
 """
 
 from __future__ import annotations

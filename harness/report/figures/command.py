@@ -1,4 +1,4 @@
-"""python -m harness.report figures: redraw every figure from the CSV files under results/ alone."""
+"""python -m harness report figures: redraw every figure from the CSV files under results/ alone."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", choices=TIMES, default=HOT, help="of which times (default: hot)")
 
 
-main = command.program("harness.report figures", "Redraw the figures from the results.", _draw_all, _add_options)
+main = command.program("harness report figures", "Redraw the figures from the results.", _draw_all, _add_options)

@@ -1,6 +1,6 @@
 """What the page of a sweep shows, as columns and lists for its JavaScript: cases, rivals, runs and the roofline.
 
-The page is one HTML file that needs no network. `python -m harness.report page` writes it.
+The page is one HTML file that needs no network. `python -m harness report page` writes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python -m harness.report page: one HTML file of a sweep, with every case and algorithm, that needs no network."""
+"""python -m harness report page: one HTML file of a sweep, with every case and algorithm, that needs no network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _write_all(options: argparse.Namespace) -> None:
     if not found:
         raise ResultsError(
             f"only a CPU's results under {options.results}: the page shows a GPU's; "
-            "'python -m harness.report tables' prints a CPU's tables"
+            "'python -m harness report tables' prints a CPU's tables"
         )
     for results in found:
         path = options.out / results.device / results.sweep / FILE
@@ -69,5 +69,5 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 main = command.program(
-    "harness.report page", "Write one HTML file of a sweep's cases and algorithms.", _write_all, _add_options
+    "harness report page", "Write one HTML file of a sweep's cases and algorithms.", _write_all, _add_options
 )

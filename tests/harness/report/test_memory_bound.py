@@ -48,7 +48,7 @@ def test_memory_bound_layers_as_shares_of_a_copy_of_as_many_bytes(tmp_path):
 
 def test_without_copies_a_sentence_says_what_to_run(tmp_path):
     assert memory_bound_table(measured(tmp_path, [row("auto", 10.0, batch=16)])) == (
-        "Not measured on nvidia-test: measure first with 'python -m harness.experiments copies' on a GPU."
+        "Not measured on nvidia-test: measure first with 'python -m harness copies' on a GPU."
     )
 
 

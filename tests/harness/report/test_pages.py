@@ -59,7 +59,7 @@ def test_a_page_that_shows_other_results_is_told_by_the_check(page, capsys):
     page.write_text(f"<!-- table:paper -->\n{END}\n")
     assert pages.main([str(page), *results, "--check"]) == 2
     assert page.read_text() == f"<!-- table:paper -->\n{END}\n"
-    assert "shows other results than the CSV files: run 'python -m harness.report docs'" in capsys.readouterr().err
+    assert "shows other results than the CSV files: run 'python -m harness report docs'" in capsys.readouterr().err
     assert fill(page) == 0
     assert pages.main([str(page), *results, "--check"]) == 0
 
@@ -159,9 +159,9 @@ def test_every_table_has_its_numbers(page):
     assert cells(accuracy)["cuDNN implicit_gemm"][:3] == ["fp32", "3", "1.0e-07"]
     assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
     assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**, on NCHW ")
-    assert "python -m harness.experiments copies" in filled(page, "memory_bound")
-    assert "python -m harness.experiments kernels --counters" in filled(page, "counters two_stage")
-    assert "python -m harness.latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")
+    assert "python -m harness copies" in filled(page, "memory_bound")
+    assert "python -m harness kernels --counters" in filled(page, "counters two_stage")
+    assert "python -m harness latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")
 
 
 def test_another_sweep_of_the_same_device(page):

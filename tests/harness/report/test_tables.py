@@ -56,7 +56,7 @@ def test_a_subject_without_rows_is_refused(tmp_path, capsys, subject, value):
 
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
-    missing = "Not measured on nvidia-test: measure first with 'python -m harness.experiments accuracy' on a GPU."
+    missing = "Not measured on nvidia-test: measure first with 'python -m harness accuracy' on a GPU."
     assert missing in printed(tmp_path, capsys)
     line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
     path = accuracy.ACCURACY.path(tmp_path / GPU)

@@ -30,11 +30,11 @@ def test_reports_need_no_torch_and_nothing_that_measures_and_tables_no_matplotli
     tables = ("headline", "latency_sizes")
     page.write_text("".join(f"<!-- table:{name} -->\n<!-- table:end -->\n" for name in tables))
     commands = [
-        [["torch", "matplotlib", "nvtx", "tqdm"], "harness.report", "tables", *results],
-        [["torch"], "harness.report", "repeatability", *folders],
-        [["torch"], "harness.report", "docs", str(page), *results],
-        [["torch"], "harness.report", "page", "--out", plots, *results],
-        [["torch"], "harness.report", "figures", "--out", plots, *results],
+        [["torch", "matplotlib", "nvtx", "tqdm"], "harness", "report", "tables", *results],
+        [["torch"], "harness", "report", "repeatability", *folders],
+        [["torch"], "harness", "report", "docs", str(page), *results],
+        [["torch"], "harness", "report", "page", "--out", plots, *results],
+        [["torch"], "harness", "report", "figures", "--out", plots, *results],
     ]
     command = [sys.executable, "-c", ALONE, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -20,7 +20,7 @@ def test_a_report_names_the_processor_and_what_was_typed():
 
 def test_a_gpu_report_names_the_processor_too(monkeypatch):
     monkeypatch.setattr(environment, "_gpu_facts", lambda device: {"gpu": "NVIDIA Test"})
-    facts = environment.report(torch.device("cuda", 0), "python -m harness.experiments host")
+    facts = environment.report(torch.device("cuda", 0), "python -m harness host")
     assert facts["gpu"] == "NVIDIA Test" and facts["cpu"] == environment.report(torch.device("cpu"), "")["cpu"]
 
 
@@ -82,8 +82,8 @@ def test_the_processor_counts_only_where_it_computes(one, other, same):
 def test_a_command_is_told_as_it_was_typed(monkeypatch):
     assert command.line("harness.run", ["--out", "a b"]) == "python -m harness.run --out 'a b'"
     monkeypatch.setattr("sys.argv", ["measure.py", "--counters"])
-    typed = "python -m harness.experiments kernels --counters"
-    assert command.line("harness.experiments kernels", None) == typed
+    typed = "python -m harness kernels --counters"
+    assert command.line("harness kernels", None) == typed
 
 
 @pytest.mark.parametrize(("alone", "kept"), [(True, ["second"]), (False, ["first", "second"])])

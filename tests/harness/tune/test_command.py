@@ -1,4 +1,4 @@
-"""`python -m harness.tune` without a GPU: what is measured is fitted, printed and written, mistakes are told."""
+"""`python -m harness tune` without a GPU: what is measured is fitted, printed and written, mistakes are told."""
 
 import shutil
 from dataclasses import astuple, replace
@@ -55,7 +55,7 @@ def test_fit_only_prints_the_regret_and_writes_the_constants(files, tmp_path, ca
 
     written = files[precision].read_text()
     assert files[other].read_text() == before[other]
-    option = "" if precision == "fp32" else " in TF32. Written by: python -m harness.tune --precision tf32\n"
+    option = "" if precision == "fp32" else " in TF32. Written by: python -m harness tune --precision tf32\n"
     assert option in written and f"measured on {H200.name}, commit bbbbbbbbbbbb." in written, "the last report's"
     of_small = sum(name == "tf32x3_gemm" for _, name, _, _ in times)
     assert f"[tf32x3_gemm]  # fitted to {of_small} configurations of " in written
@@ -121,7 +121,7 @@ def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, 
     monkeypatch.setattr(costs_file, "write_fitted", lambda *arguments: None)
     arguments = ["--out", str(tmp_path / "new")]
     assert command.main(arguments) == command.main([*arguments, "--add"]) == 0
-    typed = f"python -m harness.tune --out {tmp_path}/new"
+    typed = f"python -m harness tune --out {tmp_path}/new"
     assert commands(tmp_path / "new") == [typed, f"{typed} --add"]
 
 

@@ -126,13 +126,13 @@ def measured(*names: str) -> list[tuple[Case, str, ToyConfig, float]]:
 
 
 def write(folder: Path, measured: Iterable[tuple[Case, str, object, float]], *reports: dict[str, object]) -> Path:
-    """A folder as `python -m harness.tune` writes it; a row is case, algorithm, configuration and microseconds.
+    """A folder as `python -m harness tune` writes it; a row is case, algorithm, configuration and microseconds.
 
     environment.json has these reports, by default that of one H200.
     """
     with gzip.open(folder / "candidates.csv.gz", "wt", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(candidates.COLUMNS)
+        writer.writerow(candidates.CANDIDATES.columns)
         writer.writerows([*case.key, name, config, 1.0, us, us, us, us] for case, name, config, us in measured)
     environments = dict(enumerate(reports or [report()]))
     (folder / "environment.json").write_text(json.dumps({"environments": environments}))

@@ -237,7 +237,7 @@ def test_a_file_of_an_older_version_has_no_componentwise_errors(tmp_path):
     back = ACCURACY.read(path)
     assert back[list(NEW_COLUMNS)].isna().all(axis=None) and back.rel_l2_error[0] == 1e-7
     assert componentwise_table(back) == ""
-    assert tables_of(back).endswith("are not measured: run 'python -m harness.experiments accuracy' again.")
+    assert tables_of(back).endswith("are not measured: run 'python -m harness accuracy' again.")
 
 
 @pytest.mark.parametrize(("text", "message"), [("", "not readable as CSV"), ("batch,h\n1,2\n", "lacks the column 'w'")])
@@ -322,7 +322,7 @@ def test_a_quick_look_leaves_the_measurement_as_it_is(tmp_path, monkeypatch, cap
 def test_without_a_gpu_a_sentence_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accuracy.main([]) == 2
-    assert capsys.readouterr().err.startswith("harness.experiments accuracy: cuConv needs an NVIDIA GPU")
+    assert capsys.readouterr().err.startswith("harness accuracy: cuConv needs an NVIDIA GPU")
 
 
 def test_the_paper_s_layers_are_all_there():

@@ -56,7 +56,7 @@ def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
     assert bandwidth.main([]) == 0
     assert list(read(made_up_gpu / "bandwidth" / "bandwidth.csv").mean_us) == [2.0]
     (facts,) = json.loads((made_up_gpu / "bandwidth" / "environment.json").read_text())["environments"].values()
-    assert facts["commands"][0]["command"] == "python -m harness.experiments copies"
+    assert facts["commands"][0]["command"] == "python -m harness copies"
 
 
 def test_between_the_sizes_a_power_law_is_met_exactly():
@@ -116,5 +116,5 @@ def test_without_memory_it_says_how_much_it_needs(monkeypatch, capsys):
     monkeypatch.setattr(bandwidth, "measure", measure)
     assert bandwidth.main([]) == 2
     assert capsys.readouterr().err == (
-        "harness.experiments copies: copies need 4 GiB of the GPU's memory: end what else uses it\n"
+        "harness copies: copies need 4 GiB of the GPU's memory: end what else uses it\n"
     )

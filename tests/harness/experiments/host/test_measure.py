@@ -125,7 +125,7 @@ def test_times_are_written_with_what_they_depend_on(made_up_gpu, monkeypatch):
     monkeypatch.setattr(host, "measure_first", lambda *arguments: [])
     assert host.main([]) == 0
     assert {path.name for path in (made_up_gpu / "host").iterdir()} == {"host.csv", "environment.json"}
-    assert commands(made_up_gpu / "host") == ["python -m harness.experiments host"]
+    assert commands(made_up_gpu / "host") == ["python -m harness host"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -40,7 +40,7 @@ def test_first_calls_have_sentences_and_no_line(tmp_path):
 
 
 def test_without_host_times_a_sentence_says_what_to_run(tmp_path):
-    assert "python -m harness.experiments host" in host_table(measured(tmp_path, [row("auto", 10.0)]))
+    assert "python -m harness host" in host_table(measured(tmp_path, [row("auto", 10.0)]))
 
 
 def test_another_file_in_its_place_is_refused(tmp_path):

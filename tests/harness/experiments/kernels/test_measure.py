@@ -81,7 +81,7 @@ def test_kernel_times_are_of_the_paper_s_algorithms_in_its_order_and_leave_out_w
 def test_tables_are_printed_and_written_with_what_they_depend_on(libraries, monkeypatch, capsys):
     assert measure.main([]) == 0
     assert {path.name for path in libraries.iterdir()} == {"environment.json", *(f"table_{n}.csv" for n in (3, 4, 5))}
-    assert commands(libraries) == ["python -m harness.experiments kernels"]
+    assert commands(libraries) == ["python -m harness kernels"]
     assert "table 5: device time" in capsys.readouterr().out
     monkeypatch.setattr(measure.profiler, "kernels", lambda call, calls: [])
     assert measure.main([]) == 2
@@ -144,7 +144,7 @@ def test_counters_are_written_with_what_they_depend_on(libraries, monkeypatch, c
     monkeypatch.setattr(measure, "counters", lambda labels: rows)
     assert measure.main(["--counters"]) == 0
     assert {path.name for path in libraries.iterdir()} == {"counters.csv", "environment.json"}
-    assert commands(libraries) == ["python -m harness.experiments kernels --counters"]
+    assert commands(libraries) == ["python -m harness kernels --counters"]
     monkeypatch.setattr(measure.shutil, "which", lambda name: None)
     assert measure.main(["--counters"]) == 2
     assert "it comes with the CUDA toolkit" in capsys.readouterr().err

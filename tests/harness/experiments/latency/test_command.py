@@ -71,7 +71,7 @@ def refused(capsys, *arguments):
     """The sentence with which a command ends."""
     assert program.main(list(arguments)) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("harness.latency: ")
+    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("harness latency: ")
     return captured.err
 
 
@@ -132,7 +132,7 @@ def test_rows_tables_and_the_environment(folder, capsys):
     assert sorted(frame[frame.what == "start"].first_ms) == [3000.0] * 3 + [4000.0] * 3
     (facts,) = json.loads((folder / "environment.json").read_text())["environments"].values()
     assert {"code", "torch", "torchvision", "timm"} <= set(facts)
-    assert commands(folder) == ["python -m harness.latency --net resnet18 --sizes 2"]
+    assert commands(folder) == ["python -m harness latency --net resnet18 --sizes 2"]
     captured = capsys.readouterr()
     printed = " ".join(captured.out.split())
     assert "| resnet18 | cuConv | full | 2 | 10.00 | 10.00 | 10.00 | 1.00 |" in printed
@@ -169,7 +169,7 @@ def test_after_a_failure_the_others_go_on_and_what_needs_it_is_left_out(made_up,
     captured = capsys.readouterr()
     assert "size resnet18 cuconv, cache empty failed:\nno such kernel\n" in captured.out + captured.err
     assert captured.err.splitlines()[-1] == (
-        "harness.latency: 2 of 12 processes failed or need one that did, so that rows are missing or old: "
+        "harness latency: 2 of 12 processes failed or need one that did, so that rows are missing or old: "
         "size resnet18 cuconv, cache empty; size resnet18 cuconv, cache full"
     )
 

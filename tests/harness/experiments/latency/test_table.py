@@ -12,7 +12,7 @@ from harness.store.locked_folder import LockedFolder
 from harness.store.table import GroupedRows
 from tests.helpers import GPU, measured, row
 
-NOT_MEASURED = "Not measured on nvidia-test: measure first with 'python -m harness.latency' on a GPU."
+NOT_MEASURED = "Not measured on nvidia-test: measure first with 'python -m harness latency' on a GPU."
 
 
 def sizes(network, contender, cache, first, again):

@@ -37,7 +37,7 @@ def refused(capsys, *arguments):
     """The sentence with which a command ends."""
     assert program.main(list(arguments)) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("harness.networks: ")
+    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("harness networks: ")
     return captured.err
 
 
@@ -96,7 +96,7 @@ def test_rows_and_the_environment_are_written(toy, capsys):
     assert set(rows.environment) == set(stored)
     (facts,) = stored.values()
     assert {"code", "torch", "torchvision", "timm"} <= set(facts)
-    assert commands(toy) == ["python -m harness.networks --net alexnet --batch 1 2 --precision fp32"]
+    assert commands(toy) == ["python -m harness networks --net alexnet --batch 1 2 --precision fp32"]
     printed = capsys.readouterr().out
     assert "| alexnet" in printed and f"24 rows, 0 of them failed\nresults: {toy / 'networks.csv'}" in printed
 

@@ -27,7 +27,7 @@ def test_the_memory_of_torch_and_of_cuconv(tmp_path):
     assert table["resnet50 8"][1:] == ["400", "-", "200", "0.50x"]
     assert "resnet50 32" not in table and table["geometric mean"][-1] == "1.00x"
     NETWORKS.write(tmp_path / GPU / "networks", [row.cells() for row in rows[-2:]])
-    assert "python -m harness.networks" in memory_section(tmp_path / GPU)
+    assert "python -m harness networks" in memory_section(tmp_path / GPU)
 
 
 def energy(mj, contender="cuconv", precision="fp32", batch=1, network="resnet50", source="torchvision"):
@@ -62,7 +62,7 @@ def test_the_table_of_energy_has_the_precisions_that_were_measured(tmp_path):
 
 
 def test_a_page_without_energies_says_what_to_run(tmp_path):
-    sentence = f"Not measured on {GPU}: measure first with 'python -m harness.networks --energy' on a GPU."
+    sentence = f"Not measured on {GPU}: measure first with 'python -m harness networks --energy' on a GPU."
     assert energy_section(tmp_path / GPU) == sentence
     ENERGY.write(tmp_path / GPU / "networks", [energy(60.0)])
     assert energy_section(tmp_path / GPU) == sentence, "nothing to compare"

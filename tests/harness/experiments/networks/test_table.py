@@ -76,7 +76,7 @@ def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
         [GPU, "cuconv_enabled", "eager", "0.50x", "0 of 1", "-", "-"],
         ["another", "cuconv", "graph", "0.80x", "0 of 1", "-", "-"],
     ]
-    assert "python -m harness.networks" in modes_section(tmp_path / "nowhere" / GPU)
+    assert "python -m harness networks" in modes_section(tmp_path / "nowhere" / GPU)
 
 
 def test_cudnns_fastest_engines_are_beside_torch_and_none_of_it(tmp_path):
@@ -125,7 +125,7 @@ def test_the_largest_error_of_each_network(tmp_path):
     found = cells(errors_section(device))
     assert found[GPU] == ["resnet50", "3.0e-06", "4.0e-07", "-", "5.0e-04", "6.0e-04"]
     assert found["another"] == ["resnet50", "8.0e-06", "-", "-", "-", "-"]
-    assert "python -m harness.networks" in errors_section(tmp_path / "nowhere" / GPU)
+    assert "python -m harness networks" in errors_section(tmp_path / "nowhere" / GPU)
 
 
 def test_a_case_without_a_time_of_cuconv_has_no_speedup(device):
@@ -143,7 +143,7 @@ def test_nothing_to_compare_is_no_table(tmp_path):
 def test_without_a_csv_nothing_is_drawn_and_a_page_says_what_to_run(tmp_path):
     assert networks_results(tmp_path / GPU) is None and draw_networks(tmp_path / GPU, tmp_path) is None
     assert networks_section(tmp_path / GPU, "plots") == (
-        f"Not measured on {GPU}: measure first with 'python -m harness.networks' on a GPU."
+        f"Not measured on {GPU}: measure first with 'python -m harness networks' on a GPU."
     )
 
 

@@ -1,9 +1,8 @@
-"""python -m harness.tune: measure configurations on a GPU, fit the cost models to them, write their constants."""
+"""python -m harness tune: measure configurations on a GPU, fit the cost models to them, write their constants."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from cuconv.device import device_spec
@@ -74,12 +73,9 @@ def _measured_folder(options: argparse.Namespace) -> Path:
 
 
 main = command.program(
-    "harness.tune",
+    "harness tune",
     "Measure configurations on a GPU, fit the cost models to them, write cuconv/core/costs*.toml.",
     _run,
     _add_options,
     "fit to them with --fit-only",
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""python -m harness.report VERB: tables, figures and pages from the CSV files under results/."""
+"""python -m harness report VERB: tables, figures and pages from the CSV files under results/."""
 
-import sys
+from collections.abc import Sequence
 
 from harness.command import verb
 
@@ -13,5 +13,7 @@ VERBS = {
     "repeatability": ("harness.report.repeatability", "print how far the same case moves between whole sweeps"),
 }
 
-if __name__ == "__main__":
-    sys.exit(verb("harness.report", VERBS, sys.argv[1:]))
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a verb; returns its exit code."""
+    return verb("harness report", VERBS, arguments)
