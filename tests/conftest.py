@@ -50,11 +50,19 @@ def normalised_once():
 
 @pytest.fixture
 def made_up_gpu(monkeypatch, tmp_path) -> Path:
-    """Let torch seem to see a GPU; returns the folder results/DEVICE of it, which is under tmp_path."""
+    """Let torch seem to see a GPU, and experiments measure in this process; returns its results/DEVICE in tmp_path."""
     import torch
 
+    from harness import isolation
     from harness.store import environment
 
+    class InThisProcess:
+        """What begins and measures in a worker does so here, so that tests can replace parts of it."""
+
+        def __init__(self, begin, say):
+            self.measure, self.end = begin(say), lambda: None
+
+    monkeypatch.setattr(isolation, "Worker", InThisProcess)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(environment, "ROOT", tmp_path)

@@ -73,7 +73,9 @@ def measured(results: Path, rows: list[Measurement], device: str = GPU) -> Resul
 
 def copies(mean_us: dict[int, float]) -> pd.DataFrame:
     """Copies of so many bytes that take so many microseconds, as harness.experiments.copies.measure measures them."""
-    return pd.DataFrame([[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.COLUMNS))
+    return pd.DataFrame(
+        [[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.BANDWIDTH.columns)
+    )
 
 
 # A sweep whose every figure can be worked out by hand. Speedups of auto over the best of cuDNN:

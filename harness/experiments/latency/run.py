@@ -29,7 +29,7 @@ class ProcessFailed(Exception):
 
 
 def measure(processes: Sequence[Process], seed: int) -> Iterator[list[Latency]]:
-    """Run the processes; all rows of a group are returned whenever one of its processes has ended.
+    """Run the processes; with each row all those of its group are returned.
 
     Processes that fail, or need one that did, are left out. At the end ResultsError names them. seed: of the sizes.
     """
@@ -51,10 +51,10 @@ def measure(processes: Sequence[Process], seed: int) -> Iterator[list[Latency]]:
                     for number, row in enumerate(found, 1):
                         rows.append(Latency(*process.group, **row))
                         bar.update(begin + process.start_s + number * process.row_s - bar.n)
+                        yield rows
             except ProcessFailed as error:
                 progress.say(f"{process.title} failed:\n{error}")
                 failed.append(process)
-            yield rows
             begin += process.seconds
             bar.update(begin - bar.n)
     if failed:

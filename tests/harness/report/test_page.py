@@ -113,7 +113,7 @@ def test_bars_of_networks_are_relative_to_the_fastest_of_torch():
 def test_every_contender_of_networks_is_on_the_page_in_a_colour_of_its_own(tmp_path):
     contenders = (CUCONV, *TORCH_CONTENDERS)
     results = measured(tmp_path, [row(), row("fft", 20.0, provider="cudnn")])
-    NETWORKS.write(results.folder.parent / "networks", [time(10.0, contender=name).cells() for name in contenders])
+    NETWORKS.write(results.folder.parent / "networks", [time(10.0, contender=name) for name in contenders])
     made = view.document(results, networks_results(results.folder.parent))
     (bars,) = (one.data for one in made.select({"type": ColumnDataSource}) if "contender" in one.data)
     assert list(bars["contender"]) == list(contenders)

@@ -71,16 +71,16 @@ def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     found = next(line.split("|")[2:-1] for line in text.splitlines() if "in FP32 " in line)
     assert [cell.strip() for cell in found[1:3]] == ["1.20x", "3 of 7"]
     times = [network_time(30.0, contender="torch"), network_time(10.0)]
-    NETWORKS.write(page.parent.parent / "results" / GPU / "networks", [one.cells() for one in times])
+    NETWORKS.write(page.parent.parent / "results" / GPU / "networks", times)
     assert filled(page, "front").count("\n| ") == 5
     assert "| fastest of torch in FP32, CUDA graphs " in filled(page, "front")
 
 
 def test_the_front_names_another_gpu_where_that_alone_has_a_comparison_of_networks(page):
     results = page.parent.parent / "results"
-    NETWORKS.write(results / GPU / "networks", [network_time(30.0, contender="torch").cells(), network_time().cells()])
+    NETWORKS.write(results / GPU / "networks", [network_time(30.0, contender="torch"), network_time()])
     half = [network_time(5.0, contender="torch", precision="fp16"), network_time(20.0)]
-    NETWORKS.write(results / "another" / "networks", [one.cells() for one in half])
+    NETWORKS.write(results / "another" / "networks", half)
     text = filled(page, "front")
     (line,) = [line for line in text.splitlines() if "| fastest of torch in FP16, CUDA graphs " in line]
     assert "FP32, another |" in line and "0.25x" in line
@@ -195,7 +195,7 @@ def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(pag
     strided = [row("auto", 5.0, stride=2), row("gemm", 15.0, provider="cudnn", stride=2)]
     write(results, strided, device="nvidia-other", sweep="strided")
     times = [network_time(30.0, contender="torch"), network_time(10.0)]
-    NETWORKS.write(results / "nvidia-other" / "networks", [one.cells() for one in times])
+    NETWORKS.write(results / "nvidia-other" / "networks", times)
     assert filled(page, "paper") != of_test
     lines = cells(filled(page, "devices"))
     assert lines["nvidia-other paper"][1:] == other and lines["nvidia-other strided"][1] == "3.00x"

@@ -61,7 +61,7 @@ def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(t
     line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
     path = accuracy.ACCURACY.path(tmp_path / GPU)
     path.parent.mkdir()
-    pd.DataFrame([line], columns=list(accuracy.COLUMNS)).to_csv(path, index=False)
+    pd.DataFrame([line], columns=list(accuracy.ACCURACY.columns)).to_csv(path, index=False)
     text = printed(tmp_path, capsys)
     assert "1.5e-07, 1.5e-07" in text
     assert cells(text.split("Componentwise error c")[1])["cuConv auto"] == ["0.3", "0.3"]

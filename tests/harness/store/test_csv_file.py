@@ -1,6 +1,7 @@
 """The reader of CSV files: texts stay texts, numbers are numbers, and a wrong file is told in one sentence."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -9,8 +10,16 @@ from harness.store.csv_file import csv_text
 from harness.store.files import write_whole
 from harness.store.table import Table
 
-COLUMNS = ("case", "name", "us")
-TIMES = Table("times", "times.csv", COLUMNS, ("name",), "harness.times")
+
+@dataclass
+class Time:
+    case: int
+    name: str
+    us: float
+
+
+TIMES = Table("times", "times.csv", Time, "times")
+COLUMNS = TIMES.columns
 
 
 def read(tmp_path, text):

@@ -178,7 +178,7 @@ def test_other_cases_are_kept_where_more_is_added(tmp_path):
 
 def test_a_file_that_is_something_else_is_refused(tmp_path):
     path = tmp_path / "candidates.csv.gz"
-    with pytest.raises(ResultsError, match=r"does not exist: measure first with 'python -m harness\.tune'"):
+    with pytest.raises(ResultsError, match=r"does not exist: measure first with 'python -m harness tune'"):
         candidates.read(path)
     path.write_text("batch,h\n1,7\n")
     with pytest.raises(ResultsError, match="it is no gzip file"):

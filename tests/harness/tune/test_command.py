@@ -13,8 +13,7 @@ from cuconv.device import H200
 from harness.cases.catalogue import load_sweep
 from harness.store import environment
 from harness.sweep.comparisons import CASE
-from harness.tune import __main__ as command
-from harness.tune import candidates, costs_file
+from harness.tune import candidates, command, costs_file
 from tests.harness.tune.toys import measured, report, write
 from tests.helpers import commands
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from harness.experiments.kernels.rows import COUNTER_COLUMNS, COUNTERS, TIME_COLUMNS, TIMES
+from harness.experiments.kernels.rows import COUNTERS, TIMES
 from harness.experiments.kernels.table import counters_of, times_table
 from harness.store.environment import ROOT
 from tests.harness.report.helpers import cells
@@ -10,7 +10,7 @@ from tests.harness.report.helpers import cells
 
 def times(*rows: tuple[str, str, str, str, float]) -> pd.DataFrame:
     """Rows of table 4 from (configuration, provider, algorithm, kernel, us)."""
-    return pd.DataFrame([(4, *row[:4], 20, row[4]) for row in rows], columns=list(TIME_COLUMNS))
+    return pd.DataFrame([(4, *row[:4], 20, row[4]) for row in rows], columns=list(TIMES[4].columns))
 
 
 def test_a_table_has_kernels_totals_and_the_smallest_in_bold():
@@ -56,7 +56,7 @@ def test_counters_are_those_of_one_algorithm(tmp_path):
     path = tmp_path / "profile" / "counters.csv"
     path.parent.mkdir()
     text = "7-1-1-8-16,fp16x3,pack_weights,3.14,0.00,38.4,20.6,1.96,0.07,12\n7-1-1-8-16,fp16x3,fp16x3,9,1,2,3,4,5,6\n"
-    path.write_text(f"{','.join(COUNTER_COLUMNS)}\n{text}7-1-3-8-16,two_stage,sum_planes,2,1,1,1,1,1,1\n")
+    path.write_text(f"{','.join(COUNTERS.columns)}\n{text}7-1-3-8-16,two_stage,sum_planes,2,1,1,1,1,1,1\n")
     table = cells(counters_of(tmp_path, "fp16x3"))
     assert table["7-1-1-8-16 pack_weights"] == ["pack_weights", "3.1", "0", "38", "21", "2", "0", "12"]
     assert table["7-1-1-8-16 fp16x3"] == ["fp16x3", "9.0", "1", "2", "3", "4", "5", "6"]

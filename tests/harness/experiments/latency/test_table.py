@@ -1,7 +1,6 @@
 """The tables of latency.csv, from made-up rows; expected numbers are worked out by hand."""
 
 import json
-from dataclasses import astuple
 
 import pytest
 
@@ -9,7 +8,7 @@ from harness.errors import ResultsError
 from harness.experiments.latency.rows import LATENCY, Latency
 from harness.experiments.latency.table import latency_sizes, latency_starts
 from harness.store.locked_folder import LockedFolder
-from harness.store.table import GroupedRows
+from harness.store.table import StoredRows
 from tests.helpers import GPU, measured, row
 
 NOT_MEASURED = "Not measured on nvidia-test: measure first with 'python -m harness latency' on a GPU."
@@ -31,7 +30,7 @@ def results(tmp_path):
 
 def write(results, *rows):
     with LockedFolder(results.folder.parent / "latency") as folder:
-        GroupedRows(folder, LATENCY).replace(map(astuple, rows))
+        StoredRows(folder, [LATENCY]).add(rows, "e1")
 
 
 def test_percentiles_of_first_results_and_the_median_of_further_ones(results):

@@ -2,18 +2,18 @@
 
 import itertools
 import json
-import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from harness import isolation
 from harness.experiments.networks import command as program
 from harness.experiments.networks import energy
 from harness.experiments.networks import measure as measuring
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.rows import ENERGY, NETWORKS
+from harness.isolation import Begins
 from harness.stopwatch import profiler
 from tests.harness.experiments.networks import toy_networks
 from tests.harness.experiments.networks.toy_networks import plain
@@ -104,10 +104,10 @@ def test_rows_and_the_environment_are_written(toy, capsys):
 def test_an_interrupted_command_keeps_its_rows(toy, monkeypatch, capsys):
     def find(name):
         if name == "vgg19":
-            return SimpleNamespace(model=interrupt, label="vgg19")
+            return toy_networks.network(name, interrupt)
         return toy_networks.network(name)
 
-    def interrupt(seed):
+    def interrupt():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(network_models, "find", find)
@@ -188,14 +188,29 @@ def test_a_breakdown_has_no_energies(capsys):
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_each_precision_has_a_process_of_its_own_and_the_first_failure_ends_it(toy, monkeypatch):
-    started = []
+def test_each_precision_has_a_process_of_its_own_and_what_ends_one_has_rows_of_its_own(toy, monkeypatch):
+    begun = []
 
-    def run(arguments):
-        started.append(arguments)
-        return SimpleNamespace(returncode=0 if len(started) == 1 else 130)
+    class Ends(isolation.Worker):
+        """The contender cuconv ends the process that measures it."""
 
-    monkeypatch.setattr(subprocess, "run", run)
-    assert program.main(["--net", "alexnet"]) == 130
-    command = [sys.executable, "-m", "harness.networks", "--net", "alexnet", "--precision"]
-    assert started == [[*command, "fp32"], [*command, "tf32"]]
+        def __init__(self, begin, say):
+            super().__init__(begin, say)
+            begun.append(begin.args[-1])
+            measure = self.measure
+
+            def ending(task):
+                for event in measure(task):
+                    if event == Begins("cuconv"):
+                        raise isolation.WorkerEnded("error", "its process was ended", event)
+                    yield event
+
+            self.measure = ending
+
+    monkeypatch.setattr(isolation, "Worker", Ends)
+    arguments = ["--net", "alexnet", "vgg19", "--batch", "1", "--contender", "torch", "cuconv"]
+    assert program.main([*arguments, "--precision", "fp32", "tf32"]) == 0
+    rows = NETWORKS.read(toy / "networks.csv")
+    assert len(rows) == 2 * 2 * 2 * 2 and set(rows.status[rows.contender == "torch"]) == {"ok"}
+    assert set(rows.detail[rows.contender == "cuconv"]) == {"its process was ended"}
+    assert begun == ["fp32"] * 3 + ["tf32"] * 3, "another process after each that has ended"

@@ -1,5 +1,6 @@
 """The loop over whole networks, on a CPU with a tiny network: rows, order, failures, kernels by kind."""
 
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from harness.errors import GpuLost
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks.contenders import Prepared
 from harness.experiments.networks.measure import break_down, measure, relative_error
+from harness.isolation import Begins, Note
 from tests.harness.experiments.networks.toy_networks import Cpu, ToyModel, network, plain, settings
 
 
@@ -23,7 +25,10 @@ def broken(model, images, options):
 
 
 def rows_of(machine=None, batches=(1,), net=None, **others):
-    return list(measure([net or network()], batches, machine or Cpu(), settings(**others)))
+    machine = machine or Cpu()
+    case_of = networks.cases(machine, settings(**others))
+    events = chain.from_iterable(measure(case_of(net or network(), batch), machine) for batch in batches)
+    return [event for event in events if not isinstance(event, (Begins, Note))]
 
 
 def test_a_row_for_each_batch_contender_and_mode():
@@ -35,7 +40,7 @@ def test_a_row_for_each_batch_contender_and_mode():
         assert (row.network, row.source, row.precision, row.status) == ("toy", "torchvision", "fp32", "ok")
         assert len(row.runs_us) == 2 and min(row.runs_us) > 0 and row.first_forward_s > 0
         assert 0 < row.rel_l2_error < 1e-5 and row.peak_memory_bytes == 234
-        assert row.detail == "plain" and row.environment == "e1"
+        assert row.detail == "plain"
 
 
 def test_in_fp16_model_and_images_are_in_half_precision_and_float64_is_still_the_reference():
@@ -49,17 +54,6 @@ def test_in_fp16_model_and_images_are_in_half_precision_and_float64_is_still_the
     assert types == {torch.float16}
     assert {(row.precision, row.status) for row in rows} == {("fp16", "ok")}
     assert all(1e-5 < row.rel_l2_error < 1e-2 for row in rows)
-
-
-def test_rows_of_a_batch_come_before_the_next_batch_is_measured():
-    seen = []
-
-    def noting(model, images, options):
-        seen.append(len(images))
-        return plain(model, images, options)
-
-    rows = measure([network()], (1, 3), Cpu(), settings(torch=noting))
-    assert next(rows).batch == 1 and seen == [1]
 
 
 def test_gradients_are_off():
@@ -154,15 +148,14 @@ def test_a_network_that_overflows_is_no_measurement():
     }
 
 
-def test_a_network_that_cannot_be_built_gives_rows_with_the_reason_and_the_others_go_on():
+def test_a_network_that_cannot_be_built_gives_rows_with_the_reason():
     def fails():
         raise ValueError("needs 384 pixels")
 
-    nets = [network("wrong", fails), network()]
-    rows = list(measure(nets, (1, 2), Cpu(), settings()))
-    assert [row.detail for row in rows if row.network == "wrong"] == ["ValueError: needs 384 pixels"] * 4
-    assert [row.status for row in rows if row.network == "toy"] == ["ok"] * 4
-    assert not list(break_down(nets[:1], (1,), Cpu(), settings(), lambda forward, forwards: []))
+    wrong = network("wrong", fails)
+    assert [row.detail for row in rows_of(net=wrong, batches=(1, 2))] == ["ValueError: needs 384 pixels"] * 4
+    case = networks.cases(Cpu(), settings())(wrong, 1)
+    assert {type(event) for event in break_down(case, Cpu(), lambda forward, forwards: [])} == {Begins, Note}
 
 
 def test_a_lost_gpu_ends_the_command():
@@ -203,12 +196,20 @@ def test_the_breakdown_is_of_one_forward_and_leaves_out_who_fails():
         assert isinstance(forward(), torch.Tensor)
         return [("fp16x3", 10.0), ("fp16x3", 20.0), ("ampere_sgemm", 4.0)] * forwards
 
-    made = settings(torch=broken, cuconv=plain)
-    (rows,) = break_down([network()], (2,), Cpu(), made, profile)
+    case = networks.cases(Cpu(), settings(torch=broken, cuconv=plain))(network(), 2)
+    rows = [event for event in break_down(case, Cpu(), profile) if not isinstance(event, (Begins, Note))]
     assert [(row.network, row.batch, row.contender, row.kind, row.kernels, row.us) for row in rows] == [
         ("toy", 2, "cuconv", "convolution", 2.0, 30.0),
         ("toy", 2, "cuconv", "gemm", 1.0, 4.0),
     ]
+
+
+def test_what_ended_a_process_is_left_out_and_everything_is_announced():
+    machine = Cpu()
+    case = networks.cases(machine, settings(torch=plain, cuconv=plain))(network(), 1)
+    events = list(measure(case, machine, broken={Begins("torch")}))
+    assert {event for event in events if isinstance(event, Begins)} == {Begins(), Begins("cuconv")}
+    assert {event.contender for event in events if not isinstance(event, Begins)} == {"cuconv"}
 
 
 def test_a_contender_has_a_model_of_its_own():

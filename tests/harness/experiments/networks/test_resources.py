@@ -1,7 +1,5 @@
 """The tables of memory and energy; expected numbers are worked out by hand."""
 
-from dataclasses import astuple
-
 from harness.experiments.networks.resources import energy_section, memory_section
 from harness.experiments.networks.rows import ENERGY, NETWORKS, NetworkEnergy
 from harness.report import pages
@@ -21,17 +19,17 @@ def test_the_memory_of_torch_and_of_cuconv(tmp_path):
         time(1.0, batch=8, peak_memory_bytes=200 * MIB),
         time(1.0, batch=32, peak_memory_bytes=MIB), time(1.0, contender="torch", batch=32),
     ]  # fmt: skip
-    NETWORKS.write(tmp_path / GPU / "networks", [row.cells() for row in rows])
+    NETWORKS.write(tmp_path / GPU / "networks", rows)
     table = cells(memory_section(tmp_path / GPU))
     assert table["resnet50 1"][1:] == ["100", "50", "200", "2.00x"]
     assert table["resnet50 8"][1:] == ["400", "-", "200", "0.50x"]
     assert "resnet50 32" not in table and table["geometric mean"][-1] == "1.00x"
-    NETWORKS.write(tmp_path / GPU / "networks", [row.cells() for row in rows[-2:]])
+    NETWORKS.write(tmp_path / GPU / "networks", rows[-2:])
     assert "python -m harness networks" in memory_section(tmp_path / GPU)
 
 
 def energy(mj, contender="cuconv", precision="fp32", batch=1, network="resnet50", source="torchvision"):
-    return astuple(NetworkEnergy(network, source, batch, contender, precision, 100, 2.5, mj, 400.0, "e1"))
+    return NetworkEnergy(network, source, batch, contender, precision, 100, 2.5, mj, 400.0, "e1")
 
 
 def test_the_energy_of_torch_over_that_of_cuconv(tmp_path):

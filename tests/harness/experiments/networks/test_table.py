@@ -43,7 +43,7 @@ ROWS = [
 
 def fill(results, rows=ROWS):
     """Write networks.csv of the test's GPU, and return the folder results/DEVICE."""
-    NETWORKS.write(results / GPU / "networks", [row.cells() for row in rows])
+    NETWORKS.write(results / GPU / "networks", rows)
     return results / GPU
 
 
@@ -67,7 +67,7 @@ def test_the_best_of_torch_in_a_graph_is_what_counts(device):
 def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
     rows = [*ROWS, time(3.0, mode="eager", contender="torch"), time(6.0, mode="eager", contender="cuconv_enabled")]
     device = fill(tmp_path, rows)
-    NETWORKS.write(tmp_path / "another" / "networks", [time(5.0).cells(), time(4.0, contender="torch").cells()])
+    NETWORKS.write(tmp_path / "another" / "networks", [time(5.0), time(4.0, contender="torch")])
     mean = (2.5 * 0.75 * 4) ** (1 / 3)
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in modes_section(device).splitlines()[2:]] == [
         [GPU, "cuconv", "graph", f"{mean:.2f}x", "2 of 3", "2.00x", "1 of 1"],
@@ -121,7 +121,7 @@ def test_the_largest_error_of_each_network(tmp_path):
         time(1.0, contender="torch_frozen_channels_last", precision="fp16", rel_l2_error=6e-4),
     ]  # fmt: skip
     device = fill(tmp_path, rows)
-    NETWORKS.write(tmp_path / "another" / "networks", [time(1.0, rel_l2_error=8e-6).cells()])
+    NETWORKS.write(tmp_path / "another" / "networks", [time(1.0, rel_l2_error=8e-6)])
     found = cells(errors_section(device))
     assert found[GPU] == ["resnet50", "3.0e-06", "4.0e-07", "-", "5.0e-04", "6.0e-04"]
     assert found["another"] == ["resnet50", "8.0e-06", "-", "-", "-", "-"]

@@ -65,7 +65,7 @@ def plain(model, images, precision):
 
 def settings(runs=2, precision="fp32", consumption=None, **contenders):
     """Settings with contenders by name, `plain` where none is given."""
-    return Settings(contenders or {"torch": plain}, precision, environment="e1", runs=runs, consumption=consumption)
+    return Settings(contenders or {"torch": plain}, precision, runs=runs, consumption=consumption)
 
 
 def time(us=10.0, network="resnet50", batch=1, contender="cuconv", precision="fp32", mode="graph", source="torchvision",

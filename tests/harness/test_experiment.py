@@ -1,0 +1,113 @@
+"""The loop of experiments: whatever a contender does to its process, its rows say so, and all other rows are kept."""
+
+import json
+
+import pytest
+
+from harness import isolation
+from harness.isolation import Worker
+from tests.harness.toy_experiment import COUNTED, TIMED, experiment
+from tests.helpers import commands
+
+
+@pytest.fixture
+def toy(made_up_gpu, monkeypatch):
+    """The folder of the results of experiments whose processes are real."""
+    monkeypatch.setattr(isolation, "Worker", Worker)
+    return made_up_gpu / "toy"
+
+
+def statuses(folder):
+    return [
+        tuple(row) for row in TIMED.read(folder / TIMED.name)[["case", "contender", "status"]].itertuples(index=False)
+    ]
+
+
+def test_every_case_has_its_rows_and_what_they_depend_on(toy, capsys):
+    assert experiment().main([]) == 0
+    assert statuses(toy) == [(case, contender, "ok") for case in (1, 2, 3) for contender in ("right", "other")]
+    assert COUNTED.read(toy / COUNTED.name).case.to_list() == [1, 2, 3]
+    stored = json.loads((toy / "environment.json").read_text())["environments"]
+    assert set(TIMED.read(toy / TIMED.name).environment) == set(stored)
+    assert [facts["toys"] for facts in stored.values()] == ["1.0"] and commands(toy) == ["python -m harness toy"]
+    printed = capsys.readouterr().out
+    assert f"results: {toy}" in printed and "case 2 is measured" in printed
+
+
+def test_cases_share_a_process_where_their_keys_are_equal(toy):
+    assert experiment().main([]) == 0
+    pids = TIMED.read(toy / TIMED.name).groupby("case").detail.unique()
+    assert pids[1].tolist() == pids[2].tolist() != pids[3].tolist()
+
+
+@pytest.mark.parametrize(("fault", "why"), [("segfault", "SIGSEGV"), ("lose_the_gpu", "an illegal address")])
+def test_what_ends_a_process_costs_its_own_row(toy, fault, why):
+    assert experiment().main(["--fault", fault]) == 0
+    found = statuses(toy)
+    assert len(found) == 6 and [one for one in found if one[2] != "ok"] == [(2, "other", "error")]
+    rows = TIMED.read(toy / TIMED.name)
+    assert why in rows.detail[rows.status == "error"].item()
+    assert COUNTED.read(toy / COUNTED.name).case.to_list() == [1, 2, 3]
+
+
+def test_what_hangs_is_ended(toy, monkeypatch):
+    monkeypatch.setattr(isolation, "LIMIT_S", 2.0)
+    assert experiment().main(["--fault", "hang", "--cases", "2"]) == 0
+    assert (2, "other", "error") in statuses(toy) and (2, "right", "ok") in statuses(toy)
+
+
+def test_what_all_contenders_share_costs_the_case(toy):
+    assert experiment().main(["--shared", "segfault", "--cases", "1", "3", "2"]) == 0
+    assert [case for case, _, status in statuses(toy) if status == "error"] == [3, 3]
+    assert (2, "right", "ok") in statuses(toy)
+
+
+def test_newer_rows_replace_those_of_their_keys_and_a_table_without_keys_is_replaced(toy):
+    assert experiment().main([]) == 0
+    assert experiment().main(["--cases", "2", "--fault", "segfault"]) == 0
+    assert statuses(toy)[2:4] == [(2, "right", "ok"), (2, "other", "error")] and len(statuses(toy)) == 6
+    assert COUNTED.read(toy / COUNTED.name).case.to_list() == [2]
+    assert len(commands(toy)) == 2
+
+
+def test_reports_that_no_row_names_any_more_are_dropped(toy):
+    timed = experiment(tables=(TIMED,), begin=only_timed)
+    assert timed.main([]) == 0
+    before = (toy / "environment.json").read_text()
+    assert timed.main(["--cases", "1"]) == 0 and len(commands(toy)) == 2
+    assert before != (toy / "environment.json").read_text()
+    assert set(TIMED.read(toy / TIMED.name).environment) == set(
+        json.loads((toy / "environment.json").read_text())["environments"]
+    )
+
+
+def only_timed(options, process, say):
+    from tests.harness.toy_experiment import begin
+
+    measure = begin(options, process, say)
+    return lambda task: [event for event in measure(task) if type(event).__name__ != "Counted"]
+
+
+def test_an_interrupt_keeps_the_rows_of_the_cases_before(made_up_gpu, capsys):
+    assert experiment().main(["--fault", "interrupt"]) == 130
+    assert [case for case, _, _ in statuses(made_up_gpu / "toy")] == [1, 1]
+    assert not (made_up_gpu / "toy" / COUNTED.name).exists() and len(commands(made_up_gpu / "toy")) == 1
+    assert "the rows so far are kept; measure the rest" in capsys.readouterr().err
+
+
+def test_a_user_s_mistake_ends_the_command_with_its_sentence(toy, capsys):
+    assert experiment().main(["--fault", "refuse"]) == 2
+    assert capsys.readouterr().err.endswith("harness toy: no counter: use another GPU\n")
+    assert [case for case, _, _ in statuses(toy)] == [1, 1]
+
+
+def test_a_dry_run_and_a_command_without_a_gpu_measure_nothing(monkeypatch, made_up_gpu, capsys):
+    assert experiment().main(["--dry-run"]) == 0 and capsys.readouterr().out == "1\n2\n3\n"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert experiment().main([]) == 2
+    assert "--dry-run" in capsys.readouterr().err and not made_up_gpu.exists()
+
+
+def test_another_folder_is_asked_for(toy, tmp_path):
+    assert experiment().main(["--cases", "1", "--out", str(tmp_path / "mine")]) == 0
+    assert len(statuses(tmp_path / "mine")) == 2 and not toy.exists()
