@@ -9,6 +9,7 @@ their folder adds them. A file has columns for nine runs of a time, and for more
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -200,7 +201,6 @@ _TEXT = (  # an environment may be called 12345678 or 1e5
     *("timing", "timestamp", "environment", "throttle"),
 )
 _RULES = {column: whole_number(0 if column == "pad" else 1) for column in CASE_COLUMNS} | {
-    "provider": one_of(tuple(PROVIDERS)),
     "precision": one_of(MEASURED),
     "status": one_of(STATUSES),
 }
@@ -210,9 +210,15 @@ _RULES = {column: whole_number(0 if column == "pad" else 1) for column in CASE_C
 def read(csv_path: Path) -> pd.DataFrame:
     """The measurements of one CSV file: the newest row of each case, algorithm and precision.
 
-    Raises ResultsError where the file is missing or is no measurements.csv.
+    Rows of contenders that this version lacks are left out, and a line on standard error says so. Raises ResultsError
+    where the file is missing or is no measurements.csv.
     """
     frame = _checked(csv_path, rows_of(csv_path, "measure first with 'python -m harness.run'"))
+    known = frame["provider"].isin(PROVIDERS)
+    if not known.all():
+        names = ", ".join(sorted(set(frame["provider"][~known])))
+        print(f"{csv_path}: left out {(~known).sum()} rows of {names}, no contender of this version", file=sys.stderr)
+        frame = frame[known]
     newest = frame.drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
     return with_numbers(newest, [column for column in columns_of(runs_in(frame.columns)) if column not in _TEXT])
 

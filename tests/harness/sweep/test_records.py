@@ -325,7 +325,6 @@ def test_a_full_disk_is_told_and_the_rows_before_are_kept(tmp_path):
         ({"h": "9" * 21}, f"'{'9' * 21}' in the column 'h'"),
         ({"h": str(2**31)}, "'2147483648' in the column 'h'"),
         ({"c": "1.5"}, "'1.5' in the column 'c'"),
-        ({"provider": "magic"}, "'magic' in the column 'provider': must be one of cuconv, "),
         ({"precision": "fp8"}, "'fp8' in the column 'precision': must be one of fp32, tf32"),
         ({"run_1_us": "nan"}, "'nan' in the column 'run_1_us': must be a finite number of more than 0"),
         ({"run_1_us": "0"}, "'0' in the column 'run_1_us'"),
@@ -346,6 +345,17 @@ def test_rows_that_no_sweep_writes_are_told_by_both_doors(tmp_path, changes, tol
         with pytest.raises(ResultsError, match=re.escape(f"(line 3: {told}")):
             enter()
     assert path.read_text() == before
+
+
+def test_rows_of_a_contender_that_is_gone_are_left_out_by_readers_and_kept_by_writers(tmp_path, capsys):
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(ROW)
+        folder.append(replace(ROW, provider="magic"))
+    with ResultsFolder(tmp_path) as folder:
+        folder.append(FAILED)
+    assert "magic" in (tmp_path / "measurements.csv").read_text()
+    assert set(read(tmp_path / "measurements.csv").provider) == {ROW.provider, FAILED.provider}
+    assert "1 rows of magic" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", ["\n", ""])
