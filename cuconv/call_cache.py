@@ -31,7 +31,7 @@ from cuconv.runtime.arrays import CupyArrays, TorchArrays
 from cuconv.runtime.driver import capture_of, made_current
 from cuconv.runtime.launch_sequence import LaunchSequence, is_available
 
-MAX_READY_CALLS = 4096  # of a thread
+MAX_READY_CALLS = 4096  # a thread keeps no more
 ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
 
 

@@ -22,9 +22,9 @@ BATCH_INVARIANT = "batch_invariant"
 READY = "ready"
 """The name of "auto" for callers with another way to compute: it refuses to wait for kernels to compile."""
 
-MAX_SLOWDOWN = 4.0  # of a plan that is taken while the kernels of a faster one compile
+MAX_SLOWDOWN = 4.0  # a plan this much slower still runs while the kernels of a faster one compile
 
-MAX_WORKSPACE_BYTES = 2**30  # of a plan of "auto"
+MAX_WORKSPACE_BYTES = 2**30  # a plan of "auto" takes no more
 
 ROUNDING = 1 + 1e-9  # a bound may be above its predicted time by rounding, and by less than this
 

@@ -23,9 +23,9 @@ from cuconv.reference import round_to_tf32
 
 aten = torch.ops.aten
 
-TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # of an output's relative L2 error, where torch's own error is not larger
-TIMES_TORCHS = 3  # an output's error may be so many times that of torch in the precision
-LARGEST_ERROR = 0.1  # whatever torch's own is: results that differ more have little in common
+TOLERANCE = {FP32: 1e-5, TF32: 1e-2}  # the largest relative L2 error of an output, unless torch's own is larger
+TIMES_TORCHS = 3  # the largest ratio of our error to torch's in the same precision
+LARGEST_ERROR = 0.1  # the largest error in any case: results that differ more have little in common
 SEED = 20_26
 GRADIENTS, INFERENCE = "gradients enabled", "inference mode"  # modes of torch, besides torch.no_grad()
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cuconv.core.problem import FP32
 from cuconv.nn.operator import check_precision, conv2d
 
-MAX_ROWS = 32  # of a fully connected layer's input; more have not been compared with cuBLAS
+MAX_ROWS = 32  # inputs of fully connected layers with more rows have not been compared with cuBLAS
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 

@@ -42,8 +42,8 @@ class _Thread(threading.local):
     """The blocks that a thread has entered, the innermost one last."""
 
     def __init__(self) -> None:
-        self.recordings: list[set[PlannedCall]] = []  # of `recorded`
-        self.output_channels: list[int] = []  # of `writing_slices`
+        self.recordings: list[set[PlannedCall]] = []  # the sets that `recorded` fills
+        self.output_channels: list[int] = []  # the channels of the outputs that `writing_slices` is about
 
 
 _thread = _Thread()

@@ -17,7 +17,7 @@ from typing import Protocol
 from cuconv.core.launch import KernelVariant
 from cuconv.runtime import compiler
 
-NAME = "cuconv compiles"  # of the threads
+NAME = "cuconv compiles"  # the name of the threads
 MAX_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 _lock = threading.RLock()  # a signal handler may ask for kernels while its thread does
@@ -116,7 +116,7 @@ def _compile() -> None:
             one, job = _queue.pop()
         try:
             _compile_one(one)
-        except Exception as error:  # of the compiler, or of a full disk
+        except Exception as error:  # the compiler may fail, or the disk be full
             job.one_ended(error)
         else:
             job.one_ended(None)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-MAX_BYTES = 2 * 1024**3  # of all files; those that were not used for the longest time are removed
+MAX_BYTES = 2 * 1024**3  # all files together; those not used for the longest time are removed
 STALE_SECONDS = 3600  # after which a file that is being written has lost its writer
 MARK = b"cuConv 1"  # the format of the file
 DIGEST_BYTES = hashlib.sha256().digest_size

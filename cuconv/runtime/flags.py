@@ -16,7 +16,7 @@ from cuconv.core.problem import FLOAT_BYTES
 from cuconv.runtime.streams import stream_key
 
 SLOT_BYTES = 8192  # more than the flags of a kernel: 12 bytes for each block of a grid that fills a GPU once
-SLOTS = 64  # that are allocated at a time
+SLOTS = 64  # one allocation has so many
 
 
 class Flags:
@@ -40,7 +40,7 @@ class Flags:
         if capture:
             return self._of_capture(stream, capture)
         if self._captured:
-            self._captured.pop(stream, None)  # of a capture that has ended: from now on only its graph holds them
+            self._captured.pop(stream, None)  # this capture has ended: from now on only its graph holds them
         key = stream_key(stream)
         return self._slots.get(key) or self._assign(key)
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 GRACE_S = 0.05  # for the calls that daemon threads have begun: much longer than they take once kernels are compiled
 
 begun = False
-_daemons: WeakSet[threading.Thread] = WeakSet()  # that have called
+_daemons: WeakSet[threading.Thread] = WeakSet()  # daemon threads that have called conv2d
 
 
 def watch() -> None:

@@ -37,7 +37,7 @@ __all__ = [
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NETWORKS = CONFIGS / "networks"
 MIB = 2**20
-MOST_CASES = 100_000  # of a sweep; all take memory at once
+MOST_CASES = 100_000  # a sweep has no more, since all take memory at once
 FEW = 12  # values that a message lists in full
 LABELS = (
     "Labels are HW-N-K-M-C: input height and width, batch size, filter size, filters, input channels. "

@@ -24,7 +24,7 @@ from harness.store.times import MOST_RUNS, RUNS
 
 # The models of the files. A description ends the sentence "FIELD is VALUE: must be ...".
 
-MOST = 2**31 - 1  # of a size
+MOST = 2**31 - 1  # the largest size
 COUNTING = f"a whole number of at least 1 and at most {MOST}"
 
 

@@ -15,10 +15,10 @@ import yaml
 from harness.errors import CatalogueError
 from harness.store.files import read_regular
 
-MAX_BYTES = 2**20  # of a file: some ten thousand layers
-MAX_DEPTH = 20  # of lists and mappings in each other
-MAX_TEXT = 500  # characters of a text or a number
-SHOWN = 60  # characters of a value in a message
+MAX_BYTES = 2**20  # a file has no more: some ten thousand layers
+MAX_DEPTH = 20  # lists and mappings in each other
+MAX_TEXT = 500  # characters in a text or a number
+SHOWN = 60  # characters that a message shows of a value
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the parser in C is ten times as fast
 

@@ -19,8 +19,8 @@ from harness.sweep.comparisons import (
 )
 
 LEAST_BATCH = 16  # in smaller batches a launch counts for more than bytes
-GOAL = 0.8  # of the bandwidth of a copy
-LEAST_BYTES, DEPTHWISE_GOAL = 8e6, 0.7  # of depthwise layers
+GOAL = 0.8  # as a share of a copy's bandwidth
+LEAST_BYTES, DEPTHWISE_GOAL = 8e6, 0.7  # for depthwise layers
 
 
 def memory_bound(results: Results) -> pd.DataFrame:

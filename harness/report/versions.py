@@ -32,7 +32,7 @@ from harness.sweep.provenance import cudnn_versions
 from harness.sweep.records import KEY_COLUMNS, read
 from harness.sweep.verdicts import VERDICTS, counted, verdicts
 
-PREFIX = "cudnn-"  # of the files
+PREFIX = "cudnn-"  # the files' names begin so
 MOST = 3  # cases that gain most, and that lose most
 
 

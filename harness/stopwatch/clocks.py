@@ -16,9 +16,9 @@ import torch
 
 from harness.stopwatch.graph import During, nothing
 
-LEAST_SHARE = 0.95  # of the best SM clock of a case, below which runs are repeated
+LEAST_SHARE = 0.95  # runs below this share of the case's best SM clock are repeated
 MOST_REPEATS = 3
-LONGEST_US = 10e6  # of runs that are repeated: a clock that stays low for so long is not a chance
+LONGEST_US = 10e6  # longer runs are not repeated: a clock that stays low for so long is no chance
 NO_REASON = "none"  # in the column throttle: the clock is as high as it can be
 # The bits of nvmlClocksEventReasons in nvml.h.
 REASONS = {

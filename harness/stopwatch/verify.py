@@ -50,7 +50,7 @@ class Verifier:
         """The errors of a whole output (N, M, OH, OW). An error in any image shows in rel_l2."""
         difference = output[self._images].double() - self._truth
         rel_l2 = _norm_ratio(difference, self._truth)
-        mixed = torch.tensordot(self._mix, output.float(), dims=1).double()  # of half precision, otherwise as it is
+        mixed = torch.tensordot(self._mix, output.float(), dims=1).double()  # float() changes half precision alone
         whole_batch = _norm_ratio(mixed - self._mixed_truth, self._mixed_truth)
         if not whole_batch <= TOLERANCE:
             rel_l2 = whole_batch

@@ -22,8 +22,8 @@ from harness.store.files import inflated, read_regular, shown, stored
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
 ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
-DIGITS = 9  # of a number that is written
-LONGEST = 10_000  # characters of a cell that is written; Python's reader takes 131072
+DIGITS = 9  # a written number has so many
+LONGEST = 10_000  # characters in a written cell; Python's reader takes 131072
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     fresh = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)  # of a killed run, or a link
+        fresh.unlink(missing_ok=True)  # a killed run may have left one, or somebody a link
         with open(os.open(fresh, OWN_FILE | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
             file.write(encoded(content) if isinstance(content, str) else content)
             file.flush()

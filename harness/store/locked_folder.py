@@ -28,7 +28,7 @@ class LockedFolder:
     def __init__(self, path: Path):
         """Raises ResultsError where the folder cannot be written, or another process fills it."""
         self.path = path
-        self._descriptors: tuple[int, ...] = ()  # of the lock and the folder; held, so that no other has their inode
+        self._descriptors: tuple[int, ...] = ()  # the lock's and the folder's; held, so that no other has their inode
         self._take()
 
     def __enter__(self) -> LockedFolder:

@@ -105,7 +105,7 @@ class StoredRows:
     def __init__(self, folder: LockedFolder, tables: Sequence[Table]):
         """Raises ResultsError where a file is damaged or has other columns."""
         self._folder, self._tables = folder, tables
-        self._new: dict[str, list[Any]] = {}  # of tables without keys
+        self._new: dict[str, list[Any]] = {}  # the rows of tables without keys, by their names
         self._groups = {table.name: self._stored(table) for table in tables if table.keys}
 
     def add(self, rows: Iterable[Any], environment: str) -> None:

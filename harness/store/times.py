@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-RUNS = 9  # of the paper, and of every measurement that asks for no other number
+RUNS = 9  # as in the paper; a measurement may ask for another number
 MOST_RUNS = 99
 HOT, SEPARATED, COLD = TIMES = ("hot", "separated", "cold")
 # What a reader of a table or a figure must know of a time.

@@ -30,7 +30,7 @@ CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
 AUTO, BATCH_INVARIANT = "auto", "batch_invariant"  # the library's own choices among its algorithms
 CPU = "cpu"
-NEARLY_ALL = 0.95  # of a sweep's cases
+NEARLY_ALL = 0.95  # as a share of a sweep's cases
 COMPARISON_COLUMNS = (
     *CASE_COLUMNS,
     "networks",

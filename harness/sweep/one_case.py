@@ -346,7 +346,7 @@ def _check_room(case: Case, options: Options) -> None:
     """Raise MemoryError for tensors that the device has no room for; the system may end a process that makes them."""
     p = case.problem
     images, weights = prod(p.input_shape) + prod(p.output_shape), prod(p.weight_shape)
-    in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # of the images: those that are verified, and their mixture
+    in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # the share of the images that are verified, and their mixture
     # The engines hold a copy in each layout, and torch's call holds one more.
     copies = [layout.dtype.itemsize for layout in LAYOUTS[options.precision] if layout != PLAIN]
     of_element = FLOAT_BYTES + sum(copies) + max(copies, default=0)

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 CSV = "measurements.csv"
-DIGITS = 6  # of a number that is written: a millionth is less than the clock resolves
+DIGITS = 6  # a number has six digits: a millionth is less than the clock resolves
 OK, EXCEEDED = "ok", "workspace_exceeded"
 STATUSES = (OK, "unsupported", EXCEEDED, "incorrect", "error", "timeout")
 CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")

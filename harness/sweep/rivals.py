@@ -18,8 +18,8 @@ from harness.precision import FP32
 from harness.sweep import comparisons
 from harness.sweep.records import CASE_COLUMNS, OK, read
 
-RIVALS = 3  # of each case, in a quick look
-RIVALS_OF_OTHER_TIMES = 5  # of each case, with separated and cold times
+RIVALS = 3  # for each case, in a quick look
+RIVALS_OF_OTHER_TIMES = 5  # for each case, with separated and cold times
 
 # The (provider, algorithm) pairs to measure for each case, by its key.
 Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]

@@ -18,7 +18,7 @@ from harness.sweep.records import KEY_COLUMNS
 SIGNIFICANT = 0.005
 THRESHOLD = 0.02  # the least difference that counts, as a share of the time
 FASTER, SAME, SLOWER, UNCLEAR = VERDICTS = ("faster", "same", "slower", "unclear")
-CLOCK = "sm_clock_mhz"  # of a row's hot runs
+CLOCK = "sm_clock_mhz"  # the clock during a row's hot runs
 
 
 def verdicts(

@@ -10,7 +10,7 @@ import torch
 from harness.contenders.base import NotRunnable, Offer, Prepared
 from harness.stopwatch import timing
 
-TUNING_RUNS = 3  # of each way
+TUNING_RUNS = 3  # for each way
 
 
 def settled(

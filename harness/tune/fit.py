@@ -26,8 +26,8 @@ WEIGHT_POWER = 2  # the weight of a time is (best time of its case and algorithm
 OUTLIER = 0.1  # residuals larger than this count linearly, not squared
 PULL = 0.3  # towards the constants that the fit starts from, so that those without evidence stay where they are
 MAX_EVALUATIONS = 40
-HELD_OUT = 0.25  # of the layers
-AGREEMENT = 0.05  # of a row's two fastest runs
+HELD_OUT = 0.25  # this share of the layers is not fitted to
+AGREEMENT = 0.05  # a row counts where its two fastest runs differ by no more
 # Algorithms whose `estimate_us` takes many configurations; that of depthwise keeps the work of single strips.
 TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise")
 

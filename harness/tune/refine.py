@@ -20,12 +20,12 @@ from cuconv.device import DeviceSpec
 from harness import progress
 from harness.tune.fit import Predictor, Row, regret, rounded
 
-TEMPERATURE = 0.06  # of the softmax, in logarithms of time; a lower one generalises worse
+TEMPERATURE = 0.06  # the softmax's, in logarithms of time; a lower one generalises worse
 NEAR = 1.5  # candidates both measured and predicted slower than so many times the best take no part in the choice
 MAX_MISS = 0.02  # the squared residual of a least-squares fit counts beside the regret, up to this
 PULL = 30.0  # towards the fitted constants: weighs as much as so many cases
 MAX_STEPS = 20
-DIFFERENCE = 1e-3  # of a constant's logarithm, for its finite difference
+DIFFERENCE = 1e-3  # the step of a constant's logarithm, for its finite difference
 MAX_OWN_REGRET = 0.01  # by which an algorithm's regret among its own candidates may grow: users call it by name too
 
 

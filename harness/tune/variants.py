@@ -40,7 +40,7 @@ from harness.store.markdown import markdown
 
 PAPER, SWEEP, OTHERS = "paper", "sweep", "others"  # kinds of groups
 SWEEPS = (PAPER, "strided", "grouped", "fully_connected", "unseen")
-RANDOM_PROBLEMS = 1200  # of each precision
+RANDOM_PROBLEMS = 1200  # drawn for each precision
 # What a list may lose in the geometric mean of a group's layers, as a share, and how much the group weighs: by the
 # precision and the kind of group. Random layers and those with a residual have little in common.
 LIMITS = {FP32: {PAPER: 0.003, SWEEP: 0.006, OTHERS: 0.06}, TF32: {PAPER: 0.03, SWEEP: 0.03, OTHERS: 0.09}}

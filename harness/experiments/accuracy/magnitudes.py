@@ -37,7 +37,7 @@ class Factors:
 
 
 Make = Callable[[ConvProblem, torch.Tensor, torch.Tensor, torch.Generator], Data]
-Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # of one operand, which is NCHW or MCHW
+Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # changes one operand, which is NCHW or MCHW
 
 
 def _powers(exponent: float, count: int, shape: tuple[int, ...]) -> torch.Tensor:

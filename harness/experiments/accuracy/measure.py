@@ -34,10 +34,10 @@ from harness.experiments.accuracy.table import SHOWN, tables_of
 from harness.isolation import Begins, Say
 from harness.precision import FP32
 
-BATCH = 4  # of the paper's layers: enough images to differ, and a batch size of no sweep
+BATCH = 4  # enough images to differ, and a batch size of no sweep
 
 SLICE = f"{ACCURACY.folder}-slice"  # the folder of a quick look, which leaves the full measurement as it is
-UNIT_ROUNDOFF, SMALLEST = 2.0**-24, 2.0**-149  # of FP32; the smallest positive number is subnormal
+UNIT_ROUNDOFF, SMALLEST = 2.0**-24, 2.0**-149  # in FP32; the smallest positive number is subnormal
 
 
 def relative_error(output: torch.Tensor, truth: torch.Tensor, unit: torch.Tensor) -> float:

@@ -20,7 +20,7 @@ from harness import progress
 from harness.experiments.networks import models as network_models
 
 LAYER, NETWORK = "a new shape", "resnet18 at a new size"
-CHANNELS, LAYER_SIZES = (64, 128), range(20, 60)  # of a 3x3 layer; rows and columns
+CHANNELS, LAYER_SIZES = (64, 128), range(20, 60)  # a 3x3 layer's; rows and columns
 IMAGE_SIZES = range(160, 320, 16)
 ROUNDS = 10
 SEED = 0

@@ -47,7 +47,7 @@ ARGUMENTS_SHOWN = 48  # characters of a kernel's template arguments
 
 BATCHES, CASES_PER_BATCH = (1, 8, 64, 256), 3
 OPERATIONS = "sm__ops_path_tensor_op_{}_sparsity_off.avg.pct_of_peak_sustained_elapsed"
-INSTRUCTIONS = ("hgmma_src_tf32_dst_fp32", "hgmma_src_fp16", "hmma_src_tf32_dst_fp32")  # of the tensor cores
+INSTRUCTIONS = ("hgmma_src_tf32_dst_fp32", "hgmma_src_fp16", "hmma_src_tf32_dst_fp32")  # the tensor cores'
 # The metrics of Nsight Compute whose sum is a column; shares are of a unit's peak while the kernel runs.
 METRICS = {
     "us": ["gpu__time_duration.sum"],  # in ns

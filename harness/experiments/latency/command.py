@@ -29,7 +29,7 @@ def _check(options: argparse.Namespace, cases: Sequence[Process]) -> None:
 
 
 def _loop(options: argparse.Namespace, cases: Sequence[Process]) -> Iterator[list[Latency]]:
-    precision.set_for_process(precision.FP32)  # of the processes that this one starts
+    precision.set_for_process(precision.FP32)  # the processes that this one starts inherit it
     return measure(cases, options.seed)
 
 

@@ -21,7 +21,7 @@ from harness.experiments.latency.rows import CONVERT, SIZE, Group, Latency
 
 MEASURE, START_PROGRAM = "harness.experiments.latency.measure", "harness.experiments.latency.start"
 CACHE_VARIABLE = "CUCONV_CACHE_DIR"
-LINES = 20  # of what a process said that failed
+LINES = 20  # the last lines of what a failed process said
 
 
 class ProcessFailed(Exception):

@@ -38,7 +38,7 @@ from harness.precision import MEASURED
 from harness.stopwatch import profiler
 
 BATCHES = (1, 8, 32)
-SEED = 0  # of the weights, the data, and the order of the contenders
+SEED = 0  # for the weights, the data, and the order of the contenders
 
 
 @dataclass(frozen=True, slots=True)

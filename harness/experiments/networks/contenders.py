@@ -35,7 +35,7 @@ class Prepared:
     detail: str = ""
 
 
-Prepare = Callable[[torch.nn.Module, torch.Tensor, str], Prepared]  # of a model, images and a precision
+Prepare = Callable[[torch.nn.Module, torch.Tensor, str], Prepared]  # takes a model, images and a precision
 
 
 def set_torch(precision: str, benchmark: bool = True) -> None:

@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.experiments.networks.contenders import Forward
 from harness.experiments.networks.measure import Consumption, Machine, forwards_in
 
-WARM_UP_S = 0.5  # of replays, until clock and power are steady
+WARM_UP_S = 0.5  # replays until clock and power are steady
 SECONDS = 2.5  # the least duration of a measurement
 BURST_US = 5_000.0  # the least duration of the replays between two readings
 STILL_S = 2.0  # a counter that does not change for so long does not count

@@ -22,12 +22,12 @@ from harness.experiments.networks.rows import TORCHVISION, label
 from harness.stopwatch.gpu import first_line, out_of_memory
 from harness.store import environment
 
-NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_1", "vgg19")  # of torchvision
+NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_1", "vgg19")  # torchvision's
 SOURCES = (TORCHVISION, "timm")
-SIZE = 224  # of the input, in pixels
+SIZE = 224  # the input's height and width in pixels
 SIZES = {(TORCHVISION, "inception_v3"): 299}
 _INCEPTION: dict[str, Any] = {"aux_logits": False, "init_weights": True, "transform_input": False}
-OPTIONS: dict[str, dict[str, Any]] = {"googlenet": _INCEPTION, "inception_v3": _INCEPTION}  # of torchvision's builders
+OPTIONS: dict[str, dict[str, Any]] = {"googlenet": _INCEPTION, "inception_v3": _INCEPTION}  # for torchvision's builders
 STATISTICS_IMAGES = 4
 
 
@@ -92,7 +92,7 @@ def versions() -> dict[str, Any]:
 def _options(models: Any, name: str) -> dict[str, Any]:
     """The arguments of torchvision's builder of a network, so that nothing is downloaded."""
     options = {"weights": None, **OPTIONS.get(name, {})}
-    backbone = "weights_backbone"  # of segmentation networks
+    backbone = "weights_backbone"  # segmentation networks have it
     return options | {backbone: None} if backbone in signature(models.get_model_builder(name)).parameters else options
 
 

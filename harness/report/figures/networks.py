@@ -22,7 +22,7 @@ PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.32  # inches: bars of a line 
 LEFT, RIGHT = 0.62, 0.1
 NETWORKS_IN_LINE = 6
 BAR, BETWEEN_BATCHES, BETWEEN_NETWORKS = 1.0, 0.5, 1.6  # bars wide
-OVER_TORCH = "speedup_of_torch"  # of torch with TF32 allowed, over torch in FP32
+OVER_TORCH = "speedup_of_torch"  # torch with TF32 allowed, over torch in FP32
 # The bars of a case: column, label, colour.
 BARS = (
     ("speedup", "cuConv, FP32", style.FASTER),

@@ -18,7 +18,7 @@ from harness.sweep.verdicts import FASTER, SLOWER
 
 HEIGHT = 4.3  # inches
 LEFT, RIGHT, BELOW, LEGEND = 0.5, 0.06, 0.5, 0.22  # inches around the axes; of the legend, a line
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8e5ea2", "#7f7f7f", "#b8860b")  # of filter sizes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8e5ea2", "#7f7f7f", "#b8860b")  # one for each filter size
 DOT, BETWEEN = 0.042, 0.02  # inches: of a dot, and between a strip of dots, its number and the next strip
 LEAST_DOTS = 0.35  # part of its place that a strip of dots takes at least, where it has a number
 GAP = 0.3  # between batch sizes, in places

@@ -51,7 +51,7 @@ def html(results: Results) -> str:
         raise ResultsError(f"no case of {results.csv_path} was measured by both cuConv and a rival")
     made = document(results, networks_results(results.folder.parent))
     title = escape(made.title)  # json_item takes it away
-    numbers: dict[str, str] = {}  # of models: Bokeh counts all of a process
+    numbers: dict[str, str] = {}  # by models, since Bokeh counts all of a process
 
     def renumbered(part: dict[str, Any]) -> dict[str, Any]:
         ids = (key for key in ("id", "root_id") if key in part)

@@ -44,7 +44,7 @@ STRETCHED = {"sizing_mode": "stretch_width"}
 PLAIN = {"render_as_text": True, **STRETCHED}  # names from the results are no markup
 BOLD = {"styles": {"font-size": "16px", "font-weight": "bold"}, **PLAIN}
 RED, GREYS = COLOURS["cuconv"], ("#424242", "#666666", "#8a8a8a", "#adadad", "#d1d1d1")
-NETWORK_COLOURS = dict(zip((CUCONV, *TORCH_CONTENDERS), (RED, *GREYS), strict=True))  # of contenders
+NETWORK_COLOURS = dict(zip((CUCONV, *TORCH_CONTENDERS), (RED, *GREYS), strict=True))
 FILTER_COLOURS = {"1x1": "#3182bd", "3x3": "#31a354", "5x5": "#fd8d3c"}
 OTHER_COLOUR = "#756bb1"
 TIMES = {"mean_us": "hot, us", "separated_us": "separated, us", "cold_us": "cold, us"}  # columns of a case's algorithms
@@ -139,7 +139,7 @@ def _cases(cases: ColumnDataSource, shown: BooleanFilter, ours: str) -> DataTabl
         ("speedup", "speedup", number, 75), ("which", "rival", None, 230),
     ]  # fmt: skip
     columns = [_column(*one) for one in fields]
-    view = CDSView(filter=shown)  # of its own: Bokeh does not share one between a table and a plot
+    view = CDSView(filter=shown)  # another one, since Bokeh does not share it between a table and a plot
     return DataTable(
         source=cases, view=view, columns=columns, height=420, index_position=None, reorderable=False, **STRETCHED
     )
