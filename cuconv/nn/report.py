@@ -25,7 +25,7 @@ class Converted:
     folded: tuple[str, ...] = ()
     reason: str = ""
     kind: str = "conv"
-    flop: int = 0  # a call with the example has so many; 0 without a graph, and where sizes depend on data
+    flop: int = 0  # per call with the example; 0 without a graph, and where sizes depend on data
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from cuconv.core.problem import FLOAT_BYTES
 from cuconv.runtime.streams import stream_key
 
 SLOT_BYTES = 8192  # more than the flags of a kernel: 12 bytes for each block of a grid that fills a GPU once
-SLOTS = 64  # one allocation has so many
+SLOTS = 64  # per allocation
 
 
 class Flags:

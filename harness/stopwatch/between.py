@@ -17,7 +17,7 @@ from harness.stopwatch.graph import CapturedCalls, During, replay_times_us
 from harness.stopwatch.timing import Timing
 from harness.store.times import COLD, SEPARATED
 
-L2_SIZES = 2  # the flush reads so many times the bytes of L2
+L2_SIZES = 2  # the flush reads this multiple of L2's bytes
 MAX_CALLS = {SEPARATED: 200, COLD: 32}  # in one graph; a flush takes longer than most calls
 _FLOAT_BYTES = 4
 

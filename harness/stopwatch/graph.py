@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 WAIT_CYCLES = 600_000  # the waiting kernel takes about 0.3 ms, longer than an idle host needs to enqueue the runs
-WAIT_PRODUCTS = 40  # so many products of small matrices take at least as long
+WAIT_PRODUCTS = 40  # products of small matrices, which take at least as long
 LONGER = (1, 4, 16, 64)  # length of the waiting kernel in each attempt, in multiples of WAIT_CYCLES
 
 During = Callable[[], None]

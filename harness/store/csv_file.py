@@ -22,7 +22,7 @@ from harness.store.files import inflated, read_regular, shown, stored
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
 ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
-DIGITS = 9  # a written number has so many
+DIGITS = 9  # significant digits of a written number
 LONGEST = 10_000  # characters in a written cell; Python's reader takes 131072
 
 

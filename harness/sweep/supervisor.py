@@ -24,7 +24,7 @@ from harness.sweep.records import Measurement
 from harness.sweep.rivals import lacking_times
 from harness.sweep.work import Work
 
-MOST_ENDS = 2  # an algorithm that ended so many processes of a sweep is not tried again
+MOST_ENDS = 2  # an algorithm that ended two processes of a sweep is not tried again
 
 Load = Callable[[Iterable[str], str, Say], Mapping[str, Contender]]
 

@@ -31,7 +31,7 @@ from harness.sweep.comparisons import (
 
 ENGINES = "cudnn_engine"
 MOST_ENGINES = 3  # the fastest of a case, in each precision; there are up to fifty
-DIGITS = 4  # a number on the page has so many
+DIGITS = 4  # significant digits on the page
 BEST_ENGINE = "best cuDNN engine"
 FIRST = f"{HOT} {FP32}"  # the choice before anything is chosen; every choice is a time and a precision
 Times = dict[str, dict[str, list[Any]]]  # by choice, three lists as `rival_times` has them
