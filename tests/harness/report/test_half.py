@@ -29,7 +29,7 @@ def test_the_fastest_half_in_either_order_is_what_counts(tmp_path):
 def test_the_table_tells_the_batches_at_which_fp32_is_ahead(tmp_path):
     text = half_table(measured(tmp_path, ROWS))
     assert cells(text)["1"] == ["1.20x, 1/1"] * 2 and cells(text)["8"] == ["0.25x, 0/1"] * 2
-    assert "0.55x, faster on 1 of 2 cases" in text and text.rstrip().endswith("faster at batch 1.")
+    assert "0.55x, faster on 1 of 2 cases" in text and "faster at batch 1." in text
 
 
 def test_half_precision_wins_no_comparison_in_fp32(tmp_path):
@@ -41,7 +41,7 @@ def test_half_precision_wins_no_comparison_in_fp32(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "command"),
     [
-        (ROWS[:2], "harness.run --precision fp16"),
+        (ROWS[:2], "--precision fp16"),
         ([row("default", 12.0, provider="torch", **HALF)], "--provider cuconv"),
     ],
 )
