@@ -50,9 +50,7 @@ def test_fit_only_prints_the_regret_and_writes_the_constants(files, tmp_path, ca
     before = {precision: path.read_text() for precision, path in files.items()}
     assert command.main(["--fit-only", "--precision", precision, "--out", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "hold-out" in printed and ("two_stage" in printed) == (precision == "fp32"), (
-        "only what computes in the precision"
-    )
+    assert "hold-out" in printed and ("two_stage" in printed) == (precision == "fp32")
 
     written = files[precision].read_text()
     assert files[other].read_text() == before[other]
@@ -89,21 +87,24 @@ def test_a_fit_refuses_fewer_rows_than_a_model_has_constants(files, tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "why"),
     [
-        ["--fit-only", "--out", "nowhere"],
-        ["--config", "tuninq"],
-        ["--fit-only", "--add"],
-        ["--fit-only", "--out", "two"],
+        (["--fit-only", "--out", "nowhere"], "nowhere"),
+        (["--config", "tuninq"], "torch sees none"),
+        (["--fit-only", "--add"], "--add"),
+        (["--fit-only", "--out", "two"], "on which GPU"),
     ],
 )
-def test_mistakes_and_candidates_of_two_kinds_of_gpu_are_told_in_a_sentence(arguments, tmp_path, capsys, monkeypatch):
+def test_mistakes_and_candidates_of_two_kinds_of_gpu_are_told_in_a_sentence(
+    arguments, why, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two").mkdir()
     write(tmp_path / "two", [], report(), report(multiprocessors=114))
     assert command.main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and why in message
 
 
 def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, monkeypatch):
