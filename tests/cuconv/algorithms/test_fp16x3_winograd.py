@@ -1,6 +1,5 @@
 """Tests of fp16x3_winograd's configurations, launches, transform and layout: pure functions of problem and device."""
 
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil, prod
 
@@ -37,19 +36,6 @@ def test_clusters_share_the_work():
             units, at_a_time = ceil(problem.c / CHANNELS) * tiles_of(problem, config), {1: 132, 2: 66, 3: 39}
             assert config.blocks % config.cluster == 0
             assert 1 <= config.blocks // config.cluster <= min(at_a_time[config.cluster], units)
-
-
-def test_only_shared_tiles_cost_an_exchange_of_partial_sums():
-    """Larger shares come first: of 66 clusters with 131 tiles of few chunks, only the last do not take whole tiles."""
-    costs = WINOGRAD.costs()
-    expensive = replace(costs, publish=100 * costs.publish, accumulate=100 * costs.accumulate)
-    for channels, tiles, exchanged in ((32, 131, False), (48, 131, False), (32, 165, True), (256, 149, True)):
-        problem = ConvProblem(1, channels, 20 * tiles - 1, 16, 128, 3, 3, 1, 1)  # a tile is 20 rows of four cells
-        configs = [c for c in WINOGRAD.candidates(problem, H200) if (c.cells, c.pitch, c.blocks) == (80, 4, 132)]
-        assert configs and tiles_of(problem, configs[0]) == tiles
-        for config in configs:
-            cheap_us, expensive_us = (WINOGRAD.predicted_us(problem, H200, config, some) for some in (costs, expensive))
-            assert (cheap_us < expensive_us) == exchanged
 
 
 def products(row, inputs):
