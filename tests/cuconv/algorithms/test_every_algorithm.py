@@ -38,7 +38,7 @@ def test_candidates_differ_in_print_and_fit_the_device(name, precision, device):
     algorithm, computed = ALGORITHMS[name], 0
     if precision not in algorithm.precisions or (name in HOPPER_ONLY and not device.is_hopper):
         return
-    for problem in in_precision(precision, [*PROBLEMS[::4], *OTHERS, typical_problem(name)]):
+    for problem in in_precision(precision, [*PROBLEMS, *OTHERS, typical_problem(name)]):
         try:
             configs = algorithm.candidates(problem, device)
         except UnsupportedProblem:
