@@ -72,6 +72,12 @@ def test_nothing_measured(tmp_path, capsys):
     assert captured.out == "" and captured.err.count("\n") == 1 and "measure first" in captured.err
 
 
+def test_without_rivals_the_report_has_the_choice_and_no_paper(tmp_path, capsys):
+    write(tmp_path, [row("auto", 11.0), row("two_stage", 10.0)])
+    text = printed(tmp_path, capsys)
+    assert "best of cuConv's own algorithms" in text and "Beside the paper" not in text
+
+
 def test_copies_that_are_something_else_end_the_command(tmp_path, capsys):
     write(tmp_path, [row("auto", 10.0, batch=16)])
     path = bandwidth.BANDWIDTH.path(tmp_path / GPU)
