@@ -1,6 +1,7 @@
 """What every algorithm has: configurations that fit the device, launches that suit the kernels, and refusals."""
 
 import re
+from itertools import product
 from math import ceil, prod
 
 import pytest
@@ -14,10 +15,9 @@ from cuconv.core.launch import BIAS, FLAGS, INPUT, OUTPUT, PACKED, RESIDUAL, WEI
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.runtime.compiler import INCLUDES
 from tests.cuconv.algorithms.problems import (
+    DEVICES,
     PROBLEMS,
     TYPICAL,
-    each_device,
-    each_precision,
     in_precision,
     one_by_one,
     typical_problem,
@@ -27,17 +27,20 @@ from tests.cuconv.layers import problems_of
 B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
 HOPPER_ONLY = ["fp16x3", "fp16x3_pointwise", "fp16x3_winograd", "tf32x3_wgmma"]
 OTHERS = [one for sweep in ("strided", "grouped", "fully_connected") for one in problems_of(sweep)[::5]]
-SEPARABLE = ConvProblem(8, 96, 28, 28, 96, 3, 3, 1, 1, groups=96)
 STEM = ConvProblem(8, 3, 224, 224, 64, 3, 3, 1, 1)  # the first layer of a network
 
 
-@each_device
-@each_precision
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "precision", "device"),
+    [
+        pytest.param(name, precision, device, id=f"{name}-{precision}-{device.arch}")
+        for name, algorithm in ALGORITHMS.items()
+        for precision, device in product(algorithm.precisions, DEVICES)
+        if device.is_hopper or name not in HOPPER_ONLY
+    ],
+)
 def test_candidates_differ_in_print_and_fit_the_device(name, precision, device):
     algorithm, computed = ALGORITHMS[name], 0
-    if precision not in algorithm.precisions or (name in HOPPER_ONLY and not device.is_hopper):
-        return
     for problem in in_precision(precision, [*PROBLEMS, *OTHERS, typical_problem(name)]):
         try:
             configs = algorithm.candidates(problem, device)
@@ -113,12 +116,12 @@ def meanings(p, config, launch, options):
         divisors["group_units"] = p.group_filters // filters
         found |= divisors | {f"{name}_packed": packed_divisor(divisor) for name, divisor in divisors.items()}
         found |= {"batches": config.batches(p)} if config.groups else {}
-        found |= {"block_groups": config.groups, "buffers_of_block": config.buffers}
+        found |= {"units": p.n * p.m // filters, "block_groups": config.groups, "buffers_of_block": config.buffers}
     return found
 
 
 # Parameters whose values other tests check, and those of a layout that the source alone explains.
-UNCHECKED = {"units", "batches", "strips", "share_units", "evict_first", "vector", "aligned"}
+UNCHECKED = {"batches", "strips", "share_units", "evict_first", "vector", "aligned"}
 LARGE_FILTER = ConvProblem(2, 20, 13, 9, 17, 4, 5, 1, 3)  # numbers that differ, also from those of the output
 ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, groups=2)
 
@@ -193,14 +196,16 @@ def test_elements_are_moved_together_where_rows_and_alignment_allow(name, proble
         assert tuple(launch.macros[macro] for macro in VECTORS.get(name, ("VECTOR",))) == vectors
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"), [*((name, typical_problem(name)) for name in HOPPER_ONLY), ("tf32x3_shallow", STEM),
-                          ("depthwise", SEPARABLE)],
-)  # fmt: skip
-@pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
+SEPARABLE = ConvProblem(8, 96, 28, 28, 96, 3, 3, 1, 1, groups=96)
+OVERLAPPING = [
+    *((name, typical_problem(name), H200) for name in HOPPER_ONLY),
+    *(("tf32x3_shallow", STEM, device) for device in (H200, A100)),
+    *(("depthwise", SEPARABLE, device) for device in (H200, A100)),
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "device"), OVERLAPPING)
 def test_launches_overlap_where_the_device_allows_it(name, problem, device):
-    if name in HOPPER_ONLY and device is A100:
-        return
     algorithm = ALGORITHMS[name]
     launches = algorithm.launches(problem, algorithm.configure(problem, device))
     assert {launch.overlap for launch in launches} == {device.has_dependent_launch}
