@@ -21,14 +21,10 @@ FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.
 CHANNELS = 16  # of a chunk
 
 
-def positions_of(problem: ConvProblem) -> int:
-    """The flattened positions of all images: rows share the padding between them, and so do images."""
-    return problem.n * (problem.h + problem.pad_h) * (problem.w + problem.pad_w)
-
-
 def tiles_of(problem: ConvProblem, tile) -> int:
-    """The tiles that cover all positions and filters."""
-    return ceil(positions_of(problem) / tile.positions) * ceil(problem.m / tile.filters)
+    """The tiles of all filters and flattened positions: rows share the padding between them, and so do images."""
+    positions = problem.n * (problem.h + problem.pad_h) * (problem.w + problem.pad_w)
+    return ceil(positions / tile.positions) * ceil(problem.m / tile.filters)
 
 
 def test_blocks_share_the_work_and_have_room_for_a_tile_and_its_halo():
@@ -71,28 +67,6 @@ def test_narrow_tiles_pad_fewer_filters_and_there_are_none_where_that_saves_noth
     for tile in tiles:
         assert tile.filters % 8 == 0 and ceil(filters / tile.filters) * tile.filters < 64 * ceil(filters / 64)
         assert tile.positions % 128 == 0 and tile.filters * tile.positions < 128 * 128
-
-
-@pytest.mark.parametrize("pad", [0, 1, 2])
-def test_shared_padding_keeps_rows_and_images_apart(pad):
-    """In the flattened layout every tap of every output meets the element that the convolution wants, or padding."""
-    p = ConvProblem(3, 1, 5, 4, 1, 3, 3, pad, pad)
-    pitch, image_rows = p.w + p.pad_w, p.h + p.pad_h
-    owner = {}
-    for n in range(p.n):
-        for y in range(p.h):
-            for x in range(p.w):
-                owner[(n * image_rows + y + p.pad_h) * pitch + x + p.pad_w] = (n, y, x)
-    for n in range(p.n):
-        for y in range(p.out_h):
-            for x in range(p.out_w):
-                position = (n * image_rows + y) * pitch + x
-                assert position < positions_of(p)
-                for ky in range(p.kh):
-                    for kx in range(p.kw):
-                        iy, ix = y + ky - p.pad_h, x + kx - p.pad_w
-                        inside = 0 <= iy < p.h and 0 <= ix < p.w
-                        assert owner.get(position + ky * pitch + kx) == ((n, iy, ix) if inside else None)
 
 
 def test_the_workspace_holds_packed_weights_scales_and_partial_sums():

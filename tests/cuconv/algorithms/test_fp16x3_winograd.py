@@ -1,7 +1,6 @@
-"""Tests of fp16x3_winograd's configurations, launches, transform and layout: pure functions of problem and device."""
+"""Tests of fp16x3_winograd's configurations, which are pure functions of problem and device."""
 
-from fractions import Fraction
-from math import ceil, prod
+from math import ceil
 
 import pytest
 
@@ -17,8 +16,6 @@ FIT = [
     p for p in PROBLEMS if p.pad_h < p.kh <= 5 and p.kw in (3, 5) and p.out_w >= 4 and p.c * p.filter_area >= 288
 ] + [HEAVY, FIVE, ConvProblem(2, 50, 9, 50, 5, 2, 3, 1, 0)]
 CELL, FILTERS, CHANNELS = 4, 64, 16  # outputs of a cell, filters of a block's tile, channels of a chunk
-
-PAIRS = {3: (Fraction(5, 8), Fraction(3, 2)), 5: (Fraction(1, 2), Fraction(1), Fraction(2))}  # as in the kernel
 
 
 def tiles_of(problem: ConvProblem, config) -> int:
@@ -36,41 +33,6 @@ def test_clusters_share_the_work():
             units, at_a_time = ceil(problem.c / CHANNELS) * tiles_of(problem, config), {1: 132, 2: 66, 3: 39}
             assert config.blocks % config.cluster == 0
             assert 1 <= config.blocks // config.cluster <= min(at_a_time[config.cluster], units)
-
-
-def products(row, inputs):
-    """A cell's four outputs for a filter's row and the cell's inputs, exactly, by the kernel's formulas."""
-    pairs = PAIRS[len(row)]
-
-    def remainder(first, others):
-        """Every other input from the first one on, times the coefficients of the product of (x^2 - other^2)."""
-        coefficients = [Fraction(1)]
-        for x in others:
-            shifted, scaled = [Fraction(0), *coefficients], [x * x * c for c in coefficients] + [Fraction(0)]
-            coefficients = [a - b for a, b in zip(shifted, scaled, strict=True)]
-        return sum(c * inputs[first + 2 * i] for i, c in enumerate(coefficients))
-
-    def polynomial(x):
-        return sum(w * x**i for i, w in enumerate(row))
-
-    outputs = [Fraction(0)] * 4
-    outputs[0] += row[0] / prod(-x * x for x in pairs) * remainder(0, pairs)
-    outputs[3] += row[-1] * remainder(1, pairs)
-    for x in pairs:
-        others = [other for other in pairs if other != x]
-        even, odd = remainder(2, others), remainder(1, others)
-        over = 1 / (2 * x * x * prod(x * x - other * other for other in others))
-        for point in (x, -x):
-            product = over * polynomial(point) * (even + point * odd)
-            outputs = [output + point**j * product for j, output in enumerate(outputs)]
-    return outputs
-
-
-@pytest.mark.parametrize("columns", [3, 5])
-def test_the_transforms_are_a_convolution(columns):
-    row = [Fraction(3 * i + 1, 7) for i in range(columns)]
-    inputs = [Fraction(i * i - 4, 3) for i in range(columns + 3)]
-    assert products(row, inputs) == [sum(w * inputs[j + i] for i, w in enumerate(row)) for j in range(4)]
 
 
 @pytest.mark.parametrize("problem", [HEAVY, FIVE, ConvProblem(2, 50, 9, 50, 5, 2, 3, 1, 0)], ids=str)

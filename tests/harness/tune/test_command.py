@@ -95,9 +95,7 @@ def test_a_fit_refuses_fewer_rows_than_a_model_has_constants(files, tmp_path, ca
         (["--fit-only", "--out", "two"], "on which GPU"),
     ],
 )
-def test_mistakes_and_two_kinds_of_gpu_are_told_in_a_sentence(
-    arguments, why, tmp_path, capsys, monkeypatch
-):
+def test_mistakes_and_two_kinds_of_gpu_are_told_in_a_sentence(arguments, why, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two").mkdir()
