@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from cuconv import ConvProblem
-from cuconv.algorithms.base import Algorithm, CallOptions
-from cuconv.core.launch import Launch
 from cuconv.device import A100, H200, DeviceSpec
 from tests.cuconv.layers import problems_of
 
@@ -26,17 +24,12 @@ ODD = [
 PROBLEMS = problems_of("paper", (1, 8, 256)) + ODD
 
 TYPICAL = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
-TYPICAL_POINTWISE = ConvProblem(8, 96, 28, 28, 128, 1, 1)
-TYPICAL_SHALLOW = ConvProblem(8, 3, 28, 28, 128, 3, 3, 1, 1)
 
 
 def typical_problem(algorithm: str) -> ConvProblem:
     """A problem of middling size that an algorithm computes."""
-    specialised = {
-        "tf32x3_shallow": TYPICAL_SHALLOW,
-        "fp16x3_pointwise": TYPICAL_POINTWISE,
-    }
-    return specialised.get(algorithm, TYPICAL)
+    changes = {"tf32x3_shallow": {"c": 3}, "fp16x3_pointwise": {"kh": 1, "kw": 1, "pad_h": 0, "pad_w": 0}}
+    return replace(TYPICAL, **changes.get(algorithm, {}))
 
 
 def in_precision(precision: str, problems: list[ConvProblem]) -> list[ConvProblem]:
@@ -47,18 +40,3 @@ def in_precision(precision: str, problems: list[ConvProblem]) -> list[ConvProble
 def one_by_one(c: int, m: int = 64, hw: int = 14, pad: int = 0) -> ConvProblem:
     """A problem of one image and a 1x1 filter."""
     return ConvProblem(n=1, c=c, h=hw, w=hw, m=m, kh=1, kw=1, pad_h=pad, pad_w=pad)
-
-
-def launched(
-    algorithm: Algorithm,
-    problem: ConvProblem,
-    device: DeviceSpec = H200,
-    aligned: bool = True,
-    relu: bool = False,
-    residual: bool = False,
-) -> Launch:
-    """The launch of an algorithm that has only one, by the configuration that it takes."""
-    options = CallOptions(aligned, relu, residual)
-    (launch,) = algorithm.launches(problem, algorithm.configure(problem, device), options)
-    assert launch.source == algorithm.source and launch.kernel == algorithm.name
-    return launch

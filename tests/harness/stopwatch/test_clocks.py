@@ -46,15 +46,10 @@ def test_runs_below_95_percent_of_the_best_clock_are_repeated_three_times(sm_clo
     assert steady.reading.sm_clock_mhz == sm_clocks_mhz[counts - 1]
 
 
-def test_as_many_repeats_as_are_left():
-    clocks = clocks_of(2000, 1000, 1000)
+def test_as_many_repeats_as_are_left_and_none_of_long_runs():
+    clocks = clocks_of(2000, 1000, 1000, 1000)
     clocks.steadily(numbered_runs())
     assert clocks.steadily(numbered_runs(), repeats=1).remeasured == 1
-
-
-def test_long_runs_are_not_repeated():
-    clocks = clocks_of(2000, 1000)
-    clocks.steadily(numbered_runs())
     steady = clocks.steadily(lambda during: during() or [6e6, 5e6])
     assert (steady.times_us, steady.remeasured) == ([6e6, 5e6], 0)
 
@@ -93,12 +88,9 @@ def test_the_gpu_is_found_by_its_uuid(monkeypatch):
     assert sensors_of.__wrapped__(GPU)() == Reading()
 
 
-@pytest.mark.parametrize(
-    ("reasons", "names"),
-    [(0, "none"), (0x4, "power_cap"), (0x4 | 0x20, "power_cap;thermal"), (0x1000 | 0x1, "idle;0x1000")],
-)
-def test_throttle_reasons_have_names(reasons, names):
-    assert named(reasons) == names
+def test_throttle_reasons_have_names():
+    names = {0: "none", 0x4: "power_cap", 0x4 | 0x20: "power_cap;thermal", 0x1000 | 0x1: "idle;0x1000"}
+    assert {reasons: named(reasons) for reasons in names} == names
 
 
 class NvmlError(Exception):
@@ -112,14 +104,14 @@ def not_supported(*arguments):
 def made_up_nvml(**changes):
     """An NVML whose GPU runs at 1980 and 3201 MHz, at 650 W now and 500 W on average, under its power cap."""
     now = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=650_000))
-    functions = {
-        "nvmlDeviceGetClockInfo": lambda handle, which: {"sm": 1980, "memory": 3201}[which],
+    shown = {
+        "NVMLError": NvmlError, "NVML_SUCCESS": 0, "NVML_FI_DEV_POWER_INSTANT": 186,
+        "NVML_CLOCK_SM": 1980, "NVML_CLOCK_MEM": 3201, "nvmlDeviceGetClockInfo": lambda handle, which: which,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x4,
         "nvmlDeviceGetFieldValues": lambda handle, fields: [now],
         "nvmlDeviceGetPowerUsage": lambda handle: 500_000,
-    }
-    constants = {"NVML_CLOCK_SM": "sm", "NVML_CLOCK_MEM": "memory", "NVML_FI_DEV_POWER_INSTANT": 186, "NVML_SUCCESS": 0}
-    return SimpleNamespace(NVMLError=NvmlError, **(functions | constants | changes))
+    }  # fmt: skip
+    return SimpleNamespace(**(shown | changes))
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,5 @@ def test_replays_that_waited_for_the_host_are_repeated_behind_longer_waits(gpu):
 
 def test_a_host_that_is_always_too_slow_gives_no_times(gpu):
     gpu.starved = 100
-    with pytest.raises(graph.HostTooSlow, match="end the other programs"):
+    with pytest.raises(graph.HostTooSlow):
         replay_times_us([gpu.graph("run", 1.0)], 3)

@@ -11,7 +11,6 @@ import torch
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.core.launch import KernelVariant
-from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import H200
 from harness.cases.catalogue import Case, Layer, load_sweep
 from harness.errors import ResultsError
@@ -57,18 +56,6 @@ def test_the_configuration_that_an_algorithm_would_choose_is_measured(precision)
     for name in names:
         chosen = ALGORITHMS[name].configure(problem, H200)
         assert chosen in [one.config for one in found if one.algorithm == name]
-
-
-def test_configurations_of_a_case_print_differently():
-    """candidates.csv.gz has configurations as they print."""
-    for sweep in ("smoke", "unseen"):
-        for case in load_sweep(sweep, batches=[64]).cases:
-            for algorithm in ALGORITHMS.values():
-                try:
-                    texts = [str(config) for config in algorithm.candidates(case.problem, H200)]
-                except UnsupportedProblem:
-                    continue
-                assert len(set(texts)) == len(texts), f"{algorithm.name} on {case.label}"
 
 
 def test_unseen_shapes_are_in_no_tuning_run():
@@ -142,7 +129,12 @@ def test_wrong_output_is_left_out_and_counted(toys, on_the_cpu, tmp_path, monkey
     assert "wrong, left out: toy_small" in capsys.readouterr().out
 
 
-def test_an_interrupted_measurement_keeps_its_rows(toys, on_the_cpu, tmp_path, monkeypatch):
+def test_an_interrupted_measurement_keeps_its_rows_and_one_out_of_time_begins_no_case(
+    toys, on_the_cpu, tmp_path, monkeypatch
+):
+    path = tmp_path / "candidates.csv.gz"
+    measure(path, minutes=1e-9)
+    assert len(candidates.read(path)) == 0
     right, seen = candidates.prepare, set()
 
     def prepare(problem, *arguments):
@@ -153,13 +145,8 @@ def test_an_interrupted_measurement_keeps_its_rows(toys, on_the_cpu, tmp_path, m
 
     monkeypatch.setattr(candidates, "prepare", prepare)
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path / "candidates.csv.gz")
-    assert len(candidates.read(tmp_path / "candidates.csv.gz").groupby(["batch", "h", "m"])) == 1
-
-
-def test_no_case_is_begun_when_the_time_is_over(toys, on_the_cpu, tmp_path):
-    measure(tmp_path / "candidates.csv.gz", minutes=1e-9)
-    assert len(candidates.read(tmp_path / "candidates.csv.gz")) == 0
+        measure(path)
+    assert len(candidates.read(path).groupby(["batch", "h", "m"])) == 1
 
 
 def test_other_cases_are_kept_where_more_is_added(tmp_path):
@@ -176,13 +163,17 @@ def test_other_cases_are_kept_where_more_is_added(tmp_path):
     assert len(others[0]) and others[0].equals(others[1])
 
 
-def test_a_file_that_is_something_else_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "does not exist"),
+        (b"batch,h\n1,7\n", "no gzip file"),
+        (gzip.compress(b"batch,h\n1,7\n"), "lacks the column 'w'"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused(tmp_path, content, why):
     path = tmp_path / "candidates.csv.gz"
-    with pytest.raises(ResultsError, match=r"does not exist: measure first with 'python -m harness tune'"):
-        candidates.read(path)
-    path.write_text("batch,h\n1,7\n")
-    with pytest.raises(ResultsError, match="it is no gzip file"):
-        candidates.read(path)
-    path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ResultsError, match=r"lacks the column 'w': it is no candidates\.csv"):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ResultsError, match=why):
         candidates.read(path)

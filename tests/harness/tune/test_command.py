@@ -49,13 +49,11 @@ def test_fit_only_prints_the_regret_and_writes_the_constants(files, tmp_path, ca
     before = {precision: path.read_text() for precision, path in files.items()}
     assert command.main(["--fit-only", "--precision", precision, "--out", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "hold-out, fitted without it" in printed and "| auto " in printed
-    assert ("two_stage" in printed) == (precision == "fp32"), "only what computes in the precision"
+    assert "hold-out" in printed and ("two_stage" in printed) == (precision == "fp32")
 
     written = files[precision].read_text()
     assert files[other].read_text() == before[other]
-    option = "" if precision == "fp32" else " in TF32. Written by: python -m harness tune --precision tf32\n"
-    assert option in written and f"measured on {H200.name}, commit bbbbbbbbbbbb." in written, "the last report's"
+    assert ("--precision tf32" in written) == (precision == "tf32") and "commit bbbbbbbbbbbb" in written, "the last"
     of_small = sum(name == "tf32x3_gemm" for _, name, _, _ in times)
     assert f"[tf32x3_gemm]  # fitted to {of_small} configurations of " in written
     for name in offering(precision):
@@ -71,11 +69,11 @@ def test_fit_only_prints_the_regret_and_writes_the_constants(files, tmp_path, ca
 
 
 def test_candidates_of_one_precision_are_not_fitted_to_in_the_other(files, tmp_path, capsys):
-    largest = [case for case in load_sweep("tuning").cases if case.layer.k == 9][:1]
-    config = ALGORITHMS["two_stage"].candidates(largest[0].problem, H200)[0]
-    folder = write(tmp_path, [(largest[0], "two_stage", config, 1.0)])
+    largest = next(case for case in load_sweep("tuning").cases if case.layer.k == 9)
+    config = ALGORITHMS["two_stage"].candidates(largest.problem, H200)[0]
+    folder = write(tmp_path, [(largest, "two_stage", config, 1.0)])
     assert command.main(["--fit-only", "--precision", "tf32", "--out", str(folder)]) == 2
-    assert "no tf32 configuration of this version" in capsys.readouterr().err
+    assert "no tf32 configuration" in capsys.readouterr().err
 
 
 def test_a_fit_refuses_fewer_rows_than_a_model_has_constants(files, tmp_path, capsys):
@@ -84,29 +82,26 @@ def test_a_fit_refuses_fewer_rows_than_a_model_has_constants(files, tmp_path, ca
     folder = write(tmp_path, [(case, "tf32x3_gemm", config, 1.0) for config in configs])
     before = files["fp32"].read_text()
     assert command.main(["--fit-only", "--out", str(folder)]) == 2
-    assert "has 2 rows of tf32x3_gemm, whose cost model has" in capsys.readouterr().err
-    assert files["fp32"].read_text() == before
+    assert "2 rows of tf32x3_gemm" in capsys.readouterr().err and files["fp32"].read_text() == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--fit-only", "--out", "nowhere"], "measure again"),
+        (["--fit-only", "--out", "nowhere"], "nowhere"),
         (["--config", "tuninq"], "torch sees none"),
-        (["--fit-only", "--add"], "leave one of them out"),
+        (["--fit-only", "--add"], "--add"),
+        (["--fit-only", "--out", "two"], "on which GPU"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(arguments, why, capsys, monkeypatch):
+def test_mistakes_and_two_kinds_of_gpu_are_told_in_a_sentence(arguments, why, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two").mkdir()
+    write(tmp_path / "two", [], report(), report(multiprocessors=114))
     assert command.main(arguments) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and why in message
-
-
-def test_candidates_of_two_kinds_of_gpu_are_refused(tmp_path, capsys):
-    folder = write(tmp_path, [], report(), report(multiprocessors=114))
-    assert command.main(["--fit-only", "--out", str(folder)]) == 2
-    assert "does not say on which GPU" in capsys.readouterr().err
 
 
 def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ def test_slow_candidates_count_less_than_the_best_of_their_case():
 
 def test_regret_is_the_time_of_the_choice_over_the_best():
     given = rows()
+    assert fit.regret([], H200, TRUE).cases == 0
     found = fit.regret(given, H200, TRUE)
     assert (found.geometric, found.worst) == (1, 1)
     assert found.cases == len({row.problem for row in given})
@@ -53,10 +54,6 @@ def test_regret_is_the_time_of_the_choice_over_the_best():
     assert found.geometric == pytest.approx(found.worst ** (1 / found.cases))
 
 
-def test_regret_of_no_rows_is_of_no_cases():
-    assert fit.regret([], H200, TRUE).cases == 0
-
-
 def test_layers_are_held_out_at_every_batch_size():
     given = rows()
     training, held_out = fit.hold_out(given, seed=1)
@@ -67,14 +64,10 @@ def test_layers_are_held_out_at_every_batch_size():
     assert fit.hold_out(given, seed=1) == (training, held_out) != fit.hold_out(given, seed=2)
 
 
-def test_rows_are_read_as_they_were_written(tmp_path):
+def test_rows_are_read_as_they_were_written_without_unknown_configurations_and_disturbed_ones(tmp_path):
     frame = candidates.read(write(tmp_path, measured()) / "candidates.csv.gz")
     found, known = fit.rows_of(frame, H200)
     assert found == rows() and known.equals(frame)
-
-
-def test_rows_of_unknown_configurations_and_disturbed_ones_are_left_out(tmp_path):
-    frame = candidates.read(write(tmp_path, measured()) / "candidates.csv.gz")
     frame.loc[0, "config"] = "tile=1x1"
     frame.loc[1, "algorithm"] = "unknown"
     frame.loc[2, ["run_1_us", "run_2_us", "run_3_us"]] = 2.0, 1.0, 1.5
