@@ -106,6 +106,7 @@ class StoredRows:
         """Raises ResultsError where a file is damaged or has other columns."""
         self._folder, self._tables = folder, tables
         self._new: dict[str, list[Any]] = {}  # the rows of tables without keys, by their names
+        self._replaced: set[str] = set()
         self._groups = {table.name: self._stored(table) for table in tables if table.keys}
 
     def add(self, rows: Iterable[Any], environment: str) -> None:
@@ -129,13 +130,14 @@ class StoredRows:
         for table in self._tables:
             if rows := self._new.get(table.name):
                 self._write(table, map(table.cells, rows))
+                self._replaced.add(table.name)
 
     def environments(self, before: set[str], entered: str) -> set[str]:
         """The identifiers of the environments that the folder's rows were measured in.
 
-        They are all, those of `before` too, where a file names none in its rows and was not replaced as the only one.
+        They are all, those of `before` too, where the rows of a file name none, unless every file was replaced.
         """
-        if len(self._tables) == 1 and self._new.get(self._tables[0].name):
+        if self._replaced == {table.name for table in self._tables}:
             return {entered}
         for table in self._tables:
             if ENVIRONMENT not in table.columns and stored(self._folder.path / table.name).exists():

@@ -6,7 +6,7 @@ import pytest
 
 from harness import isolation
 from harness.isolation import Worker
-from tests.harness.toy_experiment import COUNTED, TIMED, experiment
+from tests.harness.toy_experiment import COUNTED, TIMED, Counted, begin, experiment
 from tests.helpers import commands
 
 
@@ -81,9 +81,16 @@ def test_reports_that_no_row_names_any_more_are_dropped(toy):
     )
 
 
-def only_timed(options, process, say):
-    from tests.harness.toy_experiment import begin
+def only_counted(options, process, say):
+    def measure(task):
+        yield Counted(task[0], 7.0)
+        if options.fault:
+            raise KeyboardInterrupt
 
+    return measure
+
+
+def only_timed(options, process, say):
     measure = begin(options, process, say)
     return lambda task: [event for event in measure(task) if type(event).__name__ != "Counted"]
 
@@ -93,6 +100,21 @@ def test_an_interrupt_keeps_the_rows_of_the_cases_before(made_up_gpu, capsys):
     assert [case for case, _, _ in statuses(made_up_gpu / "toy")] == [1, 1]
     assert not (made_up_gpu / "toy" / COUNTED.name).exists() and len(commands(made_up_gpu / "toy")) == 1
     assert "the rows so far are kept; measure the rest" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_a_table_without_keys_and_its_report_as_they_were(made_up_gpu):
+    counted = experiment(tables=(COUNTED,), begin=only_counted)
+    assert counted.main([]) == 0
+    files = [made_up_gpu / "toy" / name for name in (COUNTED.name, "environment.json")]
+    rows, before = (file.read_text() for file in files)
+    assert counted.main(["--cases", "1", "--fault", "interrupt"]) == 130
+    assert files[0].read_text() == rows and set(json.loads(before)["environments"]) <= set(
+        json.loads(files[1].read_text())["environments"]
+    )
+    assert counted.main(["--cases", "1"]) == 0
+    assert COUNTED.read(files[0]).case.to_list() == [1] and "python -m harness toy --cases 1" in commands(
+        files[0].parent
+    )
 
 
 def test_a_user_s_mistake_ends_the_command_with_its_sentence(toy, capsys):
