@@ -6,6 +6,7 @@ standard streams safe, checks that the packages are installed, and lets Ctrl-C e
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib.util import find_spec
@@ -75,10 +76,20 @@ def _end_by_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _name_contender() -> None:
+    """Put the file of `--contender FILE` where the registry of contenders, and processes that are started, find it."""
+    typed = [word for one in sys.orig_argv for word in (one.split("=", 1) if one.startswith("--contender=") else [one])]
+    if "--contender" in typed[:-1]:
+        file = typed[typed.index("--contender") + 1]
+        if file.endswith(".py"):
+            os.environ["CUCONV_CONTENDER"] = os.path.abspath(file)
+
+
 if _running := _command():
     from harness import streams  # here: a program that is timed imports nothing that it does not need
 
     streams.secure()
+    _name_contender()
     _end_by_interrupt()
     _check_is_one(_running)
     _check_packages(_running)

@@ -12,7 +12,7 @@ import torch
 
 from harness import command, precision, variables
 from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
-from harness.contenders.registry import PROVIDERS, names_of
+from harness.contenders.registry import PROVIDERS, names_of, own_contender
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP16, FP32, MEASURED, TF32
 from harness.report.half import half_table
@@ -165,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--filter-size", nargs="+", type=int, metavar="K", help="only these filter sizes")
     add("--layer", nargs="+", metavar="NAME", help="only the layers of these names")
     add("--provider", nargs="+", metavar="NAME", help=f"only these contenders: {', '.join(PROVIDERS)}")
+    add("--contender", type=own_contender, metavar="FILE",
+        help="one more contender: a file with conv2d(input, weight, stride, padding, dilation, groups)")  # fmt: skip
     add("--algorithm", nargs="+", metavar="NAME", help="only these algorithms")
     add(
         "--precision",

@@ -8,13 +8,19 @@ plain torch, and the rivals are torch's own convolutions.
 
 from __future__ import annotations
 
+import os
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.select import BATCH_INVARIANT
 from harness.precision import FP32, MEASURED, PRECISIONS
+
+
+OWN_VARIABLE, OWN_ALGORITHM = "CUCONV_CONTENDER", "conv2d"
 
 
 class Role(Enum):
@@ -98,10 +104,23 @@ _ALL = (
              particular="whose operands are NHWC before the call"),
     Provider("cpu", "CPU", None, "cpu", _CPU),
 )  # fmt: skip
-PROVIDERS = {provider.name: provider for provider in _ALL}
+OWN = Path(os.environ[OWN_VARIABLE]) if os.environ.get(OWN_VARIABLE) else None
+"""The file of a contender of one's own (harness/contenders/own.py); None where a command names none."""
+_OWN = () if OWN is None else (Provider(OWN.stem, OWN.stem, Role.BESIDE, "own", {OWN_ALGORITHM: "#c77800"}),)
+PROVIDERS = {provider.name: provider for provider in (*_OWN, *_ALL)}
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
 BESIDE = tuple(name for name, provider in PROVIDERS.items() if provider.role is Role.BESIDE)
 OPTIONAL = tuple(name for name, provider in PROVIDERS.items() if provider.optional)
+
+
+def own_contender(text: str) -> Path:
+    """The value of --contender: a Python file that is there, and whose name is none of a contender of this project."""
+    path = Path(text)
+    if path.suffix != ".py" or not path.is_file():
+        raise ArgumentTypeError(f"{text!r} must be a Python file that exists, such as my_kernel.py")
+    if path.stem in (provider.name for provider in _ALL):
+        raise ArgumentTypeError(f"{text!r} has the name of a contender of this project: rename the file")
+    return path
 
 
 def names_of(providers: Sequence[str], precision: str) -> str:

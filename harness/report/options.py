@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness import command
-from harness.contenders.registry import PROVIDERS, names_of
+from harness.contenders.registry import PROVIDERS, names_of, own_contender
 from harness.precision import FP32
 
 
@@ -25,7 +25,10 @@ def add_source(parser: argparse.ArgumentParser, sweep: str | None = None) -> Non
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
-    """Add --subject, as a pair (provider, algorithm)."""
+    """Add --subject, as a pair (provider, algorithm), and --contender, which `harness` reads before all imports."""
+    parser.add_argument(
+        "--contender", type=own_contender, metavar="FILE", help="the contender of one's own that was measured"
+    )
     parser.add_argument(
         "--subject", type=_subject, metavar="PROVIDER/ALGORITHM",
         help="what is compared with the rivals, such as cublas/bmm (default: cuconv/auto and the paper's algorithm)",
