@@ -62,25 +62,20 @@ def fastest_listed(source: Path, forms: Forms) -> Macros:
 
 def _listed_of(source: Path, forms: Forms) -> Forms:
     """The forms that the file of a CUDA source lists."""
-    return [(factor, macros) for factor, macros in forms if _is_listed(source, macros)]
+    return [(factor, macros) for factor, macros in forms if variant_key(macros) in _rows(source, ())]
 
 
 def slowdowns(source: Path, forms: Forms) -> Any:
-    """The array of many configurations' slowdowns, from forms whose numbers are arrays, or one for all."""
+    """The array of many configurations' slowdowns, or inf for all; forms: some of their numbers are arrays."""
     found = np.array(inf)
     for factor, macros in forms:
-        found = np.minimum(found, np.where(_is_listed(source, macros), factor, inf))
+        varying = tuple(name for name, value in macros.items() if isinstance(value, np.ndarray))
+        rows = _rows(source, varying).get(variant_key({n: v for n, v in macros.items() if n not in varying}))
+        if rows:
+            columns: list[Any] = [macros[name] for name in varying]
+            is_listed = [row in rows for row in zip(*(column.tolist() for column in columns), strict=True)]
+            found = np.minimum(found, np.where(is_listed, factor, inf))
     return found
-
-
-def _is_listed(source: Path, macros: dict[str, Number]) -> Any:
-    """Whether the file of a CUDA source lists a variant; an array of answers where macros are arrays, for many."""
-    varying = tuple(name for name, value in macros.items() if isinstance(value, np.ndarray))
-    fixed = {name: value for name, value in macros.items() if name not in varying} if varying else macros
-    rows = _rows(source, varying).get(variant_key(fixed))
-    if rows is None or not varying:
-        return rows is not None
-    return np.array([row in rows for row in zip(*(macros[name].tolist() for name in varying), strict=True)])
 
 
 def variant_key(macros: Macros) -> frozenset[tuple[str, int]]:
