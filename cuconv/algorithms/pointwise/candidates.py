@@ -31,11 +31,12 @@ from cuconv.algorithms.pointwise.tiles import (
     filter_tile_count,
     iterations,
     pixel_stage_bytes,
+    pixel_tile_count,
     static_shared_bytes,
     warpgroup_tile_count,
     weight_stage_bytes,
 )
-from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
 
 FILTERS_STEP = 16  # the filters of a tile are a multiple of it
@@ -121,9 +122,7 @@ def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> Many:
     layouts = _check(problem, device, algorithm)
     rows = _rows(_layer(problem, layouts, device))
     configs, sms = rows.configs, device.sm_count
-    # Numbers in the place of arrays where all configurations have the same.
-    layout: Any = configs.layout if len(layouts) > 1 else layouts[0]
-    pixel_tiles = ceil_div(warpgroup_tile_count(problem, layout), rows.warpgroup_tiles)
+    pixel_tiles = pixel_tile_count(problem, rows.warpgroup_tiles, configs.layout)
     tiles = pixel_tiles * rows.filter_tiles
     blocks, waves = np.minimum(sms, tiles), tiles // sms
     rest = tiles - waves * sms

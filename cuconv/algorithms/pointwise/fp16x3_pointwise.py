@@ -26,7 +26,7 @@ from cuconv.algorithms.pointwise.tiles import (
     static_shared_bytes,
 )
 from cuconv.algorithms.pointwise.variants import macros_of
-from cuconv.core.elementwise import Number, as_number
+from cuconv.core.elementwise import Number
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 from cuconv.device import DeviceSpec
@@ -172,15 +172,15 @@ def _macros(problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOp
         c.filters,
         c.channels,
         c.consumers,
-        warpgroup_split_k=as_number(c.warpgroup_split_k),
+        warpgroup_split_k=1 * c.warpgroup_split_k,
         pixel_stages=c.pixel_stages,
         weight_stages=c.weight_stages,
-        weights_resident=as_number(c.weights_resident),
-        grid_stride=as_number(has_grid_stride(p, c)),
+        weights_resident=1 * c.weights_resident,
+        grid_stride=1 * has_grid_stride(p, c),
         tail_split_k=c.tail_split_k,
-        packs_weights=as_number(c.packs_weights) * (VECTOR if options.aligned and p.c % VECTOR == 0 else 1),
+        packs_weights=c.packs_weights * (VECTOR if options.aligned and p.c % VECTOR == 0 else 1),
         epilogue_filters=c.epilogue_filters,
-        vector=as_number(has_vectors),
+        vector=1 * has_vectors,
         shifted=grain_of(c.layout),
         plane=plane,
         evict_first=int(eviction.evict_first(p) > 0),

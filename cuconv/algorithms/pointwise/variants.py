@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
 from cuconv.algorithms.pointwise.tiles import (
-    PRODUCER_THREADS,
     epilogue_bytes,
     pitch,
     pixel_stage_bytes,
+    producer_threads,
     weight_stage_bytes,
 )
-from cuconv.core.elementwise import Number, either
+from cuconv.core.elementwise import Number
 from cuconv.core.problem import FP32
 
 
@@ -56,6 +56,6 @@ def macros_of(
         "EVICT_FIRST": evict_first,
         "PRODUCTS": products,
         "PITCH": pitch(plane),
-        "PRODUCER_THREADS": either(consumers == 2, PRODUCER_THREADS[2], PRODUCER_THREADS[3]),
+        "PRODUCER_THREADS": producer_threads(consumers),
         "SHARED_BYTES": shared_bytes,
     }

@@ -14,7 +14,7 @@ import numpy as np
 from cuconv.algorithms.common.implicit_gemm import depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import Number, larger
+from cuconv.core.elementwise import Number
 from cuconv.core.problem import ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -122,7 +122,7 @@ def launchable(many: ClusterConfig[Any], possible: Any, problem: ConvProblem, de
 
 def blocks_per_sm(config: ClusterConfig[Any], device: DeviceSpec) -> Number:
     """The blocks that the busiest SM computes in a launch, where clusters are spread evenly over the GPU."""
-    return ceil_div(config.blocks // config.split_k, larger(1, device.clusters_at_a_time(config.split_k)))
+    return ceil_div(config.blocks // config.split_k, np.maximum(1, device.clusters_at_a_time(config.split_k)))
 
 
 def memory_us(problem: ConvProblem, us_per_mib: float) -> float:

@@ -90,7 +90,7 @@ def least_work(c: int, m: int, kh: int, kw: int, device: DeviceSpec, costs: Cost
     for cluster, shape in product(range(1, MAX_CLUSTER + 1), TILE_SHAPES[kw]):
         times = _with_stage(kh, kw, cluster, shape, shape.cells, STAGES[0][0], costs)
         tile_us.append(least_shared_us(chunks, MAX_SHARERS, *times))
-        at_a_time = max(1, device.clusters_at_a_time(cluster))
+        at_a_time = max(1, int(device.clusters_at_a_time(cluster)))
         tiles_of_cell = ceil(m / (FILTERS * cluster)) / shape.cells / at_a_time
         cell_us.append(tiles_of_cell * chunks * (times.chunk + hypot(times.fetch, times.multiply)))
     return min(tile_us), min(cell_us)

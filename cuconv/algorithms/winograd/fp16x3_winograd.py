@@ -271,7 +271,7 @@ def _candidates_of(
             shared_bytes=pipeline.shared_bytes,
             workspace_bytes=packed_bytes + clusters * cluster * block_bytes,
         )
-        for clusters in _grids(tiles, chunks, device.clusters_at_a_time(cluster))
+        for clusters in _grids(tiles, chunks, int(device.clusters_at_a_time(cluster)))
     ]
 
 
