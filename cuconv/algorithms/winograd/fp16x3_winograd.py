@@ -22,8 +22,8 @@ from cuconv.algorithms.common.limits import (
     require_hopper,
 )
 from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
+from cuconv.algorithms.common.shares import blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking
-from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
 from cuconv.algorithms.winograd.tiles import (
     CHANNELS,
@@ -122,20 +122,14 @@ class Fp16x3Winograd(ListedVariants[WinogradConfig, Costs]):
         return require_fit(found, problem, device, self.name)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs) -> float:
-        """The device time of both kernels in microseconds, by the cost model with the given constants.
-
-        Producers and consumers work at the same time, so their times are combined as a norm and not as a sum.
-        """
+        """The device time of both kernels in microseconds, by the cost model with the given constants."""
         pipeline = (problem.kh, problem.kw, config.cluster, config.tile_shape, config.pitch, config.input_stages)
         clusters, times = config.blocks // config.cluster, times_of(*pipeline, costs)
         chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, config.cluster, config.cells, config.pitch)
         block_chunks = ceil(tiles * chunks / clusters)
         # Larger shares come first. Where these are whole tiles, the smaller ones share tiles but end earlier anyway.
         sharers = blocks_per_tile(tiles, chunks, clusters) if block_chunks % chunks else 1
-        exchange_us = (times.publish + times.accumulate * (sharers - 1)) if sharers > 1 else 0.0
-        write_us = times.write * ceil(tiles / clusters)
-        overlapped_us = hypot(block_chunks * times.fetch, block_chunks * times.multiply + write_us)
-        work_us = block_chunks * times.chunk + overlapped_us + exchange_us
+        work_us = times.block_us(block_chunks, ceil(tiles / clusters), sharers)
         memory_us = (costs.memory * problem.min_bytes + costs.edge * edges_of(problem, config.pitch)) / 2**20
         return costs.block + _packing(config.cluster).predicted_us(problem, costs) + hypot(work_us, memory_us)
 

@@ -11,7 +11,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import weight_packing
-from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
+from cuconv.algorithms.common.shares import blocks_per_tile
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
 from cuconv.runtime.compiler import INCLUDES
