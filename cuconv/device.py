@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from cuconv.core.elementwise import Number, larger, smaller
+from cuconv.core.elementwise import Number
 from cuconv.runtime import driver
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
@@ -71,10 +71,9 @@ class DeviceSpec:
     def clusters_at_a_time(self, blocks: Number) -> Number:
         """The clusters of so many blocks that the GPU runs at a time with one block per SM.
 
-        An H200's count is scaled by the number of SMs. blocks: keys of H200_CLUSTERS.
+        An H200's count is scaled by the number of SMs. blocks: keys of H200_CLUSTERS, or an array of them.
         """
-        on_h200 = _CLUSTERS[blocks] if isinstance(blocks, np.ndarray) else H200_CLUSTERS[blocks]
-        return self.sm_count * on_h200 // H200_SMS
+        return self.sm_count * _CLUSTERS[blocks] // H200_SMS
 
     @property
     def shared_bytes_per_sm(self) -> int:
@@ -95,7 +94,7 @@ class DeviceSpec:
         """
         by_registers = REGISTERS_PER_SM // (threads * registers)
         by_shared = self.shared_bytes_per_sm // (shared_bytes + SYSTEM_SHARED_BYTES)
-        return larger(1, smaller(by_registers, by_shared))
+        return np.maximum(1, np.minimum(by_registers, by_shared))
 
     def shared_bytes_that_hold(self, resident: Number) -> Number:
         """The least shared memory of a block, in bytes, that limits an SM to `resident` blocks at a time."""

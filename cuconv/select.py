@@ -254,24 +254,21 @@ def _arithmetic_of(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> 
 def _by_arithmetic(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> dict[Arithmetic, LaunchPlan]:
     """The plan of least predicted time for each way to add an image's products that does not depend on the batch."""
     best: dict[Arithmetic, tuple[float, LaunchPlan]] = {}
-    for one in _invariant_plans(problem, device, prepared):
-        arithmetic = (one.algorithm, one.precision, ALGORITHMS[one.algorithm].summation(one.config))
-        us = predicted_us(problem, device, one)
-        if arithmetic not in best or us < best[arithmetic][0]:
-            best[arithmetic] = us, one
+    for precision in dict.fromkeys((problem.precision, FP32)):
+        for name in offering(precision):
+            for config, us in _times_of(name, replace(problem, precision=precision), device, prepared).items():
+                summation = ALGORITHMS[name].summation(config)
+                arithmetic = (name, precision, summation)
+                if summation is not None and (arithmetic not in best or us < best[arithmetic][0]):
+                    best[arithmetic] = us, LaunchPlan(name, config, precision, prepared)
     return {arithmetic: one for arithmetic, (_, one) in best.items()}
 
 
-def _invariant_plans(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> list[LaunchPlan]:
-    """A plan for each configuration whose sums do not depend on the batch, in each precision that is allowed."""
-    found = []
-    for precision in dict.fromkeys((problem.precision, FP32)):
-        planned = replace(problem, precision=precision)
-        for algorithm in map(ALGORITHMS.__getitem__, offering(precision)):
-            try:
-                configs = algorithm.candidates(planned, device)
-            except UnsupportedProblem:
-                continue
-            invariant = (config for config in configs if algorithm.summation(config) is not None)
-            found += [LaunchPlan(algorithm.name, config, precision, prepared) for config in invariant]
+def _times_of(name: str, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> dict[Any, float]:
+    """The predicted time of each configuration of an algorithm, as by `predicted_us`; none where it cannot run."""
+    options = CallOptions(packed=prepared)
+    found: dict[Any, float] = {}
+    with suppress(UnsupportedProblem):
+        for closed in (False, True):
+            found.update((config, us) for us, config in ALGORITHMS[name].ranked(problem, device, options, closed))
     return found

@@ -19,7 +19,6 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.select import BATCH_INVARIANT
 from harness.precision import FP32, MEASURED, PRECISIONS
 
-
 OWN_VARIABLE, OWN_ALGORITHM = "CUCONV_CONTENDER", "conv2d"
 
 

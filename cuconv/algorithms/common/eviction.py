@@ -13,7 +13,7 @@ from cuconv.device import L2_BYTES
 # Found on an H200; docs/memory.md has the times. The policy gains time where the operands fill between MIN_L2_FILLS and
 # MAX_L2_FILLS L2 caches.
 MIN_L2_FILLS, MAX_L2_FILLS = 0.75, 2.3
-KEPT = 0.55  # of L2: what the output and the part of the input that stays may fill
+KEPT = 0.55  # the output and the part of the input that stays may fill this share of L2
 EIGHTHS = 8  # the unit of the result; eviction.cuh divides by it
 
 

@@ -7,7 +7,6 @@ variants of many layers by the cost models; `python -m harness.tune.variants` wr
 from __future__ import annotations
 
 import csv
-import random
 from abc import abstractmethod
 from functools import cache
 from math import inf
@@ -63,19 +62,19 @@ def fastest_listed(source: Path, forms: Forms) -> Macros:
 
 def _listed_of(source: Path, forms: Forms) -> Forms:
     """The forms that the file of a CUDA source lists."""
-    return [(factor, macros) for factor, macros in forms if variant_key(macros) in _keys(source)]
+    return [(factor, macros) for factor, macros in forms if variant_key(macros) in _rows(source, ())]
 
 
 def slowdowns(source: Path, forms: Forms) -> Any:
-    """The array of many configurations' slowdowns, from forms whose numbers are arrays, or one for all.
-
-    Configurations are looked up by sums that two variants have in common with a probability of 2**-64.
-    """
-    listed_sums, found = _sums(source), np.array(inf)
+    """The array of many configurations' slowdowns, or inf for all; forms: some of their numbers are arrays."""
+    found = np.array(inf)
     for factor, macros in forms:
-        sums = _sum(macros)
-        places = np.searchsorted(listed_sums, sums)
-        found = np.minimum(found, np.where(listed_sums[places] == sums, factor, inf))
+        varying = tuple(name for name, value in macros.items() if isinstance(value, np.ndarray))
+        rows = _rows(source, varying).get(variant_key({n: v for n, v in macros.items() if n not in varying}))
+        if rows:
+            columns: list[Any] = [macros[name] for name in varying]
+            is_listed = [row in rows for row in zip(*(column.tolist() for column in columns), strict=True)]
+            found = np.minimum(found, np.where(is_listed, factor, inf))
     return found
 
 
@@ -85,29 +84,10 @@ def variant_key(macros: Macros) -> frozenset[tuple[str, int]]:
 
 
 @cache
-def _keys(source: Path) -> frozenset[frozenset[tuple[str, int]]]:
-    return frozenset(map(variant_key, listed(source)))
-
-
-@cache
-def _sums(source: Path) -> Any:
-    largest = 2**64 - 1  # so that every number has a place before the end
-    return np.sort(np.array([*map(_sum, listed(source)), largest], np.uint64))
-
-
-def _sum(macros: dict[str, Number]) -> Any:
-    """The sum of all values, each times an odd number of its macro's, modulo 2**64."""
-    total = 0
-    of_arrays: Any = np.uint64(0)
-    for name, value in macros.items():
-        if isinstance(value, np.ndarray):
-            of_arrays = of_arrays + (value + 1).astype(np.uint64) * np.uint64(_odd(name))
-        elif name != PREPARED:
-            total += (int(value) + 1) * _odd(name)
-    return of_arrays + np.uint64(total % 2**64)
-
-
-@cache
-def _odd(name: str) -> int:
-    """A number of a macro's own, the same in every process."""
-    return random.Random(name).getrandbits(64) | 1
+def _rows(source: Path, varying: tuple[str, ...]) -> dict[frozenset[tuple[str, int]], set[tuple[int | None, ...]]]:
+    """The listed values of the macros that vary, by `variant_key` of the others."""
+    found: dict[frozenset[tuple[str, int]], set[tuple[int | None, ...]]] = {}
+    for macros in listed(source):
+        row = tuple(macros.pop(name, None) for name in varying)  # None: a kernel without this macro
+        found.setdefault(variant_key(macros), set()).add(row)
+    return found

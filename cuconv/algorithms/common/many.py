@@ -1,7 +1,7 @@
 """Many launch configurations as one object: element i of each of its NumPy arrays belongs to configuration i.
 
 A new size of a layer is planned while its caller waits. Arrays take a few microseconds for what a loop over
-configurations takes a millisecond. `cuconv.core.elementwise` has the arithmetic that works on both.
+configurations takes a millisecond. Cost models use NumPy's functions, which take one configuration as well.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from cuconv.core.launch import INPUT, WORKSPACE, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 SOURCE = Path(__file__).with_suffix(".cu")
-THREADS, ELEMENTS = 256, 4  # of a block, and that a thread copies
+THREADS, ELEMENTS = 256, 4  # a block's threads, and the elements that each copies
 ALIGNMENT = 128  # bytes; of the copy in the workspace
 SECTOR_FLOATS = 8  # device memory is read in sectors of 32 bytes
 # Microseconds of the launch, and for 2**20 bytes that it moves, on an H200.

@@ -18,9 +18,9 @@ from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 KERNEL = "pack_weights"
 # The same numbers stand in weight_packing.cuh; a test compares them.
-FILTERS = 32  # of a block
+FILTERS = 32  # per block
 GROUP_WARPS = 5  # the most warps of a block that share eight channels
-PART_BYTES = 2  # of an operand's part, one FP16 number
+PART_BYTES = 2  # a part of an operand is one FP16 number
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,12 @@ from cuconv.algorithms.depthwise.strips import (
     work_of,
 )
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import Number, either, larger, norm, smaller
+from cuconv.core.elementwise import Number, norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
-MAX_CHANNELS = 8  # of a group; beyond them tensor cores are faster
+MAX_CHANNELS = 8  # in groups of more, tensor cores are faster
 MAX_FILTER_COLUMNS = 31  # sums of more products are long chains
 MAX_STEP = 2**24  # rows or columns from one output, or filter position, to the next
 MAX_EXTENT = 2**30  # rows or columns of the padded image
@@ -48,7 +48,7 @@ MAX_EXTENT = 2**30  # rows or columns of the padded image
 THREADS = (64, 128, 256)
 GENERAL_ROWS = (1, 4)  # outputs of a thread where the geometry is not listed
 BUFFERS = (1, 2)
-MAX_STAGED_BYTES = 48 * 1024  # of a block, so that an SM holds several
+MAX_STAGED_BYTES = 48 * 1024  # a block stages no more, so that an SM holds several
 SM_THREADS, SM_BLOCKS = 2048, 32  # limits of an SM
 
 
@@ -93,8 +93,8 @@ class DepthwiseConfig:
 
     def batches(self, problem: ConvProblem) -> Number:
         """The batches of groups that all blocks stage; the number of blocks where they stage none."""
-        batches = ceil_div(problem.n * problem.groups, larger(self.groups, 1))
-        return either(self.groups > 0, batches, self.blocks)
+        batches = ceil_div(problem.n * problem.groups, np.maximum(self.groups, 1))
+        return np.where(self.groups > 0, batches, self.blocks)
 
     def __str__(self) -> str:
         strip = f"strip={self.strip.rows}x{self.strip.columns}x{self.strip.filters}"
@@ -179,7 +179,7 @@ class Depthwise(ManyConfigurations[DepthwiseConfig, Costs]):
         else:
             assert geometry is not None
             macros = _macros(geometry, strip, staged, *vectors_of(kind_of(p), strip, options.aligned or staged))
-            last = (config.groups, config.batches(p), config.buffers, int(options.aligned))
+            last = (config.groups, int(config.batches(p)), config.buffers, int(options.aligned))
         arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *packed, *last)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, config.overlap),)
@@ -226,21 +226,21 @@ def _size_us(problem: ConvProblem, device: DeviceSpec, config: DepthwiseConfig, 
     batches = config.batches(problem)
     strips_of_batch = ceil_div(strip.count(problem), batches)
     rounds = ceil_div(strips_of_batch, config.threads)
-    blocks = ceil_div(batches, device.sm_count)  # of an SM, or batches
+    blocks = ceil_div(batches, device.sm_count)  # an SM's blocks, or batches
     resident = _resident_blocks(config.threads, work.registers, config.shared_bytes, device)
-    waves = larger(1.0, blocks / resident)
+    waves = np.maximum(1.0, blocks / resident)
     strip_us = costs.load * (work.windows + weights) / 2**4 + costs.chain * work.products / 2**8
-    fetches = either(config.buffers > 1, 1, waves)  # that nothing overlaps
-    switches = either(config.buffers > 1, ceil_div(batches, config.blocks), 0)
+    fetches = np.where(config.buffers > 1, 1, waves)  # fetches that nothing overlaps
+    switches = (config.buffers > 1) * ceil_div(batches, config.blocks)
     latency_us = fetches * costs.stage * staged + switches * costs.switch + waves * rounds * strip_us
     warps = blocks * ceil_div(strips_of_batch, WARP)
     issue_us = (costs.issue * (work.windows + weights) + costs.store * work.stores) / 2**10
     issue_us = issue_us + costs.multiply * work.instructions * work.products * WARP / 2**16
-    fetch_us = either(staged, costs.fetch_staged, costs.fetch) * work.windows * work.cycles / 2**10
+    fetch_us = np.where(staged, costs.fetch_staged, costs.fetch) * work.windows * work.cycles / 2**10
     memory_us = (costs.memory + costs.memory_staged * staged) * problem.min_bytes / 2**20
     if problem.out_w % 8 > 0:  # a sector has eight outputs
         written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
-        memory_us = memory_us + costs.memory_pieces * either(staged, 0, 1) * written_mib
+        memory_us = memory_us + costs.memory_pieces * (config.groups == 0) * written_mib
     return costs.start + norm(latency_us, warps * issue_us, warps * fetch_us, memory_us)
 
 
@@ -258,7 +258,7 @@ def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: Num
     """
     down, along = strip.grid(problem)
     strips = problem.group_filters // strip.filters * down * along * quantum
-    return quantum * smaller(larger(1, threads // strips), problem.groups // quantum)
+    return quantum * np.minimum(np.maximum(1, threads // strips), problem.groups // quantum)
 
 
 def _shared_bytes(problem: ConvProblem, groups: Number, buffers: Number) -> Number:
@@ -272,7 +272,7 @@ def _shared_bytes(problem: ConvProblem, groups: Number, buffers: Number) -> Numb
 def _resident_blocks(threads: Number, registers: Number, shared_bytes: Number, device: DeviceSpec) -> Number:
     """The blocks that an SM holds at a time."""
     by_memory = device.resident_blocks(threads, registers, shared_bytes)
-    return smaller(by_memory, smaller(SM_THREADS // threads, SM_BLOCKS))
+    return np.minimum(by_memory, np.minimum(SM_THREADS // threads, SM_BLOCKS))
 
 
 def _check(problem: ConvProblem) -> None:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from cuconv.core.elementwise import Number
 from cuconv.core.problem import ConvProblem, ceil_div
 
-MAX_BAND_WEIGHTS = 64  # that a thread holds at a time
-STAGED_REGISTERS = 80  # of a thread at least, where a block copies planes
-GENERAL_REGISTERS = 64  # of a thread of the general kernel, at most
+MAX_BAND_WEIGHTS = 64  # a thread holds no more at a time
+STAGED_REGISTERS = 80  # a thread's at least, where a block copies planes
+GENERAL_REGISTERS = 64  # a thread's at most, in the general kernel
 GENERAL_INSTRUCTIONS = 4  # for a product beside its multiply-add: tests of row and column, address, loop
 WARP = 32  # lanes
 

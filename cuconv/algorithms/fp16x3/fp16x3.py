@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, hypot, inf
+from math import ceil, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.common.bounds import least_shared_us
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -22,6 +21,7 @@ from cuconv.algorithms.common.limits import (
     require_hopper,
 )
 from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
+from cuconv.algorithms.common.shares import TileTimes, blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.core.costs import constant
 from cuconv.core.launch import WORKSPACE, Launch
@@ -33,19 +33,19 @@ SOURCE = Path(__file__).with_suffix(".cu")
 # The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
 THREADS = 512
 CONSUMERS = 2  # warpgroups that multiply
-CHANNELS = 16  # of a chunk: the depth of a tensor-core instruction
+CHANNELS = 16  # a chunk is as deep as a tensor-core instruction
 SLOT = 128  # positions: the unit of a chunk's size in shared memory
 ROW_FILTERS = 64  # rows of a tensor-core instruction
-FILTERS_STEP, POSITIONS_STEP = 8, 128  # of narrow tiles
-MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # of a tile; the registers hold no more sums
+FILTERS_STEP, POSITIONS_STEP = 8, 128  # steps of the sizes of narrow tiles
+MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # a tile has no more; the registers hold no more sums
 STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES  # 4 warps, 16 filters, 32 positions and a pad
 NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # 32 filters, 64 positions and a pad
-FLAG_BYTES = CONSUMERS * 4  # of a block
+FLAG_BYTES = CONSUMERS * 4  # a block's flags
 MAX_SIDE_BY_SIDE = 32 * 256  # sums of a narrow tile in FP32 whose weights have their parts side by side
 # Bounds of the static shared memory.
 BARRIER_BYTES = 2048  # mbarriers, scales and maxima
-SOURCE_BYTES = 2 * SLOT * 4  # of a slot: where its positions lie in the input
-RESCALE_BYTES = CONSUMERS * 4 * FLOAT_BYTES  # of a narrow tile's filter: four buffers of factors
+SOURCE_BYTES = 2 * SLOT * 4  # where a slot's positions lie in the input
+RESCALE_BYTES = CONSUMERS * 4 * FLOAT_BYTES  # four buffers of factors for a narrow tile's filter
 
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns
@@ -138,27 +138,14 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         return require_fit(found, problem, device, self.name)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs) -> float:
-        """The device time of both kernels in microseconds, by the cost model with the given constants.
-
-        Producers and consumers work at the same time, so their times are combined as a norm and not as a sum.
-        """
-        tile = config.tile
-        chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
-        fetch_us = costs.fetch * config.slots * SLOT * CHANNELS / 2**11
-        multiply_us = _multiply_us(tile, problem.kh, problem.kw, config.products, costs)
-        sums = tile.filters * tile.positions / 2**14
-        block_chunks = ceil(tiles * chunks / config.blocks)
-        sharers = blocks_per_tile(tiles, chunks, config.blocks)
-        write_us = _write_us(tile, costs) * ceil(tiles / config.blocks)
-        exchange_us = ((costs.publish if sharers > 1 else 0) + costs.accumulate * (sharers - 1)) * sums
-        return (
-            costs.block
-            + _packing(config).predicted_us(problem, costs)
-            + block_chunks * costs.chunk
-            + hypot(block_chunks * fetch_us, block_chunks * multiply_us + write_us)
-            + exchange_us
-            + costs.memory * problem.min_bytes / 2**20
-        )
+        """The device time of both kernels in microseconds, by the cost model with the given constants."""
+        tile, chunks, tiles = config.tile, ceil(problem.c / CHANNELS), _tiles(problem, config.tile)
+        times = _times(tile, config.slots, problem.kh, problem.kw, config.products, costs)
+        block_chunks, block_tiles = ceil(tiles * chunks / config.blocks), ceil(tiles / config.blocks)
+        work_us = times.block_us(block_chunks, block_tiles, blocks_per_tile(tiles, chunks, config.blocks))
+        packing_us = _packing(config).predicted_us(problem, costs)
+        us: float = costs.block + packing_us + work_us + costs.memory * problem.min_bytes / 2**20
+        return us
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """Launches, packing, memory, and the least work that a tile, or all of them, take a block."""
@@ -242,14 +229,24 @@ def _least_work(
     """
     chunks, tile_us, position_us = ceil(c / CHANNELS), [], []
     for tile in (*TILES, *_narrow_tiles(m)):
-        fetch_us = costs.fetch * ceil((tile.positions + kw - 1) / SLOT) * SLOT * CHANNELS / 2**11
-        multiply_us = _multiply_us(tile, kh, kw, products, costs)
-        sums = tile.filters * tile.positions / 2**14
-        ends_us = (_write_us(tile, costs), costs.publish * sums, costs.accumulate * sums)
-        tile_us.append(least_shared_us(chunks, device.sm_count, costs.chunk, fetch_us, multiply_us, *ends_us))
+        times = _times(tile, ceil((tile.positions + kw - 1) / SLOT), kh, kw, products, costs)
+        tile_us.append(times.least_us(chunks, device.sm_count))
         tiles_of_position = ceil(m / tile.filters) / tile.positions / device.sm_count
-        position_us.append(tiles_of_position * chunks * (costs.chunk + hypot(fetch_us, multiply_us)))
+        position_us.append(tiles_of_position * times.block_us(chunks, tiles=0, sharers=1))
     return min(tile_us), min(position_us)
+
+
+def _times(tile: Tile, slots: int, kh: int, kw: int, products: int, costs: Costs) -> TileTimes:
+    """The times of a tile's pipeline for a filter of kh x kw."""
+    sums = tile.filters * tile.positions / 2**14
+    return TileTimes(
+        chunk=costs.chunk,
+        fetch=costs.fetch * slots * SLOT * CHANNELS / 2**11,
+        multiply=_multiply_us(tile, kh, kw, products, costs),
+        write=(costs.write + costs.write_narrow * tile.narrow) * sums,
+        publish=costs.publish * sums,
+        accumulate=costs.accumulate * sums,
+    )
 
 
 def _multiply_us(tile: Tile, kh: int, kw: int, products: int, costs: Costs) -> float:
@@ -262,11 +259,6 @@ def _multiply_us(tile: Tile, kh: int, kw: int, products: int, costs: Costs) -> f
         return multiply_us
     chains = kh if products == PRODUCTS[FP32] else 1
     return multiply_us * max(1, 0.5 + 32 / tile.filters) + costs.narrow * chains
-
-
-def _write_us(tile: Tile, costs: Costs) -> float:
-    """A block's time to write a tile."""
-    return (costs.write + costs.write_narrow * tile.narrow) * tile.filters * tile.positions / 2**14
 
 
 def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:
@@ -342,14 +334,6 @@ def _positions(problem: ConvProblem) -> int:
 
 def _tiles(problem: ConvProblem, tile: Tile) -> int:
     return ceil(_positions(problem) / tile.positions) * ceil(problem.m / tile.filters)
-
-
-def blocks_per_tile(tiles: int, chunks: int, blocks: int) -> int:
-    """The most blocks that share a tile, where blocks take equal shares of all (tile, chunk) pairs in order."""
-    if tiles % blocks == 0:
-        return 1
-    share = tiles * chunks / blocks
-    return min(chunks, ceil(chunks / share) + (0 if blocks % tiles == 0 else 1))
 
 
 def _macros(

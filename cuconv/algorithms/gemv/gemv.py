@@ -20,10 +20,10 @@ from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
 
 TILES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8))  # filters and images of a warp
-WARPS = ((4, 1), (4, 2), (2, 4), (1, 8))  # of a block: over filters, and over the reduction
+WARPS = ((4, 1), (4, 2), (2, 4), (1, 8))  # a block's, over filters and over the reduction
 MAX_IMAGES = 64  # beyond them tensor cores are faster
 VECTOR = 4  # elements of a load of 16 bytes
-SCHEDULERS = 4  # of an SM: warps that issue an instruction at the same time
+SCHEDULERS = 4  # per SM: each issues an instruction at the same time as the others
 
 
 @dataclass(frozen=True, slots=True)

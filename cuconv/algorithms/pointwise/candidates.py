@@ -31,18 +31,19 @@ from cuconv.algorithms.pointwise.tiles import (
     filter_tile_count,
     iterations,
     pixel_stage_bytes,
+    pixel_tile_count,
     static_shared_bytes,
     warpgroup_tile_count,
     weight_stage_bytes,
 )
-from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
 
 FILTERS_STEP = 16  # the filters of a tile are a multiple of it
 FILTERS_LIMITS = (160, 128, 64)  # a tile has as many filters as fit below each
 PACKING_FILTERS_LIMITS = (48, 32)  # the same, for blocks that pack their weights and for split last waves alone
 EPILOGUE_FILTERS = (64, 32)
-MIN_SHIFTED_PIXELS = 2 * WARPGROUP_PIXELS  # of an image, for the shifted layouts
+MIN_SHIFTED_PIXELS = 2 * WARPGROUP_PIXELS  # images with fewer take no shifted layout
 MAX_SPLIT_TILES = 3  # for each SM, where consumers share tiles
 MAX_TAIL_SPLIT_K = 4
 MAX_WAVES_BEFORE_TAIL = 4  # after more waves, the last one does not count
@@ -121,9 +122,7 @@ def many(problem: ConvProblem, device: DeviceSpec, algorithm: str) -> Many:
     layouts = _check(problem, device, algorithm)
     rows = _rows(_layer(problem, layouts, device))
     configs, sms = rows.configs, device.sm_count
-    # Numbers in the place of arrays where all configurations have the same.
-    layout: Any = configs.layout if len(layouts) > 1 else layouts[0]
-    pixel_tiles = ceil_div(warpgroup_tile_count(problem, layout), rows.warpgroup_tiles)
+    pixel_tiles = pixel_tile_count(problem, rows.warpgroup_tiles, configs.layout)
     tiles = pixel_tiles * rows.filter_tiles
     blocks, waves = np.minimum(sms, tiles), tiles // sms
     rest = tiles - waves * sms
@@ -179,27 +178,46 @@ def _times(layer: _Layer, costs: Costs) -> LayerTimes:
 def _least_work(layer: _Layer, sms: int, costs: Costs, prepared: bool) -> tuple[float, float, float]:
     """The least time of the launches, of them and a tile, and of the busiest SM for each pixel, in microseconds.
 
-    It counts tiles that do not fit as well, and leaves out what layouts cost: to make the rows takes milliseconds.
+    They are the model's terms for tiles that need not fit: to make the rows takes milliseconds.
     """
-    start_us, latency_us, pixel_us = [], [], []
-    all_filters = tile_filters(layer.m, (*FILTERS_LIMITS, *PACKING_FILTERS_LIMITS))
-    for filters, channels, consumers, shared in product(all_filters, chunk_channels(layer.c), CONSUMERS, (0, 1)):
-        all_chunks, sharers = ceil(layer.c / channels), consumers if shared else 1
-        chunks, weights = ceil(all_chunks / sharers), filters * channels
-        chunk_us = costs.chunk + costs.decompose * channels / 64 + costs.accumulate * filters / 64
-        sm_chunk_us = costs.not_hidden * chunk_us + costs.multiply * weights * WARPGROUP_PIXELS / 2**18
-        start = costs.block
-        if not prepared:
-            start += WeightPacking(filters, channels, layer.products).predicted_us(layer.smallest, costs)
-        if holds_packed_weights(filters, channels, all_chunks, consumers):
-            start = min(start, costs.block_packs + costs.pack_in_block * weights * all_chunks / 2**13)
-        outputs = filters * (layer.plane or WARPGROUP_PIXELS)
-        write_us = (costs.write / sharers + costs.reduce * shared) * outputs / 2**12
-        tiles_of_pixel = ceil(layer.m / filters) * sharers / (WARPGROUP_PIXELS * consumers)
-        start_us.append(start)
-        latency_us.append(start + chunks * chunk_us + write_us)
-        pixel_us.append(tiles_of_pixel * chunks * sm_chunk_us * consumers / sms)
-    return min(start_us), min(latency_us), min(pixel_us)
+    c, example = _ideal_tiles(layer), layer._replace(vector=True).smallest  # its pixels are copied four at a time
+    times = layer_times(example, c, costs)
+    start_us = times.start + times.pack_in_block - (times.pack if prepared else 0.0)
+    tile_us = start_us + times.chunks * times.chunk + times.write
+    pixel_us = filter_tile_count(example, c.filters) * times.chunks * times.sm_chunk / c.pixels / sms
+    return float(start_us.min()), float(tile_us.min()), float(pixel_us.min())
+
+
+def _ideal_tiles(layer: _Layer) -> Fp16x3PointwiseConfig:
+    """Every tile shape as arrays, with resident weights and the most stages, as if shared memory held them.
+
+    The layout is the one that costs least. Each shape is there without and, where registers hold the weights that a
+    block packs itself, with such blocks.
+    """
+    shapes: list[tuple[int, ...]] = []
+    every = tile_filters(layer.m, (*FILTERS_LIMITS, *PACKING_FILTERS_LIMITS))
+    for filters, channels, consumers in product(every, chunk_channels(layer.c), CONSUMERS):
+        chunks = ceil(layer.c / channels)
+        packing = (False, True) if holds_packed_weights(filters, channels, chunks, consumers) else (False,)
+        shapes += product((filters,), (channels,), (consumers,), (False, True), (chunks,), packing)
+    columns: list[Any] = list(np.array(shapes).T)
+    return Fp16x3PointwiseConfig(
+        filters=columns[0],
+        channels=columns[1],
+        consumers=columns[2],
+        warpgroup_split_k=columns[3],
+        pixel_stages=MAX_PIXEL_STAGES,
+        weight_stages=columns[4],
+        weights_resident=True,
+        packs_weights=columns[5],
+        tail_split_k=1,
+        epilogue_filters=min(EPILOGUE_FILTERS),
+        layout=PixelLayout.WHOLE_IMAGES if layer.plane else PixelLayout.PLAIN,
+        blocks=0,
+        shared_bytes=0,
+        workspace_bytes=0,
+        products=layer.products,
+    )
 
 
 @lru_cache(maxsize=4096)

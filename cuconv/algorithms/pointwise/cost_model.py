@@ -14,7 +14,6 @@ import numpy as np
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts
 from cuconv.algorithms.pointwise.registers import CONSUMERS
 from cuconv.algorithms.pointwise.tiles import (
-    PRODUCER_THREADS,
     VECTOR,
     WARPGROUP_PIXELS,
     Fp16x3PointwiseConfig,
@@ -23,13 +22,14 @@ from cuconv.algorithms.pointwise.tiles import (
     grain_of,
     iterations,
     pixel_tile_count,
+    producer_threads,
     weight_loads,
 )
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import Number, either, norm
+from cuconv.core.elementwise import Number, norm
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
-CACHED_MIB = 32  # of an output, about what an H200's L2 cache keeps
+CACHED_MIB = 32  # an output of this size stays in an H200's L2 cache, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LayerTimes(NamedTuple):
     Each is a number for one configuration, or an array for many.
     """
 
-    chunks: Number  # of a tile that one consumer multiplies; a count
+    chunks: Number  # a count: those of a tile that one consumer multiplies
     chunk: Number  # a consumer's latency for a chunk
     sm_chunk: Number  # the SM's time for a chunk of every consumer
     copy: Number  # the copies of a chunk's pixels and weights
@@ -77,7 +77,7 @@ class LayerTimes(NamedTuple):
     publish: Number  # a tile's partial sums, where blocks share it
     add_parts: Number  # those of each other block
     start: Number  # launches, and the packing of weights ahead
-    pack: Number  # of `start`, the kernel that packs the weights; 0 where blocks pack them
+    pack: Number  # the part of `start` that the packing kernel takes; 0 where blocks pack
     packs_in_block: bool  # whether any of the configurations does
     pack_in_block: Number  # a block that packs a filter tile's weights itself; 0 elsewhere
     written: Number  # added for 2**20 bytes of output
@@ -110,12 +110,10 @@ def size_us(
     pixel_tiles, filter_tiles: the tiles with the same filters, and with the same pixels.
     """
     c, t, parts = config, times, config.tail_split_k
-    tiles = ceil_div(pixel_tiles * filter_tiles, c.blocks)  # of the busiest block
-    whole = isinstance(parts, int) and parts == 1  # no configuration splits the tiles of its last wave
-    chunks = t.chunks * tiles if whole else t.chunks * (tiles - 1) + ceil_div(t.chunks, parts)
+    tiles = ceil_div(pixel_tiles * filter_tiles, c.blocks)  # the busiest block's
+    chunks = t.chunks * (tiles - 1) + ceil_div(t.chunks, parts)
     tiles_us = norm(chunks * t.chunk + tiles * t.write, chunks * t.sm_chunk, chunks * t.copy, tiles * t.sm_write)
-    if not whole:
-        tiles_us = tiles_us + (parts > 1) * (t.publish + t.add_parts * (parts - 1))
+    tiles_us = tiles_us + (parts > 1) * (t.publish + t.add_parts * (parts - 1))
     written_mib = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels / 2**20
     memory_us = costs.memory * problem.min_bytes / 2**20 + t.written * written_mib
     if written_mib > CACHED_MIB:
@@ -141,7 +139,7 @@ def layer_times(problem: ConvProblem, c: Fp16x3PointwiseConfig, costs: Costs) ->
         sm_write=_sm_write_us(problem, c, single, shifted, costs),
         publish=costs.publish * sums,
         add_parts=costs.accumulate_parts * sums,
-        start=either(c.packs_weights, costs.block_packs, costs.block + pack_us),
+        start=np.where(c.packs_weights, costs.block_packs, costs.block + pack_us),
         pack=pack_us,
         packs_in_block=bool(np.any(c.packs_weights)),
         pack_in_block=(c.packs_weights > 0) * costs.pack_in_block * weights / 2**13,
@@ -162,7 +160,7 @@ def _copy_us(c: Fp16x3PointwiseConfig, shifted: Number, streamed: Number, costs:
     """The time of a chunk's copies of pixels and weights."""
     us = costs.pixels_latency / (c.pixel_stages - 1)
     per_64_pixels = costs.copy + costs.copy_shifted * shifted
-    threads = either(c.consumers == 2, PRODUCER_THREADS[2], PRODUCER_THREADS[3])
+    threads = producer_threads(c.consumers)
     by_threads = c.layout != PixelLayout.WHOLE_IMAGES  # a bulk copy takes no thread's time
     us = us + by_threads * per_64_pixels * WARPGROUP_PIXELS * c.channels / threads / 64
     return us + streamed * costs.copy_weights * c.sharers * c.filters * c.channels / 2**13
@@ -182,5 +180,5 @@ def _sm_write_us(
 
 def _outputs(problem: ConvProblem, c: Fp16x3PointwiseConfig) -> Number:
     """The outputs of a warpgroup tile."""
-    pixels = either(c.layout == PixelLayout.WHOLE_IMAGES, problem.out_pixels, WARPGROUP_PIXELS)
+    pixels = np.where(c.layout == PixelLayout.WHOLE_IMAGES, problem.out_pixels, WARPGROUP_PIXELS)
     return c.filters * pixels

@@ -22,11 +22,12 @@ from cuconv.algorithms.pointwise.tiles import (
     Fp16x3PointwiseConfig,
     grain_of,
     has_grid_stride,
+    pitch,
     plane_of,
+    producer_threads,
     static_shared_bytes,
 )
-from cuconv.algorithms.pointwise.variants import macros_of
-from cuconv.core.elementwise import Number, as_number
+from cuconv.core.elementwise import Number
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 from cuconv.device import DeviceSpec
@@ -165,24 +166,30 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs], ListedVa
 
 
 def _macros(problem: ConvProblem, config: Fp16x3PointwiseConfig, options: CallOptions) -> dict[str, Number]:
-    """The macros of the kernel variant for a convolution of stride 1; arrays for many configurations."""
+    """The macros of the kernel variant for a convolution of stride 1; arrays for many configurations.
+
+    The head of fp16x3_pointwise.cu explains them.
+    """
     c, p, plane = config, problem, plane_of(problem, config.layout)
     has_vectors = options.aligned & ((p.out_pixels % VECTOR == 0) | (plane > 0))
-    return macros_of(
-        c.filters,
-        c.channels,
-        c.consumers,
-        warpgroup_split_k=as_number(c.warpgroup_split_k),
-        pixel_stages=c.pixel_stages,
-        weight_stages=c.weight_stages,
-        weights_resident=as_number(c.weights_resident),
-        grid_stride=as_number(has_grid_stride(p, c)),
-        tail_split_k=c.tail_split_k,
-        packs_weights=as_number(c.packs_weights) * (VECTOR if options.aligned and p.c % VECTOR == 0 else 1),
-        epilogue_filters=c.epilogue_filters,
-        vector=as_number(has_vectors),
-        shifted=grain_of(c.layout),
-        plane=plane,
-        evict_first=int(eviction.evict_first(p) > 0),
-        products=c.products,
-    )
+    return {
+        "FILTERS": c.filters,
+        "CHANNELS": c.channels,
+        "CONSUMERS": c.consumers,
+        "WARPGROUP_SPLIT_K": 1 * c.warpgroup_split_k,
+        "PIXEL_STAGES": c.pixel_stages,
+        "WEIGHT_STAGES": c.weight_stages,
+        "WEIGHTS_RESIDENT": 1 * c.weights_resident,
+        "GRID_STRIDE": 1 * has_grid_stride(p, c),
+        "TAIL_SPLIT_K": c.tail_split_k,
+        "PACKS_WEIGHTS": c.packs_weights * (VECTOR if options.aligned and p.c % VECTOR == 0 else 1),
+        "EPILOGUE_FILTERS": c.epilogue_filters,
+        "VECTOR": 1 * has_vectors,
+        "SHIFTED": grain_of(c.layout),
+        "PLANE": plane,
+        "EVICT_FIRST": int(eviction.evict_first(p) > 0),
+        "PRODUCTS": c.products,
+        "PITCH": pitch(plane),
+        "PRODUCER_THREADS": producer_threads(c.consumers),
+        "SHARED_BYTES": c.shared_bytes,
+    }

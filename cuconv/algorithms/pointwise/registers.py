@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS
-from cuconv.algorithms.pointwise.tiles import PixelLayout
+from cuconv.algorithms.pointwise.tiles import PixelLayout, grain_of
 from cuconv.core.problem import FP32
 
 CONSUMERS = (2, 3)
@@ -40,7 +40,7 @@ def most_filters(consumers: int, channels: int, products: int, single_chunk: boo
     single_chunk: all channels are one chunk, and the weights are resident.
     """
     most = SINGLE_CHUNK_FILTERS_HELD[consumers][channels] if single_chunk else FILTERS_HELD[consumers][channels]
-    if layout.grain:
+    if grain_of(layout):
         return (SINGLE_CHUNK_SHIFTED if single_chunk else SHIFTED).get((consumers, channels), most)
     if layout is PixelLayout.WHOLE_IMAGES:
         return (SINGLE_CHUNK_WHOLE_IMAGES if single_chunk else WHOLE_IMAGES).get((consumers, channels), most)

@@ -15,18 +15,17 @@ import numpy as np
 
 from cuconv.algorithms.common.implicit_gemm import grid_text
 from cuconv.algorithms.common.weight_packing import operand_bytes
-from cuconv.core.elementwise import Number, either, larger, smaller
+from cuconv.core.elementwise import Number
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
-WARPGROUP = 128  # threads
-WARPGROUP_PIXELS = 64  # of a warpgroup tile: the rows of a wgmma instruction
+WARP, WARPGROUP = 32, 128  # threads
+WARPGROUP_PIXELS = 64  # a warpgroup's tile has the rows of a wgmma instruction
 VECTOR = 4  # pixels of a 16-byte copy
-PRODUCER_THREADS = {2: 64, 3: 32}  # that copy the pixels of one consumer, by the consumers of a block
 MAX_PIXEL_STAGES = 6
 STATIC_BYTES = 1536  # static shared memory that every configuration leaves room for
-BARRIER_BYTES = 2 * 8  # of a stage: a barrier that it is full, and one that it is empty
-STATE_BYTES = 20  # of a block, beside its barriers
-ALIGNMENT = 128  # of dynamic shared memory: static shared memory is padded to a multiple of it
+BARRIER_BYTES = 2 * 8  # two barriers a stage: full and empty
+STATE_BYTES = 20  # a block's state, without its barriers
+ALIGNMENT = 128  # static shared memory is padded to a multiple of it, where dynamic shared memory begins
 PADDED_PITCH = 68  # floats of 64 pixels in shared memory, so that reads of fragments meet no bank conflict
 
 
@@ -45,19 +44,13 @@ class PixelLayout(IntEnum):
     WHOLE_IMAGES = 3
     """All pixels of one image."""
 
-    @property
-    def grain(self) -> int:
-        """The multiple, in floats, at which the output of a shifted layout is cut; 0 in the other layouts."""
-        return GRAINS[self]
 
-
-GRAINS = (0, 8, 4, 0)  # by layout
 LAYOUT_TEXTS = ("", " shifted=8", " shifted=4", " images")
 
 
 def grain_of(layout: Number) -> Number:
-    """PixelLayout.grain, of one layout or of an array."""
-    return np.take(GRAINS, layout) if isinstance(layout, np.ndarray) else layout.grain
+    """The multiple, in floats, at which the output of a shifted layout is cut; 0 in the other layouts."""
+    return 8 * (layout == PixelLayout.SHIFTED_8) + 4 * (layout == PixelLayout.SHIFTED_4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +120,17 @@ def pitch(plane: Number) -> Number:
 
     plane: pixels of an image in the layout of whole images, which lie as in global memory; 0 in the other layouts.
     """
-    return either(plane > 0, plane, PADDED_PITCH)
+    return plane + PADDED_PITCH * (plane == 0)
 
 
 def plane_of(problem: ConvProblem, layout: Number) -> Number:
     """The macro PLANE: pixels of an image in the layout of whole images, else 0."""
-    return either(layout == PixelLayout.WHOLE_IMAGES, problem.out_pixels, 0)
+    return problem.out_pixels * (layout == PixelLayout.WHOLE_IMAGES)
+
+
+def producer_threads(consumers: Number) -> Number:
+    """The threads that copy the pixels of one consumer: its share, in whole warps, of the warpgroup of producers."""
+    return WARP * (WARPGROUP // WARP // consumers)
 
 
 def pixel_stage_bytes(channels: Number, consumers: Number, plane: Number) -> Number:
@@ -162,21 +160,20 @@ def iterations(problem: ConvProblem, config: Fp16x3PointwiseConfig) -> Number:
     return ceil_div(ceil_div(problem.c, config.channels), config.sharers)
 
 
-def warpgroup_tile_count(problem: ConvProblem, layout: Number) -> Number:
+def warpgroup_tile_count(problem: ConvProblem, layout: PixelLayout) -> int:
     """The warpgroup tiles that cover the pixels of all images."""
-    if isinstance(layout, np.ndarray):
-        return np.array([warpgroup_tile_count(problem, one) for one in PixelLayout])[layout]
     if layout is PixelLayout.PLAIN:
         return ceil_div(problem.n * problem.out_pixels, WARPGROUP_PIXELS)
     if layout is PixelLayout.WHOLE_IMAGES:
         return problem.n
-    overlap = layout.grain - 1  # pixels that a tile may have to leave to the one before it
+    overlap = grain_of(layout) - 1  # pixels that a tile may have to leave to the one before it
     return problem.n * ceil_div(problem.out_pixels - overlap, WARPGROUP_PIXELS - overlap)
 
 
 def pixel_tile_count(problem: ConvProblem, warpgroup_tiles: Number, layout: Number) -> Number:
     """The tiles with the same filters, where each tile has so many warpgroup tiles."""
-    return ceil_div(warpgroup_tile_count(problem, layout), warpgroup_tiles)
+    of_layouts = np.array([warpgroup_tile_count(problem, one) for one in PixelLayout])
+    return ceil_div(of_layouts[layout], warpgroup_tiles)
 
 
 def filter_tile_count(problem: ConvProblem, filters: Number) -> Number:
@@ -200,7 +197,7 @@ def weight_loads(config: Fp16x3PointwiseConfig, pixel_tiles: Number, filter_tile
     """
     tiles = pixel_tiles * filter_tiles
     of_block = ceil_div(tiles, config.blocks)
-    more, fewer = larger(pixel_tiles, of_block), smaller(pixel_tiles, of_block)
+    more, fewer = np.maximum(pixel_tiles, of_block), np.minimum(pixel_tiles, of_block)
     begins_with_filters = (tiles % config.blocks == 0) & (more % fewer == 0) | (tiles == pixel_tiles)
-    loads = ceil_div(of_block, pixel_tiles) + either(begins_with_filters, 0, 1)
-    return either(config.blocks % filter_tiles == 0, 1, loads)  # `has_grid_stride`
+    loads = ceil_div(of_block, pixel_tiles) + (begins_with_filters == 0)
+    return np.where(config.blocks % filter_tiles == 0, 1, loads)  # `has_grid_stride`

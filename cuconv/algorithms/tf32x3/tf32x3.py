@@ -14,12 +14,12 @@ import numpy as np
 from cuconv.algorithms.common.implicit_gemm import depth_of, grid_text, is_pointwise
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import Number, larger
+from cuconv.core.elementwise import Number
 from cuconv.core.problem import ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 MAX_FILTER_AREA = 63  # the kernels keep a pixel's filter positions in a mask of 64 bits, and one bit stays 0
-MAX_FILTER_ROWS = 31  # of a filter of more positions, and as many columns: two masks of 32 bits
+MAX_FILTER_ROWS = 31  # a filter of more positions has no more rows and columns: two masks of 32 bits
 MAX_TILE = 256  # filters or pixels; kernels round a size up to whole tiles, which must not exceed MAX_INDEX
 
 
@@ -122,7 +122,7 @@ def launchable(many: ClusterConfig[Any], possible: Any, problem: ConvProblem, de
 
 def blocks_per_sm(config: ClusterConfig[Any], device: DeviceSpec) -> Number:
     """The blocks that the busiest SM computes in a launch, where clusters are spread evenly over the GPU."""
-    return ceil_div(config.blocks // config.split_k, larger(1, device.clusters_at_a_time(config.split_k)))
+    return ceil_div(config.blocks // config.split_k, np.maximum(1, device.clusters_at_a_time(config.split_k)))
 
 
 def memory_us(problem: ConvProblem, us_per_mib: float) -> float:

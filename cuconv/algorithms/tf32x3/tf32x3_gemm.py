@@ -35,7 +35,6 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
     tiles_of,
 )
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import larger
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
@@ -45,7 +44,7 @@ COLUMN_PADDING = 8  # the same for a row of columns or of sums
 TAP_BYTES = 4  # an entry of the tap table: 6 bits for the filter position, the others for an offset into an image
 LARGE_TAP_BYTES = 8  # the same for a filter of more than MAX_FILTER_AREA positions, and for a larger image
 MAX_IMAGE, LARGE_MAX_IMAGE = 2**25 - 1, 2**31 - 1  # elements that the offsets of either kind reach
-REGISTERS = {3: 128, 1: 88}  # of a thread, by products; as many blocks fit an SM as with the compiler's numbers
+REGISTERS = {3: 128, 1: 88}  # a thread's, by products; as many blocks fit an SM as with the compiler's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
         stages = stages_of(problem, tile.stage_depth)
         blocks = tiles_of(problem, tile.filters, tile.pixels) * split_k
         taps_bytes = 0 if pointwise else tap_bytes * ceil_div(stages, split_k) * tile.stage_depth
-        shared_bytes = larger(tile.pipeline_bytes + taps_bytes, tile.sums_bytes)
+        shared_bytes = np.maximum(tile.pipeline_bytes + taps_bytes, tile.sums_bytes)
         found = ClusterConfig(tile, split_k, pointwise, blocks, shared_bytes, products)
         return found, launchable(found, split_k <= stages, problem, device)
 
@@ -192,7 +191,7 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
         resident = device.resident_blocks(tile.threads, REGISTERS[config.products], config.shared_bytes)
         compute_us = ceil_div(blocks, resident) * wave_us + blocks * block_us
         start_us = costs.start if config.pointwise else costs.start + costs.taps
-        return start_us + larger(compute_us, memory_us(problem, costs.memory))
+        return start_us + np.maximum(compute_us, memory_us(problem, costs.memory))
 
     def summation(self, config: Config) -> tuple[int, ...]:
         """The parts of the reduction: those of a block's warps and of a cluster's blocks."""

@@ -23,14 +23,14 @@ from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
 
 WARP_PIXELS = 32  # pixels of a warp's tile
-LANE_PIXELS = 4  # of which a lane has so many
+LANE_PIXELS = 4  # the pixels of a lane
 LANES = 4  # with the same pixels; they share the rows of the reduction
 STEP_DEPTH = 8  # depth of an mma instruction
-MAX_DEPTH = 32  # of the reduction: the columns of a tile stay in registers
-FILTERS = 16  # that a warp multiplies at a time
-WARPS = (4, 8)  # of a block
+MAX_DEPTH = 32  # a deeper reduction does not fit: the columns of a tile stay in registers
+FILTERS = 16  # a warp multiplies these at a time
+WARPS = (4, 8)  # per block
 FILTER_SPLITS = (1, 2, 4)  # blocks that share the filters of the same pixels
-REGISTERS = (128, 168, 255)  # of a thread, for an occupancy of 16, 12 and 8 warps
+REGISTERS = (128, 168, 255)  # a thread's, for an occupancy of 16, 12 and 8 warps
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ def _forms(layer: Macros, tile: Tile, split_k: Number) -> Forms:
 @lru_cache(maxsize=4096)
 def _listed_form(source: Path, tile: Tile, split_k: int, layer: tuple[tuple[str, int], ...]) -> Macros:
     """The form that a call launches. layer: the macros of `_layer_macros`."""
-    return fastest_listed(source, _forms(dict(layer), tile, split_k))
+    macros = fastest_listed(source, _forms(dict(layer), tile, split_k))
+    return {name: int(value) for name, value in macros.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -30,13 +30,13 @@ from cuconv.algorithms.tf32x3.tf32x3 import (
     memory_us,
 )
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import Number, larger, norm, smaller
+from cuconv.core.elementwise import Number, norm
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import REGISTERS_PER_SM, DeviceSpec
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 STAGE_DEPTH = 32  # 128 bytes of a row of weights, as wide as the swizzle
-PIECE_FILTERS = 2  # of a piece of the accumulators, which only one block of a cluster writes
+PIECE_FILTERS = 2  # filters of a piece of the accumulators, which one block of a cluster writes
 TAP_BYTES = 8  # an entry of the tap table: an offset into an image, and a filter position
 MAX_IMAGE = 2**29 - 1  # elements, so that offsets in bytes fit 31 bits
 GENERAL_REGISTERS = 16  # more of a thread whose kernel has the geometry as arguments
@@ -103,11 +103,11 @@ class Tile:
         more = GENERAL_REGISTERS * general
         if products == 1:
             return 64 + self.filters + 16 * ((self.filters == 16) & (split_k == 1)) + more
-        return smaller(104 + self.filters - 8 * (self.filters == 32) + more, REGISTERS_PER_SM // self.threads)
+        return np.minimum(104 + self.filters - 8 * (self.filters == 32) + more, REGISTERS_PER_SM // self.threads)
 
     def min_blocks_per_sm(self, split_k: Number, products: int, general: bool) -> Number:
         """Blocks that an SM's registers hold, as __launch_bounds__ tells the compiler."""
-        return larger(1, REGISTERS_PER_SM // (self.threads * self.registers(split_k, products, general)))
+        return np.maximum(1, REGISTERS_PER_SM // (self.threads * self.registers(split_k, products, general)))
 
     def __str__(self) -> str:
         warpgroups = f"{self.pixel_warpgroups}x{self.warpgroup_split_k}"
@@ -310,7 +310,7 @@ def _rows(layer: _Layer, device: DeviceSpec) -> _Rows:
         resident=device.resident_blocks(
             tile.threads, tile.registers(split_k, layer.products, layer.general), shared_bytes
         ),
-        at_a_time=larger(1, device.clusters_at_a_time(split_k)),
+        at_a_time=np.maximum(1, device.clusters_at_a_time(split_k)),
     )
 
 
@@ -356,7 +356,7 @@ def _with_even_occupancy(shared_bytes: Number, resident: Number, even_share: Num
     uneven = (even_share < resident) & (resident < 2 * even_share)
     if not uneven.any():
         return shared_bytes
-    return np.where(uneven, larger(shared_bytes, device.shared_bytes_that_hold(even_share)), shared_bytes)
+    return np.where(uneven, np.maximum(shared_bytes, device.shared_bytes_that_hold(even_share)), shared_bytes)
 
 
 def _blocks_of_busiest_sm(even_share: Number, resident: Number) -> Number:
@@ -365,7 +365,7 @@ def _blocks_of_busiest_sm(even_share: Number, resident: Number) -> Number:
     They spread evenly where an SM has room for this launch beside the one ahead. Otherwise occupancy is uneven: blocks
     are placed as SMs empty, and the first of them is filled.
     """
-    return larger(even_share, resident * (2 * even_share > resident))
+    return np.maximum(even_share, resident * (2 * even_share > resident))
 
 
 def _latency_us(layer: _Layer, tile: Tile, costs: Costs) -> Number:

@@ -25,7 +25,7 @@ REUSE = ((8, 2), (8, 1), (2, 1), (1, 1))
 # Over the paper's layers at batch 1, 8 and 32 on an H200, these two numbers give a geometry within 4% of the best one
 # in the mean and within 35% at worst.
 THREADS_PER_SM = 192  # below this occupancy less reuse is faster
-MAX_THREADS = 256  # of a block: larger blocks leave SMs idle, smaller ones load each filter row more often
+MAX_THREADS = 256  # larger blocks leave SMs idle, smaller ones load each filter row more often
 
 WARP = 32
 LOADS = 16  # input elements that a thread has in flight

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import ceil, hypot
-from typing import NamedTuple
+from math import ceil
 
-from cuconv.algorithms.common.bounds import least_shared_us
+from cuconv.algorithms.common.shares import TileTimes
 from cuconv.algorithms.common.weight_packing import WeightPackingCosts
 from cuconv.algorithms.winograd.tiles import (
     CHANNELS,
@@ -41,17 +40,6 @@ class Costs(WeightPackingCosts):
     accumulate: float = constant("a block's time to add 2**14 partial sums of another block")
     memory: float = constant("2**20 bytes of operands through device memory")
     edge: float = constant("the same for 2**20 edges between strips in rows of input and output")
-
-
-class TileTimes(NamedTuple):
-    """The terms of the model that belong to a tile's pipeline: of a chunk of channels, and of a tile's sums, in us."""
-
-    chunk: float
-    fetch: float
-    multiply: float
-    write: float
-    publish: float
-    accumulate: float
 
 
 @lru_cache(maxsize=2**14)
@@ -89,8 +77,8 @@ def least_work(c: int, m: int, kh: int, kw: int, device: DeviceSpec, costs: Cost
     chunks, tile_us, cell_us = ceil(c / CHANNELS), [], []
     for cluster, shape in product(range(1, MAX_CLUSTER + 1), TILE_SHAPES[kw]):
         times = _with_stage(kh, kw, cluster, shape, shape.cells, STAGES[0][0], costs)
-        tile_us.append(least_shared_us(chunks, MAX_SHARERS, *times))
-        at_a_time = max(1, device.clusters_at_a_time(cluster))
+        tile_us.append(times.least_us(chunks, MAX_SHARERS))
+        at_a_time = max(1, int(device.clusters_at_a_time(cluster)))
         tiles_of_cell = ceil(m / (FILTERS * cluster)) / shape.cells / at_a_time
-        cell_us.append(tiles_of_cell * chunks * (times.chunk + hypot(times.fetch, times.multiply)))
+        cell_us.append(tiles_of_cell * times.block_us(chunks, tiles=0, sharers=1))
     return min(tile_us), min(cell_us)

@@ -22,8 +22,8 @@ from cuconv.algorithms.common.limits import (
     require_hopper,
 )
 from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
+from cuconv.algorithms.common.shares import blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking
-from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
 from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
 from cuconv.algorithms.winograd.tiles import (
     CHANNELS,
@@ -52,10 +52,10 @@ from cuconv.device import DeviceSpec
 SOURCE = Path(__file__).with_suffix(".cu")
 
 CONSUMERS = 256  # threads that multiply
-FLAG_BYTES = 2 * 4  # of a block
-MAX_ROWS = 5  # of a filter
-COLUMNS = (3, 5)  # of a filter
-MIN_PRODUCTS = 288  # of an output
+FLAG_BYTES = 2 * 4  # a block's flags
+MAX_ROWS = 5  # a filter's
+COLUMNS = (3, 5)  # a filter's
+MIN_PRODUCTS = 288  # per output, at least
 MAX_INPUT_BYTES = 2**32
 PITCHES = 2  # to offer for a tile shape
 
@@ -65,7 +65,7 @@ class WinogradConfig:
     """A launch configuration: the tile, the pipeline, and the grid."""
 
     cluster: int  # blocks that share their input
-    cells: int  # of a tile
+    cells: int  # per tile
     producers: int  # threads of a block
     pitch: int  # cells of a row of a strip
     input_stages: int
@@ -122,20 +122,14 @@ class Fp16x3Winograd(ListedVariants[WinogradConfig, Costs]):
         return require_fit(found, problem, device, self.name)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: WinogradConfig, costs: Costs) -> float:
-        """The device time of both kernels in microseconds, by the cost model with the given constants.
-
-        Producers and consumers work at the same time, so their times are combined as a norm and not as a sum.
-        """
+        """The device time of both kernels in microseconds, by the cost model with the given constants."""
         pipeline = (problem.kh, problem.kw, config.cluster, config.tile_shape, config.pitch, config.input_stages)
         clusters, times = config.blocks // config.cluster, times_of(*pipeline, costs)
         chunks, tiles = ceil(problem.c / CHANNELS), tiles_of(problem, config.cluster, config.cells, config.pitch)
         block_chunks = ceil(tiles * chunks / clusters)
         # Larger shares come first. Where these are whole tiles, the smaller ones share tiles but end earlier anyway.
         sharers = blocks_per_tile(tiles, chunks, clusters) if block_chunks % chunks else 1
-        exchange_us = (times.publish + times.accumulate * (sharers - 1)) if sharers > 1 else 0.0
-        write_us = times.write * ceil(tiles / clusters)
-        overlapped_us = hypot(block_chunks * times.fetch, block_chunks * times.multiply + write_us)
-        work_us = block_chunks * times.chunk + overlapped_us + exchange_us
+        work_us = times.block_us(block_chunks, ceil(tiles / clusters), sharers)
         memory_us = (costs.memory * problem.min_bytes + costs.edge * edges_of(problem, config.pitch)) / 2**20
         return costs.block + _packing(config.cluster).predicted_us(problem, costs) + hypot(work_us, memory_us)
 
@@ -208,7 +202,9 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         )
     if p.out_w < OUTPUTS:  # most of a cell would be padding, and errors would be relative to the largest weights
         raise UnsupportedProblem(f"{p.label}: rows of {p.out_w} outputs, fp16x3_winograd needs {OUTPUTS} side by side")
-    if p.c * p.filter_area < MIN_PRODUCTS:  # of a sparse input, an output may have one small product beside large ones
+    if (
+        p.c * p.filter_area < MIN_PRODUCTS
+    ):  # where the input is sparse, an output may have one small product next to large ones
         raise UnsupportedProblem(
             f"{p.label}: outputs of {p.c * p.filter_area} products, fp16x3_winograd needs {MIN_PRODUCTS}"
         )
@@ -271,7 +267,7 @@ def _candidates_of(
             shared_bytes=pipeline.shared_bytes,
             workspace_bytes=packed_bytes + clusters * cluster * block_bytes,
         )
-        for clusters in _grids(tiles, chunks, device.clusters_at_a_time(cluster))
+        for clusters in _grids(tiles, chunks, int(device.clusters_at_a_time(cluster)))
     ]
 
 

@@ -13,19 +13,19 @@ from typing import NamedTuple
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem
 
 # The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
-OUTPUTS = 4  # of a cell
-FILTERS = 64  # of a block's tile
-CHANNELS = 16  # of a chunk
+OUTPUTS = 4  # per cell
+FILTERS = 64  # per block tile
+CHANNELS = 16  # per chunk
 JOB_CELLS = 16  # cells that a producer warp converts at a time
-CELL_BYTES = CHANNELS * 4  # of a chunk at one point, in both FP16 parts
-ROW_WEIGHT_BYTES = CHANNELS * FILTERS * 4  # of the weights of one point and one row of the filter
-STAGING_BYTES = 4 * 16 * 36 * FLOAT_BYTES  # of a warpgroup's outputs: 4 warps, 16 filters, 32 outputs and a pad
-STAGE_ALIGNMENT = 128  # of a chunk's stage
+CELL_BYTES = CHANNELS * 4  # a cell's channels in a chunk at one point, in both FP16 parts
+ROW_WEIGHT_BYTES = CHANNELS * FILTERS * 4  # the weights of one point and one row of the filter
+STAGING_BYTES = 4 * 16 * 36 * FLOAT_BYTES  # a warpgroup's outputs: 4 warps, 16 filters, 32 outputs and a pad
+STAGE_ALIGNMENT = 128  # where a chunk's stage begins
 EXPONENT_BYTES = 16  # behind a chunk in its stage
 # Bounds of the static shared memory.
 BARRIER_BYTES = 768  # mbarriers, scales, maxima and a tile's bias
-OUTPUTS_BYTES = 2 * 8  # of a cell: where its outputs lie, for each consumer warpgroup
-THREAD_BYTES = 4  # of a producer thread for each of its copies and jobs
+OUTPUTS_BYTES = 2 * 8  # where a cell's outputs lie, for each consumer warpgroup
+THREAD_BYTES = 4  # a producer thread's for each of its copies and jobs
 HALOS = (0, 4, 8, 14, 16, 24, 28, 32, 40, 48, 56, 64, 72, 80)  # cells; 14, 28 and 56 are those of many layers
 RAW_UNIT = 64  # floats of a channel before the transform are 4 less than a multiple: whole rounds of copies would spill
 ALIGNED_FLOATS = 8  # a sector of 32 bytes; strips whose rows are a multiple of it share no sector

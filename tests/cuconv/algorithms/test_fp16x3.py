@@ -10,7 +10,7 @@ import pytest
 from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common import weight_packing
-from cuconv.algorithms.fp16x3.fp16x3 import blocks_per_tile
+from cuconv.algorithms.common.shares import blocks_per_tile
 from cuconv.device import H200
 from cuconv.runtime.compiler import INCLUDES
 from tests.cuconv.algorithms.problems import PROBLEMS

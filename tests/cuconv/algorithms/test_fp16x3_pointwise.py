@@ -13,6 +13,7 @@ from cuconv.algorithms.pointwise.registers import CONSUMERS, most_filters
 from cuconv.algorithms.pointwise.tiles import (
     PixelLayout,
     filter_tile_count,
+    grain_of,
     pixel_tile_count,
     warpgroup_tile_count,
     weight_loads,
@@ -135,7 +136,7 @@ def test_a_plane_has_the_layouts_that_its_pixels_allow(c, h, w, m, layouts):
 @pytest.mark.parametrize("layout", [*SHIFTED, WHOLE_IMAGES])
 def test_shifted_tiles_need_no_alignment_and_whole_images_are_copied_in_bulk_with_it(layout, aligned):
     problem = SMALL_PLANES if layout is WHOLE_IMAGES else ConvProblem(16, 64, 27, 27, 64, 1, 1)
-    expected = (0, int(aligned), 49) if layout is WHOLE_IMAGES else (layout.grain, 0, 0)
+    expected = (0, int(aligned), 49) if layout is WHOLE_IMAGES else (grain_of(layout), 0, 0)
     for config in (c for c in POINTWISE.candidates(problem, H200) if c.layout is layout):
         macros = main_macros(problem, config, aligned)
         assert (macros["SHIFTED"], macros["VECTOR"], macros["PLANE"]) == expected
@@ -144,13 +145,13 @@ def test_shifted_tiles_need_no_alignment_and_whole_images_are_copied_in_bulk_wit
 @pytest.mark.parametrize("layout", SHIFTED)
 def test_shifted_tiles_cover_an_image_wherever_it_begins(layout):
     """A tile has 64 pixels of its image, and writes those from one multiple of the grain to another."""
-    step = 65 - layout.grain
+    step = 65 - grain_of(layout)
     for plane in (129, 169, 176, 177, 178, 247, 248, 729, 3025):
         problem = ConvProblem(5, 64, 1, plane, 64, 1, 1)
         tiles, rest = divmod(warpgroup_tile_count(problem, layout), 5)
         assert rest == 0
-        for start in range(layout.grain):  # of the plane, in floats off a multiple of the grain
-            begins = [0, *(tile * step + -(start + tile * step) % layout.grain for tile in range(1, tiles)), plane]
+        for start in range(grain_of(layout)):  # of the plane, in floats off a multiple of the grain
+            begins = [0, *(tile * step + -(start + tile * step) % grain_of(layout) for tile in range(1, tiles)), plane]
             for tile, (begin, end) in enumerate(pairwise(begins)):
                 first = tile * step if tile + 1 < tiles else plane - 64
                 assert first <= begin < end <= first + 64
