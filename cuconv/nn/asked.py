@@ -19,6 +19,10 @@ from cuconv.nn.comparison import GRADIENTS, INFERENCE
 # Names of attributes: of memory and of writes to it, and of modes.
 UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
 MODES = {"requires_grad": GRADIENTS, "is_inference": INFERENCE, "is_inference_mode_enabled": INFERENCE}
+TORCHS_OWN = frozenset(
+    ("_parameters", "_buffers", "_modules", "_global_forward_hooks", "_global_forward_pre_hooks",
+     "_global_backward_hooks", "_global_backward_pre_hooks")
+)  # fmt: skip
 CONSTRUCTORS = frozenset(("__new__", "__init__", "__post_init__"))
 
 _asking_for_gradients: WeakSet[TracingContext] = WeakSet()  # traces in which torch.is_grad_enabled was called
@@ -44,10 +48,14 @@ def modes() -> set[str]:
 def guard_empty_dictionaries() -> None:
     """Guard the length of each empty dictionary that the code has read.
 
-    torch guards what `if d:`, `len(d)` and the like ask, but not `bool(d)`, `any(d)`, `d | {}` or `str(d)`.
+    torch guards what `if d:`, `len(d)` and the like ask, but not `bool(d)`, `any(d)`, `d | {}` or `str(d)`. Those of
+    modules in which torch itself looks names up have no guard unless the model's own code has their names.
     """
+    torchs = TORCHS_OWN - _names()
     for source, value in InstructionTranslator.current_tx().output.variable_tracker_cache.items():
-        if value.is_realized() and isinstance(found := value.realize(), ConstDictVariable) and not found.original_items:
+        if getattr(source, "member", "") in torchs or not value.is_realized():
+            continue
+        if isinstance(found := value.realize(), ConstDictVariable) and not found.original_items:
             install_guard(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
 
 
