@@ -33,7 +33,6 @@ def folder_of_one_row(tmp_path, monkeypatch):
     [
         ("5a_5x5red,1,", "5a_5x5red,1.0,"),
         ("5a_5x5red,1,", "5a_5x5red,,"),
-        (",cpu,native,", ",gpu,native,"),
         (",fp32,ok,", ",fp32,error,"),
         (",fp32,ok,", ",fp32,ok\0,"),
     ],
