@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from harness import command
@@ -55,10 +56,10 @@ def whole_networks(devices: Iterable[Path]) -> list[str]:
 
 def _print(options: argparse.Namespace) -> None:
     found = find_results(options.results, options.device, options.sweep, options.subject)
-    tables = [f"## Layers\n\n{networks_table()}", *map(report, found)]
-    if not (options.sweep or options.subject):
-        tables += whole_networks({results.folder.parent for results in found})
-    print("\n\n".join(tables))
+    devices = set() if options.sweep or options.subject else {results.folder.parent for results in found}
+    print(f"## Layers\n\n{networks_table()}")
+    for table in chain(map(report, found), whole_networks(devices)):  # each as soon as it is made, since all take long
+        print(f"\n{table}", flush=True)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
