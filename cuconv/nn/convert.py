@@ -134,6 +134,7 @@ class _Conversion:
             if comparison.difference(self._of(result), expected, FP32):
                 result.__class__ = base  # the model's code differs in a subclass
         graphs.folded = graphs.partly = graphs.own = 0
+        graphs.prepare = None  # it refers to all of this
         self._report.graphs = graphs
         self._report.packed_bytes = sum(folded.packed_bytes for folded in self._of_the_example)
         return result, self._report

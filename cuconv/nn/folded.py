@@ -32,9 +32,18 @@ class Folded:
     computed anew where others replace them or where their version counters change.
     """
 
+    # Slots, since AOTAutograd's wrappers copy what is in a __dict__, and would keep models alive.
+    __slots__ = (
+        "__weakref__",
+        "_constant",
+        "_forward",
+        "_frozen",
+        "_made",
+        "_rows",
+        "_source",
+        "before_the_first_call",
+    )
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
-
-    before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
 
     def __init__(self, graph: fx.Graph, constants: set[Node], rows: list[tuple[Converted, Node]]):
         """Make the code of a graph that `fold` has changed.
@@ -48,6 +57,7 @@ class Folded:
         self._frozen = _Frozen(graph, constants)
         self._source, self._forward = compiled(graph)
         self._made: list[_Made] = []
+        self.before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:
         """The outputs."""
@@ -168,7 +178,8 @@ class _Frozen:
         made = _Attributes()
         with torch.inference_mode(False), torch.no_grad():
             _, function = compiled(self._graph)
-            values = dict(zip(self._results.values(), function(None, *tensors), strict=True))
+            made_now = [value.detach() for value in function(None, *tensors)]  # not the tensors that `_made` goes with
+            values = dict(zip(self._results.values(), made_now, strict=True))
             for name, layer in self._layers.items():
                 bound = copy.deepcopy(layer)
                 bound.bind(values.__getitem__)

@@ -1,6 +1,7 @@
 """A converted model afterwards: copied, saved, changed, converted again and compiled."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
+from cuconv.nn.operator import PLAIN
 from tests.cuconv.nn.models import close, made
 from tests.cuconv.nn.zoo.entries import Model, conv, images
 
@@ -162,6 +164,27 @@ class OfOneSize(nn.Module):
         if self.shape != x.shape:
             self.grid, self.shape = torch.ones(x.shape), x.shape
         return self.conv(x) + self.grid
+
+
+def weights_like(parameter):
+    """The number of tensors of the shape of a parameter that have memory of their own."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and type(one) in PLAIN]
+    return len({one.data_ptr() for one in tensors if one.shape == parameter.shape})
+
+
+def test_no_copy_of_the_weights_stays_after_the_conversion_or_after_a_copy_is_gone(on_a_gpu):
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6 * 6 * 7, 37), nn.ReLU()).eval()
+    x = torch.randn(2, 4, 8, 9)
+    converted, report = cuconv.nn.convert(model, x)
+    with torch.no_grad():
+        converted(x)
+        assert report.folded_calls == 1 and weights_like(model[2].weight) == 2
+        copied = copy.deepcopy(converted)
+        copied(x)
+    assert report.folded_calls == 2 and weights_like(model[2].weight) == 3
+    del copied
+    assert weights_like(model[2].weight) == 2
 
 
 def test_a_capture_is_in_use_after_the_conversion(on_a_gpu):
