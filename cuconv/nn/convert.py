@@ -136,7 +136,6 @@ class _Conversion:
         graphs.folded = graphs.partly = graphs.own = 0
         graphs.prepare = None  # it refers to all of this
         self._report.graphs = graphs
-        self._report.packed_bytes = sum(folded.packed_bytes for folded in self._of_the_example)
         return result, self._report
 
     def _expected(self, mode: str, copied: nn.Module | None = None) -> Any:
@@ -168,6 +167,7 @@ class _Conversion:
         self._of_the_example = graphs.of_calls()
         names = {id(weight): name for name, layer in _layers(trial) for weight in layer.parameters(recurse=False)}
         self._report.rows = _rows([row for folded in self._of_the_example for row in folded.rows(names)], trial)
+        self._report.packed_bytes = sum(folded.packed_bytes for folded in self._of_the_example)
         told = [reason for reason, times in counters["graph_break"].items() if times > breaks.get(reason, 0)]
         self._report.breaks = [next(iter(reason.splitlines()), "") for reason in told]
         if not len(graphs):
