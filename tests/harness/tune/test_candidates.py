@@ -168,8 +168,9 @@ def test_other_cases_are_kept_where_more_is_added(tmp_path):
     [
         (None, "does not exist"),
         (b"batch,h\n1,7\n", "no gzip file"),
-        (gzip.compress(b"batch,h\n1,7\n"), "lacks the column 'w'"),
+        (gzip.compress(b"batch,h\n1,7\n", mtime=0), "lacks the column 'w'"),
     ],
+    ids=["missing", "not compressed", "other columns"],
 )
 def test_a_file_that_is_something_else_is_refused(tmp_path, content, why):
     path = tmp_path / "candidates.csv.gz"
