@@ -1,8 +1,9 @@
 """A contender of one's own: a Python file outside of this project with a function `conv2d`.
 
     def conv2d(input, weight, stride, padding, dilation, groups):
-        ...  # float32, NCHW and MCHW, contiguous; returns the output on the current stream
+        ...  # float32, NCHW and MCHW, contiguous; stride, padding and dilation are pairs (rows, columns)
 
+It returns the output, computed on torch's current stream.
 `--contender FILE` of harness.run and of the reports names it. It is in the results under the file's name, and stands
 next to the best of cuDNN as cuBLAS does.
 """
