@@ -67,36 +67,40 @@ def test_a_hostile_value_is_one_sentence(arguments, value, capsys, tmp_path):
     assert said.count("\n") == 1 and value in said and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("redirection", "code", "command"),
-    [
-        # A process that is spawned must not take its pipes for the streams that are closed.
-        ("<&- >&- 2>&-", 0, [sys.executable, "-m", "harness.run"]),
-        ("2>/dev/full", 0, forking.RUN),
-        (">/dev/full", 2, forking.RUN),
-    ],
-    ids=["no stream", "full stderr", "full stdout"],
-)
-def test_a_stream_that_cannot_be_written_costs_no_row(tmp_path, redirection, code, command):
-    line = f"{shlex.join([*command, *SLICE, '--out', str(tmp_path)])} {redirection}"
-    done = subprocess.run(line, shell=True, capture_output=True, text=True)
-    assert done.returncode == code
+def test_streams_that_are_closed_cost_no_row(tmp_path):
+    """A process that is spawned must not take its pipes for them."""
+    line = shlex.join([sys.executable, "-m", "harness.run", *SLICE, "--out", str(tmp_path)])
+    assert subprocess.run(f"{line} <&- >&- 2>&-", shell=True).returncode == 0
     assert len(read(tmp_path / "measurements.csv")) == 1
-    assert "Traceback" not in done.stderr
-    assert ("No space left on device" in done.stderr) == (code == 2)
+
+
+@pytest.mark.parametrize(("full", "code"), [(2, 0), (1, 2)], ids=["stderr", "stdout"])
+def test_a_full_stream_costs_no_row(tmp_path, full, code):
+    process = forking.started("harness.run", *SLICE, "--out", tmp_path / "out", said=tmp_path / "said", full=full)
+    process.join()
+    told = (tmp_path / "said").read_text()
+    assert process.exitcode == code and len(read(tmp_path / "out" / "measurements.csv")) == 1
+    assert "Traceback" not in told and ("No space left on device" in told) == (code == 2)
+
+
+# Two commands of a user in one process.
+LISTED_AND_MEASURED = """
+import sys
+from harness import isolation, run
+isolation.START = "fork"
+sys.exit(run.main([*sys.argv[3:], "--list"]) or run.main(sys.argv[3:]))
+"""
 
 
 def test_a_name_that_the_terminal_has_no_letter_for_is_printed_and_written(tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text("layers:\n  - {name: größe, hw: 3, c: 2, m: 2, k: 1, pad: 0}\n", encoding="utf-8")
-    options = ["--device", "cpu", "--config", str(own), "--algorithm", "native"]
-    command = [*forking.RUN, *options]
+    command = [sys.executable, "-c", LISTED_AND_MEASURED, "-m", "harness.run", "--device", "cpu"]
+    command += ["--config", str(own), "--algorithm", "native", "--out", str(tmp_path / "out")]
     ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment = os.environ | ascii_only
-    listed = subprocess.run([*command, "--list"], env=environment, capture_output=True, text=True)
-    assert listed.returncode == 0 and r"gr\xf6\xdfe" in listed.stdout
-    done = subprocess.run([*command, "--out", str(tmp_path / "out")], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and r"gr\xf6\xdfe" in done.stdout, done.stderr
     assert read(tmp_path / "out" / "measurements.csv").layers.tolist() == ["größe"]
 
 

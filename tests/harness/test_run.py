@@ -1,10 +1,9 @@
 """The command line: what a user types, mistypes, interrupts and resumes."""
 
 import json
+import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from harness.errors import UsageError
 from harness.report import tables
 from harness.sweep.records import ResultsFolder, read
 from tests.harness import forking
-from tests.harness.test_interrupt import obeys_interrupts
 
 SLICE = ["--device", "cpu", "--config", "smoke", "--layer", "5a_5x5red", "--runs", "2"]
 
@@ -98,31 +96,24 @@ def many_small_cases(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "command"),
-    [(signal.SIGKILL, forking.RUN), (signal.SIGINT, [sys.executable, "-m", "harness.run"])],
-    ids=["killed", "Ctrl-C"],
+    ("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)], ids=["killed", "Ctrl-C"]
 )
-def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how, command):
+def test_a_killed_run_keeps_its_rows_and_is_resumed(tmp_path, many_small_cases, how, code):
     common = ["--device", "cpu", "--config", str(many_small_cases), "--algorithm", "native"]
     out = tmp_path / "out"
     path = out / "measurements.csv"
-    with (
-        (tmp_path / "said").open("w") as said,
-        subprocess.Popen(
-            [*command, *common, "--out", str(out)], stdout=said, stderr=said, preexec_fn=obeys_interrupts
-        ) as process,
-    ):
-        try:
-            while not (path.exists() and path.read_text().count("\n") > 3):
-                assert process.poll() is None, "the run must be under way"
-                time.sleep(0.01)
-            process.send_signal(how)
-            code = process.wait(60)
-        finally:
-            process.kill()
-    if how == signal.SIGINT:
-        told = (tmp_path / "said").read_text()
-        assert code == 130 and "--resume" in told and "Traceback" not in told
+    process = forking.started("harness.run", *common, "--out", out, said=tmp_path / "said")
+    try:
+        while not (path.exists() and path.read_text().count("\n") > 3):
+            assert process.is_alive(), "the run must be under way"
+            time.sleep(0.01)
+        os.kill(process.pid, how)
+        process.join(60)
+        assert process.exitcode == code
+    finally:
+        process.kill()
+    told = (tmp_path / "said").read_text()
+    assert ("--resume" in told) == (how == signal.SIGINT) and "Traceback" not in told
 
     kept = read(path).set_index("batch")["run_1_us"]
     assert 3 <= len(kept) < 40

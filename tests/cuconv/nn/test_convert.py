@@ -246,8 +246,9 @@ DIFFICULT = {
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("name", DIFFICULT)
+@pytest.mark.parametrize(
+    ("name", "images"), [(name, 3) for name in DIFFICULT] + [(name, 1) for name in DIFFICULT if "branch" in name]
+)
 def test_a_difficult_model_computes_the_same(on_a_gpu, name, images):
     torch.manual_seed(2)
     model, x = DIFFICULT[name]().eval(), torch.randn(images, 4, 8, 9)
@@ -380,7 +381,7 @@ def test_conversions_leave_torchs_settings_alone():
     code = """if True:
         import threading, torch, cuconv.nn
         from torch import nn
-        model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval(), torch.randn(2, 3, 16, 16)
+        model, x = nn.Conv2d(3, 8, 1).eval(), torch.randn(1, 3, 2, 2)
         torch.backends.cudnn.conv.fp32_precision = "ieee"
         cuconv.nn.convert(model, x)
         assert torch.backends.cudnn.conv.fp32_precision == "ieee" and torch.backends.cudnn.rnn.fp32_precision == "tf32"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cuconv.core.problem import ConvProblem
+from harness import run
 from harness.contenders import own, registry
 from harness.contenders.base import NotRunnable, Operands
 from harness.errors import UsageError
@@ -59,15 +60,12 @@ def test_a_file_that_is_none_is_a_user_s_mistake(made, content):
 
 
 @pytest.mark.parametrize("name", ["nowhere.py", "my_kernel.txt", "cudnn.py"])
-def test_other_files_are_refused(tmp_path, name):
+def test_other_files_are_refused(tmp_path, capsys, name):
     if name != "nowhere.py":
         (tmp_path / name).write_text(KERNEL)
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.run", "--contender", str(tmp_path / name), "--list"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and name in done.stderr
+    with pytest.raises(SystemExit) as end:
+        run.main(["--contender", str(tmp_path / name), "--list"])
+    assert end.value.code == 2 and name in capsys.readouterr().err
 
 
 def test_its_rows_are_compared_with_the_best_of_cudnn(tmp_path):
