@@ -1,7 +1,8 @@
 """An experiment of the benchmark: what it measures, in processes that may end, and the one loop that keeps its rows.
 
 `python -m harness NAME` runs an experiment. Its rows go to a CSV file in results/DEVICE/FOLDER, and environment.json is
-beside them. A call that breaks its CUDA context, hangs or ends its process costs rows of its own.
+beside them. A call that breaks its CUDA context, hangs or ends its process gets the rows of the experiment's `failed`.
+The other rows of the case are measured again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ class Experiment:
     tables     the files of its rows; each row goes to the first table that has rows of its type and takes it
     cases      the cases of a command line, which it checks. Each prints as a few words
     begin      called in a process, with the options, the key of the process, and what prints a sentence. Returns a
-               function of a case and of the `Begins` to leave out there, whose events are Begins, Note, and rows
-    failed     the rows of what ended a process: the options, the case, what had begun, and why
+               function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, and rows
+    failed     the rows of what ended a process: the options, the case, what had begun, and why. None by default: then
+               a case has fewer rows, and a table without keys is replaced by the rows that are left
     process    the key of the process that a case is measured in
-    loop       the rows of the cases, by cases or larger groups, for an experiment that starts processes itself
+    loop       replaces `begin`, for an experiment that starts processes of its own: yields lists of rows
     check      raises UserError for what this machine lacks, after the GPU and before the first case
     folder     the folder under results/DEVICE, where it is not that of the tables
     plan       what --dry-run prints
     summary    what is printed at the end, of the options and the folder
+    add_options
+               adds the command's own options to --out and --dry-run
     facts      what environment.json has besides the facts about machine, libraries and code
     go_on      what a user can do after an interruption
     """
@@ -64,7 +68,7 @@ class Experiment:
     go_on: str = ""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
+        """Run the command line; returns the exit code, as `command.exit_code` does."""
         name = f"harness {self.name}"
         return command.program(name, self.about, self._run, self._add_options, self.go_on)(arguments)
 

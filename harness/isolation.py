@@ -1,6 +1,7 @@
-"""A process for what may break its CUDA context, hang, or end the process: that costs rows of its own, no others.
+"""Measurements in a child process, so that a crash, a hang or a broken CUDA context loses only what caused it.
 
-What a process says goes through a pipe: `Begins` before anything that may break, then the rows.
+The process sends events through a pipe: `Begins` before anything that may break, then the rows. Experiments use
+`rows_of_cases`; a sweep has a loop of its own in `harness.sweep.supervisor`, which gives up on repeated offenders.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from harness import progress
 from harness.errors import GpuLost, UserError
 
-LIMIT_S = 300.0  # between two messages about a case; the runs of one algorithm of a sweep take a minute at most
+LIMIT_S = 300.0  # between two events of a case; the start of a process has no limit
 START = "spawn"  # the start method of multiprocessing: a CUDA context does not survive a fork
 
 Say = Callable[[str], None]

@@ -57,7 +57,7 @@ def made_up_gpu(monkeypatch, tmp_path) -> Path:
     from harness.store import environment
 
     class InThisProcess:
-        """What begins and measures in a worker does so here, so that tests can replace parts of it."""
+        """A worker without a process, so that tests can replace parts of what it measures."""
 
         def __init__(self, begin, say):
             self.measure, self.end = begin(say), lambda: None

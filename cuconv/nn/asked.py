@@ -1,4 +1,4 @@
-"""What a model's code asks that torch's guards do not check, found while torch's compiler makes a graph of the code."""
+"""Finds questions in a model's code that torch's guards do not check, while torch's compiler makes a graph of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 
 from cuconv.nn.comparison import GRADIENTS, INFERENCE
 
-# Names of attributes: of memory and of writes to it, and of modes.
+# Attributes that tell of memory or of writes to it, and those that tell of a mode.
 UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
 MODES = {"requires_grad": GRADIENTS, "is_inference": INFERENCE, "is_inference_mode_enabled": INFERENCE}
 TORCHS_OWN = frozenset(
@@ -48,8 +48,8 @@ def modes() -> set[str]:
 def guard_empty_dictionaries() -> None:
     """Guard the length of each empty dictionary that the code has read.
 
-    torch guards what `if d:`, `len(d)` and the like ask, but not `bool(d)`, `any(d)`, `d | {}` or `str(d)`. Those of
-    modules in which torch itself looks names up have no guard unless the model's own code has their names.
+    torch guards what `if d:`, `len(d)` and the like ask, but not `bool(d)`, `any(d)`, `d | {}` or `str(d)`. The
+    dictionaries that torch.nn.Module uses itself (TORCHS_OWN) get no guard unless the model's own code names them.
     """
     torchs = TORCHS_OWN - _names()
     for source, value in InstructionTranslator.current_tx().output.variable_tracker_cache.items():

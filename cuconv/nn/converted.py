@@ -46,10 +46,10 @@ class Graphs:
 
     modes      the modes of torch, besides torch.no_grad(), in which graphs may run
     any_batch  whether a graph may stand for any number of images; otherwise there is one for 1, and one for more
-    has_hooks  whether a module has hooks, also such that a call adds: then guards look at the hooks of every module,
+    has_hooks  whether a module has hooks, or a call registers some: then guards look at the hooks of every module,
                which takes a fifth of a call's host time. Otherwise a model with hooks runs its own code
-    folded     the number of calls that ran in graphs
-    partly     the number of calls that ran in a graph, but a convolution in the model's own code after a break
+    folded     the number of calls in which graphs computed every convolution
+    partly     the number of calls in which a graph ran, but torch computed a convolution after a graph break
     own        the number of calls that ran the model's own code
     refused    why a part of the model has no graph, where its code asks what no guard checks; "" elsewhere
     """
@@ -64,7 +64,9 @@ class Graphs:
         self._forward = base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
-        self._parts: set[CodeType] = set()  # the code of the entry and of what follows breaks, where graphs have layers
+        self._parts: set[CodeType] = (
+            set()
+        )  # the functions, also those that resume after a break, whose graphs have layers
         self.refused = ""
         self._entry = self._new_entry()
         backend = self._backend

@@ -1,6 +1,6 @@
 """The contenders, one file each. A contender turns a case's tensors into offers, which the sweep measures.
 
-To add one: a module with a class `Contender`, and an entry in PROVIDERS of registry.py.
+To add one: a module with a class `Contender`, and an entry in `_ALL` of registry.py.
 """
 
 from __future__ import annotations

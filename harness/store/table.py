@@ -90,7 +90,7 @@ class Table:
         return self.read(path) if stored(path).exists() else None
 
     def write(self, folder: Path, rows: Iterable[Any]) -> Path:
-        """Replace the file of a folder, and return its path."""
+        """Write the file of a folder with these rows, whatever it held, and return its path."""
         write_whole(folder / self.name, csv_text(self.columns, map(self.cells, rows)))
         return folder / self.name
 
@@ -135,7 +135,8 @@ class StoredRows:
     def environments(self, before: set[str], entered: str) -> set[str]:
         """The identifiers of the environments that the folder's rows were measured in.
 
-        They are all, those of `before` too, where the rows of a file name none, unless every file was replaced.
+        Where a table has no column for them, its rows may be of any earlier environment. So all of `before` are kept,
+        unless this command has replaced every file.
         """
         if self._replaced == {table.name for table in self._tables}:
             return {entered}

@@ -1,4 +1,4 @@
-"""What every algorithm has: configurations that fit the device, launches that suit the kernels, and refusals."""
+"""Every algorithm has configurations that fit the device, launches that suit the kernels, and refusals."""
 
 import re
 from itertools import product

@@ -1,4 +1,4 @@
-"""What a model's code asks decides which calls its graphs stand for, and the report counts these calls as they were."""
+"""Graphs stand for the calls that a model's own questions allow, and the report counts the calls as they ran."""
 
 import pytest
 import torch

@@ -120,7 +120,7 @@ WRONG_FILES = [
     ("not valid YAML", b"\xff\xfe\x00"),
     ("[{'hw': 7}]", "- {hw: 7}"),
     ("mapping", ""),
-    # What goes beyond plain data.
+    # Tags, which go beyond plain data.
     ("(!)", "layers: !!timestamp abc"),
     ("(!)", "layers: !!bool abc"),
     ("(!)", 'layers: !!int ""'),
