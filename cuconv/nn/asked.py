@@ -1,31 +1,44 @@
-"""Finds questions in a model's code that torch's guards do not check, while torch's compiler makes a graph of it."""
+"""Finds questions in a model's code that torch's guards do not check, while torch's compiler makes graphs of it."""
 
 from __future__ import annotations
 
-from functools import cache
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from threading import local
 from types import CodeType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._guards import TracingContext
 
 from cuconv.nn.comparison import GRADIENTS, INFERENCE
 
-# Attributes that tell of memory or of writes to it, and those that tell of a mode.
-UNGUARDED = frozenset(("untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view", "__dict__"))
-MODES = {"requires_grad": GRADIENTS, "is_inference": INFERENCE, "is_inference_mode_enabled": INFERENCE}
+# Attributes that tell of memory, of writes to it or of all attributes of an object; attributes and functions that tell
+# of a mode.
+ATTRIBUTES = frozenset(("__dict__", "__getstate__", "__reduce__", "__reduce_ex__"))
+UNGUARDED = ATTRIBUTES | {"untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view"}
+MODES = {
+    "requires_grad": GRADIENTS, "is_grad_enabled": GRADIENTS,
+    "is_inference": INFERENCE, "is_inference_mode_enabled": INFERENCE,
+}  # fmt: skip
 TORCHS_OWN = frozenset(
     ("_parameters", "_buffers", "_modules", "_global_forward_hooks", "_global_forward_pre_hooks",
      "_global_backward_hooks", "_global_backward_pre_hooks")
 )  # fmt: skip
 CONSTRUCTORS = frozenset(("__new__", "__init__", "__post_init__"))
+TORCH = os.path.dirname(torch.__file__) + os.sep
+POLYFILLS = os.path.join(TORCH, "_dynamo", "polyfills") + os.sep  # stand for functions of Python that a model calls
 
-_asking_for_gradients: WeakSet[TracingContext] = WeakSet()  # traces in which torch.is_grad_enabled was called
+_names: WeakKeyDictionary[TracingContext, set[str]] = WeakKeyDictionary()  # asked for while a graph is made
+_thread = local()  # modes: those that code asks for while this thread compiles
 
 
 def code() -> list[CodeType]:
@@ -35,23 +48,28 @@ def code() -> list[CodeType]:
 
 def what_no_guard_checks() -> str:
     """Why there can be no graph, for code that asks what no guard checks; "" for other code."""
-    asked = UNGUARDED & _names()
+    asked = UNGUARDED & _names.get(TracingContext.get(), set())
     return f"the model's code asks for {min(asked)}, which no guard of torch checks" if asked else ""
 
 
-def modes() -> set[str]:
-    """The modes of torch that the code asks for."""
-    by_name = {MODES[name] for name in MODES.keys() & _names()}
-    return by_name | ({GRADIENTS} if TracingContext.get() in _asking_for_gradients else set())
+@contextmanager
+def modes() -> Iterator[set[str]]:
+    """Collects the modes of torch that code asks for while this thread compiles it."""
+    _watch_the_compiler()
+    _thread.modes = set()
+    try:
+        yield _thread.modes
+    finally:
+        del _thread.modes
 
 
 def guard_empty_dictionaries() -> None:
     """Guard the length of each empty dictionary that the code has read.
 
     torch guards what `if d:`, `len(d)` and the like ask, but not `bool(d)`, `any(d)`, `d | {}` or `str(d)`. The
-    dictionaries that torch.nn.Module uses itself (TORCHS_OWN) get no guard unless the model's own code names them.
+    dictionaries that torch.nn.Module uses itself (TORCHS_OWN) get no guard unless the model's own code asks for them.
     """
-    torchs = TORCHS_OWN - _names()
+    torchs = TORCHS_OWN - _names.get(TracingContext.get(), set())
     for source, value in InstructionTranslator.current_tx().output.variable_tracker_cache.items():
         if getattr(source, "member", "") in torchs or not value.is_realized():
             continue
@@ -60,26 +78,39 @@ def guard_empty_dictionaries() -> None:
 
 
 @cache
-def watch_gradient_mode() -> None:
-    """Let torch's compiler note where it reads a call of torch.is_grad_enabled.
+def _watch_the_compiler() -> None:
+    """Let torch's compiler note each attribute that code reads, in whatever spelling, and each function that it calls.
 
-    The name alone says little: layers of transformers have it in a branch for training.
+    A name in the code would say less: layers of transformers ask for modes in a branch for training.
     """
-    handlers = TorchInGraphFunctionVariable._get_handlers()
-    torchs = handlers[torch.is_grad_enabled]
 
-    def noting(*arguments: Any) -> Any:
-        _asking_for_gradients.add(TracingContext.get())
-        return torchs(*arguments)
+    def noting(read: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:
+        @wraps(read)
+        def wrapper(variable: Any, tx: Any, *arguments: Any, **keywords: Any) -> Any:
+            _note(name_of(variable, *arguments, **keywords), tx)
+            return read(variable, tx, *arguments, **keywords)
 
-    handlers[torch.is_grad_enabled] = noting
+        return wrapper
+
+    for kind in _kinds(VariableTracker):
+        if "var_getattr" in vars(kind):
+            kind.var_getattr = noting(kind.var_getattr, lambda _, name: name)  # type: ignore[method-assign]
+    calls = TorchInGraphFunctionVariable
+    calls.call_function = noting(  # type: ignore[method-assign]
+        calls.call_function, lambda variable, *_: getattr(variable.value, "__name__", "")
+    )
 
 
-def _names() -> set[str]:
-    """The names in the model's own code, without `__dict__` where it makes an object, which no later call changes."""
-    found: set[str] = set()
-    for one in code():
-        if "/torch/" not in one.co_filename:
-            is_made = not CONSTRUCTORS.isdisjoint(one.co_qualname.split("."))
-            found.update(set(one.co_names) - ({"__dict__"} if is_made else set()))
-    return found
+def _kinds(kind: type[VariableTracker]) -> set[type[VariableTracker]]:
+    return {kind}.union(*(_kinds(one) for one in kind.__subclasses__()))
+
+
+def _note(name: str, tx: Any) -> None:
+    """Note a name that code asks for, unless torch's own code does, or one of ATTRIBUTES where an object is made."""
+    while tx.f_code.co_filename.startswith(POLYFILLS) and tx.parent is not None:
+        tx = tx.parent
+    if tx.f_code.co_filename.startswith(TORCH) or (name in ATTRIBUTES and tx.f_code.co_name in CONSTRUCTORS):
+        return
+    _names.setdefault(TracingContext.get(), set()).add(name)
+    if name in MODES and hasattr(_thread, "modes"):
+        _thread.modes.add(MODES[name])

@@ -132,7 +132,8 @@ class _Conversion:
             graphs.drop()
             self._report.rows = _rows(self._report.left, result)
             if comparison.difference(self._of(result), expected, FP32):
-                result.__class__ = base  # the model's code differs in a subclass
+                result.__class__ = base  # the model's code differs in a subclass, or with an attribute more
+                del result.__dict__["_graphs"]
         graphs.folded = graphs.partly = graphs.own = 0
         graphs.prepare = None  # it refers to all of this
         self._report.graphs = graphs

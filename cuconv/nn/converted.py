@@ -91,13 +91,13 @@ class Graphs:
 
         A call may move what its guards read, such as a counter: then the next calls are compiled, too.
         """
-        asked.watch_gradient_mode()
         for _ in range(MAX_TRIES):
             known = len(self)
             arguments, keywords = pytree.tree_map_only(Tensor, _of_any_size, inputs())
             settings = _settings(self._has_hooks, self._any_batch)
-            with torch.inference_mode(False), torch.no_grad(), outside(), settings:
+            with torch.inference_mode(False), torch.no_grad(), outside(), settings, asked.modes() as modes:
                 self._optimized(model, *arguments, **keywords)
+            self.modes -= modes
             if len(self) == known:
                 return
 
@@ -185,7 +185,6 @@ class Graphs:
         self.refused = asked.what_no_guard_checks() or self.refused
         if asked.what_no_guard_checks():
             raise SkipFrame(self.refused)  # this part of the model runs as it is
-        self.modes -= asked.modes()
         asked.guard_empty_dictionaries()
         return cuconv(graph, inputs, options={"freeze": True, "precision": self._precision}, made=self._note)
 
@@ -268,13 +267,17 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def _has_new_hooks(model: nn.Module) -> bool:
-    """Whether a module has such a hook; looked up again only after torch has made any new hook."""
+    """Whether a module has such a hook; looked up again after torch has made any new hook, or a module is another."""
     made = RemovableHandle.next_id
-    if vars(model).get("_no_hooks_at") == made:
+    if not made:  # nobody has made a hook in this process
+        return False
+    number, modules = vars(model).get("_without_hooks", (None, []))
+    if number == made and all(list(children.values()) == known for children, known in modules):
         return False
     if has_hooks(model):
         return True
-    vars(model)["_no_hooks_at"] = made
+    children = [module._modules for module in model.modules() if module._modules]
+    vars(model)["_without_hooks"] = made, [(one, list(one.values())) for one in children]
     return False
 
 
@@ -338,7 +341,7 @@ class Converted(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         state = dict(self.__getstate__())
-        state.pop("_no_hooks_at", None)
+        state.pop("_without_hooks", None)
         return _rebuild, (base_of(type(self)), state.pop("_graphs", None)), state
 
 

@@ -1,7 +1,11 @@
 """Graphs stand for the calls that a model's own questions allow, and the report counts the calls as they ran."""
 
+import importlib.util
+import operator
+
 import pytest
 import torch
+from torch import is_grad_enabled as enabled
 from torch import nn
 
 import cuconv.nn
@@ -34,6 +38,56 @@ def test_an_empty_dictionary_is_guarded(on_a_gpu, ask):
     assert close(converted(X), model(X)) and report.folded_calls
 
 
+class Asking(nn.Module):
+    """A model that asks a tensor, or itself, for what no guard of torch checks."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.conv, self.ask, self.name = conv(), ask, "_version"
+        self.from_a_constructor = lambda: "extra" in self.__dict__
+
+    def forward(self, x):
+        return self.conv(x) * (2 if self.ask(self, x) else 1)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model, x: x._version,
+        lambda model, x: getattr(x, "_version"),  # noqa: B009
+        lambda model, x: getattr(x, model.name),
+        lambda model, x: operator.attrgetter("_version")(x),
+        lambda model, x: torch.Tensor._version.__get__(x),
+        lambda model, x: "extra" in model.__dict__,
+        lambda model, x: "extra" in vars(model),
+        lambda model, x: "extra" in model.__getstate__(),
+        lambda model, x: model.from_a_constructor(),
+    ],
+)
+def test_no_graph_answers_what_no_guard_checks(on_a_gpu, ask):
+    model = Asking(ask).eval()
+    converted, _ = cuconv.nn.convert(model, X)
+    for one in (model, converted):
+        one.extra = 1
+    written = X.clone().add_(0)
+    assert close(converted(written), model(written))
+
+
+def test_a_folder_called_torch_holds_any_code(on_a_gpu, tmp_path):
+    file = tmp_path / "torch" / "asking.py"
+    file.parent.mkdir()
+    file.write_text("def ask(model, x): return x._version\n")
+    spec = importlib.util.spec_from_file_location("asking", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    test_no_graph_answers_what_no_guard_checks(on_a_gpu, module.ask)
+
+
+def test_a_model_that_counts_its_own_attributes_is_given_back_as_it_was(on_a_gpu):
+    model = Model(lambda model, x: model.conv(x) * len(object.__getattribute__(model, "__dict__")), conv=conv()).eval()
+    assert close(cuconv.nn.convert(model, X)[0](X), model(X))
+
+
 def checkpointed(model, x):
     """As layers of transformers do."""
     if model.training and torch.is_grad_enabled():
@@ -45,6 +99,15 @@ def by_mode(model, x):
     return model.conv(x) * (2 if torch.is_grad_enabled() and len(x) > 4 else 1)
 
 
+def by_another_name(model, x):
+    return model.conv(x) * answer(x)
+
+
+def answer(x):
+    print(end="")  # a break: this function has no graph
+    return 2 if enabled() and len(x) > 4 else 1
+
+
 @pytest.mark.parametrize(
     ("function", "mode", "folded"),
     [
@@ -53,6 +116,7 @@ def by_mode(model, x):
         (by_mode, torch.enable_grad, False),
         (by_mode, torch.inference_mode, True),
         (by_mode, torch.no_grad, True),
+        (by_another_name, torch.enable_grad, False),
     ],
 )
 def test_graphs_run_in_a_mode_that_the_code_does_not_ask_for(on_a_gpu, function, mode, folded):
