@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.base import AttributeMutationNew, VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._guards import TracingContext
@@ -33,7 +33,6 @@ TORCHS_OWN = frozenset(
     ("_parameters", "_buffers", "_modules", "_global_forward_hooks", "_global_forward_pre_hooks",
      "_global_backward_hooks", "_global_backward_pre_hooks")
 )  # fmt: skip
-CONSTRUCTORS = frozenset(("__new__", "__init__", "__post_init__"))
 TORCH = os.path.dirname(torch.__file__) + os.sep
 POLYFILLS = os.path.join(TORCH, "_dynamo", "polyfills") + os.sep  # stand for functions of Python that a model calls
 
@@ -87,7 +86,7 @@ def _watch_the_compiler() -> None:
     def noting(read: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:
         @wraps(read)
         def wrapper(variable: Any, tx: Any, *arguments: Any, **keywords: Any) -> Any:
-            _note(name_of(variable, *arguments, **keywords), tx)
+            _note(variable, name_of(variable, *arguments, **keywords), tx)
             return read(variable, tx, *arguments, **keywords)
 
         return wrapper
@@ -105,11 +104,13 @@ def _kinds(kind: type[VariableTracker]) -> set[type[VariableTracker]]:
     return {kind}.union(*(_kinds(one) for one in kind.__subclasses__()))
 
 
-def _note(name: str, tx: Any) -> None:
-    """Note a name that code asks for, unless torch's own code does, or one of ATTRIBUTES where an object is made."""
+def _note(variable: VariableTracker, name: str, tx: Any) -> None:
+    """Note a name that code asks for, unless torch's own code does, or one of ATTRIBUTES of an object that it makes."""
     while tx.f_code.co_filename.startswith(POLYFILLS) and tx.parent is not None:
         tx = tx.parent
-    if tx.f_code.co_filename.startswith(TORCH) or (name in ATTRIBUTES and tx.f_code.co_name in CONSTRUCTORS):
+    if tx.f_code.co_filename.startswith(TORCH):
+        return
+    if name in ATTRIBUTES and isinstance(variable.mutation_type, AttributeMutationNew):
         return
     _names.setdefault(TracingContext.get(), set()).add(name)
     if name in MODES and hasattr(_thread, "modes"):

@@ -88,6 +88,20 @@ def test_a_model_that_counts_its_own_attributes_is_given_back_as_it_was(on_a_gpu
     assert close(cuconv.nn.convert(model, X)[0](X), model(X))
 
 
+class Output:
+    """As outputs of transformers are."""
+
+    def __init__(self, value):
+        self.value = value
+        self.count = sum(1 for name in self.__dict__)
+
+
+def test_what_an_object_holds_that_the_model_makes_needs_no_guard(on_a_gpu):
+    model = Model(lambda model, x: (made := Output(model.conv(x))).value * made.count, conv=conv()).eval()
+    converted, report = cuconv.nn.convert(model, X)
+    assert close(converted(X), model(X)) and report.folded_calls
+
+
 def checkpointed(model, x):
     """As layers of transformers do."""
     if model.training and torch.is_grad_enabled():
