@@ -69,7 +69,7 @@ class DeviceSpec:
         return MAX_CLUSTER_BLOCKS if self.is_hopper and self.sm_count >= H200_SMS else PORTABLE_CLUSTER_BLOCKS
 
     def clusters_at_a_time(self, blocks: Number) -> Number:
-        """The clusters of so many blocks that the GPU runs at a time with one block per SM.
+        """The clusters of a number of blocks that the GPU runs at a time with one block per SM.
 
         An H200's count is scaled by the number of SMs. blocks: keys of H200_CLUSTERS, or an array of them.
         """

@@ -185,7 +185,7 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
         if predicted_us(problem, device, one, options.residual, options.aligned) + added_us < best_us:
             best = one
     if best is None:
-        # Of the algorithm that computes the most, since its reason is the most general.
+        # The algorithm that computes the most gives the most general reason.
         raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
     return best
 

@@ -21,7 +21,7 @@ _STARTED = (  # by make, by who changes kernels, and by the experiment latency
     "harness.experiments.latency.measure",
     "harness.experiments.latency.start",
 )
-# What a command imports beside _ALL; a command that is not here imports _MEASURING.
+# What a command imports in addition to _ALL; a command that is not here imports _MEASURING.
 _BESIDE = {
     "harness report": (),
     "harness report docs": _DRAWING,
@@ -53,7 +53,7 @@ def _check_is_one(command: str) -> None:
 
 
 def _needed_by(command: str) -> tuple[str, ...]:
-    """The packages that a command imports beside _ALL, by its verbs or the first of them."""
+    """The packages that a command imports in addition to _ALL, by its verbs or the first of them."""
     by_verb = _BESIDE.get(" ".join(command.split()[:2]), () if command == "harness" else _MEASURING)
     return _BESIDE.get(command, by_verb)
 

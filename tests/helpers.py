@@ -72,7 +72,7 @@ def measured(results: Path, rows: list[Measurement], device: str = GPU) -> Resul
 
 
 def copies(mean_us: dict[int, float]) -> pd.DataFrame:
-    """Copies of so many bytes that take so many microseconds, as harness.experiments.copies.measure measures them."""
+    """The microseconds of copies by their bytes, as harness.experiments.copies.measure measures them."""
     return pd.DataFrame(
         [[size, "copy", *[us] * 10] for size, us in mean_us.items()], columns=list(bandwidth.BANDWIDTH.columns)
     )

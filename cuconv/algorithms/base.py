@@ -35,7 +35,7 @@ class NotInSet(UnsupportedProblem):
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options of a call, beside its problem and launch configuration, by which an algorithm makes its kernels.
+    """Options of a call, other than its problem and launch configuration, by which an algorithm makes its kernels.
 
     aligned           whether input, weight, output and residual all start at a multiple of 16 bytes
     relu              whether negative outputs become 0
@@ -298,7 +298,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the main kernel of a variant may have.
 
-        Configurations leave this much room beside their `shared_bytes`. A test compares it with the compiler's report.
+        Configurations leave this much room besides their `shared_bytes`. A test compares it with the compiler's report.
         """
         return 0
 

@@ -1,7 +1,7 @@
 """The closed set of kernel variants: all that "auto" may launch on an architecture, known without a GPU or a plan.
 
-Most algorithms have few variants, which their modules enumerate. Of the others a file beside the CUDA source lists some
-(`cuconv.algorithms.common.listed`). A named algorithm may launch others where the set has none for it.
+Most algorithms have few variants, which their modules enumerate. Of the others a file next to the CUDA source lists
+some (`cuconv.algorithms.common.listed`). A named algorithm may launch others where the set has none for it.
 """
 
 from __future__ import annotations

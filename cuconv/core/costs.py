@@ -65,7 +65,7 @@ def _shown(value: Any) -> str:
 def text(sections: dict[str, Any], heading: list[str], origins: Mapping[str, str] = {}) -> str:
     """The text of a file of constants: the heading as comments, then a section for each algorithm by name.
 
-    origins: where the constants of an algorithm come from, a comment beside its name.
+    origins: where the constants of an algorithm come from, a comment after its name.
     """
     lines = [f"# {line}" for line in heading]
     for algorithm, costs in sections.items():

@@ -269,7 +269,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def writing_slices(channels: int) -> Iterator[None]:
-    """Collect the calls of this thread as those that write to slices of a tensor of so many channels."""
+    """Collect the calls of this thread as those that write to slices of a tensor of that number of channels."""
     _thread.output_channels.append(channels)
     try:
         yield

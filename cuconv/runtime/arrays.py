@@ -70,7 +70,7 @@ class TorchArrays:
         return TorchLifetime(self._torch, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
-        """A new tensor of so many zeros on the current GPU, for its current stream.
+        """A new tensor of `count` zeros on the current GPU, for its current stream.
 
         In a capture the graph owns the memory.
         """
@@ -200,7 +200,7 @@ class CupyArrays:
         return CupyLifetime(self._cupy, arrays, device)
 
     def zeros(self, count: int, device: int) -> Any:
-        """A new array of so many zeros on the current GPU, for its current stream."""
+        """A new array of `count` zeros on the current GPU, for its current stream."""
         return self._cupy.zeros(count, self._cupy.float32)
 
     @contextmanager

@@ -76,7 +76,7 @@ def _name_in_cache(name: str) -> str:
 def included_files(source: Path) -> list[Path]:
     """A CUDA source and every header that it includes by #include "...", directly or indirectly, each once.
 
-    A header is looked for beside the file that includes it, beside the source, and in INCLUDES. An include under #if
+    A header is looked for next to the file that includes it, next to the source, and in INCLUDES. An include under #if
     counts whether or not it is taken. A header that does not exist is left out: it may be under such an #if, and if
     it is needed the compiler says so.
     """

@@ -123,7 +123,7 @@ def set_kernel_attribute(kernel: ctypes.c_void_p, attribute: int, value: int) ->
 
 
 def clear(address: int, count: int, stream: int) -> None:
-    """Set so many numbers of four bytes at an address to 0, on a stream that is given by its pointer.
+    """Set `count` numbers of four bytes at an address to 0, on a stream that is given by its pointer.
 
     The address's GPU must be current.
     """

@@ -1,8 +1,8 @@
 """Flags by which blocks of a kernel hand partial sums to each other, for prepared weights.
 
 A kernel finds all flags 0 and leaves them 0. Kernels that may run at the same time therefore need flags of their own.
-Each stream has some. So has each stream in a capture of a CUDA graph: a graph may be replayed beside what its stream
-computes, so its flags are in memory of the graph, which sets them to 0 when it begins.
+Each stream has some. So has each stream in a capture of a CUDA graph: a graph may run while its stream computes
+something else, so its flags are in memory of the graph, which sets them to 0 when it begins.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class SweepFile(Settings):
     sets: list[Set] = Field(
         default=["paper", "network"], min_length=1, description=f"a list of some of {', '.join(SETS)}"
     )
-    layers: list[str] = Field(default=[], min_length=1, description="names of layers to keep, beside networks")
+    layers: list[str] = Field(default=[], min_length=1, description="names of layers to keep, in addition to networks")
 
 
 Model = TypeVar("Model", bound=_Strict)

@@ -244,7 +244,7 @@ class Library:
         self.run, self.destroy = self._c.run, self._c.destroy
 
     def workspace_bytes(self, sizes: Sizes) -> int:
-        """The device memory that a convolution needs beside its tensors, in bytes."""
+        """The device memory that a convolution needs in addition to its tensors, in bytes."""
         return int(self._c.workspace_bytes(ctypes.byref(sizes)))
 
     def convolution(self, sizes: Sizes, *tensors: torch.Tensor) -> Convolution:

@@ -1,8 +1,8 @@
 """The providers and their algorithms: name, label, order, colour and role, defined here and nowhere else.
 
 A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
-calls, graph-API engines, torch's selection. Shown beside them are cuBLAS, the optional contender CUTLASS, and cuConv on
-prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is the paper's two stages in
+calls, graph-API engines, torch's selection. Compared apart from them are cuBLAS, the optional contender CUTLASS, and
+cuConv on prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is the paper's two stages in
 plain torch, and the rivals are torch's own convolutions.
 """
 
@@ -28,7 +28,7 @@ class Role(Enum):
     OURS = "a subject, which is compared with the best of the rivals"
     PREPARED = "ours with work done before the call, in a table of its own"
     RIVAL = "one of those whose best is compared with a subject"
-    BESIDE = "compared with a subject by itself, beside the best of the rivals"
+    BESIDE = "compared with a subject by itself, apart from the best of the rivals"
 
 
 @dataclass(frozen=True, slots=True)

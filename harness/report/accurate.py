@@ -1,4 +1,4 @@
-"""cuConv beside the fastest cuDNN of FP32 accuracy.
+"""cuConv compared with the fastest cuDNN of FP32 accuracy.
 
 Rivals are held to the rule for cuConv's own algorithms (docs/accuracy.md), by the error of a row and not of each image.
 All of them are allowed what the rule allows Winograd with 3x3 filters.

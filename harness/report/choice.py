@@ -1,8 +1,8 @@
-"""The choices of auto and batch_invariant: auto beside the best of cuConv's own algorithms, and without each of them;
-what batch_invariant costs.
+"""The choices of auto and batch_invariant: auto compared with the best of cuConv's own algorithms, and without each of
+them; what batch_invariant costs.
 
-Every algorithm has rows by name beside those of auto, so the choice can be judged from measurements.csv alone. The row
-of auto says in its detail which algorithm it chose.
+Every algorithm has rows by name in addition to those of auto, so the choice can be judged from measurements.csv alone. The
+row of auto says in its detail which algorithm it chose.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def named() -> tuple[str, ...]:
 
 
 def choice(results: Results, precision: str = FP32) -> pd.DataFrame:
-    """auto beside the best of the library's algorithms: one row per case where both have a time.
+    """auto and the best of the library's algorithms: one row per case where both have a time.
 
     Columns: the case; mean_us of auto and `chosen`, the algorithm that it took; best_us and best_algorithm; behind =
     mean_us / best_us. Both were timed apart, so auto may be slightly faster than the very algorithm that it chose:

@@ -1,4 +1,4 @@
-"""The first figures that a reader sees: the paper's sweep beside cuDNN in FP32, TF32 and FP16, and whole networks."""
+"""The first figures that a reader sees: the paper's sweep against cuDNN in FP32, TF32 and FP16, and whole networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuConv in FP32 beside cuDNN in half precision: at which batch sizes FP16 is faster, and by how much."""
+"""cuConv in FP32 compared with cuDNN in half precision: at which batch sizes FP16 is faster, and by how much."""
 
 from __future__ import annotations
 

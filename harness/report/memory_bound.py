@@ -1,4 +1,4 @@
-"""The memory-bound layers, and the depthwise ones, beside copies of as many bytes that were timed in the same way."""
+"""The memory-bound layers, and the depthwise ones, compared with copies of as many bytes, timed in the same way."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ from harness.sweep.comparisons import Results, find_results, full_precision
 from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
 SWEEP = "paper"
-SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # beside it
+SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # the other sweeps of a page
 DEVICES = "devices"  # the table of every device
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The tables of the paper: its networks, and its figures beside those of this device."""
+"""The tables of the paper: its networks, and its figures next to those of this device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of speedups: by batch and filter size, with TF32 allowed, the worst cases, and beside the floor."""
+"""Tables of speedups: by batch and filter size, with TF32 allowed, the worst cases, and time over the floor."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _subject_summary(results: Results, subject: str, rows: pd.DataFrame) -> str:
 
 
 def against_others(rows: pd.DataFrame, provider: str) -> list[str]:
-    """One sentence on the speedup of one subject's rows of `compare` over each provider beside the rivals.
+    """One sentence on the speedup of one subject's rows of `compare` over each provider compared apart from the rivals.
 
     provider: the subject's own. A provider that has no time has no sentence.
     """
@@ -240,7 +240,7 @@ def title_with_tf32(results: Results, ours: str) -> str:
 
 
 def floor_table(results: Results) -> str:
-    """The first subject by batch size: over cuDNN, over the faster of cuDNN and cuBLAS, and beside the floor.
+    """The first subject by batch size: over cuDNN, over the faster of cuDNN and cuBLAS, and over the floor.
 
     The floor of a case is a fixed yardstick, max(FLOP / 120 TFLOP/s, bytes / 4 TB/s, 2.5 us), and no bound. Its columns
     are the geometric mean of time over floor, and the case that is furthest from its floor.

@@ -1,4 +1,4 @@
-"""cuConv beside the fastest cuDNN of any workspace: what the sweep's limit leaves out of every other table."""
+"""cuConv compared with the fastest cuDNN of any workspace: what the sweep's limit leaves out of every other table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fastest cuDNN of each case beside that of an older version: what a new version changes.
+"""The fastest cuDNN of each case compared with that of an older version: what a new version changes.
 
 `python -m harness report keep` writes the fastest cuDNN of each case to results/DEVICE/SWEEP/cudnn-VERSION.csv, before
 a sweep with another version replaces its rows. The files have the columns of measurements.csv.

@@ -83,7 +83,7 @@ class CaseClocks:
         self._best_mhz = 0
 
     def steadily(self, measure: Runs, repeats: int = MOST_REPEATS) -> Steady:
-        """Do the runs, and up to so many times again while their clock is low; those of the highest clock count.
+        """Do the runs, and up to `repeats` times again while their clock is low; those of the highest clock count.
 
         Runs of more than LONGEST_US together are not repeated.
         """

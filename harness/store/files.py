@@ -1,6 +1,6 @@
 """Reading and writing of files: only regular files are read, and a file is written in one step, in UTF-8.
 
-A device or a FIFO would block a reader or never end, so both are refused. A new file is written beside the old one and
+A device or a FIFO would block a reader or never end, so both are refused. A new file is written next to the old one and
 then renamed, so that a full disk or a crash leaves the old one. Neither step follows a symbolic link that somebody
 left in the place of a new file.
 
@@ -44,7 +44,7 @@ def read_regular(path: Path, most: int = -1) -> bytes:
 def stored(path: Path) -> Path:
     """The path of a file, or of its compressed form where the file is missing or empty.
 
-    Raises ResultsError where a file with content is beside a compressed one, since one of them is out of date.
+    Raises ResultsError where a file with content stands next to a compressed one, since one of them is out of date.
     """
     packed = _packed(path)
     if not packed.exists():

@@ -23,7 +23,7 @@ NOTES = {
 
 
 def run_columns(time: str, runs: int = RUNS) -> tuple[str, ...]:
-    """The columns of so many runs of a time, in microseconds, such as "run_1_us" and "cold_run_1_us"."""
+    """The columns of a number of runs of a time, in microseconds, such as "run_1_us" and "cold_run_1_us"."""
     start = "" if time == HOT else f"{time}_"
     return tuple(f"{start}run_{i}_us" for i in range(1, runs + 1))
 

@@ -222,7 +222,7 @@ def display_order(provider: str, algorithm: str) -> tuple[int, int, str]:
 def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,)) -> pd.DataFrame:
     """One row per case and subject, columns COMPARISON_COLUMNS, in order of subject, filter, batch and layer.
 
-    ours: the precision of the subjects. theirs: the precisions that rivals, and those beside them, may be of.
+    ours: the precision of the subjects. theirs: the precisions that rivals and other contenders may be of.
 
     Times are in microseconds: least_us and most_us are of the subject's runs, mean_us is their mean. Absent values
     are NaN: the subject's times where it has none, rival_us where no rival has one, speedup (rival_us / mean_us) where

@@ -42,7 +42,7 @@ class Options:
 
     workspace_limit, in bytes, is that of the rows that are compared. environment is the identifier that each row
     carries. device_slug names the device's folder under results/, such as "nvidia-h200" or "cpu". precision is that of
-    the whole sweep. other_times: whether separated and cold times are measured, beside the hot ones.
+    the whole sweep. other_times: whether separated and cold times are measured in addition to the hot ones.
     """
 
     device: torch.device
@@ -57,7 +57,7 @@ class Options:
     other_times: bool = False
 
     def over(self, needed: int) -> str:
-        """Why a workspace of so many bytes is over the limit; empty where it is within it."""
+        """Why a workspace of `needed` bytes is over the limit; empty where it is within it."""
         return base.exceeded(needed, self.workspace_limit) if needed > self.workspace_limit else ""
 
 
@@ -69,7 +69,7 @@ Algorithm = tuple[str, str]
 class Task:
     """A case to measure, without the algorithms in `done`, which have a row already.
 
-    rivals: those that take part beside ours; None stands for all. broken: why an algorithm is not tried again, after
+    rivals: those that take part; None stands for all. broken: why an algorithm is not tried again, after
     it ended the process that measured it.
     """
 

@@ -139,7 +139,7 @@ class Measurement:
 
     @property
     def has_every_time(self) -> bool:
-        """Whether the row has separated and cold runs beside the hot ones."""
+        """Whether the row has separated and cold runs in addition to the hot ones."""
         return bool(self.separated_runs_us and self.cold_runs_us)
 
     @property
@@ -180,7 +180,7 @@ _RUNS_OF = {"runs_us": HOT, "separated_runs_us": SEPARATED, "cold_runs_us": COLD
 
 
 def columns_of(runs: int = RUNS) -> tuple[str, ...]:
-    """The columns of a file with room for so many runs of each time.
+    """The columns of a file with room for `runs` runs of each time.
 
     They are the fields of Measurement in their order; the runs of a time take a column each, and their mean follows.
     """
@@ -358,7 +358,7 @@ class ResultsFolder:
         raise self._replaced
 
     def _kept(self, *pending: dict[str, str]) -> str:
-        """Keep all rows beside a folder that is not ours, and name the place: the open file, or else a new folder."""
+        """Keep all rows next to a folder that is not ours, and name the place: the open file, or else a new folder."""
         self._file.write(encoded("".join(map(self._line, pending))))
         self._file.flush()
         if os.fstat(self._file.fileno()).st_nlink:

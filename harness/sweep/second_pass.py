@@ -34,7 +34,7 @@ def has_other_times(device: torch.device) -> bool:
 def low_clocks_again(
     measured: Measured, clocks: CaseClocks, measure: Callable[[Offer, Steadily], Measurement]
 ) -> Iterator[Step]:
-    """A step for each row whose clock is low beside the best of the case: it enters and returns the row that counts.
+    """A step for each row whose clock is low compared with the best of the case: it records and returns the better row.
 
     measure: measures an offer with runs that are repeated as its second argument says.
     """

@@ -41,7 +41,7 @@ RUNS = 3
 RUN_COLUMNS = tuple(f"run_{i}_us" for i in range(1, RUNS + 1))
 TOLERANCES = {FP32: 1e-5, TF32: 1e-3}  # relative L2 error against float64; a wrong index gives 1, FP32 1e-6, TF32 3e-4
 MAX_FLOP = 2e11  # larger cases show nothing but throughput, at milliseconds a call
-MAX_RATIO = 3.0  # a candidate is left out where it is predicted so many times slower than the algorithm's fastest
+MAX_RATIO = 3.0  # ratio of predicted times, to the algorithm's fastest, above which a candidate is left out
 GROUP = 32  # cases whose kernels are compiled together, on a machine of 16 cores in about a minute
 PER_ALGORITHM = 16  # candidates of an algorithm on a case: half are the best by prediction, half are drawn at random
 

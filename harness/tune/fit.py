@@ -1,7 +1,7 @@
 """Least-squares fits of the cost models to measured candidates, and the regret of the choices that they make.
 
-The residual of a candidate is the logarithm of predicted over measured time. A candidate that is slow beside the best
-of its algorithm on its case has a smaller weight, since it is not chosen anyway.
+The residual of a candidate is the logarithm of predicted over measured time. A candidate that is slow compared with the
+best of its algorithm on its case has a smaller weight, since it is not chosen anyway.
 """
 
 from __future__ import annotations

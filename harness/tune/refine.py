@@ -21,9 +21,9 @@ from harness import progress
 from harness.tune.fit import Predictor, Row, regret, rounded
 
 TEMPERATURE = 0.06  # the softmax's, in logarithms of time; a lower one generalises worse
-NEAR = 1.5  # candidates both measured and predicted slower than so many times the best take no part in the choice
-MAX_MISS = 0.02  # the squared residual of a least-squares fit counts beside the regret, up to this
-PULL = 30.0  # towards the fitted constants: weighs as much as so many cases
+NEAR = 1.5  # times the best; candidates both measured and predicted slower take no part in the choice
+MAX_MISS = 0.02  # the most that the squared residual of a least-squares fit adds to the regret
+PULL = 30.0  # weight of the pull towards the fitted constants, in cases
 MAX_STEPS = 20
 DIFFERENCE = 1e-3  # the step of a constant's logarithm, for its finite difference
 MAX_OWN_REGRET = 0.01  # by which an algorithm's regret among its own candidates may grow: users call it by name too

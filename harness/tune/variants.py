@@ -1,6 +1,6 @@
 """python -m harness.tune.variants: choose the kernel variants that "auto" may take, by the cost models.
 
-Some algorithms have so many variants that no one could compile them all. For each of these a file beside its CUDA
+Some algorithms have too many variants to compile them all. For each of these a file next to its CUDA
 source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted
 times of the layers most, until what it loses is small: the layers are those of the sweeps, and random ones. Variants
 that spill registers are left out. The command prints what each length of the list loses, and writes the files. It needs
@@ -229,7 +229,7 @@ def text_of(variants: list[Macros]) -> str:
 
 
 def write(variants: list[Variant]) -> None:
-    """Write the list of each algorithm beside its source; raises RuntimeError where an algorithm would have none."""
+    """Write the list of each algorithm next to its source; raises RuntimeError where an algorithm would have none."""
     rows = {
         algorithm.name: [dict(macros) for owner, macros in variants if owner == algorithm.name]
         for algorithm in ALGORITHMS.values()

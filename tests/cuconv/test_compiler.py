@@ -19,7 +19,7 @@ extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= SCALE * FACTOR; }
 
 
 def spread(items, count):
-    """At most so many of the items: the first, the last, and others evenly between them."""
+    """At most `count` of the items: the first, the last, and others evenly between them."""
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
@@ -57,7 +57,7 @@ def cached():
 
 @pytest.fixture
 def kernel_file(tmp_path, monkeypatch):
-    """A kernel with a header beside it, and an empty cache."""
+    """A kernel with a header next to it, and an empty cache."""
     monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "scale.cuh").write_text("#define SCALE 2.0f\n")
     source = tmp_path / "scale.cu"

@@ -1,4 +1,4 @@
-"""The componentwise bound of every FP32 algorithm on all kinds of data, and images that stand beside unusual ones.
+"""The componentwise bound of every FP32 algorithm on all kinds of data, and images in a batch with unusual ones.
 
 harness/experiments/accuracy has the kinds of data and the error: the c of docs/accuracy.md.
 """

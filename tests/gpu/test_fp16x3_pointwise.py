@@ -53,7 +53,7 @@ PROBLEMS = [ODD, EVEN, MANY, SINGLE, UNALIGNED, STREAMED, DEEP, PAIRS, LONG, UNE
 
 
 def operands_at(problem, offset):
-    """The operands, with the input so many floats after an aligned address."""
+    """The operands, with the input `offset` floats after an aligned address."""
     x, weight = operands(problem)
     return torch.empty(x.numel() + offset, device="cuda")[offset:].view_as(x).copy_(x), weight
 

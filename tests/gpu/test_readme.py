@@ -1,4 +1,4 @@
-"""The examples of the README and of the page for CuPy, whole, beside torch."""
+"""The examples of the README and of the page for CuPy, whole, compared with torch."""
 
 import pytest
 import torch

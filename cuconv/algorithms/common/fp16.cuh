@@ -217,7 +217,7 @@ __device__ __forceinline__ void wait_for_weights() { wait_for_kernel_ahead(); }
 
 // A barrier of a warpgroup's threads; `warpgroup` is its number in the block.
 __device__ __forceinline__ void warpgroup_barrier(int warpgroup) { named_barrier<WARPGROUP>(1 + warpgroup); }
-// A named barrier of so many threads; whether `found` is true in any of them.
+// A named barrier of COUNT threads; whether `found` is true in any of them.
 template <int COUNT>
 __device__ __forceinline__ bool any_at_barrier(int id, bool found) {
     int any;

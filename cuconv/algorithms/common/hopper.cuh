@@ -54,7 +54,7 @@ __device__ __forceinline__ void wait_for_flag(const unsigned* flag) {
     while (!value);
 }
 
-// mbarrier.init, .arrive and .arrive.expect_tx: a phase completes after so many arrivals and all expected bytes.
+// mbarrier.init, .arrive and .arrive.expect_tx: a phase completes after `arrivals` arrivals and all expected bytes.
 __device__ __forceinline__ void barrier_init(uint64* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }

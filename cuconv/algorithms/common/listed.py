@@ -1,6 +1,6 @@
 """Kernel variants that a file lists: those that "auto" may choose of an algorithm that has more than could be shipped.
 
-The file stands beside the CUDA source, with a column for each macro and a row for each variant. It lists the fastest
+The file stands next to the CUDA source, with a column for each macro and a row for each variant. It lists the fastest
 variants of many layers by the cost models; `python -m harness.tune.variants` writes it.
 """
 

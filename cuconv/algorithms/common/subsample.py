@@ -1,7 +1,7 @@
 """A 1x1 convolution with a stride as one of stride 1, on a copy of the pixels that it reads.
 
 Kernels that copy whole runs of pixels read the copy, which `subsample.cu` makes in the workspace. It moves few bytes
-beside the convolution: the copy is a quarter of the input at stride 2, and the convolution then finds it in L2.
+apart from the convolution: the copy is a quarter of the input at stride 2, and the convolution then finds it in L2.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def copy_bytes(problem: ConvProblem) -> int:
 
 
 def aligned_bytes(workspace_bytes: Number) -> Number:
-    """The offset of a copy that follows so many bytes of the workspace."""
+    """The offset of a copy that follows `workspace_bytes` in the workspace."""
     return ceil_div(workspace_bytes, ALIGNMENT) * ALIGNMENT
 
 

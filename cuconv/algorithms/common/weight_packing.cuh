@@ -170,7 +170,7 @@ __device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8],
 
 // The largest magnitudes of the taps at each kx, over all ky and channels of a chunk, for each filter of the block. An
 // output that does not read the input at a large tap, because of padding or since that input is 0, is a difference of
-// transformed products of that tap: its error is large beside products of small taps.
+// transformed products of that tap: its error is large compared with products of small taps.
 typedef unsigned ColumnMaxima[KW][PACK_FILTERS];
 constexpr float LEAST_COLUMN = 0x1p-5f;  // of the largest column; those of ordinary weights are alike
 

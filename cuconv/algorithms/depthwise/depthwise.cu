@@ -234,7 +234,7 @@ struct Sums {
     }
 };
 
-// cp.async of so many floats: starts to copy them into shared memory.
+// cp.async of a number of floats: starts to copy them into shared memory.
 template <int FLOATS>
 __device__ __forceinline__ void copy_async(float* to, const float* from) {
     if constexpr (FLOATS == 4)

@@ -262,7 +262,7 @@ def _block_groups(problem: ConvProblem, strip: Strip, quantum: int, threads: Num
 
 
 def _shared_bytes(problem: ConvProblem, groups: Number, buffers: Number) -> Number:
-    """The shared memory of a block that stages so many groups, in bytes: buffers of input and weights, and output."""
+    """The bytes of shared memory of a block that stages a number of groups: input, weights and output."""
     p = problem
     sizes = (p.group_channels * p.h * p.w, p.group_filters * _depth(p), p.group_filters * p.out_pixels)
     input, weights, output = (ceil_div(groups * size, 4) * 4 for size in sizes)
@@ -322,5 +322,5 @@ def _macros(geometry: Geometry, strip: Strip, staged: bool, vector: int, out_vec
 
 
 def _general_macros(rows: int) -> Macros:
-    """The macros of the kernel variant for all other geometries, whose threads compute so many outputs."""
+    """The macros of the kernel variant for all other geometries, whose threads compute `rows` outputs."""
     return {"GENERAL": 1, "ROWS": rows}

@@ -13,7 +13,7 @@ from cuconv.core.problem import ConvProblem, ceil_div
 MAX_BAND_WEIGHTS = 64  # a thread holds no more at a time
 STAGED_REGISTERS = 80  # a thread's at least, where a block copies planes
 GENERAL_REGISTERS = 64  # a thread's at most, in the general kernel
-GENERAL_INSTRUCTIONS = 4  # for a product beside its multiply-add: tests of row and column, address, loop
+GENERAL_INSTRUCTIONS = 4  # for a product, in addition to its multiply-add: tests of row and column, address, loop
 WARP = 32  # lanes
 
 
@@ -135,8 +135,8 @@ class Work(NamedTuple):
     """The work of a thread for a strip, or arrays for many strips.
 
     windows: loads of windows of the input. products: all multiply-adds. stores: of output. instructions: for each
-    product. cycles: for which a warp's load of a window occupies the L1 cache or shared memory, since the lanes'
-    elements spread over so many lines, or meet in a bank so many times. registers: of the thread.
+    product. cycles: for which a warp's load of a window occupies the L1 cache or shared memory: the number of lines
+    that the lanes' elements spread over, or of times that they meet in a bank. registers: of the thread.
     """
 
     windows: Number

@@ -347,7 +347,7 @@ def _pipeline(layer: _Layer, shape: _TileShape, resident: bool) -> Fp16x3Pointwi
 
 
 def _most_stages(layer: _Layer, shape: _TileShape, resident: bool, epilogue_filters: int) -> int:
-    """The pixel stages that fit into shared memory beside the weights and the epilogue."""
+    """The pixel stages that fit into shared memory with the weights and the epilogue."""
     s, plane = shape, _plane(layer, shape)
     resident_chunks = ceil(layer.c / s.channels) if resident else 0
     weight_bytes = weight_stage_bytes(s.filters, s.channels, layer.products)

@@ -71,7 +71,7 @@ struct Epilogue {
         const int filter, left;  // the first filter, and how many exist from it on
         const int first, place;  // of that filter within a pass, and of its outputs within a buffer
 
-        // Whether the thread's i-th filter is one of a pass of so many filters.
+        // Whether the thread's i-th filter is one of a pass of `filters` filters.
         __device__ __forceinline__ bool is_in_pass(int i, int filters) const {
             return (i + 1) * AT_ONCE <= filters || i * AT_ONCE + first < filters;
         }
@@ -87,7 +87,7 @@ struct Epilogue {
                                  place < 0 ? 0 : min(BF, block.s.filters - filter_0) - lane_filter,
                                  lane_filter,
                                  lane_filter * PITCH + lane_pixel};
-        // Single elements are so many that it pays to skip the tests where all of a warp's exist.
+        // There are enough single elements that it pays to skip the tests where all of a warp's exist.
         const bool all = WRITE_FLOATS == 1 && __all_sync(~0u, columns.left == BF - lane_filter);
         return all ? write_columns<true>(sum, columns, pass, bad) : write_columns<false>(sum, columns, pass, bad);
     }

@@ -31,7 +31,7 @@
 // EPILOGUE_FILTERS   filters of a consumer in shared memory at once on the way out
 // VECTOR             1: four neighbours of a plane, or of all planes in whole images, may be copied and written at once
 // SHIFTED            8 or 4: consumers have pixels of one image each, which begin anywhere; they write from a multiple
-//                    of so many floats to another. Otherwise 0
+//                    of that number of floats to another. Otherwise 0
 // PLANE              pixels of an image, 33 to 64, where a consumer has a whole image; otherwise 0
 // PITCH              floats in shared memory from a channel's or filter's pixels to the next one's
 // PRODUCER_THREADS   threads that copy one consumer's pixels

@@ -178,7 +178,7 @@ struct Block {
     // A pixel: its image, and its place there.
     struct Place {
         unsigned image, pixel;
-        // The offset in an array with so many planes for each image; -1 beyond the last image.
+        // The offset in an array with `planes` planes for each image; -1 beyond the last image.
         __device__ __forceinline__ int64 offset(const Sizes& s, int planes) const {
             return image < s.images ? (int64)image * planes * s.out_pixels + pixel : -1;
         }

@@ -171,7 +171,7 @@ def warpgroup_tile_count(problem: ConvProblem, layout: PixelLayout) -> int:
 
 
 def pixel_tile_count(problem: ConvProblem, warpgroup_tiles: Number, layout: Number) -> Number:
-    """The tiles with the same filters, where each tile has so many warpgroup tiles."""
+    """The tiles with the same filters, for a number of warpgroup tiles in each."""
     of_layouts = np.array([warpgroup_tile_count(problem, one) for one in PixelLayout])
     return ceil_div(of_layouts[layout], warpgroup_tiles)
 

@@ -62,7 +62,7 @@ struct Pixels {
         source[0] = place < 0 ? nullptr : input + (int64)image * p.channels * plane + (int64)y * p.width + x;
 #else
         const unsigned image = first / p.out_pixels, within = first - image * p.out_pixels;
-        // The offset of a pixel of the tile in images of so many planes. A tile meets two images at most.
+        // The offset of a pixel of the tile in images of `planes` planes. A tile meets two images at most.
         const auto where = [&](int offset, int planes) -> int64 {
             const unsigned pixel = within + offset;
             const bool next = pixel >= p.out_pixels;

@@ -97,7 +97,7 @@ def reach_of(problem: ConvProblem) -> int:
 
 
 def tiles_of(problem: ConvProblem, filters: Number, pixels: Number) -> Number:
-    """The tiles of an output, of so many filters x pixels each; no tile has filters of two groups."""
+    """The tiles of an output, each filters x pixels; no tile has filters of two groups."""
     of_filters = problem.groups * ceil_div(problem.group_filters, filters)
     return of_filters * ceil_div(problem.n * problem.out_pixels, pixels)
 

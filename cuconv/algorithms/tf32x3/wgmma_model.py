@@ -351,7 +351,7 @@ def _with_even_occupancy(shared_bytes: Number, resident: Number, even_share: Num
     """The shared memory of a block with which an SM holds no more than its even share of the blocks, in bytes.
 
     Kernels overlap: the first SMs that the kernel ahead leaves would take as many blocks as they hold, while others
-    idle. An SM that holds two even shares is left alone: then this launch fits beside the one ahead.
+    idle. An SM that holds two even shares is left alone: then this launch fits next to the one ahead.
     """
     uneven = (even_share < resident) & (resident < 2 * even_share)
     if not uneven.any():
@@ -362,7 +362,7 @@ def _with_even_occupancy(shared_bytes: Number, resident: Number, even_share: Num
 def _blocks_of_busiest_sm(even_share: Number, resident: Number) -> Number:
     """The blocks that the busiest SM computes in a stream of kernels that overlap.
 
-    They spread evenly where an SM has room for this launch beside the one ahead. Otherwise occupancy is uneven: blocks
+    They spread evenly where an SM has room for this launch next to the one ahead. Otherwise occupancy is uneven: blocks
     are placed as SMs empty, and the first of them is filled.
     """
     return np.maximum(even_share, resident * (2 * even_share > resident))

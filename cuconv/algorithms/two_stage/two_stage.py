@@ -214,7 +214,7 @@ def _pass(problem: ConvProblem) -> tuple[int, int]:
 
 
 def _passes(problem: ConvProblem, images: int, filters: int) -> int:
-    """The passes of so many images and filters each."""
+    """The number of passes, each over a number of images and filters."""
     return ceil(problem.n / images) * ceil(problem.m / filters)
 
 

@@ -10,7 +10,7 @@
 //
 // So each point is a convolution of cells with KH x 1 filters, which is computed as fp16x3 computes one of pixels.
 // Shared memory holds [point][8 channels][cell][channel], where a row of the filter is another start address of wgmma.
-// Rows above and below an image are zeros between it and its neighbours; the transform reads zeros beside it.
+// Rows above and below an image are zeros between it and its neighbours; the transform reads zeros left and right of it.
 //
 // Both transforms are of FP32 numbers, which are then scaled and decomposed as fp16x3's are. A chain of products is all
 // rows of the filter for 16 channels at one point.

@@ -183,7 +183,7 @@ class TransformedWeightPacking(WeightPacking):
 
 @cache
 def _packing(cluster: int) -> TransformedWeightPacking:
-    """Weight packing for clusters of so many blocks, whose filters have common channel scales."""
+    """Weight packing for clusters of a number of blocks, whose filters have common channel scales."""
     return TransformedWeightPacking(FILTERS * cluster, CHANNELS, PRODUCTS[FP32])
 
 

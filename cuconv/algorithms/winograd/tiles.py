@@ -51,7 +51,7 @@ MIN_PITCH, MAX_STRIPS = 4, 8  # cells of a row of a strip, and strips of an imag
 
 
 def points_of(columns: int) -> int:
-    """The points of the transform for a filter of so many columns."""
+    """The points of the transform for a filter of a number of columns."""
     return OUTPUTS + columns - 1
 
 
@@ -115,7 +115,7 @@ def tiles_of(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
 
 @lru_cache(maxsize=1024)
 def even_pitches(row: int) -> tuple[int, ...]:
-    """The pitches that cut a row of so many cells into up to MAX_STRIPS strips and pad it by an eighth at most."""
+    """The pitches that cut a row of a number of cells into up to MAX_STRIPS strips and pad it by an eighth at most."""
     found = [row]
     for strips in range(2, MAX_STRIPS + 1):
         pitch = ceil(row / strips)

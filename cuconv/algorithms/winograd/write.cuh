@@ -74,8 +74,8 @@ struct Known {
 };
 
 // A pixel is wrong where eight filters' outputs together are small. They do not all happen to be, so its inputs are:
-// - beside those of its cell: the outputs are what rounding left of numbers that they do not read
-// - beside those of the tile, which share a scale: FP16 has lost bits of them
+// - compared with those of its cell: the outputs are what rounding left of numbers that they do not read
+// - compared with those of the tile, which share a scale: FP16 has lost bits of them
 constexpr float LEAST_OF_CELL = 0x1p-5f;
 constexpr int LEAST_OF_TILE = 13;  // times the root of the number of products, and the power of two of a product
 

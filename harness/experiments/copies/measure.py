@@ -38,7 +38,7 @@ SIZES = tuple(PAGE * round(MIB / PAGE * 2 ** (step / 2)) for step in range(25))
 
 
 def measurer(device: torch.device, sizes: Sequence[int] = SIZES) -> Callable[[int], Copy]:
-    """A function that measures copies that read and write so many bytes together, one of `sizes`."""
+    """A function that measures copies of a number of bytes, read and written together, one of `sizes`."""
     source = torch.randn(max(sizes) // (2 * FLOAT_BYTES), device=device)
     target = torch.empty_like(source)
 

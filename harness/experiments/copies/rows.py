@@ -17,7 +17,7 @@ from harness.store.times import HOT, run_columns
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The faster way to copy so many bytes, read and written together, and the microseconds of its runs."""
+    """The faster way to copy a number of bytes, read and written together, and the microseconds of its runs."""
 
     bytes: int
     way: str
@@ -42,7 +42,7 @@ def find(device: Path) -> pd.DataFrame | None:
 
 
 def copy_us(copies: pd.DataFrame, moved: Sequence[int]) -> np.ndarray:
-    """Microseconds of copies that read and write so many bytes together, as an array; copies: as `read` returns them.
+    """Microseconds of copies of `moved` bytes each, read and written together; copies: as `read` returns them.
 
     Sizes that were not measured lie on straight lines between those that were, logarithm over logarithm. Sizes below
     the smallest or above the largest have NaN.

@@ -28,7 +28,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class FirstCall:
-    """A call whose first time for a size counts: `at` gives the call for so many rows and columns."""
+    """A call whose first time for a size counts: `at` gives the call for a number of rows and columns."""
 
     name: str
     sizes: range

@@ -1,4 +1,4 @@
-"""The table of a device's host.csv: the host time of a call, beside torch's."""
+"""The table of a device's host.csv: the host time of a call, and torch's."""
 
 from __future__ import annotations
 

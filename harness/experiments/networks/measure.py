@@ -291,7 +291,7 @@ def _mean_us(call: Forward, forwards: int, machine: Machine) -> float:
 
 
 def forwards_in(least_us: float, call: Forward, machine: Machine) -> int:
-    """The number of forwards in a row that last so many microseconds: at least 1, and at most MAX_FORWARDS."""
+    """The number of forwards in a row that last `least_us` or longer: at least 1, and at most MAX_FORWARDS."""
     single_us = min(_mean_us(call, PROBE_FORWARDS, machine) for _ in range(2))
     return max(1, min(MAX_FORWARDS, ceil(least_us / single_us)))
 
@@ -365,8 +365,8 @@ Profile = Callable[[Forward, int], list[tuple[str, float]]]
 def break_down(case: Case, machine: Machine, profile: Profile, broken: Collection[Begins] = ()) -> Iterator[Event]:
     """The kernels by kind of each contender; one that fails, or is in `broken`, is left out.
 
-    profile: returns the kernels of so many forwards, as (name, device microseconds) of each launch. Raises UsageError
-    where it records none.
+    profile: returns the kernels of a number of forwards, as (name, device microseconds) of each launch. Raises
+    UsageError where it records none.
     """
     torch.compiler.reset()
     for contender in case.settings.contenders:

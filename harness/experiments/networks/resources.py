@@ -1,4 +1,4 @@
-"""The tables of what whole networks take, beside torch: memory, and the energy of an image."""
+"""The tables of what whole networks take, compared with torch: memory, and the energy of an image."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _devices(results_of_device: Path) -> list[Path]:
 
 
 def engines_table(frame: pd.DataFrame) -> str:
-    """A line for each network and batch of networks.csv: cuConv beside cuDNN's fastest engines, FP32, CUDA graphs.
+    """A line for each network and batch of networks.csv: cuConv and cuDNN's fastest engines, FP32, CUDA graphs.
 
     Empty where nothing can be compared.
     """
@@ -240,7 +240,7 @@ def engines_table(frame: pd.DataFrame) -> str:
 
 
 def half_table(frame: pd.DataFrame) -> str:
-    """A line for each network and batch of networks.csv: cuConv in FP32 beside torch in FP16, in CUDA graphs.
+    """A line for each network and batch of networks.csv: cuConv in FP32 and torch in FP16, in CUDA graphs.
 
     Empty where nothing can be compared.
     """
@@ -329,5 +329,5 @@ def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:
 
 
 def shown(value: float, digits: int = 1) -> str:
-    """A number of a table with so many digits behind the point; NONE for NaN."""
+    """A number of a table with `digits` digits behind the point; NONE for NaN."""
     return f"{value:.{digits}f}" if value == value else NONE

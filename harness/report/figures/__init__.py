@@ -4,7 +4,7 @@ plots/DEVICE/SWEEP/overview.png                   the speedup of auto on every c
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.png        the paper's three figures, in the paper's range of batch sizes
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.png   all batch sizes, where that is more: a map of numbers
 plots/DEVICE/SWEEP/speedup_tf32_KxK.png           auto in TF32 over the best cuDNN with TF32 allowed
-plots/DEVICE/SWEEP/cudnn_OLD.png                  the best cuDNN beside that of an older version
+plots/DEVICE/SWEEP/cudnn_OLD.png                  the best cuDNN over that of an older version
 plots/DEVICE/SWEEP/rivals.png                     the fastest rival of each case, and the speedup over it
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.

@@ -80,7 +80,7 @@ def layers_of(cases: pd.DataFrame) -> list[str]:
 
 
 def labels_width(layers: Sequence[str]) -> float:
-    """The inches that labels of layers take beside an axis."""
+    """The inches that labels of layers take next to an axis."""
     return 0.25 + DIGIT * max(map(len, layers))
 
 

@@ -214,7 +214,7 @@ def _roofline(results: Results, cases: ColumnDataSource, shown: BooleanFilter, o
 
 
 def _networks(networks: Results) -> Any:
-    """Bars of a forward in a CUDA graph: cuConv beside each contender of torch, in each precision."""
+    """Bars of a forward in a CUDA graph: cuConv and each contender of torch, in each precision."""
     rows = networks.frame
     rows = rows[(rows["mode"] == GRAPH) & (rows.status == OK) & rows.contender.isin([CUCONV, *TORCH_CONTENDERS])]
     note = f"<h2>Whole networks</h2><p>A forward in a CUDA graph. {escape(provenance(networks))}.</p>"

@@ -1,4 +1,4 @@
-"""cuconv.nn.Conv2d and Linear beside torch's, on a CPU."""
+"""cuconv.nn.Conv2d and Linear compared with torch's, on a CPU."""
 
 import pytest
 import torch

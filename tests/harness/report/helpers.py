@@ -38,6 +38,6 @@ def collisions(figure):
 
 
 def _overlap(one, other, wide=1.0, tall=1.0):
-    """Whether two boxes share more than so many pixels in each direction."""
+    """Whether two boxes share more than a number of pixels in each direction."""
     across = min(one.x1, other.x1) - max(one.x0, other.x0)
     return across > wide and min(one.y1, other.y1) - max(one.y0, other.y0) > tall

@@ -1,4 +1,4 @@
-"""cuConv in FP32 beside cuDNN in half precision; expected numbers are worked out by hand."""
+"""cuConv in FP32 compared with cuDNN in half precision; expected numbers are worked out by hand."""
 
 import pytest
 

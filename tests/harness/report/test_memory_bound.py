@@ -1,4 +1,4 @@
-"""Memory-bound layers beside copies; expected numbers are worked out by hand."""
+"""Memory-bound layers compared with copies; expected numbers are worked out by hand."""
 
 from cuconv.core.problem import ConvProblem
 from harness.cases.catalogue import load_sweep

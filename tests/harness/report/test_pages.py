@@ -17,7 +17,7 @@ ROWS = [row("auto", 10.0, environment="e1", detail="two_stage rows=8"), *SWEEP[1
 
 @pytest.fixture
 def page(tmp_path):
-    """A page in docs/ beside a results folder with SWEEP."""
+    """A page in docs/ next to a results folder with SWEEP."""
     write(tmp_path / "results", ROWS)
     (tmp_path / "docs").mkdir()
     return tmp_path / "docs" / "page.md"

@@ -1,4 +1,4 @@
-"""The tables of the paper: its networks, and its figures beside those of helpers.SWEEP."""
+"""The tables of the paper: its networks, and its figures next to those of helpers.SWEEP."""
 
 import shutil
 

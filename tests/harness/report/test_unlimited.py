@@ -1,4 +1,4 @@
-"""cuConv beside cuDNN of any workspace; expected numbers are worked out by hand."""
+"""cuConv compared with cuDNN of any workspace; expected numbers are worked out by hand."""
 
 import pytest
 

@@ -19,7 +19,7 @@ def cudnn(algorithm, us, environment, **options):
 
 
 def results_of(folder, rows):
-    """The rows with REPORTS beside them."""
+    """The rows with REPORTS in their folder."""
     results = measured(folder, rows)
     (results.folder / "environment.json").write_text(json.dumps({"environments": REPORTS}))
     return results

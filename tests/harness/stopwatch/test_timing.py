@@ -14,7 +14,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Let a call take so many microseconds, alone and in a graph; returns the number of calls of each graph."""
+    """Let a call take a number of microseconds, alone and in a graph; returns the number of calls of each graph."""
     counts = []
 
     def of(alone_us, in_graph_us):

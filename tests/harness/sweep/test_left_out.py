@@ -9,7 +9,7 @@ OVER = {"status": "workspace_exceeded", "provider": "cudnn", "detail": "needs 9 
 
 
 def rows(*rivals):
-    """Rows of auto and of the rival "gemm" at batch 8 and 16, beside those of other rivals."""
+    """Rows of auto and of the rival "gemm" at batch 8 and 16, and rows of other rivals."""
     both = [made for n in (8, 16) for made in (row("auto", 5.0, batch=n), row("gemm", 9.0, provider="cudnn", batch=n))]
     return [*both, *rivals]
 

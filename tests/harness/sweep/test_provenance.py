@@ -21,7 +21,7 @@ MIXED = "Rows of auto are of other code, versions or machine than those of two_s
 
 
 def results_of(tmp_path, rows):
-    """The rows, with REPORTS in environment.json beside them."""
+    """The rows, with REPORTS in the environment.json of their folder."""
     results = measured(tmp_path, rows)
     (results.folder / "environment.json").write_text(json.dumps({"environments": REPORTS}))
     return results

@@ -18,7 +18,7 @@ from tests.harness.tune.toys import measured, report, write
 from tests.helpers import commands
 
 NAMES = ("tf32x3_gemm", "tf32x3_wgmma")
-SLOWER = 1.5  # a made-up GPU is so many times slower than predicted by the constants in use
+SLOWER = 1.5  # time of a made-up GPU over that predicted by the constants in use
 
 
 def slower_gpu(folder, precision="fp32"):

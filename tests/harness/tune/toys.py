@@ -26,7 +26,7 @@ TILES = (16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """A tile of so many output elements, one block for each."""
+    """A tile of a number of output elements, one block for each."""
 
     tile: int
     blocks: int

@@ -49,7 +49,7 @@ def test_the_output_is_as_large_as_is_said(name):
     assert torch.isfinite(scaled).all()
     ratio = scaled.norm() / convolved(*normal()).norm()
     assert 0.5 < ratio < 2 if not name.startswith("channels of") else ratio > 100
-    for image in range(PROBLEM.n):  # none is lost beside the others
+    for image in range(PROBLEM.n):  # none is lost among the others
         assert scaled[image].norm() > 0.1 * scaled.norm() / PROBLEM.n
 
 
@@ -117,7 +117,7 @@ def test_a_plain_float32_sum_keeps_the_componentwise_error_of_every_kind(name):
 
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e30])
 def test_the_componentwise_error_is_that_of_the_worst_output(scale):
-    """An output that is wrong by 3 units of 2^-24 * sqrt(K) * sum |x w|, beside one that is wrong by 2."""
+    """An output that is wrong by 3 units of 2^-24 * sqrt(K) * sum |x w|, and one that is wrong by 2."""
     truth = torch.tensor([1.0, -5.0, 0.25], dtype=torch.float64).view(1, 3, 1, 1) * scale
     absolute = torch.tensor([4.0, 6.0, 0.5], dtype=torch.float64).view(1, 3, 1, 1) * scale
     wrong = torch.tensor([2.0, 0.0, -3.0], dtype=torch.float64).view(1, 3, 1, 1)

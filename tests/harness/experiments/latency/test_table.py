@@ -24,7 +24,7 @@ def sizes(network, contender, cache, first, again):
 
 @pytest.fixture
 def results(tmp_path):
-    """Results of a device, whose folder of latencies is beside its sweep."""
+    """Results of a device, whose folder of latencies stands next to its sweep."""
     return measured(tmp_path, [row("auto", 10.0)])
 
 
