@@ -250,7 +250,7 @@ class _Made:
 
 
 def workspace_beside(launches: tuple[Launch, ...], workspace_bytes: int, packed_bytes: int) -> int:
-    """The bytes of workspace that launches need besides packed weights; all, where one addresses a fixed place in it."""
+    """The bytes of workspace that launches need besides packed weights; all, where one has a fixed place in it."""
     arguments = [argument for launch in launches for argument in launch.arguments]
     fixed = any(isinstance(argument, Address) and argument.offset for argument in arguments)
     return workspace_bytes if fixed else workspace_bytes - packed_bytes

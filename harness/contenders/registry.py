@@ -2,8 +2,8 @@
 
 A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
 calls, graph-API engines, torch's selection. Compared apart from them are cuBLAS, the optional contender CUTLASS, and
-cuConv on prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is the paper's two stages in
-plain torch, and the rivals are torch's own convolutions.
+cuConv on prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is the paper's two
+stages in plain torch, and the rivals are torch's own convolutions.
 """
 
 from __future__ import annotations

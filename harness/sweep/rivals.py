@@ -75,7 +75,7 @@ Row = TypeVar("Row", bound=Timed)
 def qualifying(rows: Sequence[Row], device: str) -> list[Row]:
     """The rows of one case and precision whose algorithms have separated and cold times too, of those that are "ok".
 
-    These are the subjects of the device's comparison, the algorithms compared apart from rivals, and the five fastest rivals.
+    These are the subjects of the comparison, those compared apart from the rivals, and the five fastest rivals.
     """
     ours = registry.comparison(device)
     timed = sorted((row for row in rows if row.status == OK), key=lambda row: row.mean_us or 0)
