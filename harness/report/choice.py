@@ -1,8 +1,8 @@
 """The choices of auto and batch_invariant: auto compared with the best of cuConv's own algorithms, and without each of
 them; what batch_invariant costs.
 
-Every algorithm has rows by name in addition to those of auto, so the choice can be judged from measurements.csv alone. The
-row of auto says in its detail which algorithm it chose.
+Every algorithm has rows by name in addition to those of auto, so the choice can be judged from measurements.csv alone.
+The row of auto says in its detail which algorithm it chose.
 """
 
 from __future__ import annotations
