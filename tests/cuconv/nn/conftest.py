@@ -2,18 +2,20 @@
 
 import pytest
 import torch
+import torch._dynamo.guards
 
 from cuconv import UnsupportedProblem, reference
 from cuconv.nn import frozen, fusions, operator
 
 
 @pytest.fixture(autouse=True, scope="package")
-def seeds_of_devices_that_are_there():
-    """Seed no random numbers of devices that are not there: torch keeps such a call for later, with a stack as text."""
+def torch_does_no_more_than_is_needed():
+    """Seed no random numbers of devices that are not there, for later, with a stack as text; time no guards."""
     with pytest.MonkeyPatch.context() as patch:
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():
                 patch.setattr(device, "manual_seed_all", lambda seed: None)
+        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0)
         yield
 
 
