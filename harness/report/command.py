@@ -9,7 +9,6 @@ VERBS = {
     "figures": ("harness.report.figures.command", "redraw the figures"),
     "page": ("harness.report.page.command", "write one HTML file of a sweep, to sort and filter in a browser"),
     "docs": ("harness.report.pages", "rewrite the tables in README.md and docs/"),
-    "keep": ("harness.report.versions", "keep the fastest cuDNN of each case, before another version is measured"),
     "repeatability": ("harness.report.repeatability", "print how far the same case moves between whole sweeps"),
 }
 

@@ -38,7 +38,6 @@ from harness.report import figures
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
-from harness.report.clocks import clocks_table
 from harness.report.devices import devices_table, reference
 from harness.report.front import front_table
 from harness.report.half import half_table
@@ -56,7 +55,6 @@ from harness.report.speedups import (
     worst_table,
 )
 from harness.report.unlimited import unlimited_table
-from harness.report.versions import changes, versions_table
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
@@ -178,18 +176,6 @@ def _sweep(results: Results, name: str) -> str:
     ])  # fmt: skip
 
 
-def _versions(results: Results, plots: str, sweep: str) -> str:
-    """A figure for each older version of cuDNN that was kept of a sweep, and the tables."""
-    measured = results.beside(sweep)
-    if measured is None:
-        return f"The sweep {sweep} was not measured on {results.device}."
-    pictures = []
-    for change in changes(measured):
-        figure = f"{plots}/{results.device}/{sweep}/{figures.of_versions(change)}.png"
-        pictures.append(f"![Time of cuDNN {change.new} over that of {change.old}, a dot for each case]({figure})")
-    return "\n\n".join([*pictures, versions_table(measured)])
-
-
 def _accuracy(results: Results) -> str:
     rows = results.frame
     shown = replace(results, frame=rows[(rows.precision == FP32) | (rows.provider == results.comparison.provider)])
@@ -221,12 +207,10 @@ TABLES: dict[str, Callable[..., str]] = {
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),
     "invariance": lambda results, plots: invariance_table(results),
-    "clocks": lambda results, plots: clocks_table(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: _beside(results, with_tf32(results), PRECISIONS, PRECISIONS),
     "half": lambda results, plots: _beside(results, half_table(results), (FP32,), (FP16,)),
-    "versions": _versions,
     "unlimited": lambda results, plots: unlimited_table(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
@@ -247,7 +231,6 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(named()), SWEEPS),
     "counters": (tuple(named()),),
     "sweep": (SWEEPS,),
-    "versions": ((SWEEP, *SWEEPS),),
 }
 
 

@@ -37,11 +37,6 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
     return ", ".join([*parts, *_dates(used)])
 
 
-def cudnn_versions(results: Results, rows: pd.DataFrame) -> list[str]:
-    """The versions of cuDNN that some rows were measured with, such as "9.19.0", in order of their reports."""
-    return _cudnn_versions(_reports(results, rows))
-
-
 def mixture(results: Results, rows: pd.DataFrame) -> str:
     """A warning where rows are of several machines, versions or codes; otherwise "".
 

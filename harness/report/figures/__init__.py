@@ -4,7 +4,6 @@ plots/DEVICE/SWEEP/overview.png                   the speedup of auto on every c
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK.png        the paper's three figures, in the paper's range of batch sizes
 plots/DEVICE/SWEEP/speedup_SUBJECT_KxK_full.png   all batch sizes, where that is more: a map of numbers
 plots/DEVICE/SWEEP/speedup_tf32_KxK.png           auto in TF32 over the best cuDNN with TF32 allowed
-plots/DEVICE/SWEEP/cudnn_OLD.png                  the best cuDNN over that of an older version
 plots/DEVICE/SWEEP/rivals.png                     the fastest rival of each case, and the speedup over it
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
@@ -23,10 +22,9 @@ from matplotlib.figure import Figure
 from harness.precision import FP32, TF32
 from harness.report.figures import style
 from harness.report.figures.maps import rivals_figure, speedup_map
-from harness.report.figures.overview import overview_figure, versions_figure
+from harness.report.figures.overview import overview_figure
 from harness.report.figures.speedup import speedup_figure
 from harness.report.speedups import tf32_layouts, title_with_tf32
-from harness.report.versions import Change, changes
 from harness.store.times import HOT, NOTES
 from harness.sweep.comparisons import Results, compare_with_tf32, each, grouped, layer_label
 from harness.sweep.left_out import left_out
@@ -70,13 +68,6 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
         yield OVERVIEW, overview_figure(mine, results.shown(results.subject), rivals, fp32, *left_out(results))
         title = f"The fastest rival of each case, and the speedup of {results.shown(results.subject)} over it"
         yield "rivals", rivals_figure(mine, title, fp32)
-    for change in changes(results) if results.time == HOT else ():
-        yield of_versions(change), versions_figure(change, fp32)
-
-
-def of_versions(change: Change) -> str:
-    """The stem of the figure of two versions of cuDNN."""
-    return f"cudnn_{change.old}"
 
 
 def _caption(results: Results, rows: pd.DataFrame) -> str:

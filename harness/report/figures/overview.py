@@ -1,4 +1,4 @@
-"""Pictures of a whole sweep, a dot for each case: the speedup of a subject, and the times of two versions of cuDNN."""
+"""A picture of a whole sweep: a dot for the speedup of each case."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from matplotlib.lines import Line2D
 
 from harness.report.figures import style
 from harness.report.figures.style import DARK, DIGIT, PALE, SMALL, TEXT, WIDTH
-from harness.report.versions import Change
 from harness.sweep.comparisons import geometric_mean, grouped, summarise
-from harness.sweep.verdicts import FASTER, SLOWER
 
 HEIGHT = 4.3  # inches
 LEFT, RIGHT, BELOW, LEGEND = 0.5, 0.06, 0.5, 0.22  # inches around the axes; of the legend, a line
@@ -39,23 +37,6 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
         f"a rival was left out: it needs over {limit} of workspace, and by its time, or that at smaller batch sizes, "
         "it would be the fastest"
     )
-    return _dots(ran, title, notes, f"speedup over {rivals} (logarithmic)", hollow)
-
-
-def versions_figure(change: Change, caption: str) -> Figure:
-    """A dot for each case: the time of the fastest cuDNN of one version over that of an older one."""
-    counts = {verdict: int((change.cases.verdict == verdict).sum()) for verdict in (FASTER, SLOWER)}
-    title = (
-        f"cuDNN {change.new}: faster than {change.old} on {counts[FASTER]} cases and slower on {counts[SLOWER]} of "
-        f"{len(change.cases)}"
-    )
-    notes = [f"The fastest algorithm of each version; a dot for each case in FP32. {caption}"]
-    ran = change.cases.assign(speedup=change.cases.ratio, hollow=False)
-    return _dots(ran, title, notes, f"time of {change.new} / time of {change.old}")
-
-
-def _dots(ran: pd.DataFrame, title: str, notes: list[str], what: str, hollow: str = "") -> Figure:
-    """A dot for the speedup of each row, in strips; hollow: what the hollow dots are, where there are any."""
     head = style.head_height(notes) + 0.1 + LEGEND * (2 if ran.hollow.any() else 1)
     figure = style.new_figure(HEIGHT, title, notes)
     wide, tall = 1 - (LEFT + RIGHT) / WIDTH, (HEIGHT - BELOW - head) / HEIGHT
@@ -63,7 +44,7 @@ def _dots(ran: pd.DataFrame, title: str, notes: list[str], what: str, hollow: st
     style.logarithmic(axes, "y", style.ratio_range([*ran.speedup]))
     _draw_strips(figure, axes, ran, hollow)
     axes.axhline(1, color=DARK, linewidth=1.2, zorder=3)
-    axes.set_ylabel(what, size=TEXT, color=DARK)
+    axes.set_ylabel(f"speedup over {rivals} (logarithmic)", size=TEXT, color=DARK)
     return figure
 
 
