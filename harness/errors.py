@@ -23,4 +23,4 @@ class ResultsError(UserError):
 
 
 class GpuLost(RuntimeError):
-    """A kernel broke the CUDA context. Nothing more can run in this process."""
+    """A kernel broke the CUDA context, or no process can begin to measure. Nothing more can run in this process."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import command, progress
-from harness.isolation import Begins, Measure, Say, rows_of_cases
+from harness.isolation import Measure, Say, WorkerEnded, rows_of_cases
 from harness.store import environment
 from harness.store.environment import EnvironmentFile
 from harness.store.locked_folder import LockedFolder
@@ -36,7 +36,7 @@ class Experiment:
     cases      the cases of a command line, which it checks. Each prints as a few words
     begin      called in a process, with the options, the key of the process, and what prints a sentence. Returns a
                function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, and rows
-    failed     the rows of what ended a process: the options, the case, what had begun, and why. None by default: then
+    failed     the rows of what ended a process, of the options, the case and the `WorkerEnded`. None by default: then
                a case has fewer rows, and a table without keys is replaced by the rows that are left
     process    the key of the process that a case is measured in
     loop       replaces `begin`, for an experiment that starts processes of its own: yields lists of rows
@@ -57,7 +57,7 @@ class Experiment:
     cases: Callable[[Options], Sequence[Any]]
     summary: Callable[[Options, Path], str]
     begin: Callable[[Options, Hashable, Say], Measure] | None = None
-    failed: Callable[[Options, Any, Begins, str], Iterable[Any]] = lambda options, case, begun, why: ()
+    failed: Callable[[Options, Any, WorkerEnded], Iterable[Any]] = lambda options, case, end: ()
     process: Callable[[Any], Hashable] = lambda case: None
     loop: Loop | None = None
     check: Callable[[Options, Sequence[Any]], None] = lambda options, cases: None

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,8 @@ from typing import Any
 from harness import progress
 from harness.errors import GpuLost, UserError
 
-LIMIT_S = 300.0  # between two events of a case; the start of a process has no limit
+LIMIT_S = 300.0  # between two events of a case
+START_LIMIT_S = 3600.0  # until a process is ready: on few cores its kernels may compile for most of an hour
 START = "spawn"  # the start method of multiprocessing: a CUDA context does not survive a fork
 
 Say = Callable[[str], None]
@@ -46,16 +48,19 @@ class Note:
 
 
 class WorkerEnded(Exception):
-    """The process ended, or was ended because it hung; `begun` is what it was at, `status` that of the rows."""
+    """The process ended, or was ended because it hung; `begun` is what it was at.
 
-    def __init__(self, status: str, why: str, begun: Begins | None):
+    status: that of its rows, "error", or "timeout" where it hung.
+    """
+
+    def __init__(self, status: str, why: str, begun: Begins):
         super().__init__(why)
         self.status, self.begun = status, begun
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The reason why the process ends: the message of a GpuLost."""
+    """The reason why the process ends, in a line."""
 
     why: str
 
@@ -84,7 +89,7 @@ class Worker:
         for end in (tasks, theirs):  # the process has its own: so its end is an end of file here
             end.close()
         try:
-            for event in self._until_ready(None):
+            for event in self._until_ready(START_LIMIT_S):
                 say(event.text)
         except BaseException:
             self.end()
@@ -102,11 +107,11 @@ class Worker:
         try:
             self._tasks.send(task)
         except OSError:
-            raise self._ended(None) from None
+            raise self._ended(Begins()) from None
         yield from self._until_ready(LIMIT_S)
 
-    def _until_ready(self, limit_s: float | None) -> Iterator[Any]:
-        begun: Begins | None = None
+    def _until_ready(self, limit_s: float) -> Iterator[Any]:
+        begun = Begins()
         while True:
             try:
                 if not self._events.poll(limit_s):
@@ -124,7 +129,7 @@ class Worker:
                 begun = event
             yield event
 
-    def _ended(self, begun: Begins | None) -> WorkerEnded:
+    def _ended(self, begun: Begins) -> WorkerEnded:
         """The exception that tells how the process ended by itself."""
         self._process.join(10)
         code = self._process.exitcode
@@ -135,16 +140,16 @@ class Worker:
 def rows_of_cases(
     cases: Iterable[Any],
     begin: Callable[[Hashable, Say], Measure],
-    failed: Callable[[Any, Begins, str], Iterable[Any]],
+    failed: Callable[[Any, WorkerEnded], Iterable[Any]],
     process: Callable[[Any], Hashable] = lambda case: None,
 ) -> Iterator[list[Any]]:
     """The rows of each case in turn, measured in processes that may end.
 
     What ends a process has the rows of `failed`. The case is then measured again without it, in another process. Raises
-    GpuLost where no process can use the device any more, and the UserError that ends a process.
+    GpuLost where no process can begin to measure, and the UserError that ends a process.
 
     begin: called in a process with its key; it returns what measures (case, what to leave out).
-    failed: the rows of what had begun, and why it failed. process: the key of a case's process; cases that follow one
+    failed: the rows of what ended the process of a case. process: the key of a case's process; cases that follow one
     another with equal keys share a process.
     """
     worker: Worker | None = None
@@ -159,16 +164,16 @@ def rows_of_cases(
                     worker = None
                 if worker is None:
                     key = process(case)
-                    worker = _started(partial(begin, key))
+                    worker = started(partial(begin, key), progress.say)
                 try:
                     yield [*rows, *_rows(worker.measure((case, frozenset(broken))))]
                     break
                 except WorkerEnded as end:
                     worker.end()
                     worker = None
-                    begun = end.begun or Begins()
+                    begun = end.begun
                     progress.say(f"{begun.provider or 'preparing'} on {case}: {end}; it goes on in another process")
-                    rows += failed(case, begun, str(end))
+                    rows += failed(case, end)
                     if not begun.provider or begun in broken:
                         yield rows
                         break
@@ -187,11 +192,12 @@ def _rows(events: Iterable[Any]) -> Iterator[Any]:
             yield event
 
 
-def _started(begin: Begin) -> Worker:
+def started(begin: Begin, say: Say, when: str = "") -> Worker:
+    """A process that is ready. Raises GpuLost, whose message starts with `when`, where it ends before."""
     try:
-        return Worker(begin, progress.say)
+        return Worker(begin, say)
     except WorkerEnded as end:
-        raise GpuLost(f"no process can use the device: {end}") from None
+        raise GpuLost(f"{when}no process can begin to measure: {end}") from None
 
 
 def _signal(number: int) -> str:
@@ -215,6 +221,10 @@ def _main(tasks: Connection, events: Connection, begin: Begin) -> None:
         events.send(_Failed(str(error)))
         os._exit(1)  # the libraries' own clean-up needs the context that is broken
     except (EOFError, BrokenPipeError):  # the other process has ended
+        os._exit(1)
+    except Exception as error:
+        traceback.print_exc()
+        events.send(_Failed(f"{type(error).__name__}: {error}".partition("\n")[0]))
         os._exit(1)
 
 

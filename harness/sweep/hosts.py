@@ -30,14 +30,14 @@ from torch.distributed.rendezvous import rendezvous
 from harness import progress
 from harness.cases.catalogue import Case, Sweep
 from harness.errors import GpuLost, ResultsError, UsageError
-from harness.isolation import LIMIT_S
+from harness.isolation import LIMIT_S, START_LIMIT_S
 from harness.store.environment import EnvironmentFile, identifier
 from harness.sweep.one_case import Task
 from harness.sweep.records import Measurement, ResultsFolder
 from harness.sweep.work import Choice, expected_ms
 
 POLL_S = 0.02
-SILENT_S = 2 * LIMIT_S  # without a word of any process before the first gives up
+SILENT_S = START_LIMIT_S + LIMIT_S  # without a word of any process before the first gives up
 OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # its environment variables
 
 

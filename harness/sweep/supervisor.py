@@ -17,8 +17,7 @@ from cuconv.core.problem import ConvProblem
 from harness import precision, progress
 from harness.contenders.base import Contender, Unavailable, load
 from harness.contenders.registry import shown
-from harness.errors import GpuLost
-from harness.isolation import Begins, Note, Say, Worker, WorkerEnded
+from harness.isolation import Begins, Note, Say, WorkerEnded, started
 from harness.sweep.one_case import Algorithm, Event, Offered, Options, Task, measure_case, rows_without_times
 from harness.sweep.records import Measurement
 from harness.sweep.rivals import lacking_times
@@ -43,7 +42,7 @@ def load_contenders(providers: Iterable[str], precision: str, say: Say) -> dict[
 def run(problems: list[ConvProblem], work: Work, options: Options, load: Load = load_contenders) -> None:
     """Measure all work; problems are those of the whole sweep, for which contenders prepare.
 
-    load makes the contenders, in the worker process. Raises GpuLost where no process can use the device any more.
+    load makes the contenders, in the worker process. Raises GpuLost where no process can begin to measure.
     """
     with _supervisor(problems, options, load) as supervisor:
         for task in work.tasks():
@@ -57,7 +56,7 @@ class _Supervisor:
         self._begin, self._options = partial(_begin, problems, options, load), options
         self._ends: Counter[Algorithm] = Counter()
         self._broken: dict[Algorithm, str] = {}  # what ended MOST_ENDS processes, and how
-        self.worker = self._start(progress.say, "")
+        self.worker = started(self._begin, progress.say)
 
     def measure(self, task: Task, work: Work) -> None:
         """Measure a case. An algorithm that ends the process has a row that says so; the others follow in a new one."""
@@ -80,7 +79,7 @@ class _Supervisor:
                         progress.say(event.text)
                 return
             except WorkerEnded as end:
-                begun = end.begun or Begins()
+                begun = end.begun
                 rest = replace(rest, done=frozenset(done))
                 for row in rows_without_times(begun, rest, self._options, end.status, str(end)):
                     done.add((row.provider, row.algorithm))
@@ -107,13 +106,7 @@ class _Supervisor:
                     f"not tried: it ended {MOST_ENDS} processes, the last one on {task.case.label}: {why}"
                 )
         self.worker.end()
-        self.worker = self._start(lambda text: None, f"after {what} on {task.case.label} ")
-
-    def _start(self, say: Say, when: str) -> Worker:
-        try:
-            return Worker(self._begin, say)
-        except WorkerEnded as end:
-            raise GpuLost(f"{when}no process can use the device: {end}") from None
+        self.worker = started(self._begin, lambda text: None, f"after {what} on {task.case.label} ")
 
 
 @contextmanager

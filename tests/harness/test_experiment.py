@@ -40,7 +40,10 @@ def test_cases_share_a_process_where_their_keys_are_equal(toy):
     assert pids[1].tolist() == pids[2].tolist() != pids[3].tolist()
 
 
-@pytest.mark.parametrize(("fault", "why"), [("segfault", "SIGSEGV"), ("lose_the_gpu", "an illegal address")])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [("segfault", "SIGSEGV"), ("lose_the_gpu", "an illegal address"), ("bug", "ValueError: seven is not allowed")],
+)
 def test_what_ends_a_process_costs_its_own_row(toy, fault, why):
     assert experiment().main(["--fault", fault]) == 0
     found = statuses(toy)
@@ -53,7 +56,16 @@ def test_what_ends_a_process_costs_its_own_row(toy, fault, why):
 def test_what_hangs_is_ended(toy, monkeypatch):
     monkeypatch.setattr(isolation, "LIMIT_S", 2.0)
     assert experiment().main(["--fault", "hang", "--cases", "2"]) == 0
-    assert (2, "other", "error") in statuses(toy) and (2, "right", "ok") in statuses(toy)
+    assert (2, "other", "timeout") in statuses(toy) and (2, "right", "ok") in statuses(toy)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"), [("bug", "ValueError: seven is not allowed"), ("hang", "no answer within 2 s")]
+)
+def test_a_process_that_cannot_begin_ends_the_command_with_the_reason(toy, monkeypatch, capsys, fault, why):
+    monkeypatch.setattr(isolation, "START_LIMIT_S", 2.0)
+    assert experiment().main(["--start", fault]) == 1
+    assert why in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_what_all_contenders_share_costs_the_case(toy):

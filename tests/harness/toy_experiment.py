@@ -52,16 +52,22 @@ def refuse():
     raise UsageError("no counter: use another GPU")
 
 
+def bug():
+    raise ValueError("seven is not allowed\nbut eight is")
+
+
 def interrupt():
     raise KeyboardInterrupt
 
 
-FAULTS = {fault.__name__: fault for fault in (segfault, hang, lose_the_gpu, refuse, interrupt)}
+FAULTS = {fault.__name__: fault for fault in (segfault, hang, lose_the_gpu, refuse, bug, interrupt)}
 
 
 def begin(options, process, say):
     """A case with a fault names it: "other" has it in case 2, and what all share in case 3."""
     say(f"process of {process}")
+    if options.start:
+        FAULTS[options.start]()
 
     def measure(task):
         case, broken = task
@@ -81,15 +87,16 @@ def begin(options, process, say):
     return measure
 
 
-def failed(options, case, begun, why):
-    for contender in [begun.provider] if begun.provider else CONTENDERS:
-        yield Timed(case, contender, "error", why)
+def failed(options, case, end):
+    for contender in [end.begun.provider] if end.begun.provider else CONTENDERS:
+        yield Timed(case, contender, end.status, str(end))
 
 
 def add_options(parser):
     parser.add_argument("--cases", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--fault")
     parser.add_argument("--shared")
+    parser.add_argument("--start")
 
 
 def experiment(**changes):

@@ -31,7 +31,7 @@ from harness.experiment import Experiment
 from harness.experiments.accuracy.magnitudes import MAGNITUDES
 from harness.experiments.accuracy.rows import ACCURACY, Accuracy
 from harness.experiments.accuracy.table import SHOWN, tables_of
-from harness.isolation import Begins, Say
+from harness.isolation import Begins, Say, WorkerEnded
 from harness.precision import FP32
 
 BATCH = 4  # enough images to differ, and a batch size of no sweep
@@ -168,9 +168,9 @@ def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[
     return measure_task
 
 
-def _failed(options: argparse.Namespace, case: Case, begun: Begins, why: str) -> Iterator[Accuracy]:
-    for name in MAGNITUDES if begun.algorithm else ():
-        yield _row(case, begun.provider, begun.algorithm, name, "error", why)
+def _failed(options: argparse.Namespace, case: Case, end: WorkerEnded) -> Iterator[Accuracy]:
+    for name in MAGNITUDES if end.begun.algorithm else ():
+        yield _row(case, end.begun.provider, end.begun.algorithm, name, end.status, str(end))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -26,14 +26,13 @@ from harness.experiments.networks.resources import energy_table
 from harness.experiments.networks.rows import (
     BREAKDOWN,
     ENERGY,
-    ERROR,
     MODES,
     NETWORKS,
     KernelsOfKind,
     NetworkTime,
 )
 from harness.experiments.networks.table import breakdown_table, networks_table
-from harness.isolation import Begins, Say
+from harness.isolation import Begins, Say, WorkerEnded
 from harness.precision import MEASURED
 from harness.stopwatch import profiler
 
@@ -110,14 +109,14 @@ def _begin(options: argparse.Namespace, chosen: Any, say: Say) -> Callable[[Any]
     return measure
 
 
-def _failed(options: argparse.Namespace, case: NetworkCase, begun: Begins, why: str) -> Iterator[NetworkTime]:
+def _failed(options: argparse.Namespace, case: NetworkCase, end: WorkerEnded) -> Iterator[NetworkTime]:
     if options.breakdown:
         return
     network = network_models.find(case.network)
-    for contender in [begun.provider] if begun.provider else _contenders(options, case.precision):
+    for contender in [end.begun.provider] if end.begun.provider else _contenders(options, case.precision):
         for mode in MODES:
             yield NetworkTime(
-                network.name, network.source, case.batch, contender, case.precision, mode, ERROR, why
+                network.name, network.source, case.batch, contender, case.precision, mode, end.status, str(end)
             )  # fmt: skip
 
 

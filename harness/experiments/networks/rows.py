@@ -13,7 +13,7 @@ from harness.store.table import Table, wide
 from harness.store.times import HOT, RUNS, run_columns
 
 GRAPH, EAGER = MODES = ("graph", "eager")
-OK, ERROR = "ok", "error"
+OK, ERROR, TIMEOUT = "ok", "error", "timeout"
 TORCH_COMPILE = "torch_compile"
 TORCH_COMPILE_FROZEN = "torch_compile_frozen"
 TORCH_FROZEN_CHANNELS_LAST = "torch_frozen_channels_last"
@@ -52,7 +52,7 @@ class NetworkTime:
     environment: str = ""
 
     def __post_init__(self) -> None:
-        if (self.status == OK) != bool(self.runs_us) or self.status not in (OK, ERROR):
+        if (self.status == OK) != bool(self.runs_us) or self.status not in (OK, ERROR, TIMEOUT):
             raise ValueError(f"status {self.status!r} with {len(self.runs_us)} runs: exactly the rows that are ok have")
         if len(self.runs_us) > RUNS:
             raise ValueError(f"{len(self.runs_us)} runs: at most {RUNS}")

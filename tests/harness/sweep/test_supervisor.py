@@ -128,7 +128,7 @@ def test_a_process_that_cannot_start(tiny, measure):
 
 
 def test_a_gpu_that_no_process_can_use_any_more_keeps_the_rows(tiny, measure, tmp_path):
-    with pytest.raises(GpuLost, match=r"after CPU crash on .* no process can use the device: .* exit code 3"):
+    with pytest.raises(GpuLost, match=r"after CPU crash on .* no process can begin to measure: .* exit code 3"):
         measure(tiny, faulty.CrashesOnce(tmp_path / "mark"))
     frame = read(tmp_path / "measurements.csv")
     assert statuses(frame)["crash"] == ["error"]
