@@ -2,7 +2,8 @@
 
 `python -m harness NAME` runs an experiment. Its rows go to a CSV file in results/DEVICE/FOLDER, and environment.json is
 beside them. A call that breaks its CUDA context, hangs or ends its process gets the rows of the experiment's `failed`.
-The other rows of the case are measured again.
+The other rows of the case are measured again. Where a case lacks rows, the exit code is 2, and a file that is written
+whole stays as it was.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Experiment:
     begin      called in a process, with the options, the key of the process, and what prints a sentence. Returns a
                function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, and rows
     failed     the rows of what ended a process, of the options, the case and the `WorkerEnded`. None by default: then
-               a case has fewer rows, and a table without keys is replaced by the rows that are left
+               the case lacks rows
     process    the key of the process that a case is measured in
     loop       replaces `begin`, for an experiment that starts processes of its own: yields lists of rows
     check      raises UserError for what this machine lacks, after the GPU and before the first case

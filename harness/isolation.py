@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from harness import progress
-from harness.errors import GpuLost, UserError
+from harness.errors import GpuLost, ResultsError, UserError
 
 LIMIT_S = 300.0  # between two events of a case
 START_LIMIT_S = 3600.0  # until a process is ready: on few cores its kernels may compile for most of an hour
@@ -146,7 +146,8 @@ def rows_of_cases(
     """The rows of each case in turn, measured in processes that may end.
 
     What ends a process has the rows of `failed`. The case is then measured again without it, in another process. Raises
-    GpuLost where no process can begin to measure, and the UserError that ends a process.
+    GpuLost where no process can begin to measure, the UserError that ends a process, and at the end ResultsError where
+    a case lacks rows.
 
     begin: called in a process with its key; it returns what measures (case, what to leave out).
     failed: the rows of what ended the process of a case. process: the key of a case's process; cases that follow one
@@ -154,6 +155,7 @@ def rows_of_cases(
     """
     worker: Worker | None = None
     key: Hashable = None
+    lacking: list[str] = []
     try:
         for case in cases:
             rows: list[Any] = []
@@ -173,11 +175,19 @@ def rows_of_cases(
                     worker = None
                     begun = end.begun
                     progress.say(f"{begun.provider or 'preparing'} on {case}: {end}; it goes on in another process")
-                    rows += failed(case, end)
+                    of_end = list(failed(case, end))
+                    rows += of_end
+                    if not of_end or begun in broken:
+                        lacking.append(str(case))
                     if not begun.provider or begun in broken:
                         yield rows
                         break
                     broken.add(begun)
+        if lacking:
+            raise ResultsError(
+                f"processes ended without rows of {'; '.join(dict.fromkeys(lacking))}: a file that is written whole "
+                "stays as it was, so measure again"
+            )
     finally:
         if worker is not None:
             worker.end()

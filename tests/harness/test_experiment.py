@@ -5,8 +5,8 @@ import json
 import pytest
 
 from harness import isolation
-from harness.isolation import Worker
-from tests.harness.toy_experiment import COUNTED, TIMED, Counted, begin, experiment
+from harness.isolation import Begins, Worker
+from tests.harness.toy_experiment import COUNTED, FAULTS, TIMED, Counted, Timed, begin, experiment
 from tests.helpers import commands
 
 
@@ -91,6 +91,38 @@ def test_reports_that_no_row_names_any_more_are_dropped(toy):
     assert set(TIMED.read(toy / TIMED.name).environment) == set(
         json.loads((toy / "environment.json").read_text())["environments"]
     )
+
+
+@pytest.mark.parametrize("where", [["--fault", "bug"], ["--shared", "segfault"]])
+def test_a_case_that_ends_without_rows_is_told_and_a_file_that_is_written_whole_stays(toy, capsys, where):
+    counted = experiment(tables=(COUNTED,), begin=counted_where_right, failed=lambda options, case, end: ())
+    assert counted.main([]) == 0
+    before = (toy / COUNTED.name).read_text()
+    assert counted.main(where) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "of 2:" in said or "of 3:" in said
+    assert (toy / COUNTED.name).read_text() == before and len(commands(toy)) == 2
+
+
+def test_a_contender_that_ends_every_process_of_a_case_is_told(toy, monkeypatch):
+    accused = experiment(tables=(TIMED,), begin=always_ending)
+    assert accused.main(["--cases", "1", "2"]) == 2
+    assert [case for case, _, status in statuses(toy) if status == "ok"] == [1]
+
+
+def counted_where_right(options, process, say):
+    measure = begin(options, process, say)
+    return lambda task: [event for event in measure(task) if type(event) is not Timed]
+
+
+def always_ending(options, process, say):
+    def measure(task):
+        yield Begins("other")
+        if task[0] == 2:
+            FAULTS["segfault"]()
+        yield Timed(task[0], "other", "ok")
+
+    return measure
 
 
 def only_counted(options, process, say):

@@ -1,17 +1,21 @@
 """Copies on the device: the bytes that they move, the way that counts, the CSV, and the times between sizes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from harness import isolation
 from harness.errors import ResultsError
 from harness.experiments.copies import measure as bandwidth
 from harness.experiments.copies.measure import measurer, render
 from harness.experiments.copies.rows import BANDWIDTH, Copy, copy_us, read
-from harness.stopwatch.timing import Timing
+from harness.isolation import Worker
+from harness.stopwatch.timing import Timing, TooSlow
+from harness.store.table import StoredRows
 from tests.helpers import copies
 
 CPU = torch.device("cpu")
@@ -57,6 +61,25 @@ def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
     assert list(read(made_up_gpu / "bandwidth" / "bandwidth.csv").mean_us) == [2.0] * len(bandwidth.SIZES)
     (facts,) = json.loads((made_up_gpu / "bandwidth" / "environment.json").read_text())["environments"].values()
     assert facts["commands"][0]["command"] == "python -m harness copies"
+
+
+def one_too_slow(options, process, say):
+    def measure(task):
+        if task[0] == bandwidth.SIZES[1]:
+            raise TooSlow("one call takes 100.0 s")
+        return [Copy(task[0], "copy", (2.0,) * 9)]
+
+    return measure
+
+
+def test_a_copy_that_is_too_slow_is_told_and_the_file_stays(made_up_gpu, monkeypatch, capsys):
+    measured = []
+    monkeypatch.setattr(isolation, "Worker", Worker)
+    monkeypatch.setattr(StoredRows, "add", lambda self, rows, environment: measured.append(len(rows)))
+    assert replace(bandwidth.EXPERIMENT, begin=one_too_slow).main([]) == 2
+    assert "TooSlow: one call takes 100.0 s" in "".join(capsys.readouterr())
+    assert sorted(measured) == [0, *[1] * (len(bandwidth.SIZES) - 1)]
+    assert not (made_up_gpu / "bandwidth" / BANDWIDTH.name).exists()
 
 
 def test_between_the_sizes_a_power_law_is_met_exactly():
