@@ -6,6 +6,7 @@ standard streams safe, checks that the packages are installed, and lets Ctrl-C e
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -78,11 +79,11 @@ def _end_by_interrupt() -> None:
 
 def _name_contender() -> None:
     """Put the file of `--contender FILE` where the registry of contenders, and processes that are started, find it."""
-    typed = [word for one in sys.orig_argv for word in (one.split("=", 1) if one.startswith("--contender=") else [one])]
-    if "--contender" in typed[:-1]:
-        file = typed[typed.index("--contender") + 1]
-        if file.endswith(".py"):
-            os.environ["CUCONV_CONTENDER"] = os.path.abspath(file)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--contender", nargs="?", default="")  # of several the last, as for the command's own parser
+    file = parser.parse_known_args(sys.orig_argv)[0].contender or ""
+    if file.endswith(".py"):
+        os.environ["CUCONV_CONTENDER"] = os.path.abspath(file)
 
 
 if _running := _command():

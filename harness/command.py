@@ -21,17 +21,18 @@ OK, GPU_LOST, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 def program(
     name: str,
     description: str,
-    work: Callable[[argparse.Namespace], None],
+    work: Callable[[argparse.Namespace], int | None],
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     go_on: str = "",
 ) -> Callable[..., int]:
     """The `main` of a command: it parses arguments, does the work, and returns the exit code as `exit_code` does.
 
-    name: such as "harness report tables". work takes the options, whose `typed` is the command line.
+    name: such as "harness report tables". work takes the options, whose `typed` is the command line, and may return an
+    exit code of its own.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
-        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
+        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description, allow_abbrev=False)
         add_options(parser)
         options = parser.parse_args(arguments)
         options.typed = line(name, arguments)
@@ -48,19 +49,20 @@ def line(name: str, arguments: Sequence[str] | None) -> str:
     return shlex.join(["python", "-m", *name.split(), *(sys.argv[1:] if arguments is None else arguments)])
 
 
-def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
+def exit_code(command: str, work: Callable[[], int | None], go_on: str = "") -> int:
     """Do the work of a command and return its exit code.
 
-    It is 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C, 141 where the reader of the output is gone.
+    It is what the work returns, or 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C, 141 where the reader
+    of the output is gone.
 
-    command: its name, such as "harness.run", with which the line on standard error begins. go_on: what a user can do
+    command: its name, such as "harness run", with which the line on standard error begins. go_on: what a user can do
     with the rows that were measured before a lost GPU or Ctrl-C; empty where nothing is kept.
     """
     then = f"; the rows so far are kept; {go_on}" if go_on else ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until now Ctrl-C ended the process (harness/__init__.py)
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        work()
+        code = work() or OK
         sys.stdout.flush()  # here, not at the interpreter's exit, so that a broken pipe is seen
     except (UserError, CostsError) as error:
         return _say(f"{command}: {error}", USER_ERROR)
@@ -74,7 +76,7 @@ def exit_code(command: str, work: Callable[[], None], go_on: str = "") -> int:
         return BROKEN_PIPE
     if why := streams.lost_output():
         return _say(f"{command}: cannot write its output ({why}): free some space or name another file", USER_ERROR)
-    return OK
+    return code
 
 
 def verb(program: str, verbs: Mapping[str, tuple[str, str]], arguments: Sequence[str]) -> int:
@@ -86,6 +88,7 @@ def verb(program: str, verbs: Mapping[str, tuple[str, str]], arguments: Sequence
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
         usage="%(prog)s VERB ...",
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"verbs, each with a --help of its own:\n{lines}",
     )

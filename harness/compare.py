@@ -48,20 +48,8 @@ SIDES = ("old", "new")
 PACKED = f"{CSV}.gz"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 where anything is slower or broken, 2 for a user's mistake."""
-    options = _parser().parse_args(arguments)
-    worse = False
-
-    def work() -> None:
-        nonlocal worse
-        worse = _compare(options)
-
-    return command.exit_code("harness compare", work) or (WORSE_FOUND if worse else command.OK)
-
-
-def _compare(options: argparse.Namespace) -> bool:
-    """Print the comparison; returns whether anything became slower, or broke."""
+def _compare(options: argparse.Namespace) -> int:
+    """Print the comparison; returns WORSE_FOUND where anything became slower, or broke."""
     _check(options)
     with _folder(options.old) as old, _folder(options.new) as new:
         found_in = ((options.old, old), (options.new, new))
@@ -88,7 +76,7 @@ def _compare(options: argparse.Namespace) -> bool:
     for verdict, order in ((SLOWER, False), (FASTER, True), (UNCLEAR, False)):
         if table := _table(found[found.verdict == verdict].sort_values("ratio", ascending=order)):
             print(f"\n{verdict}:\n\n{table}")
-    return bool((found.verdict == SLOWER).any()) or not broken.empty
+    return WORSE_FOUND if (found.verdict == SLOWER).any() or not broken.empty else command.OK
 
 
 def _at_time(frame: pd.DataFrame, time: str) -> pd.DataFrame:
@@ -226,11 +214,7 @@ def _unmatched(old: pd.DataFrame, new: pd.DataFrame, keys: Sequence[str]) -> str
     return f"{len(before & after)} rows compared, {len(before - after)} only old, {len(after - before)} only new"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness compare",
-        description="What became faster or slower from one measurement to another.",
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     where = "a folder with a measurements.csv, a CSV file, or REVISION:PATH for one that git has"
     add("old", metavar="OLD", help=where)
@@ -242,4 +226,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--time", choices=TIMES, default=HOT, help="which times (default: hot)")
     add("--threshold", type=float, default=THRESHOLD, metavar="SHARE",
         help=f"the least difference that counts (default: {THRESHOLD})")  # fmt: skip
-    return parser
+
+
+main = command.program(
+    "harness compare", "What became faster or slower from one measurement to another.", _compare, _add_options
+)

@@ -1,4 +1,4 @@
-"""python -m harness.run: measure a sweep, or a slice of one, and print which side was faster."""
+"""python -m harness run, or harness.run: measure a sweep, or a slice of one, and print which side was faster."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from harness import command, precision, variables
 from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
+from harness.contenders import own
 from harness.contenders.registry import PROVIDERS, names_of, own_contender
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP16, FP32, MEASURED, TF32
@@ -29,15 +30,8 @@ from harness.sweep.records import CASE_COLUMNS, STATUSES, read
 from harness.sweep.rivals import Entrants, fastest_rivals
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C."""
-    options = _parser().parse_args(arguments)
-    options.command = command.line("harness.run", arguments)
-    precision.set_for_process(options.precision)
-    return command.exit_code("harness.run", lambda: _run(options), go_on="go on with the same command and --resume")
-
-
 def _run(options: argparse.Namespace) -> None:
+    precision.set_for_process(options.precision)
     options.group = hosts.group()
     first = options.group is None or options.group.rank == 0
     device = _device(options.device, options.group)
@@ -67,7 +61,7 @@ def _measure(
     slug = environment.device_slug(device)
     measured = Path("results") / slug / chosen.name
     out = options.out or (measured if options.against is None else measured.with_name(f"{chosen.name}-against-best"))
-    facts = environment.report(device, options.command)
+    facts = {**environment.report(device, options.typed), **own.facts()}
     settings = Options(
         device=device,
         providers=providers,
@@ -153,11 +147,7 @@ def _next_step(out: Path, device: str, sweep: str) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.run",
-        description="Measure convolutions: cuConv against every cuDNN algorithm. Options take several values.",
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", help="a sweep of configs/ by name, or a YAML file of your own (default: paper; smoke on a CPU)")
     add("--net", nargs="+", metavar="NETWORK", help=f"only these networks: {', '.join(known_networks())}")
@@ -190,7 +180,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--dry-run", action="store_true", help="print the cases and stop")
     add("--list", action="store_true", help="print the layers, contenders and algorithms to choose from and stop")
-    return parser
 
 
 def _device(wanted: str | None, group: Group | None) -> torch.device:
@@ -255,6 +244,8 @@ def _check_name(config: str, out: Path | None) -> None:
 
 
 def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
+    if kind == "cpu" and options.contender:
+        raise UsageError(f"--contender {options.contender}: it is measured on a GPU, beside cuDNN: leave it out here")
     there = [provider for provider in PROVIDERS.values() if provider.device == kind]
     possible = [provider.name for provider in there if options.precision in provider.precisions]
     if not possible:
@@ -301,6 +292,14 @@ def _print_cases(chosen: Sweep, providers: tuple[str, ...], runs: int) -> None:
         print(f"{case.label:22} {case.networks_cell}: {case.layers_cell}")
     print(f"{len(chosen.cases)} cases, {runs} runs of each algorithm of {', '.join(providers)}")
 
+
+main = command.program(
+    "harness run",
+    "Measure convolutions: cuConv against every cuDNN algorithm. Options take several values.",
+    _run,
+    _add_options,
+    go_on="go on with the same command and --resume",
+)
 
 if __name__ == "__main__":
     sys.exit(main())

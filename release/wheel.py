@@ -39,7 +39,7 @@ package-data = {{ "cuconv_{arch}" = ["*.zip"] }}
 
 def main() -> None:
     """Build the wheel of a zip into a folder."""
-    parser = argparse.ArgumentParser(prog="python -m release.wheel", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m release.wheel", description=__doc__, allow_abbrev=False)
     parser.add_argument("zip", type=Path, help="what 'python -m cuconv.precompile --into' wrote, called sm_90a.zip")
     parser.add_argument("--outdir", type=Path, default=ROOT / "dist", metavar="FOLDER")
     chosen = parser.parse_args()

@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("cases", "stopwatch", "contenders", "sweep", "experiments", "tune")
 MODULES = ("experiment", "isolation", "libcudnn", "precision", "variables")
 MEASURING = ("cuconv", *(f"harness/{room}" for room in ROOMS), *(f"harness/{module}.py" for module in MODULES))
+OWN_FACT = "contender"  # the hash of a contender of one's own, which says nothing about the rows of the others
 # The facts that may differ between two commands whose rows are still of one measurement.
-CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid")
+CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid", OWN_FACT)
 CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from harness.contenders import registry
 from harness.store.times import COLD, HOT, SEPARATED, mean_column
 from harness.sweep.records import ResultsFolder
 from harness.sweep.rivals import lacking_times
@@ -23,17 +24,26 @@ class _Stored(NamedTuple):
     has_every_time: bool
 
 
-def done(folder: ResultsFolder, environments: Collection[str], precision: str, device: str, other_times: bool) -> Done:
+def done(
+    folder: ResultsFolder,
+    environments: Collection[str],
+    of_own: Collection[str],
+    precision: str,
+    device: str,
+    other_times: bool,
+) -> Done:
     """The algorithms of each case that were measured in one of these environments and lack nothing.
 
-    device: its name under results/. other_times: whether a row that qualifies for separated and cold times lacks
-    something without them. Such a row is measured again as a whole: its case was interrupted. Only a row that is
-    "ok" can lack something: one over the limit of workspace stays as it is, with a time or without.
+    of_own: the environments that count for a contender of one's own, those with the same file. device: its name under
+    results/. other_times: whether a row that qualifies for separated and cold times lacks something without them. Such
+    a row is measured again as a whole: its case was interrupted. Only a row that is "ok" can lack something: one over
+    the limit of workspace stays as it is, with a time or without.
     """
     cases: dict[tuple[int, ...], list[_Stored]] = {}
     for key in folder.rows:
         *case, provider, algorithm, measured = key
-        if measured == precision and folder.cell(key, "environment") in environments:
+        same = of_own if registry.OWN and provider == registry.OWN.stem else environments
+        if measured == precision and folder.cell(key, "environment") in same:
             hot, *others = (folder.cell(key, mean_column(time)) for time in (HOT, SEPARATED, COLD))
             status = folder.cell(key, "status")
             row = _Stored(provider, algorithm, status, float(hot) if hot else None, all(others))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.cases.catalogue import Sweep
-from harness.store.environment import EnvironmentFile, comparable
+from harness.store.environment import OWN_FACT, EnvironmentFile, comparable
 from harness.sweep import resume as resuming
 from harness.sweep import supervisor
 from harness.sweep.hosts import Group, SharedWork, Writer
@@ -55,5 +55,6 @@ def _done(
     folder: ResultsFolder, environments: EnvironmentFile, facts: dict[str, Any], options: Options
 ) -> resuming.Done:
     """The algorithms of each case that an equal machine, with equal versions and code, has measured."""
-    same = {name for name, other in environments.environments.items() if comparable(facts, other)}
-    return resuming.done(folder, same, options.precision, options.device_slug, options.other_times)
+    same = {name: other for name, other in environments.environments.items() if comparable(facts, other)}
+    of_own = {name for name, other in same.items() if other.get(OWN_FACT) == facts.get(OWN_FACT)}
+    return resuming.done(folder, same, of_own, options.precision, options.device_slug, options.other_times)

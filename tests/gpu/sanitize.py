@@ -60,7 +60,8 @@ Job = tuple[str, Algorithm, ConvProblem, Configuration]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the tools, or with --launch the kernels themselves; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=__doc__.split("\n", 1)[0])
+    description = __doc__.split("\n", 1)[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=description, allow_abbrev=False)
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="(default: all)")
     parser.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=tuple(ALGORITHMS), help="(default: all)")
     parser.add_argument("--launch", choices=TOOLS, help=argparse.SUPPRESS)

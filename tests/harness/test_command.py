@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
+import harness
 from cuconv.core.costs import CostsError
+from harness.__main__ import VERBS
 from harness.command import exit_code
 from harness.contenders.base import Unavailable
 from harness.errors import CatalogueError, GpuLost, ResultsError, UsageError
+from harness.report.command import VERBS as REPORTS
 
 
 def ends(error, go_on=""):
@@ -46,6 +50,30 @@ def test_a_stop_says_how_to_go_on(error, code, said, capsys):
 def test_where_nothing_is_kept_nothing_is_promised(capsys):
     assert ends(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "harness.it: interrupted\n"
+
+
+@pytest.mark.parametrize("module", [module for verbs in (VERBS, REPORTS) for module, _ in verbs.values()])
+def test_an_abbreviated_option_is_refused(module):
+    with pytest.raises(SystemExit) as end:
+        import_module(module).main(["--hel"])
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "file"),
+    [
+        (["--contender", "a.py", "--contender=b.py"], "b.py"),
+        (["--contender=a.py", "--list", "--contender", "b.py"], "b.py"),
+        (["--contender", "torch", "cuconv"], None),
+        (["--conten", "a.py"], None),
+        (["--contender"], None),
+    ],
+)
+def test_of_several_contenders_the_last_counts(monkeypatch, typed, file):
+    monkeypatch.setenv("CUCONV_CONTENDER", "")
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "harness.run", *typed])
+    harness._name_contender()
+    assert os.environ["CUCONV_CONTENDER"] == (os.path.abspath(file) if file else "")
 
 
 def test_a_bug_keeps_its_traceback():

@@ -53,10 +53,32 @@ def test_what_it_refuses_is_no_error(made):
         offer.prepare()
 
 
-@pytest.mark.parametrize("content", ["def conv(): pass", "conv2d = 3", "import no_such_module", "def conv2d(:"])
+@pytest.mark.parametrize(
+    "content", ["def conv(): pass", "conv2d = 3", "import no_such_module", "def conv2d(:", "import sys; sys.exit(3)"]
+)
 def test_a_file_that_is_none_is_a_user_s_mistake(made, content):
     with pytest.raises(UsageError, match=r"my_kernel\.py"):
         made(content)
+
+
+def test_what_lies_beside_the_file_is_imported_and_part_of_what_is_compared(made, tmp_path):
+    helper = tmp_path / "beside_my_kernel.py"
+    helper.write_text(KERNEL)
+    contender = made("from beside_my_kernel import conv2d")
+    assert len(contender.offers(PROBLEM, Operands.random(PROBLEM, torch.Generator()))) == 1
+    before = own.facts()
+    assert before == own.facts()
+    helper.write_text(f"{KERNEL}\n")
+    changed = own.facts()
+    assert changed != before
+    made(KERNEL)
+    assert own.facts() not in (before, changed)
+
+
+def test_on_a_cpu_it_is_refused(tmp_path, capsys):
+    (tmp_path / "my_kernel.py").write_text(KERNEL)
+    assert run.main(["--device", "cpu", "--contender", str(tmp_path / "my_kernel.py"), "--out", str(tmp_path)]) == 2
+    assert "my_kernel.py" in capsys.readouterr().err and not (tmp_path / "measurements.csv").exists()
 
 
 @pytest.mark.parametrize("name", ["nowhere.py", "my_kernel.txt", "cudnn.py"])

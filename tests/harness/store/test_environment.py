@@ -68,6 +68,7 @@ def test_a_damaged_file_is_not_written_over(tmp_path, content):
     [
         (GPU, GPU | {"cpu": "another", "commit": "2", "clocks": {}}, True),
         (GPU, {name: fact for name, fact in GPU.items() if name != "cpu"}, True),  # a report without it
+        (GPU, GPU | {environment.OWN_FACT: "abc"}, True),  # it counts for the rows of that contender alone
         (GPU, GPU | {"gpu": "another"}, False),
         (GPU, GPU | {"code": "def"}, False),
         (GPU, CPU, False),

@@ -1,7 +1,15 @@
 """Resuming: rows that lack a time that they qualify for are not done."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from harness.cases.catalogue import load_sweep
+from harness.contenders import registry
+from harness.store.environment import OWN_FACT, EnvironmentFile
+from harness.sweep import session
+from harness.sweep.one_case import Options
 from harness.sweep.records import ResultsFolder
 from harness.sweep.resume import done
 from tests.helpers import GPU, row, write
@@ -53,4 +61,20 @@ def test_a_row_that_lacks_a_time_that_it_qualifies_for_is_not_done(
     tmp_path, environments, precision, other_times, expected
 ):
     with ResultsFolder(write(tmp_path, ROWS).parent) as folder:
-        assert done(folder, environments, precision, GPU, other_times) == expected
+        assert done(folder, environments, (), precision, GPU, other_times) == expected
+
+
+@pytest.mark.parametrize(("file", "kept"), [("same", {"my_kernel", "cuconv"}), ("changed", {"cuconv"})])
+def test_a_contender_of_one_s_own_is_measured_again_where_its_file_has_changed(tmp_path, monkeypatch, file, kept):
+    works, device = [], torch.device("cpu")
+    monkeypatch.setattr(registry, "OWN", Path("my_kernel.py"))
+    monkeypatch.setattr(session.supervisor, "run", lambda problems, work, options: works.append(work))
+    facts = {"gpu": "NVIDIA Test", OWN_FACT: "same", "commands": []}
+    name = EnvironmentFile(tmp_path).enter(facts)
+    mine = row("conv2d", provider="my_kernel", environment=name)
+    with ResultsFolder(tmp_path) as folder:
+        for one in (mine, row("auto", environment=name)):
+            folder.append(one)
+    sweep, options = load_sweep("smoke"), Options(device, (), None, 1, 0, 0, "", GPU)
+    session.measure(sweep, options, facts | {OWN_FACT: file}, tmp_path, resume=True)
+    assert {provider for provider, _ in works[0]._choice.done[FIRST]} == kept
