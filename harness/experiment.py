@@ -20,7 +20,7 @@ from harness.isolation import Measure, Say, WorkerEnded, rows_of_cases
 from harness.store import environment
 from harness.store.environment import EnvironmentFile
 from harness.store.locked_folder import LockedFolder
-from harness.store.table import StoredRows, Table
+from harness.store.table import Cleared, StoredRows, Table
 
 Options = argparse.Namespace
 Loop = Callable[[Options, Sequence[Any]], Iterator[list[Any]]]
@@ -39,6 +39,7 @@ class Experiment:
                function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, and rows
     failed     the rows of what ended a process, of the options, the case and the `WorkerEnded`. None by default: then
                the case lacks rows
+    clears     the groups of rows that a case removes where an error leaves it without new ones
     process    the key of the process that a case is measured in
     loop       replaces `begin`, for an experiment that starts processes of its own: yields lists of rows
     check      raises UserError for what this machine lacks, after the GPU and before the first case
@@ -59,6 +60,7 @@ class Experiment:
     summary: Callable[[Options, Path], str]
     begin: Callable[[Options, Hashable, Say], Measure] | None = None
     failed: Callable[[Options, Any, WorkerEnded], Iterable[Any]] = lambda options, case, end: ()
+    clears: Callable[[Options, Any], Iterable[Cleared]] = lambda options, case: ()
     process: Callable[[Any], Hashable] = lambda case: None
     loop: Loop | None = None
     check: Callable[[Options, Sequence[Any]], None] = lambda options, cases: None
@@ -104,7 +106,9 @@ class Experiment:
         assert self.begin is not None, "an experiment has either a loop or what begins a process"
         with progress.counted(cases) as bar:
             begin, failed = partial(self.begin, options), partial(self.failed, options)
-            yield from rows_of_cases(_shown(bar), begin, failed, self.process)
+            rows = rows_of_cases(_shown(bar), begin, failed, self.process)
+            for found, case in zip(rows, cases, strict=True):
+                yield [*self.clears(options, case), *found]
 
 
 def _shown(bar: Any) -> Iterator[Any]:

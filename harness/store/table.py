@@ -95,6 +95,17 @@ class Table:
         return folder / self.name
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A group of rows of a table with keys that is removed, unless new rows of it are added together with this.
+
+    row: the dataclass of the table. key: the cells of the key columns.
+    """
+
+    row: type
+    key: tuple[object, ...]
+
+
 class StoredRows:
     """The rows of tables in a locked folder, where a command adds those that it measures.
 
@@ -110,9 +121,16 @@ class StoredRows:
         self._groups = {table.name: self._stored(table) for table in tables if table.keys}
 
     def add(self, rows: Iterable[Any], environment: str) -> None:
-        """Keep rows, all of a group together, each with the identifier of the environment where it has a place."""
+        """Keep rows, all of a group together, each with the identifier of the environment where it has a place.
+
+        A `Cleared` among the rows removes its group.
+        """
         new: dict[str, list[Any]] = {}
+        cleared: set[tuple[type, tuple[str, ...]]] = set()
         for row in rows:
+            if isinstance(row, Cleared):
+                cleared.add((row.row, tuple(map(str, row.key))))
+                continue
             table = next(one for one in self._tables if type(row) is one.row and one.takes(row))
             new.setdefault(table.name, []).append(row)
         for table in self._tables:
@@ -121,8 +139,11 @@ class StoredRows:
                 found = [replace(row, environment=environment) for row in found]
             if not table.keys:
                 self._new.setdefault(table.name, []).extend(found)
-            elif found:
-                self._groups[table.name] |= _grouped(table, map(table.cells, found))
+                continue
+            before, fresh = self._groups[table.name], _grouped(table, map(table.cells, found))
+            kept = {key: group for key, group in before.items() if key in fresh or (table.row, key) not in cleared}
+            if fresh or len(kept) < len(before):
+                self._groups[table.name] = kept | fresh
                 self._write(table, chain.from_iterable(self._groups[table.name].values()))
 
     def end(self) -> None:
@@ -151,9 +172,10 @@ class StoredRows:
         if is_empty(stored(path)):
             return {}
         (_, header), *rows = rows_of(path)
-        if tuple(header) != table.columns:
+        if header != [column for column in table.columns if column in header or column not in table.absent]:
             raise ResultsError(f"{path} has other columns than this version writes: move it away, or use --out")
-        return _grouped(table, (cells for _, cells in rows))
+        named = ({**table.absent, **dict(zip(header, cells, strict=True))} for _, cells in rows)
+        return _grouped(table, ([cells[column] for column in table.columns] for cells in named))
 
     def _write(self, table: Table, rows: Iterable[Sequence[object]]) -> None:
         self._folder.write(table.name, csv_text(table.columns, rows))

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import ResultsError
+from harness.store.files import stored
 from harness.store.table import Table, wide
 from harness.store.times import HOT, run_columns
 
@@ -38,7 +39,7 @@ def read(path: Path) -> pd.DataFrame:
 def find(device: Path) -> pd.DataFrame | None:
     """The rows of the bandwidth.csv under results/DEVICE, None where there is none. Raises ResultsError as `read`."""
     path = BANDWIDTH.path(device)
-    return read(path) if path.exists() else None
+    return read(path) if stored(path).exists() else None
 
 
 def copy_us(copies: pd.DataFrame, moved: Sequence[int]) -> np.ndarray:

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ from harness.experiments.networks.rows import (
     MODES,
     NETWORKS,
     KernelsOfKind,
+    NetworkEnergy,
     NetworkTime,
 )
 from harness.experiments.networks.table import breakdown_table, networks_table
 from harness.isolation import Begins, Say, WorkerEnded
 from harness.precision import MEASURED
 from harness.stopwatch import profiler
+from harness.store.files import stored
+from harness.store.table import Cleared
 
 BATCHES = (1, 8, 32)
 SEED = 0  # for the weights, the data, and the order of the contenders
@@ -120,15 +124,32 @@ def _failed(options: argparse.Namespace, case: NetworkCase, end: WorkerEnded) ->
             )  # fmt: skip
 
 
+def _clears(options: argparse.Namespace, case: NetworkCase) -> Iterator[Cleared]:
+    """The groups of kernels or energies of a case, one for each contender."""
+    network = network_models.find(case.network)
+    for contender in _contenders(options, case.precision):
+        if options.breakdown:
+            yield Cleared(KernelsOfKind, (network.label, case.batch, contender, case.precision))
+        if options.energy:
+            yield Cleared(NetworkEnergy, (network.name, network.source, case.batch, contender, case.precision))
+
+
 def _plan(options: argparse.Namespace, cases: Sequence[NetworkCase]) -> str:
-    precisions = list(dict.fromkeys(case.precision for case in cases))
-    lines = [f"{name}: batch {', '.join(map(str, options.batch))}" for name in dict.fromkeys(options.net)]
-    lines += [f"contenders: {', '.join(name for name in CONTENDERS if name in options.contender)}"]
-    lines += [f"precisions: {', '.join(precisions)}"]
+    networks, batches = dict.fromkeys(case.network for case in cases), dict.fromkeys(str(case.batch) for case in cases)
+    of_precisions = {case.precision: _contenders(options, case.precision) for case in cases}
+    lines = [f"networks: {', '.join(networks)}", f"batches: {', '.join(batches)}"]
+    lines += [f"contenders in {precision}: {', '.join(names)}" for precision, names in of_precisions.items()]
     if options.breakdown:
         return "\n".join([*lines, "kernels by kind, no times of forwards"])
-    rows = sum(len(_contenders(options, case.precision)) for case in cases) * len(MODES)
-    return "\n".join([*lines, f"modes: {', '.join(MODES)}", f"{rows} rows{', and energies' * options.energy}"])
+    factors = {
+        "networks": len(networks),
+        "batches": len(batches),
+        "contenders in these precisions": sum(map(len, of_precisions.values())),
+        f"modes ({', '.join(MODES)})": len(MODES),
+    }
+    rows = prod(factors.values())
+    product = " x ".join(f"{count} {what}" for what, count in factors.items())
+    return "\n".join([*lines, f"{product} = {rows} rows{f', and {rows // 2} energies' * options.energy}"])
 
 
 def _summary(options: argparse.Namespace, folder: Path) -> str:
@@ -142,7 +163,7 @@ def _summary(options: argparse.Namespace, folder: Path) -> str:
     if not options.energy:
         return text
     path = folder / ENERGY.name
-    energies = energy_table(ENERGY.read(path)) if path.exists() else ""
+    energies = energy_table(ENERGY.read(path)) if stored(path).exists() else ""
     return (
         f"{text}\n\n"
         f"{energies or 'No energies to compare: it takes rows of cuConv and of torch in one precision.'}\n{path}"
@@ -173,6 +194,7 @@ EXPERIMENT = Experiment(
     check=_check,
     begin=_begin,
     failed=_failed,
+    clears=_clears,
     process=lambda case: case.precision,
     plan=_plan,
     summary=_summary,

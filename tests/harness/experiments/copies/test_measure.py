@@ -1,5 +1,6 @@
 """Copies on the device: the bytes that they move, the way that counts, the CSV, and the times between sizes."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from harness import isolation
 from harness.errors import ResultsError
 from harness.experiments.copies import measure as bandwidth
 from harness.experiments.copies.measure import measurer, render
-from harness.experiments.copies.rows import BANDWIDTH, Copy, copy_us, read
+from harness.experiments.copies.rows import BANDWIDTH, Copy, copy_us, find, read
 from harness.isolation import Worker
 from harness.stopwatch.timing import Timing, TooSlow
 from harness.store.table import StoredRows
@@ -116,6 +117,14 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text, message):
     with pytest.raises(ResultsError, match=message) as raised:
         read(path)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_compressed_file_is_found(tmp_path):
+    path = BANDWIDTH.write(tmp_path / "bandwidth", [Copy(4096, "copy", (7.0,) * 9)])
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    found = find(tmp_path)
+    assert found is not None and list(found.bytes) == [4096]
 
 
 def test_a_file_that_is_missing_is_one_to_measure():

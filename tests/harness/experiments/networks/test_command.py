@@ -47,15 +47,15 @@ def test_without_a_gpu_one_sentence_says_so(monkeypatch, capsys):
 
 
 def test_a_dry_run_needs_no_gpu_and_no_package(capsys):
-    assert program.main(["--net", "resnet50", "timm:any", "--batch", "1", "8", "--contender", "cuconv", "torch",
+    assert program.main(["--net", "resnet50", "timm:any", "--batch", "1", "8", "1", "--contender", "cuconv", "torch",
                          "--dry-run"]) == 0  # fmt: skip
     assert capsys.readouterr().out.splitlines() == [
-        "resnet50: batch 1, 8",
-        "timm:any: batch 1, 8",
-        "contenders: torch, cuconv",
-        "precisions: fp32, tf32, fp16",
-        "modes: graph, eager",
-        "40 rows",
+        "networks: resnet50, timm:any",
+        "batches: 1, 8",
+        "contenders in fp32: torch, cuconv",
+        "contenders in tf32: torch, cuconv",
+        "contenders in fp16: torch",
+        "2 networks x 2 batches x 5 contenders in these precisions x 2 modes (graph, eager) = 40 rows",
     ]
 
 
@@ -73,7 +73,7 @@ def test_by_default_five_networks_three_batches_eight_contenders_and_all_precisi
     assert program.main(["--dry-run"]) == 0
     assert capsys.readouterr().out.endswith(f"{5 * 3 * (8 + 7 + 5) * 2} rows\n")  # torch's five ways alone in FP16
     assert program.main(["--dry-run", "--contender", "cuconv"]) == 0
-    assert "precisions: fp32, tf32\n" in capsys.readouterr().out
+    assert "fp16" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,24 @@ def test_without_a_counter_nothing_is_measured(toy, monkeypatch, capsys):
 
 def test_a_dry_run_says_that_energy_is_measured(capsys):
     assert program.main([*OF_ALEXNET, "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("\n4 rows, and energies\n")
+    assert capsys.readouterr().out.endswith("= 4 rows, and 2 energies\n")
+
+
+@pytest.mark.parametrize(("option", "file"), [("--energy", "energy.csv"), ("--breakdown", "breakdown.csv")])
+def test_a_contender_that_fails_loses_its_older_rows(toy, counter, monkeypatch, option, file):
+    monkeypatch.setattr(profiler, "kernels", lambda call, calls: [("fp16x3", 3.0)] * calls)
+    arguments = [option, *OF_ALEXNET[1:]]
+    assert program.main([*arguments, "--net", "alexnet", "vgg19"]) == 0
+    before = (toy / file).read_text().splitlines()
+
+    def fails(model, images, precision):
+        raise RuntimeError("cannot take this")
+
+    monkeypatch.setitem(program.CONTENDERS, "cuconv", fails)
+    assert program.main(arguments) == 0
+    left = [line.split(",")[:5] for line in (toy / file).read_text().splitlines()]
+    gone = [line.split(",")[:5] for line in before if line.startswith("alexnet") and ",cuconv," in line]
+    assert len(gone) == 1 and [line for line in (one.split(",")[:5] for one in before) if line not in gone] == left
 
 
 def test_a_breakdown_has_no_energies(capsys):

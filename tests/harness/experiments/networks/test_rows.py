@@ -1,5 +1,7 @@
 """networks.csv, breakdown.csv and energy.csv: what is written, kept and replaced."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from harness.errors import ResultsError
@@ -12,7 +14,7 @@ from harness.experiments.networks.rows import (
     NetworkTime,
 )
 from harness.store.locked_folder import LockedFolder
-from harness.store.table import StoredRows
+from harness.store.table import StoredRows, Table
 from tests.harness.experiments.networks.toy_networks import time
 
 EXPECTED = (
@@ -80,6 +82,23 @@ def test_the_kernels_of_a_contender_replace_its_older_ones(tmp_path):
         "resnet50,8,cuconv,fp32,convolution,2,8.5",
         "resnet50,8,torch,fp32,gemm,2,2",
     ]
+
+
+@dataclass(frozen=True)
+class Newer:
+    """A row whose files lacked `added` in an older version."""
+
+    name: str
+    added: int
+    us: float
+
+
+def test_a_file_of_an_older_version_is_written_with_the_columns_that_it_lacks(tmp_path):
+    table = Table("toy", "newer.csv", Newer, "toy", absent={"added": "1"}, keys=1)
+    (tmp_path / table.name).write_text("name,us\nold,5\nother,6\n")
+    with LockedFolder(tmp_path) as folder:
+        StoredRows(folder, [table]).add([Newer("other", 2, 7.0)], "e1")
+    assert (tmp_path / table.name).read_text() == "name,added,us\nold,1,5\nother,2,7\n"
 
 
 def test_an_energy_replaces_that_of_its_key_alone(tmp_path):
