@@ -47,7 +47,8 @@ def _check_is_one(command: str) -> None:
     program = command.partition(" ")[0]
     if program not in (*_COMMANDS, *_STARTED):
         print(
-            f"{program} is no command: 'python -m harness --help' lists them, and CHANGELOG.md has the new names",
+            f"{program} is no command: try 'python -m {program.replace('.', ' ')}', or see 'python -m harness --help' "
+            "and the new names in CHANGELOG.md",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -93,6 +93,9 @@ def verb(program: str, verbs: Mapping[str, tuple[str, str]], arguments: Sequence
         epilog=f"verbs, each with a --help of its own:\n{lines}",
     )
     parser.add_argument("verb", choices=verbs, metavar="VERB", help=argparse.SUPPRESS)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return USER_ERROR
     module, _ = verbs[parser.parse_args(arguments[:1]).verb]
     code: int = import_module(module).main(arguments[1:])
     return code

@@ -9,6 +9,7 @@ import pytest
 
 import harness
 from cuconv.core.costs import CostsError
+from harness import command
 from harness.__main__ import VERBS
 from harness.command import exit_code
 from harness.contenders.base import Unavailable
@@ -57,6 +58,12 @@ def test_an_abbreviated_option_is_refused(module):
     with pytest.raises(SystemExit) as end:
         import_module(module).main(["--hel"])
     assert end.value.code == 2
+
+
+def test_without_a_verb_all_are_listed(capsys):
+    assert command.verb("harness report", REPORTS, []) == 2
+    said = capsys.readouterr().err
+    assert all(verb in said for verb in REPORTS)
 
 
 @pytest.mark.parametrize(

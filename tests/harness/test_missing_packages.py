@@ -54,7 +54,7 @@ def test_the_list_of_layers_needs_no_package_for_drawing(tmp_path):
 def test_a_module_that_is_no_command_says_so(tmp_path, old):
     code, said = ends(tmp_path, old, without=())
     assert code == 2 and said.count("\n") == 1
-    assert said.startswith(f"{old} is no command: ")
+    assert said.startswith(f"{old} is no command: ") and f"'python -m {old.replace('.', ' ')}'" in said
 
 
 def test_every_program_of_the_harness_is_known():

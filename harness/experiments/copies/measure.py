@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -35,6 +36,16 @@ WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 # Bytes read and written, 1 MiB to 4 GiB by factors of sqrt(2): the paper's largest case, 224-256-3-64-3, moves 3.2 GiB.
 SIZES = tuple(PAGE * round(MIB / PAGE * 2 ** (step / 2)) for step in range(25))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A case: a size of the copies."""
+
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.bytes / MIB:.1f} MiB, read and written together"
 
 
 def measurer(device: torch.device, sizes: Sequence[int] = SIZES) -> Callable[[int], Copy]:
@@ -69,7 +80,7 @@ def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[
     except torch.OutOfMemoryError:
         needed = max(SIZES) / 2**30
         raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
-    return lambda task: [measure(task[0])]
+    return lambda task: [measure(task[0].bytes)]
 
 
 EXPERIMENT = Experiment(
@@ -77,7 +88,7 @@ EXPERIMENT = Experiment(
     about="Times of plain copies on the device.",
     what="copies",
     tables=(BANDWIDTH,),
-    cases=lambda options: SIZES,
+    cases=lambda options: [Size(size) for size in SIZES],
     begin=_begin,
     summary=lambda options, folder: f"{render(read(folder / BANDWIDTH.name))}\nresults: {folder}",
 )

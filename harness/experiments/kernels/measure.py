@@ -28,7 +28,7 @@ import cuconv
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.runtime.background import waiting
-from harness.cases.catalogue import problem_labelled
+from harness.cases.catalogue import LABELS, problem_labelled
 from harness.contenders.base import Contender, NotRunnable, Operands, load, prepare_within
 from harness.contenders.registry import CLASSIC_ALGORITHMS
 from harness.errors import ResultsError, UsageError
@@ -69,7 +69,7 @@ class Configuration:
     name: str
 
     def __str__(self) -> str:
-        return f"table {self.table}, {self.name}"
+        return f"table {self.table}, {self.name}: {TABLES[self.table][self.name]}"
 
 
 def kernel_times(
@@ -197,6 +197,12 @@ def _cases(options: argparse.Namespace) -> list[Any]:
     return [Configuration(table, name) for table, configurations in TABLES.items() for name in configurations]
 
 
+def _plan(options: argparse.Namespace, cases: Sequence[Any]) -> str:
+    if options.counters:
+        return "counters of auto on the cases of results/DEVICE/paper that take the largest multiples of their floor"
+    return "\n".join([LABELS, *map(str, cases)])
+
+
 def _check(options: argparse.Namespace, cases: Sequence[Any]) -> None:
     if options.counters and not shutil.which("ncu"):
         raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
@@ -226,6 +232,7 @@ EXPERIMENT = Experiment(
     tables=(COUNTERS, *TIMES.values()),
     cases=_cases,
     check=_check,
+    plan=_plan,
     begin=_begin,
     summary=_summary,
     add_options=_add_options,

@@ -58,13 +58,12 @@ def _label(name: str) -> str:
 
 
 def _plan(options: argparse.Namespace, planned: Sequence[Process]) -> str:
-    lines = []
-    for process in dict.fromkeys(planned):
-        number = f"{process.rows} sizes" if process.what == SIZE else f"x {planned.count(process)}"
-        lines.append(f"{process.title}, {number}")
+    counts = {process: planned.count(process) for process in planned}
+    lines = [f"{process.title}: {count} x {process.rows} rows" for process, count in counts.items()]
     if SIZE in options.what:
         lines.append(f"heights and widths: {LEAST} to {MOST}, seed {options.seed}")
-    return "\n".join([*lines, f"{len(planned)} processes, {sum(process.rows for process in planned)} rows"])
+    total = f"{len(planned)} processes, {sum(process.rows for process in planned)} rows"
+    return "\n".join(["processes x rows of each:", *lines, total])
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,14 @@ def test_sizes_are_whole_pages_and_grow_by_the_root_of_two():
     assert np.diff(np.log2(sizes)) == pytest.approx([0.5] * (len(sizes) - 1), abs=0.01)
 
 
+def test_a_dry_run_has_a_size_with_its_unit_on_each_line(capsys):
+    assert bandwidth.main(["--dry-run"]) == 0
+    sizes = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    expected = [size / bandwidth.MIB for size in bandwidth.SIZES]
+    assert [float(mib) for mib, _ in sizes] == pytest.approx(expected, abs=0.1)
+    assert {unit for _, unit in sizes} == {"MiB,"}
+
+
 def test_half_of_the_bytes_are_read_and_half_written_and_the_faster_way_counts(monkeypatch):
     copied = []
 
@@ -66,9 +74,9 @@ def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
 
 def one_too_slow(options, process, say):
     def measure(task):
-        if task[0] == bandwidth.SIZES[1]:
+        if task[0].bytes == bandwidth.SIZES[1]:
             raise TooSlow("one call takes 100.0 s")
-        return [Copy(task[0], "copy", (2.0,) * 9)]
+        return [Copy(task[0].bytes, "copy", (2.0,) * 9)]
 
     return measure
 

@@ -16,6 +16,7 @@ from harness.errors import ResultsError, UsageError
 from harness.experiments.kernels import measure
 from harness.experiments.kernels.measure import METRICS, counters_in, furthest, mean_times, short_name
 from harness.experiments.kernels.rows import KernelCounters
+from harness.experiments.kernels.table import TABLES
 from harness.isolation import Begins
 from tests.helpers import GPU, commands, row, write
 
@@ -152,6 +153,12 @@ def test_counters_are_written_with_what_they_depend_on(libraries, monkeypatch, c
     monkeypatch.setattr(measure.shutil, "which", lambda name: None)
     assert measure.main(["--counters"]) == 2
     assert "it comes with the CUDA toolkit" in capsys.readouterr().err
+
+
+def test_a_dry_run_names_the_layer_of_each_configuration(capsys):
+    assert measure.main(["--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [label for names in TABLES.values() for label in names.values()] == [line.split()[-1] for line in lines[1:]]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--counters"]])
