@@ -36,7 +36,7 @@ class Experiment:
     tables     the files of its rows; each row goes to the first table that has rows of its type and takes it
     cases      the cases of a command line, which it checks. Each prints as a few words
     begin      called in a process, with the options, the key of the process, and what prints a sentence. Returns a
-               function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, and rows
+               function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, Lacks, and rows
     failed     the rows of what ended a process, of the options, the case and the `WorkerEnded`. None by default: then
                the case lacks rows
     clears     the groups of rows that a case removes where an error leaves it without new ones

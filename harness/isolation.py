@@ -47,6 +47,10 @@ class Note:
     text: str
 
 
+class Lacks(Note):
+    """A sentence for the user about an error that leaves the case without some of its rows."""
+
+
 class WorkerEnded(Exception):
     """The process ended, or was ended because it hung; `begun` is what it was at.
 
@@ -161,6 +165,7 @@ def rows_of_cases(
             rows: list[Any] = []
             broken: set[Begins] = set()
             while True:
+                found: list[Any] = []
                 if worker is not None and key != process(case):
                     worker.end()
                     worker = None
@@ -168,7 +173,13 @@ def rows_of_cases(
                     key = process(case)
                     worker = started(partial(begin, key), progress.say)
                 try:
-                    yield [*rows, *_rows(worker.measure((case, frozenset(broken))))]
+                    for event in worker.measure((case, frozenset(broken))):
+                        if isinstance(event, Note):
+                            progress.say(event.text)
+                            lacking += [str(case)] * isinstance(event, Lacks)
+                        elif not isinstance(event, Begins):
+                            found.append(event)
+                    yield [*rows, *found]
                     break
                 except WorkerEnded as end:
                     worker.end()
@@ -185,21 +196,12 @@ def rows_of_cases(
                     broken.add(begun)
         if lacking:
             raise ResultsError(
-                f"processes ended without rows of {'; '.join(dict.fromkeys(lacking))}: a file that is written whole "
-                "stays as it was, so measure again"
+                f"errors prevented rows of {'; '.join(dict.fromkeys(lacking))}: a file that is written whole stays as "
+                "it was, so measure again"
             )
     finally:
         if worker is not None:
             worker.end()
-
-
-def _rows(events: Iterable[Any]) -> Iterator[Any]:
-    """The rows among events; notes are printed."""
-    for event in events:
-        if isinstance(event, Note):
-            progress.say(event.text)
-        elif not isinstance(event, Begins):
-            yield event
 
 
 def started(begin: Begin, say: Say, when: str = "") -> Worker:

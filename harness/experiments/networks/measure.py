@@ -23,7 +23,7 @@ from harness.experiments.networks.contenders import Forward, Prepare
 from harness.experiments.networks.kinds import by_kind
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
-from harness.isolation import Begins, Note
+from harness.isolation import Begins, Lacks, Note
 from harness.precision import FP16
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
 from harness.store.times import RUNS
@@ -250,10 +250,10 @@ def _images(network: Network, batch: int, seed: int, device: torch.device) -> to
 def _failed(
     case: Case, contender: str, modes: Sequence[str], error: Exception, machine: Machine
 ) -> Iterator[Note | NetworkTime]:
-    """A note and rows of status "error"; raises GpuLost where the error broke the CUDA context."""
+    """A note and rows of status "error", or Lacks without modes; raises GpuLost where the error broke the context."""
     machine.after_error(f"{contender} on {case.label}", error)
     words = f"{type(error).__name__}: {first_line(error)}"
-    yield Note(f"{case.label}: {contender} failed: {words}")
+    yield (Note if modes else Lacks)(f"{case.label}: {contender} failed: {words}")
     for mode in modes:
         yield case.row(contender, mode, ERROR, detail=words[:DETAIL_LENGTH])
 

@@ -11,7 +11,7 @@ from harness.errors import GpuLost
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks.contenders import Prepared
 from harness.experiments.networks.measure import break_down, measure, relative_error
-from harness.isolation import Begins, Note
+from harness.isolation import Begins, Lacks, Note
 from tests.harness.experiments.networks.toy_networks import Cpu, ToyModel, network, plain, settings
 
 
@@ -155,7 +155,7 @@ def test_a_network_that_cannot_be_built_gives_rows_with_the_reason():
     wrong = network("wrong", fails)
     assert [row.detail for row in rows_of(net=wrong, batches=(1, 2))] == ["ValueError: needs 384 pixels"] * 4
     case = networks.cases(Cpu(), settings())(wrong, 1)
-    assert {type(event) for event in break_down(case, Cpu(), lambda forward, forwards: [])} == {Begins, Note}
+    assert {type(event) for event in break_down(case, Cpu(), lambda forward, forwards: [])} == {Begins, Lacks}
 
 
 def test_a_lost_gpu_ends_the_command():
