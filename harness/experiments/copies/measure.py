@@ -24,8 +24,9 @@ from cuconv.core.problem import FLOAT_BYTES
 from harness.errors import UsageError
 from harness.experiment import Experiment
 from harness.experiments.copies.rows import BANDWIDTH, Copy, read
-from harness.isolation import Say
+from harness.isolation import Lacks, Say
 from harness.stopwatch import timing
+from harness.stopwatch.graph import HostTooSlow
 from harness.store.markdown import markdown
 from harness.store.times import RUNS
 
@@ -74,13 +75,20 @@ def render(copies: pd.DataFrame) -> str:
     return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
 
 
-def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], list[Copy]]:
+def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], list[Copy | Lacks]]:
     try:
         measure = measurer(torch.device("cuda", torch.cuda.current_device()))
     except torch.OutOfMemoryError:
         needed = max(SIZES) / 2**30
         raise UsageError(f"copies need {needed:.0f} GiB of the GPU's memory: end what else uses it") from None
-    return lambda task: [measure(task[0].bytes)]
+
+    def of_case(task: tuple[Size, Any]) -> list[Copy | Lacks]:
+        try:
+            return [measure(task[0].bytes)]
+        except (timing.TooSlow, HostTooSlow) as reason:
+            return [Lacks(f"{task[0]}: {reason}")]
+
+    return of_case
 
 
 EXPERIMENT = Experiment(

@@ -2,21 +2,18 @@
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from harness import isolation
 from harness.errors import ResultsError
 from harness.experiments.copies import measure as bandwidth
 from harness.experiments.copies.measure import measurer, render
 from harness.experiments.copies.rows import BANDWIDTH, Copy, copy_us, find, read
-from harness.isolation import Worker
+from harness.stopwatch.graph import HostTooSlow
 from harness.stopwatch.timing import Timing, TooSlow
-from harness.store.table import StoredRows
 from tests.helpers import copies
 
 CPU = torch.device("cpu")
@@ -72,23 +69,22 @@ def test_the_command_says_where_it_measured(made_up_gpu, monkeypatch):
     assert facts["commands"][0]["command"] == "python -m harness copies"
 
 
-def one_too_slow(options, process, say):
-    def measure(task):
-        if task[0].bytes == bandwidth.SIZES[1]:
-            raise TooSlow("one call takes 100.0 s")
-        return [Copy(task[0].bytes, "copy", (2.0,) * 9)]
-
-    return measure
-
-
-def test_a_copy_that_is_too_slow_is_told_and_the_file_stays(made_up_gpu, monkeypatch, capsys):
+@pytest.mark.parametrize("error", [TooSlow, HostTooSlow])
+def test_a_copy_that_is_too_slow_is_told_and_the_file_stays(made_up_gpu, monkeypatch, capsys, error):
     measured = []
-    monkeypatch.setattr(isolation, "Worker", Worker)
-    monkeypatch.setattr(StoredRows, "add", lambda self, rows, environment: measured.append(len(rows)))
-    assert replace(bandwidth.EXPERIMENT, begin=one_too_slow).main([]) == 2
-    assert "TooSlow: one call takes 100.0 s" in "".join(capsys.readouterr())
-    assert sorted(measured) == [0, *[1] * (len(bandwidth.SIZES) - 1)]
-    assert not (made_up_gpu / "bandwidth" / BANDWIDTH.name).exists()
+
+    def measure(size):
+        measured.append(size)
+        if size == bandwidth.SIZES[1]:
+            raise error("one call takes 100.0 s")
+        return Copy(size, "copy", (2.0,) * 9)
+
+    path = BANDWIDTH.write(made_up_gpu / "bandwidth", [Copy(4096, "copy", (7.0,) * 9)])
+    before = path.read_text()
+    monkeypatch.setattr(bandwidth, "measurer", lambda device: measure)
+    assert bandwidth.main([]) == 2
+    assert "one call takes 100.0 s" in "".join(capsys.readouterr())
+    assert measured == list(bandwidth.SIZES) and path.read_text() == before
 
 
 def test_between_the_sizes_a_power_law_is_met_exactly():
