@@ -1,7 +1,7 @@
 """An experiment of the benchmark: what it measures, in processes that may end, and the one loop that keeps its rows.
 
 `python -m harness NAME` runs an experiment. Its rows go to a CSV file in results/DEVICE/FOLDER, and environment.json is
-beside them. A call that breaks its CUDA context, hangs or ends its process gets the rows of the experiment's `failed`.
+next to them. A call that breaks its CUDA context, hangs or ends its process gets the rows of the experiment's `failed`.
 The other rows of the case are measured again. Where a case lacks rows, the exit code is 2, and a file that is written
 whole stays as it was.
 """

@@ -3,7 +3,7 @@
     def conv2d(input, weight, stride, padding, dilation, groups):
         ...  # float32, NCHW and MCHW, contiguous; stride, padding and dilation are pairs (rows, columns)
 
-It returns the output, computed on torch's current stream. The file may import modules that lie beside it.
+It returns the output, computed on torch's current stream. The file may import modules that lie next to it.
 `--contender FILE` of harness.run and of the reports names it. It is in the results under the file's name, and stands
 next to the best of cuDNN as cuBLAS does.
 """
@@ -64,7 +64,7 @@ def _prepare(conv2d: Callable[..., torch.Tensor], problem: ConvProblem, operands
 def _imported() -> Callable[..., torch.Tensor]:
     """The function `conv2d` of the file."""
     assert OWN is not None, "a contender is loaded by its entry in the registry"
-    sys.path.append(str(OWN.parent))  # last: what lies beside the file hides no installed package
+    sys.path.append(str(OWN.parent))  # last: what lies next to the file hides no installed package
     spec: Any = importlib.util.spec_from_file_location(OWN.stem, OWN)
     try:
         module = importlib.util.module_from_spec(spec)
