@@ -1,88 +1,116 @@
-"""The first figures that a reader sees: the paper's sweep against cuDNN in FP32, TF32 and FP16, and whole networks."""
+"""The table that a reader sees first: whole networks and single layers against each baseline, by batch size."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
-from harness.experiments.networks.rows import NETWORKS
-from harness.experiments.networks.table import ENGINES, HALF, TORCH, first_of_devices, summary_beside
-from harness.precision import FP32, MEASURED
+from harness.contenders import registry
+from harness.experiments.networks.rows import CUCONV, TORCH_CONTENDERS
+from harness.experiments.networks.table import CONVERTED, DEFAULT, ENGINES, HALF, TORCH, Entry, beside, networks_results
+from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.report.half import compare_with_half
-from harness.report.speedups import tf32_layouts
-from harness.store.markdown import NONE, markdown, of, times
-from harness.sweep.comparisons import (
-    Results,
-    compare_with_tf32,
-    each,
-    geometric_mean,
-    grouped,
-    problem_of,
-    summarise,
-    timed,
-)
+from harness.store.markdown import NONE, Column, of, tabulate, times
+from harness.sweep.comparisons import Results, compare_with_tf32, geometric_mean
 from harness.sweep.provenance import mixture_with_rivals, provenance
 
-NETWORKS_BESIDE = {
-    "fastest of torch in FP32": TORCH,
-    "cuDNN's fastest engines in FP32": ENGINES,
-    "fastest of torch in FP16": HALF,
-}
+BATCHES = (1, 8, 32)
+CUTLASS = "cutlass"
+MIXED = "\\*"
 
 
-def front_table(results: Results) -> str:
-    """A line for each comparison: the geometric mean of its speedups, the cases won, and the smallest speedup.
+@dataclass(frozen=True)
+class Line:
+    """A comparison with a baseline.
 
-    Comparisons that were not measured are left out; one of whole networks that was measured on another GPU alone names
-    it. Sentences below say at which batch sizes FP32 is faster than less
-    precise rivals, and where, when and with which versions the rows were measured.
+    precision: ours. compare: from the layers of a GPU, or its networks, a row for each case with batch and speedup.
+    theirs: the precisions of the baseline, for single layers.
     """
-    best = results.comparison.rivals_label
-    compared = {
-        f"{best} in FP32": results.of_subject(),
-        f"{best} with TF32 allowed{tf32_layouts(results)}": compare_with_tf32(results, FP32),
-        f"{best} in FP16": compare_with_half(results),
-    }
-    compared = {baseline: rows for baseline, rows in compared.items() if summarise(rows).of}
-    body = [_line(results, baseline, rows) for baseline, rows in compared.items()]
-    header = ["what", "baseline", "speedup, geometric mean", "won", "smallest speedup"]
-    rows_of = {precision.upper(): timed(results.frame, precision) for precision in MEASURED}
-    sources = {name: provenance(results, rows) for name, rows in rows_of.items() if not rows.empty}
-    for name, baseline in NETWORKS_BESIDE.items():
-        whole, found = first_of_devices(results.folder.parent, NETWORKS, partial(summary_beside, baseline=baseline))
-        if whole and found:
-            source = provenance(whole)
-            elsewhere = "" if whole.device == results.device else f", {source.partition(', ')[0]}"
-            cases, *cells = found
-            body.append(
-                [f"{cases} cases of whole networks, converted, FP32{elsewhere}", f"{name}, CUDA graphs", *cells]
-            )
-            sources["whole networks of another GPU" if elsewhere else "whole networks"] = source
-    named = {source: ", ".join(name for name in sources if sources[name] == source) for source in sources.values()}
-    if len(named) == 1:
-        measured = f"Measured on {next(iter(named))}."
-    else:
-        measured = f"Measured: {'; '.join(f'{names} on {source}' for source, names in named.items())}."
-    parts = [markdown(header, body, left=(0, 1)), _ahead(compared)]
-    parts.append(f"{measured} {mixture_with_rivals(results, (FP32,), MEASURED)}".strip())
-    return "\n\n".join(part for part in parts if part)
+
+    precision: str
+    baseline: str
+    compare: Callable[[Results], pd.DataFrame]
+    theirs: tuple[str, ...] = ()
 
 
-def _line(results: Results, baseline: str, rows: pd.DataFrame) -> list[str]:
-    total = summarise(rows)
-    (worst,) = each(rows.nsmallest(1, "speedup"))
-    least = f"{times(worst.speedup)} ({problem_of(worst).label})" if worst.speedup == worst.speedup else NONE
-    cases = f"{total.of} cases of single layers, {results.shown(results.subject)} in FP32"
-    return [cases, baseline, times(total.geometric), of(total.wins, total.of), least]
+def _networks(baseline: Entry, ours: Entry = CONVERTED) -> Callable[[Results], pd.DataFrame]:
+    def compare(results: Results) -> pd.DataFrame:
+        cases = [(case.batch, case.speedup) for case in beside(results.frame, baseline, ours)]
+        return pd.DataFrame(cases, columns=["batch", "speedup"])
+
+    return compare
 
 
-def _ahead(compared: dict[str, pd.DataFrame]) -> str:
-    """A sentence on the batch sizes with a mean above 1x, for each baseline over which not all have one."""
-    found = []
-    for baseline, rows in compared.items():
-        means = {batch: geometric_mean(members.speedup) for batch, members in grouped(rows, "batch")}
-        ahead = [f"{batch} ({times(mean)})" for batch, mean in means.items() if mean > 1]
-        if len(ahead) < len(means):
-            found.append(f"over {baseline}: {', '.join(ahead) or 'none'}")
-    return f"Batch sizes with a mean above 1x, {'; '.join(found)}." if found else ""
+def _cutlass(results: Results) -> pd.DataFrame:
+    rows = results.of_subject()
+    return rows.assign(speedup=rows[f"{CUTLASS}_speedup"])
+
+
+NETWORKS = (
+    Line(FP32, "torch's default: TF32, NCHW", _networks(DEFAULT)),
+    Line(FP32, "fastest of torch in FP32", _networks(TORCH)),
+    Line(FP32, "cuDNN's fastest engines in FP32", _networks(ENGINES)),
+    Line(TF32, "fastest of torch in TF32", _networks(Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32))),
+    Line(FP32, "fastest of torch in FP16", _networks(HALF)),
+)
+LAYERS = (
+    Line(FP32, "best cuDNN in FP32", Results.of_subject, (FP32,)),
+    Line(FP32, f"{registry.PROVIDERS[CUTLASS].label} in FP32 (3xTF32)", _cutlass, (FP32,)),
+    Line(TF32, "best cuDNN in TF32", lambda results: compare_with_tf32(results, TF32), PRECISIONS),
+    Line(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
+)
+
+
+def front_table(found: Sequence[Results]) -> str:
+    """A line for each comparison, of the first GPU that has it: geometric means by batch, of all, and the cases won.
+
+    found: the paper's sweep on each GPU. Sentences below say where and when the rows were measured, and in which lines
+    ours are of other code, versions or machine than the baseline's.
+    """
+    devices = sorted(found[0].folder.parents[1].glob("*/"))
+    networks = [whole for device in devices if (whole := networks_results(device))]
+    lines = [*_lines("whole networks", NETWORKS, networks), *_lines("single layers", LAYERS, found)]
+    if not lines:
+        return NONE
+    columns: list[Column] = [
+        ("cuConv in", lambda one: one[0].precision.upper()),
+        ("against", lambda one: one[0].baseline + (MIXED if _is_mixed(one[1], one[0]) else "")),
+        ("GPU", lambda one: _gpu(one[1])),
+        *((f"batch {batch}", lambda one, batch=batch: _mean(one[2][one[2].batch == batch])) for batch in BATCHES),
+        ("all batches", lambda one: _mean(one[2])),
+        ("won", lambda one: of(int((one[2].speedup > 1).sum()), len(one[2]))),
+    ]
+    measured = dict.fromkeys(f"{what} on {provenance(results)}" for what, (_, results, _) in lines)
+    parts = [tabulate("speedup", lines, columns, left=(0, 1, 2, 3)), f"Measured: {'; '.join(measured)}."]
+    if any(_is_mixed(results, line) for _, (line, results, _) in lines):
+        parts.append(f"{MIXED} cuConv and the baseline were measured with other code, versions or machines.")
+    return "\n\n".join(parts)
+
+
+def _lines(
+    what: str, lines: Sequence[Line], found: Sequence[Results]
+) -> list[tuple[str, tuple[Line, Results, pd.DataFrame]]]:
+    """Each line with the first results that have the comparison, and its cases."""
+    compared = []
+    for line in lines:
+        for results in found:
+            cases = line.compare(results)
+            if len(cases := cases[cases.speedup.notna()]):
+                compared.append((what, (line, results, cases)))
+                break
+    return compared
+
+
+def _is_mixed(results: Results, line: Line) -> bool:
+    return bool(line.theirs and mixture_with_rivals(results, (line.precision,), line.theirs))
+
+
+def _gpu(results: Results) -> str:
+    """The GPU's model, such as "H100"."""
+    return provenance(results).partition(", ")[0].removeprefix("NVIDIA ").partition(" ")[0]
+
+
+def _mean(cases: pd.DataFrame) -> str:
+    return times(geometric_mean(cases.speedup))

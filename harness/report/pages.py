@@ -34,7 +34,6 @@ from harness.experiments.networks.table import (
     networks_section,
 )
 from harness.precision import FP16, FP32, PRECISIONS
-from harness.report import figures
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import accuracy_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
@@ -62,7 +61,6 @@ from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # the other sweeps of a page
-DEVICES = "devices"  # the table of every device
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
@@ -98,8 +96,8 @@ def rewrite(page: Path, found: Sequence[Results], plots: Path, check: bool = Fal
 
 def _table(where: str, name: str, arguments: list[str], found: Sequence[Results], plots: str) -> str:
     """The table of a marker: of the reference device, or of all."""
-    if name not in TABLES and name != DEVICES:
-        raise UsageError(f"{where}: there is no table {name!r}: must be one of {', '.join([*TABLES, DEVICES])}")
+    if name not in TABLES and name not in OF_EVERY_GPU:
+        raise UsageError(f"{where}: there is no table {name!r}: must be one of {', '.join([*TABLES, *OF_EVERY_GPU])}")
     allowed = ARGUMENTS.get(name, ())
     if arguments and not allowed:
         raise UsageError(f"{where}: the table {name!r} takes nothing more: remove {' '.join(arguments)!r}")
@@ -107,16 +105,9 @@ def _table(where: str, name: str, arguments: list[str], found: Sequence[Results]
     if allowed and not (1 <= len(arguments) <= len(allowed) and known):
         choices = ", then one of ".join(", ".join(choice) for choice in allowed)
         raise UsageError(f"{where}: the table {name!r} takes one of {choices}")
-    if name == DEVICES:
-        return devices_table(found, (SWEEP, *SWEEPS))
+    if name in OF_EVERY_GPU:
+        return OF_EVERY_GPU[name](found)
     return TABLES[name](reference(found), plots, *arguments)
-
-
-def _front(results: Results, plots: str) -> str:
-    who = results.comparison
-    overview = f"{plots}/{results.device}/{results.sweep}/{figures.OVERVIEW}.png"
-    picture = f"![Speedup of {results.shown(results.subject)} over {who.rivals_label}, a dot for each case]({overview})"
-    return f"{picture}\n\n{front_table(results)}"
 
 
 def _headline(results: Results) -> str:
@@ -197,9 +188,13 @@ def _choice(results: Results) -> str:
     return "\n\n".join([*parts, losses, losses_table(results)])
 
 
+# The tables that look at every GPU, by their names in markers: a function of the results of all.
+OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
+    "front": front_table,
+    "devices": lambda found: devices_table(found, (SWEEP, *SWEEPS)),
+}
 # Each table by its name in a marker: a function of the results, the path of the plots, and what follows the name.
 TABLES: dict[str, Callable[..., str]] = {
-    "front": _front,
     "headline": lambda results, plots: _headline(results),
     "standing": lambda results, plots: _standing(results),
     "sweep": lambda results, plots, name: _sweep(results, name),

@@ -67,6 +67,7 @@ class Beside:
 
 
 TORCH, ENGINES = Entry(TORCH_CONTENDERS, FP32), Entry((TORCH_FASTEST_ENGINES,), FP32)
+DEFAULT = Entry(("torch",), TF32)  # torch as it comes: convolutions in TF32, NCHW
 HALF, CONVERTED = Entry(TORCH_CONTENDERS, FP16), Entry((CUCONV,), FP32)
 
 
