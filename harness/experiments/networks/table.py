@@ -156,7 +156,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
 
 def _picture(results: Results, plots: str) -> str:
     figure = f"{plots}/{results.device}/{results.sweep}/{FIGURE}.png"
-    return f"![Speedup of cuConv over the best of torch on whole networks]({figure})"
+    return f"![Whole networks: speedup over torch]({figure})"
 
 
 def modes_section(results_of_device: Path) -> str:
