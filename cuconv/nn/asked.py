@@ -23,7 +23,7 @@ from cuconv.nn.comparison import GRADIENTS, INFERENCE
 
 # Attributes that tell of memory, of writes to it or of all attributes of an object; attributes and functions that tell
 # of a mode.
-ATTRIBUTES = frozenset(("__dict__", "__getstate__", "__reduce__", "__reduce_ex__"))
+ATTRIBUTES = frozenset(("__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"))
 UNGUARDED = ATTRIBUTES | {"untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view"}
 MODES = {
     "requires_grad": GRADIENTS, "is_grad_enabled": GRADIENTS,
@@ -72,7 +72,9 @@ def guard_empty_dictionaries() -> None:
     for source, value in InstructionTranslator.current_tx().output.variable_tracker_cache.items():
         if getattr(source, "member", "") in torchs or not value.is_realized():
             continue
-        if isinstance(found := value.realize(), ConstDictVariable) and not found.original_items:
+        found = value.realize()
+        found = getattr(found, "_base_vt", getattr(found, "_dict_vt", None)) or found  # of a class of dictionaries
+        if isinstance(found, ConstDictVariable) and not found.original_items:
             install_guard(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
 
 
@@ -94,6 +96,13 @@ def _watch_the_compiler() -> None:
     for kind in _kinds(VariableTracker):
         if "var_getattr" in vars(kind):
             kind.var_getattr = noting(kind.var_getattr, lambda _, name: name)  # type: ignore[method-assign]
+    read = ConstDictVariable.getitem_const_raise_exception_if_absent
+
+    def guarded(variable: Any, tx: Any, key: Any) -> Any:
+        variable.install_dict_contains_guard(tx, [key])  # torch does not guard that a key is not there
+        return read(variable, tx, key)
+
+    ConstDictVariable.getitem_const_raise_exception_if_absent = guarded  # type: ignore
     calls = TorchInGraphFunctionVariable
     calls.call_function = noting(  # type: ignore[method-assign]
         calls.call_function, lambda variable, *_: getattr(variable.value, "__name__", "")

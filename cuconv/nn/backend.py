@@ -62,9 +62,12 @@ def cuconv(
     keep_strides(graph.graph)
     graph.recompile()
     folded: list[Folded] = []
+    kinds: list[Any] = []  # what AOTAutograd knows of the graph's inputs
 
     def compiler(functional: fx.GraphModule, inputs: Sequence[Any]) -> Folded:
-        folded.append(_compiled(functional, constant, precision))
+        metadata = TracingContext.get().fw_metadata
+        kinds.extend([] if metadata is None else metadata.input_info)
+        folded.append(_compiled(functional, constant, kinds, precision))
         made(folded[0])
         return folded[0]
 
@@ -74,7 +77,21 @@ def cuconv(
     if folded and not folded[0].has_layers:
         torchs: Callable[..., Any] = graph.forward  # has fewer operations than AOTAutograd's graph
         return torchs
-    return compiled
+    return _for_inputs_apart(compiled, graph.forward) if any(kind.mutates_data for kind in kinds) else compiled
+
+
+def _for_inputs_apart(compiled: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function that writes to inputs, for calls whose inputs share no memory; torch's for others.
+
+    AOTAutograd takes inputs that had memory of their own when it compiled to have it in every call.
+    """
+
+    def call(*inputs: Any) -> Any:
+        tensors = [one for one in inputs if isinstance(one, Tensor) and one.layout == torch.strided]
+        is_apart = len({one.untyped_storage()._cdata for one in tensors}) == len(tensors)
+        return (compiled if is_apart else torchs)(*inputs)
+
+    return call
 
 
 def _checked(options: dict[str, Any]) -> tuple[bool, str]:
@@ -117,14 +134,12 @@ def _is_statistic(node: fx.Node) -> bool:
     return bool(node.users) and all(node in user.args[STATISTICS.get(user.target, slice(0))] for user in node.users)
 
 
-def _compiled(graph: fx.GraphModule, constant: list[bool], precision: str) -> Folded:
+def _compiled(graph: fx.GraphModule, constant: list[bool], kinds: Sequence[Any], precision: str) -> Folded:
     """A functional ATen graph as a function of a list of its inputs, folded.
 
-    constant: which inputs of dynamo's graph are constant.
+    constant: which inputs of dynamo's graph are constant. kinds: what AOTAutograd knows of the graph's inputs.
     """
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    metadata = TracingContext.get().fw_metadata
-    kinds = [] if metadata is None else metadata.input_info
     constants: set[Any] = set()
     if len(places) == len(constant) == len(kinds):  # otherwise inputs that share memory became one
         known = zip(places, constant, kinds, strict=True)

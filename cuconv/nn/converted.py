@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from math import copysign
@@ -28,7 +29,7 @@ from cuconv.nn import asked
 from cuconv.nn.backend import cuconv
 from cuconv.nn.comparison import GRADIENTS, INFERENCE, seeded
 from cuconv.nn.dispatch import outside
-from cuconv.nn.folded import Folded
+from cuconv.nn.folded import Folded, calling
 from cuconv.nn.operator import PLAIN, is_differentiated
 from cuconv.nn.traced import own_code
 
@@ -61,7 +62,7 @@ class Graphs:
         self._is_loaded = False  # whether the graphs are to be made at the first call, as those of a loaded model are
         self.modes = set(modes)
         self.folded = self.partly = self.own = 0
-        self._forward = base.forward
+        self._base, self._forward = base, base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
         self._parts: set[CodeType] = (
@@ -94,8 +95,8 @@ class Graphs:
         for _ in range(MAX_TRIES):
             known = len(self)
             arguments, keywords = pytree.tree_map_only(Tensor, _of_any_size, inputs())
-            settings = _settings(self._has_hooks, self._any_batch)
-            with torch.inference_mode(False), torch.no_grad(), outside(), settings, asked.modes() as modes:
+            mode, settings = torch.inference_mode(False), _settings(self._has_hooks, self._any_batch)
+            with mode, torch.no_grad(), outside(), settings, calling(model), asked.modes() as modes:
                 self._optimized(model, *arguments, **keywords)
             self.modes -= modes
             if len(self) == known:
@@ -105,7 +106,7 @@ class Graphs:
         """The model's result."""
         if not (self._compiled or self._is_loaded) or not self._may_run(pytree.tree_leaves((arguments, keywords))):
             return self.own_code(model, arguments, keywords)
-        if not self._has_hooks and _has_new_hooks(model):
+        if self._base.forward is not self._forward or (not self._has_hooks and _has_new_hooks(model)):
             return self.own_code(model, arguments, keywords)
         if self._is_loaded:
             self._fill(model, arguments, keywords)
@@ -141,7 +142,7 @@ class Graphs:
         """The result of the model's own code."""
         self.own += 1
         try:
-            return self._forward(model, *arguments, **keywords)
+            return self._base.forward(model, *arguments, **keywords)
         finally:
             if self._compiled and any(module.training for module in model.modules()):
                 self.forget()  # statistics may have moved
@@ -164,7 +165,8 @@ class Graphs:
         """
         before = set_eval_frame(self._leave)
         try:
-            return self._entry(model, *arguments, **keywords)
+            with calling(model):
+                return self._entry(model, *arguments, **keywords)
         finally:
             set_eval_frame(before)
 
@@ -208,27 +210,23 @@ class Graphs:
     def _may_run(self, leaves: list[Any]) -> bool:
         """Whether graphs may run for the flattened arguments of a call, if their guards accept it.
 
-        Guards do not see tools of torch that must see the model's own operators, inputs that share memory, the sign of
-        0.0, and, since graphs are of any number of images, that there may be none.
+        Guards do not see tools of torch that must see the model's own operators, the sign of 0.0, and, since graphs are
+        of any number of images, that there may be none.
         """
         if torch.is_grad_enabled():
             if GRADIENTS not in self.modes:
                 return False
         elif INFERENCE not in self.modes and torch.is_inference_mode_enabled():
             return False
-        tensors = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 if type(leaf) not in PLAIN or not leaf.numel() or (leaf.requires_grad and torch.is_grad_enabled()):
                     return False
-                tensors.append(leaf)
             elif isinstance(leaf, fx.Proxy) or (type(leaf) is float and leaf == 0.0 and copysign(1.0, leaf) < 0):
                 return False
         if torch._C._get_tracing_state() is not None or is_differentiated() or _is_in_mode():
             return False
-        if _global_forward_hooks or _global_forward_pre_hooks:
-            return False
-        return len(tensors) < 2 or not share_memory(tensors)
+        return not (_global_forward_hooks or _global_forward_pre_hooks)
 
 
 @contextmanager
@@ -272,7 +270,7 @@ def _has_new_hooks(model: nn.Module) -> bool:
     if not made:  # nobody has made a hook in this process
         return False
     number, modules = vars(model).get("_without_hooks", (None, []))
-    if number == made and all(list(children.values()) == known for children, known in modules):
+    if number == made and all(_are(children.values(), known) for children, known in modules):
         return False
     if has_hooks(model):
         return True
@@ -281,10 +279,9 @@ def _has_new_hooks(model: nn.Module) -> bool:
     return False
 
 
-def share_memory(tensors: list[Tensor]) -> bool:
-    """Whether two of these tensors are of one storage."""
-    strided = [tensor for tensor in tensors if tensor.layout == torch.strided]
-    return len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided)
+def _are(values: Collection[Any], others: Collection[Any]) -> bool:
+    """Whether two collections have the same objects in the same order."""
+    return len(values) == len(others) and all(map(operator.is_, values, others))
 
 
 def _is_in_mode() -> bool:
@@ -334,6 +331,8 @@ class Converted(nn.Module):
             self._graphs.forget()
 
     def _apply(self, change: Any, recurse: bool = True) -> Any:
+        if self._graphs is not None:
+            self._graphs.forget()  # torch swaps no tensor that somebody refers to
         result = super()._apply(change, recurse)
         if self._graphs is not None:
             self._graphs.forget()  # parameters stay the same objects

@@ -5,14 +5,16 @@ from __future__ import annotations
 import builtins
 import copy
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuconv.nn.dispatch import inside
@@ -22,14 +24,36 @@ from cuconv.nn.operator import recorded
 from cuconv.nn.report import Converted
 from cuconv.precompile import PlannedCall
 
+COUNTER = "num_batches_tracked"  # torch counts writes to it, but none of a batch norm to its mean and variance
+STATISTICS = ("running_mean", "running_var")
+
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
+
+
+class _Thread(threading.local):
+    """The model that a thread calls, where that is known."""
+
+    model: nn.Module | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def calling(model: nn.Module) -> Iterator[None]:
+    """Tell the graphs that this thread calls whose they are."""
+    before, _thread.model = _thread.model, model
+    try:
+        yield
+    finally:
+        _thread.model = before
 
 
 class Folded:
     """A function of a list of a graph's inputs, which returns its outputs as a tuple. Prints as its Python code.
 
     Some inputs are constant. What is computed from them, such as packed weights, is kept while these tensors live, and
-    computed anew where others replace them or where their version counters change.
+    computed anew where others replace them, their memory is another, or their version counters change.
     """
 
     # Slots, since AOTAutograd's wrappers copy what is in a __dict__, and would keep models alive.
@@ -66,7 +90,7 @@ class Folded:
             prepare(self, inputs)
         tensors = [inputs[place] for place in self._constant]
         made = next((made for made in self._made if made.is_for(tensors)), None)
-        if made is None or made.versions != _versions(tensors):
+        if made is None or made.state != _state(tensors, made.counters):
             made = self._make(tensors)
         with inside():
             return self._forward(made.attributes, *inputs)
@@ -112,7 +136,8 @@ class Folded:
             kept[:] = [one for one in kept if one is not made]
 
         references = [weakref.ref(tensor, drop) for tensor in tensors]
-        made = _Made(self._frozen.attributes(tensors), _versions(tensors), references)
+        counters = _counters(tensors)
+        made = _Made(self._frozen.attributes(tensors), _state(tensors, counters), references, counters)
         kept[:] = [one for one in kept if not one.is_for(tensors)] + [made]
         return made
 
@@ -121,20 +146,40 @@ class Folded:
 
 
 class _Made(NamedTuple):
-    """The attributes that the code reads for constant tensors, the versions of these, and weak references to them."""
+    """The attributes that the code reads for constant tensors, the state of these, and weak references to them.
+
+    counters: tensors that change with statistics among the constants.
+    """
 
     attributes: _Attributes
-    versions: list[int]
+    state: list[int]
     references: list[weakref.ref[Tensor]]
+    counters: list[Tensor]
 
     def is_for(self, tensors: Sequence[Tensor]) -> bool:
         """Whether this was made of these very tensors, one by one: id() may cost as much as all else of a call."""
         return all(map(operator.is_, tensors, map(operator.call, self.references)))
 
 
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """Counts that torch keeps of the writes to tensors."""
-    return [tensor._version for tensor in tensors]
+def _state(tensors: Sequence[Tensor], counters: Sequence[Tensor]) -> list[int]:
+    """Numbers that change with a tensor's memory, and with writes to it that torch counts."""
+    return [*map(_VERSION, tensors), *map(Tensor.data_ptr, tensors), *map(_VERSION, counters)]
+
+
+_VERSION = operator.attrgetter("_version")
+
+
+def _counters(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The counters of the batch norms whose statistics are among tensors, in the model that is called."""
+    if _thread.model is None:
+        return []
+    known = {id(tensor) for tensor in tensors}
+    found = [(module._buffers, module._buffers.get(COUNTER)) for module in _thread.model.modules()]
+    return [
+        counter
+        for buffers, counter in found
+        if counter is not None and not known.isdisjoint(id(buffers.get(name)) for name in STATISTICS)
+    ]
 
 
 class _Attributes:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import operator
+import os
+from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
@@ -36,6 +38,36 @@ def test_an_empty_dictionary_is_guarded(on_a_gpu, ask):
         assert close(converted(X), model(X))
     model.options["a"] = converted.options["a"] = 1
     assert close(converted(X), model(X)) and report.folded_calls
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, lambda *items: defaultdict(int, *items)])
+def test_an_empty_dictionary_of_another_class_is_guarded(on_a_gpu, kind):
+    model = Empty(bool).eval()
+    model.options = kind()
+    converted, report = cuconv.nn.convert(model, X)
+    for options in ({}, {"a": 1}):
+        model.options, converted.options = kind(options), kind(options)
+        assert close(converted(X), model(X))
+    assert report.folded_calls
+
+
+def answered(options):
+    try:
+        return options["a"]
+    except KeyError:
+        return 0
+
+
+def test_a_key_that_is_not_there_is_guarded(on_a_gpu, monkeypatch):
+    model = Empty(lambda d: answered(d) or os.environ.get("CUCONV_TEST")).eval()
+    model.options = {"b": 1}
+    converted, report = cuconv.nn.convert(model, X)
+    assert close(converted(X), model(X)) and report.folded_calls == 1
+    model.options["a"] = converted.options["a"] = 1
+    assert close(converted(X), model(X))
+    del model.options["a"], converted.options["a"]
+    monkeypatch.setenv("CUCONV_TEST", "1")
+    assert close(converted(X), model(X))
 
 
 class Asking(nn.Module):

@@ -83,13 +83,12 @@ class Asserting(nn.Module):
         return self.conv(x)
 
 
-def test_the_message_of_an_assertion_is_no_condition(on_a_gpu, monkeypatch):
+def test_the_message_of_an_assertion_is_no_condition(on_a_gpu):
     x = torch.randn(2, 4, 8, 9)
     converted, report = cuconv.nn.convert(Asserting().eval(), x)
-    assert report.captured
-    monkeypatch.setattr(Asserting, "forward", lambda model, x: pytest.fail("the model's own code runs"))
     with torch.no_grad():
         converted(torch.randn(3, 4, 11, 7))
+    assert report.own_calls == 0
 
 
 def test_the_original_may_change_without_an_effect(on_a_gpu):
