@@ -133,10 +133,18 @@ def _beside(results: Results, table: str, ours: tuple[str, ...], theirs: tuple[s
     return "\n\n".join(part for part in (table, mixture_with_rivals(results, ours, theirs)) if part)
 
 
-def _standing(results: Results) -> str:
+def _figures(results: Results, plots: str) -> str:
+    """A line of links to the figures of a sweep."""
+    names = {"every case": "overview", "every layer by batch size": "map", "the fastest rivals": "rivals"}
+    links = [f"[{text}]({plots}/{results.device}/{results.sweep}/{name}.png)" for text, name in names.items()]
+    return f"Figures: {', '.join(links)}."
+
+
+def _standing(results: Results, plots: str) -> str:
     subject, rivals = results.shown(results.subject), results.comparison.rivals_label
     return "\n\n".join([
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(results)}",
+        _figures(results, plots),
         grid_table(results.of_subject()),
         "The cases of the smallest speedups, HW-N-K-M-C:",
         worst_table(results),
@@ -152,7 +160,7 @@ def _algorithm(results: Results, name: str, sweep: str = SWEEP) -> str:
     return algorithm_table(other, name) if other else f"The sweep {sweep} was not measured on {results.device}."
 
 
-def _sweep(results: Results, name: str) -> str:
+def _sweep(results: Results, plots: str, name: str) -> str:
     """The speedups of another sweep of the same device, by batch and filter size, and the smallest of them."""
     other = results.beside(name)
     if other is None:
@@ -160,6 +168,7 @@ def _sweep(results: Results, name: str) -> str:
     subject, rivals = other.shown(other.subject), other.comparison.rivals_label
     return "\n\n".join([
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
+        _figures(other, plots),
         grid_table(other.of_subject()),
         *against_others(other.of_subject(), other.comparison.provider),
         "The cases of the smallest speedups:",
@@ -196,8 +205,8 @@ OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
 # Each table by its name in a marker: a function of the results, the path of the plots, and what follows the name.
 TABLES: dict[str, Callable[..., str]] = {
     "headline": lambda results, plots: _headline(results),
-    "standing": lambda results, plots: _standing(results),
-    "sweep": lambda results, plots, name: _sweep(results, name),
+    "standing": _standing,
+    "sweep": _sweep,
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),
     "choice": lambda results, plots: _choice(results),
     "accuracy": lambda results, plots: _accuracy(results),

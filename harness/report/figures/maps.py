@@ -21,6 +21,7 @@ from harness.sweep.comparisons import each, grouped, layer_label, summarise
 
 CELL_HEIGHT, PANEL_HEAD, LEGEND_LINE, LEGEND_COLUMNS = 0.165, 0.48, 0.2, 4  # inches, and a number of long labels
 LEAST_CELL, MOST_CELL, LEAST_PANEL = 0.38, 1.1, 1.75  # inches wide; a panel is no narrower than its title
+MARK = "*"
 SUMMARY = ("geometric mean", "cases won")  # the lines below those of the layers
 # The colours of speedups: the first below 0.5, the next from there to 1, and so on.
 ENDS = (0.5, 1, 1.5, 2, 3, 5)
@@ -43,14 +44,22 @@ def rivals_figure(cases: pd.DataFrame, title: str, caption: str) -> Figure:
             labels[families[-1]] = registry.shown(provider.name, case.rival_algorithm) if several else provider.label
     found = [family for family in registry.COLOURS if family in labels]
     legend = [Patch(color=registry.COLOURS[name], label=f"{labels[name]} ({families.count(name)})") for name in found]
-    coloured = cases.assign(colour=[registry.COLOURS.get(family, PALE) for family in families])
+    coloured = cases.assign(mark="", colour=[registry.COLOURS.get(family, PALE) for family in families])
     note = "Colour: the fastest rival, with its number of cases; number: speedup over it, framed where below 1"
     return _map_figure(coloured, title, [caption, note], legend, framed=True)
 
 
-def speedup_map(cases: pd.DataFrame, title: str, notes: Sequence[str]) -> Figure:
-    """The map of one subject's rows of `compare`, whose colours are ranges of the speedup."""
-    coloured = cases.assign(colour=[COLOURS[bisect_right(ENDS, s)] if s == s else PALE for s in cases.speedup])
+def speedup_map(cases: pd.DataFrame, title: str, notes: Sequence[str], left_out: pd.Series, limit: str) -> Figure:
+    """The map of one subject's rows of `compare`, with a panel for each filter size. Colours are ranges of the speedup.
+
+    left_out: which rows have a mark, because their fastest rival needs more workspace than the limit.
+    """
+    if left_out.any():
+        notes = [*notes, f"{MARK} a rival that needs over {limit} of workspace is left out, and would be the fastest"]
+    coloured = cases.assign(
+        mark=left_out.map({True: MARK, False: ""}),
+        colour=[COLOURS[bisect_right(ENDS, s)] if s == s else PALE for s in cases.speedup],
+    )
     labels = [f"below {ENDS[0]}", *(f"{low} to {high}" for low, high in pairwise(ENDS)), f"{ENDS[-1]} and more"]
     ranges = zip(COLOURS, labels, strict=True)
     legend = [Patch(color=colour, label=label) for colour, label in ranges if colour in set(coloured.colour)]
@@ -108,7 +117,9 @@ def _draw_panel(axes: Axes, title: str, layers: list[str], batches: list[int], c
     for case in each(cases):
         x, y = batches.index(case.batch), layers.index(layer_label(case))
         cells.append(_box(x, y, 0.5, 0.5))
-        axes.text(x, y, style.shown_speedup(case), color="white" if _is_dark(case.colour) else DARK, **write)
+        axes.text(
+            x, y, style.shown_speedup(case) + case.mark, color="white" if _is_dark(case.colour) else DARK, **write
+        )
         if framed and case.speedup < 1:
             lost.append(_box(x, y, 0.46, 0.4))
     axes.add_collection(PolyCollection(cells, facecolors=list(cases.colour), edgecolors="white", linewidths=0.8))
