@@ -52,6 +52,7 @@ NETWORKS = (
     Line(FP32, "torch's default: TF32, NCHW", _networks(DEFAULT)),
     Line(FP32, "fastest of torch in FP32", _networks(TORCH)),
     Line(FP32, "cuDNN's fastest engines in FP32", _networks(ENGINES)),
+    Line(FP32, "fastest of torch in TF32", _networks(Entry(TORCH_CONTENDERS, TF32))),
     Line(TF32, "fastest of torch in TF32", _networks(Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32))),
     Line(FP32, "fastest of torch in FP16", _networks(HALF)),
 )
