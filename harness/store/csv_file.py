@@ -110,6 +110,8 @@ def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:
 def _cells(path: Path, number: int, line: str) -> list[str]:
     if "\0" in line:
         raise damaged(path, number, "it has a NUL character")
+    if '"' not in line and "\r" not in line:  # most lines; this is faster
+        return line.split(",")
     try:
         (cells,) = csv.reader([line], strict=True)
     except csv.Error as error:  # a quotation mark too many
