@@ -1,4 +1,4 @@
-"""The one reader of CSV files: columns that must be there, what their cells may hold, errors in one sentence.
+"""The text of CSV files: its lines, what their cells may hold, and errors in one sentence.
 
 A row is one line. So a line that is damaged, by a stray quotation mark for example, takes no other line with it: its
 number is told, and nothing is read.
@@ -10,14 +10,14 @@ import csv
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.store.files import inflated, read_regular, shown, stored
+from harness.store.files import inflated, read_regular, stored
 
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
@@ -28,45 +28,45 @@ LONGEST = 10_000  # characters in a written cell; Python's reader takes 131072
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of a column's cells. `holds` takes the cells as text, and returns for each whether it is right."""
+    """A rule of a column's cells. `holds` takes a frame of texts and the column, and returns which cells are right."""
 
     allowed: str  # it ends the sentence "X in the column Y: must be ..."
-    holds: Callable[[pd.Series], pd.Series]
+    holds: Callable[[pd.DataFrame, str], pd.Series]
 
 
 def whole_number(least: int) -> Rule:
     """The rule of a size, written without sign, point and leading zeros: equal sizes are equal texts."""
 
-    def holds(cells: pd.Series) -> pd.Series:
-        written = cells.str.fullmatch("0|[1-9][0-9]{0,9}")
-        return written & pd.to_numeric(cells.where(written, "-1")).between(least, 2**31 - 1)
+    def holds(frame: pd.DataFrame, column: str) -> pd.Series:
+        written = frame[column].str.fullmatch("0|[1-9][0-9]{0,9}")
+        return written & pd.to_numeric(frame[column].where(written, "-1")).between(least, 2**31 - 1)
 
     return Rule(f"a whole number of at least {least} and at most {2**31 - 1}", holds)
 
 
 def one_of(values: Sequence[str]) -> Rule:
     """The rule of a column of names."""
-    return Rule(f"one of {', '.join(values)}", lambda cells: cells.isin(values))
+    return Rule(f"one of {', '.join(values)}", lambda frame, column: frame[column].isin(values))
 
 
-def _is_positive(cells: pd.Series) -> pd.Series:
-    found = pd.to_numeric(cells, errors="coerce")
-    return cells.eq("") | (found.gt(0) & found.lt(float("inf")))
+def _is_positive(frame: pd.DataFrame, column: str) -> pd.Series:
+    found = pd.to_numeric(frame[column], errors="coerce")
+    return frame[column].eq("") | (found.gt(0) & found.lt(float("inf")))
 
 
-def _is_number(cells: pd.Series) -> pd.Series:
-    return cells.isin(["", "nan"]) | pd.to_numeric(cells, errors="coerce").notna()
+def _is_number(frame: pd.DataFrame, column: str) -> pd.Series:
+    return frame[column].isin(["", "nan"]) | pd.to_numeric(frame[column], errors="coerce").notna()
 
 
 _NO_PART_OF_A_LINE = re.compile("[\0\r\n]+")
 _POSITIVE = Rule("a finite number of more than 0, or empty", _is_positive)
 _NUMBER = Rule("a number, or empty", _is_number)
-_MORE_THAN_0 = re.compile("(.*_)?(us|ms)|mj_per_image")  # the names of such columns
+_MORE_THAN_0 = re.compile("(.*_)?(us|ms)|mj_per_image")  # the names of such fields
 
 
-def rule_of(column: str) -> Rule:
-    """The rule of a column of numbers, where a file has no other; times and energies are more than 0."""
-    return _POSITIVE if _MORE_THAN_0.fullmatch(column) else _NUMBER
+def rule_of(name: str) -> Rule:
+    """The rule of a field of numbers, where it has no other; times and energies are more than 0."""
+    return _POSITIVE if _MORE_THAN_0.fullmatch(name) else _NUMBER
 
 
 def rows_of(path: Path, remedy: str = REMEDY) -> list[tuple[int, list[str]]]:
@@ -128,57 +128,23 @@ def _unended(path: Path, number: int, line: str) -> list[str]:
 
 
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Rows below a header as the text of a CSV file, each on a line of its own.
-
-    None is an empty cell, and a float has nine significant digits. Line ends and NUL characters in a text become
-    spaces, and a very long text is cut: `rows_of` reads what is written.
-    """
+    """Rows below a header as the text of a CSV file, each on a line of its own. `cell_text` writes the cells."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_writable, cells) for cells in (header, *rows))
+    csv.writer(text, lineterminator="\n").writerows(map(cell_text, cells) for cells in (header, *rows))
     return text.getvalue()
 
 
-def _writable(cell: object) -> object:
+def cell_text(cell: object, digits: int = DIGITS) -> str:
+    """The text of a cell, which `rows_of` can read: None is empty, and a float has some significant digits.
+
+    Line ends and NUL characters in a text become spaces, and a very long text is cut.
+    """
     if isinstance(cell, float):
-        return f"{cell:.{DIGITS}g}"
-    if not isinstance(cell, str):
-        return cell
-    line = _NO_PART_OF_A_LINE.sub(" ", cell)
+        return f"{cell:.{digits}g}"
+    line = "" if cell is None else _NO_PART_OF_A_LINE.sub(" ", str(cell))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
 
 
 def damaged(path: Path, number: int, reason: str) -> ResultsError:
     """The error of a file in which one line is wrong."""
     return ResultsError(f"{path} is not readable as CSV (line {number}: {reason}): mend or delete that line")
-
-
-def text_frame(
-    path: Path, rows: list[tuple[int, list[str]]], columns: Sequence[str], absent: Mapping[str, str], name: str
-) -> tuple[pd.DataFrame, list[int]]:
-    """The rows that `rows_of` returned, as a frame of texts, and their line numbers.
-
-    columns: those that must be there. absent: those of them that a file may lack, with the text of their cells there.
-    name: what the file is called. Raises ResultsError for a file of something else.
-    """
-    (_, header), *lines = rows
-    frame = pd.DataFrame([cells for _, cells in lines], columns=header, dtype="str")
-    frame = frame.assign(**{column: absent[column] for column in columns if column in absent and column not in header})
-    if missing := [column for column in columns if column not in frame.columns]:
-        raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {name} of this project")
-    return frame, [number for number, _ in lines]
-
-
-def check(path: Path, frame: pd.DataFrame, lines: Sequence[int], rules: Mapping[str, Rule]) -> None:
-    """Raise ResultsError for the first cell of a frame of texts that breaks its column's rule."""
-    for column, rule in rules.items():
-        right = rule.holds(frame[column])
-        if not right.all():
-            at = int((~right).to_numpy().argmax())
-            cell = frame[column].iloc[at]
-            raise damaged(path, lines[at], f"{shown(cell)} in the column {column!r}: must be {rule.allowed}")
-
-
-def with_numbers(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """A frame of texts, with numbers in these columns; an empty cell or "nan" is NaN."""
-    known = {column: frame[column].where(~frame[column].isin(["", "nan"]), None) for column in columns}
-    return frame.assign(**{column: pd.to_numeric(cells) for column, cells in known.items()})

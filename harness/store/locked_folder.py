@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 from harness.errors import ResultsError
 from harness.store.files import OWN_FILE, open_regular, write_whole
@@ -31,7 +32,7 @@ class LockedFolder:
         self._descriptors: tuple[int, ...] = ()  # the lock's and the folder's; held, so that no other has their inode
         self._take()
 
-    def __enter__(self) -> LockedFolder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,38 +1,83 @@
-"""The CSV files of experiments, results/DEVICE/FOLDER/NAME: what each has, how to get it, and how its rows are kept."""
+"""The CSV files of results, results/DEVICE/FOLDER/NAME: what each has, how to get it, and how its rows are kept.
+
+A file is a `Table` of a dataclass. A measured row becomes a mapping of texts (`Table.cells`) and then a line. A line
+becomes a row of a frame, which a reader gets with numbers (`Table.read`), and a writer as texts (`Table.groups`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple, get_type_hints
 
 import pandas as pd
 
 from harness.errors import ResultsError
-from harness.store.csv_file import check, csv_text, rows_of, rule_of, text_frame, with_numbers
-from harness.store.files import is_empty, stored, write_whole
+from harness.store.csv_file import DIGITS, Rule, cell_text, csv_text, damaged, rows_of, rule_of
+from harness.store.files import is_empty, shown, stored, write_whole
 from harness.store.locked_folder import LockedFolder
+from harness.store.times import RUNS, mean_column, run_columns, runs_in
 
-ENVIRONMENT = "environment"  # the column, always the last one, with the identifier of the report in environment.json
-Groups = dict[tuple[str, ...], list[Sequence[object]]]  # the cells of rows by those of their key columns
+ENVIRONMENT = "environment"  # the column with the identifier of the report in environment.json
+Cells = Mapping[str, str]  # the texts of a row by their columns
+Key = tuple[str, ...]  # the texts of the key columns
+Groups = dict[Key, list[Cells]]
+Lines = list[tuple[int, list[str]]]  # the lines of a file with their numbers, the header first
 
 
-def wide(columns: Sequence[str], cells: Callable[[Any], Sequence[object]] = tuple) -> Any:
-    """A field of a dataclass of rows that has several columns, and how its value, a tuple, becomes their cells."""
-    return field(default=(), metadata={"columns": tuple(columns), "cells": cells})
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """How a value with several cells is stored: a note in a field's type, Annotated[tuple[int, ...], wide(COLUMNS)].
+
+    columns: those of a file with room for a number of runs. cells: those of a value.
+    """
+
+    columns: Callable[[int], tuple[str, ...]]
+    cells: Callable[[Any], Sequence[object]]
+
+
+def wide(columns: Sequence[str]) -> Wide:
+    """A value, or a tuple of as many as there are columns."""
+    return Wide(lambda runs: tuple(columns), lambda value: value if isinstance(value, tuple) else (value,))
+
+
+def runs_of(time: str) -> Wide:
+    """The microseconds of the runs of a time, one of times.TIMES, each in a column of its own, and then their mean."""
+    return Wide(lambda runs: (*run_columns(time, runs), mean_column(time)), lambda us: (*us, fmean(us) if us else None))
+
+
+class _Field(NamedTuple):
+    name: str
+    text: bool  # no number
+    form: Wide
+    rules: list[Rule]
+
+
+@cache
+def _fields(row: type) -> list[_Field]:
+    types, noted, found = get_type_hints(row), get_type_hints(row, include_extras=True), []
+    for name in (one.name for one in fields(row)):
+        notes, text = getattr(noted[name], "__metadata__", ()), types[name] is str
+        form = next((note for note in notes if isinstance(note, Wide)), wide((name,)))
+        rules = [note for note in notes if isinstance(note, Rule)]
+        found.append(_Field(name, text, form, rules or ([] if text else [rule_of(name)])))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """A kind of CSV file in results/DEVICE/FOLDER, made of a dataclass.
 
-    row: the dataclass. Its fields are the columns, in order, and those of type str hold no numbers; a field that `wide`
-    made has several columns of numbers. command: the one that writes the file, such as "latency". absent: the columns
-    that files of older versions lack, with the text of their cells there. keys: the number of the first columns that
-    name a group of rows. Newer rows of a group take the place of its older ones; without keys a command replaces the
-    whole file when it has ended. takes: which rows of the dataclass are in this file.
+    row: the dataclass. Its fields are the columns, in order. Those of type str hold texts, and the others numbers. A
+    type may have notes (typing.Annotated): a `Rule` of the cells, or a `Wide`. command: the one that writes the file,
+    such as "latency". absent: the columns, or fields of several, that files of older versions lack, with the text of
+    their cells there. keys: the columns that name a group of rows. Newer rows of a group take the place of its older
+    ones; without keys a command replaces the whole file when it has ended. takes: which rows of the dataclass are in
+    this file. digits: the significant digits of a number. runs: a file has columns for so many runs of a time.
     """
 
     folder: str
@@ -40,45 +85,98 @@ class Table:
     row: type
     command: str
     absent: Mapping[str, str] = field(default_factory=dict)
-    keys: int = 0
+    keys: Sequence[str] = ()
     takes: Callable[[Any], bool] = lambda row: True
+    digits: int = DIGITS
+    runs: int = RUNS
 
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns, in order."""
-        return tuple(chain.from_iterable(one.metadata.get("columns", (one.name,)) for one in fields(self.row)))
+        return tuple(column for column, _ in self._columns)
 
-    @property
-    def text(self) -> tuple[str, ...]:
-        """The columns that hold no numbers."""
-        return tuple(one.name for one in fields(self.row) if one.type in ("str", str))
-
-    def cells(self, row: Any) -> list[object]:
-        """The cells of a row, in the order of the columns."""
-        found: list[object] = []
-        for one in fields(self.row):
+    def cells(self, row: Any) -> dict[str, str]:
+        """The cells of a row; those of runs that it lacks are left out."""
+        found: dict[str, str] = {}
+        for one in _fields(self.row):
             value = getattr(row, one.name)
-            found += one.metadata["cells"](value) if one.metadata else [value]
+            columns = one.form.columns(len(value) if isinstance(value, tuple) else 0)
+            found |= zip(columns, (cell_text(cell, self.digits) for cell in one.form.cells(value)), strict=True)
         return found
+
+    def line(self, cells: Cells) -> str:
+        """A row's line in the file."""
+        return csv_text((cells.get(column, "") for column in self.columns), ())
+
+    def content(self, rows: Iterable[Cells]) -> str:
+        """The text of a file with these rows."""
+        columns = self.columns
+        return csv_text(columns, ([cells.get(column, "") for column in columns] for cells in rows))
 
     @property
     def remedy(self) -> str:
         """The end of a message that the file is missing."""
-        return f"measure first with 'python -m harness {self.command}' on a GPU"
+        return f"measure first with 'python -m harness {self.command}'"
 
     def missing(self, device: str) -> str:
         """The sentence in the place of a table of a device that lacks the file."""
-        return f"Not measured on {device}: {self.remedy}."
+        return f"Not measured on {device}: {self.remedy} on a GPU."
 
     def read(self, path: Path) -> pd.DataFrame:
         """The rows of a file. Raises ResultsError where it is missing or is something else.
 
-        Cells of `text` are kept as they are: a text may be "nan" or "1e5". The others are numbers, as `rule_of` says.
+        Texts are kept as they are: one may be "nan" or "1e5". An empty cell or "nan" among numbers is NaN. More columns
+        may follow, and are texts.
         """
-        frame, lines = text_frame(path, rows_of(path, self.remedy), self.columns, self.absent, self.name)
-        numbers = [column for column in self.columns if column not in self.text]
-        check(path, frame, lines, {column: rule_of(column) for column in numbers})
-        return with_numbers(frame, numbers)
+        rows = rows_of(path, self.remedy)
+        table = self._as_wide_as(rows)
+        frame = table._checked(path, rows)
+        numbers = (column for column, one in table._columns if not one.text)
+        known = {column: frame[column].where(~frame[column].isin(["", "nan"]), None) for column in numbers}
+        return frame.assign(**{column: pd.to_numeric(cells) for column, cells in known.items()})
+
+    def groups(self, path: Path) -> tuple[Table, Groups]:
+        """The rows of a file that a command writes again, and the table with room for them.
+
+        Raises ResultsError where the file is damaged or has other columns.
+        """
+        if is_empty(stored(path)):
+            return self, {}
+        rows = rows_of(path)
+        table, header = self._as_wide_as(rows), rows[0][1]
+        columns, lacking = table.columns, table._lacking
+        if header != [column for column in columns if column in header or column not in lacking]:
+            raise ResultsError(f"{path} has other columns than this version writes: move it away, or use --out")
+        lines = table._checked(path, rows)[list(columns)].to_numpy(object).tolist()
+        return table, _grouped(table, (dict(zip(columns, cells, strict=True)) for cells in lines))
+
+    def _as_wide_as(self, rows: Lines) -> Table:
+        return replace(self, runs=max(self.runs, runs_in(rows[0][1])))
+
+    @property
+    def _columns(self) -> list[tuple[str, _Field]]:
+        return [(column, one) for one in _fields(self.row) for column in one.form.columns(self.runs)]
+
+    @property
+    def _lacking(self) -> dict[str, str]:
+        """The columns that a file may lack, with the text of their cells there."""
+        named = ((column, name) for column, one in self._columns for name in (column, one.name) if name in self.absent)
+        return {column: self.absent[name] for column, name in named}
+
+    def _checked(self, path: Path, rows: Lines) -> pd.DataFrame:
+        """The rows that `rows_of` returned, as a frame of texts. Raises ResultsError for one that breaks a rule."""
+        (_, header), *lines = rows
+        frame = pd.DataFrame([cells for _, cells in lines], columns=header, dtype="str")
+        frame = frame.assign(**{column: text for column, text in self._lacking.items() if column not in header})
+        if missing := [column for column in self.columns if column not in frame.columns]:
+            raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {self.name} of this project")
+        for column, rule in ((column, rule) for column, one in self._columns for rule in one.rules):
+            right = rule.holds(frame, column).to_numpy()
+            if not right.all():
+                at = int((~right).argmax())
+                told = f"{shown(frame[column].iloc[at])} in the column {column!r}: must be {rule.allowed}"
+                raise damaged(path, lines[at][0], told)
+        return frame
 
     def path(self, device: Path) -> Path:
         """The place of the file under results/DEVICE."""
@@ -91,7 +189,7 @@ class Table:
 
     def write(self, folder: Path, rows: Iterable[Any]) -> Path:
         """Write the file of a folder with these rows, whatever it held, and return its path."""
-        write_whole(folder / self.name, csv_text(self.columns, map(self.cells, rows)))
+        write_whole(folder / self.name, self.content(map(self.cells, rows)))
         return folder / self.name
 
 
@@ -114,11 +212,14 @@ class StoredRows:
     """
 
     def __init__(self, folder: LockedFolder, tables: Sequence[Table]):
-        """Raises ResultsError where a file is damaged or has other columns."""
-        self._folder, self._tables = folder, tables
+        """Raises ResultsError as `Table.groups` does."""
+        self._folder, self._tables = folder, list(tables)
         self._new: dict[str, list[Any]] = {}  # the rows of tables without keys, by their names
         self._replaced: set[str] = set()
-        self._groups = {table.name: self._stored(table) for table in tables if table.keys}
+        self._groups: dict[str, Groups] = {}
+        for place, table in enumerate(tables):
+            if table.keys:
+                self._tables[place], self._groups[table.name] = table.groups(folder.path / table.name)
 
     def add(self, rows: Iterable[Any], environment: str) -> None:
         """Keep rows, all of a group together, each with the identifier of the environment where it has a place.
@@ -126,7 +227,7 @@ class StoredRows:
         A `Cleared` among the rows removes its group.
         """
         new: dict[str, list[Any]] = {}
-        cleared: set[tuple[type, tuple[str, ...]]] = set()
+        cleared: set[tuple[type, Key]] = set()
         for row in rows:
             if isinstance(row, Cleared):
                 cleared.add((row.row, tuple(map(str, row.key))))
@@ -165,24 +266,14 @@ class StoredRows:
             if ENVIRONMENT not in table.columns and stored(self._folder.path / table.name).exists():
                 return before | {entered}
         groups = chain.from_iterable(groups.values() for groups in self._groups.values())
-        return {str(cells[-1]) for cells in chain.from_iterable(groups)}
+        return {cells[ENVIRONMENT] for cells in chain.from_iterable(groups)}
 
-    def _stored(self, table: Table) -> Groups:
-        path = self._folder.path / table.name
-        if is_empty(stored(path)):
-            return {}
-        (_, header), *rows = rows_of(path)
-        if header != [column for column in table.columns if column in header or column not in table.absent]:
-            raise ResultsError(f"{path} has other columns than this version writes: move it away, or use --out")
-        named = ({**table.absent, **dict(zip(header, cells, strict=True))} for _, cells in rows)
-        return _grouped(table, ([cells[column] for column in table.columns] for cells in named))
-
-    def _write(self, table: Table, rows: Iterable[Sequence[object]]) -> None:
-        self._folder.write(table.name, csv_text(table.columns, rows))
+    def _write(self, table: Table, rows: Iterable[Cells]) -> None:
+        self._folder.write(table.name, table.content(rows))
 
 
-def _grouped(table: Table, rows: Iterable[Sequence[object]]) -> Groups:
+def _grouped(table: Table, rows: Iterable[Cells]) -> Groups:
     groups: Groups = {}
     for cells in rows:
-        groups.setdefault(tuple(map(str, cells[: table.keys])), []).append(cells)
+        groups.setdefault(tuple(cells[column] for column in table.keys), []).append(cells)
     return groups

@@ -19,12 +19,13 @@ import pandas as pd
 
 from cuconv.core.problem import ConvProblem
 from harness.contenders import registry
+from harness.errors import ResultsError
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.csv_file import GEOMETRY
 from harness.store.files import stored
 from harness.store.times import HOT, TIMES, at_time, hot_runs
 from harness.sweep import records
-from harness.sweep.records import CASE_COLUMNS, CSV, ResultsError
+from harness.sweep.records import CASE_COLUMNS, CSV
 
 CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart

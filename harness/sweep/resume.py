@@ -40,13 +40,12 @@ def done(
     the limit of workspace stays as it is, with a time or without.
     """
     cases: dict[tuple[int, ...], list[_Stored]] = {}
-    for key in folder.rows:
+    for key, cells in folder.rows.items():
         *case, provider, algorithm, measured = key
         same = of_own if registry.OWN and provider == registry.OWN.stem else environments
-        if measured == precision and folder.cell(key, "environment") in same:
-            hot, *others = (folder.cell(key, mean_column(time)) for time in (HOT, SEPARATED, COLD))
-            status = folder.cell(key, "status")
-            row = _Stored(provider, algorithm, status, float(hot) if hot else None, all(others))
+        if measured == precision and cells["environment"] in same:
+            hot, *others = (cells[mean_column(time)] for time in (HOT, SEPARATED, COLD))
+            row = _Stored(provider, algorithm, cells["status"], float(hot) if hot else None, all(others))
             cases.setdefault(tuple(map(int, case)), []).append(row)
     return {
         case: frozenset({row[:2] for row in rows} - (lacking_times(rows, device) if other_times else set()))

@@ -36,7 +36,7 @@ def measure(
         supervisor.run(problems, SharedWork(group, sweep.cases, options.device_slug, facts), options)
         return False
     with ResultsFolder(out) as folder:
-        environments = EnvironmentFile(folder.folder, folder.write)
+        environments = EnvironmentFile(folder.path, folder.write)
         done = _done(folder, environments, facts, options) if resume else {}
         environments.enter(facts)
         choice = Choice(done, entrants, options.other_times)
@@ -47,7 +47,7 @@ def measure(
             else:
                 supervisor.run(problems, OwnWork(sweep, choice, folder), options)
         finally:
-            environments.keep({folder.cell(key, "environment") for key in folder.rows})
+            environments.keep({row["environment"] for row in folder.rows.values()})
     return True
 
 

@@ -6,7 +6,6 @@ when it was measured, and the device time of each run in microseconds. A candida
 
 from __future__ import annotations
 
-import csv
 import gzip
 import random
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -50,15 +49,15 @@ PER_ALGORITHM = 16  # candidates of an algorithm on a case: half are the best by
 class TimedCandidate:
     """A row of candidates.csv.gz: the key of a case, a configuration as it prints, and its times in microseconds."""
 
-    case: tuple[int, ...] = wide(CASE_COLUMNS)
+    case: Annotated[tuple[int, ...], wide(CASE_COLUMNS)]
     algorithm: str
     config: str
     predicted_us: float
-    runs_us: tuple[float, ...] = wide(RUN_COLUMNS)
+    runs_us: Annotated[tuple[float, ...], wide(RUN_COLUMNS)]
     best_us: float
 
 
-CANDIDATES = Table("tune", "candidates.csv.gz", TimedCandidate, "tune", ABSENT_GEOMETRY)
+CANDIDATES = Table("tune", "candidates.csv.gz", TimedCandidate, "tune", ABSENT_GEOMETRY, digits=6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,7 @@ def measure(
     dropped, deadline = 0, _Deadline(minutes, len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8", newline="") as file, deadline:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(CANDIDATES.columns)
+        file.write(CANDIDATES.content(()))
         for case, problem, found in _compiled(cases, spec, chance, precision):
             if deadline.passed(case.label):
                 break
@@ -125,7 +123,7 @@ def measure(
                     case=case.key, algorithm=candidate.algorithm, config=str(candidate.config),
                     predicted_us=candidate.predicted_us, runs_us=runs_us, best_us=min(runs_us),
                 )  # fmt: skip
-                writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in CANDIDATES.cells(row)])
+                file.write(CANDIDATES.line(CANDIDATES.cells(row)))
             file.flush()
     return dropped
 

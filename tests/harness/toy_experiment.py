@@ -31,7 +31,7 @@ class Counted:
     calls: float
 
 
-TIMED = Table("toy", "timed.csv", Timed, "toy", keys=2)
+TIMED = Table("toy", "timed.csv", Timed, "toy", keys=("case", "contender"))
 COUNTED = Table("toy", "counted.csv", Counted, "toy")
 CONTENDERS = ("right", "other")
 

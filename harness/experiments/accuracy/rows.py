@@ -6,6 +6,7 @@ Files of older versions lack the columns in ABSENT, which are read as NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from harness.store.csv_file import ABSENT_GEOMETRY
 from harness.store.table import Table, wide
@@ -16,7 +17,7 @@ from harness.sweep.records import CASE_COLUMNS
 class Accuracy:
     """The result of one algorithm on one case's data; an error exists only where status is "ok". case: its key."""
 
-    case: tuple[int, ...] = wide(CASE_COLUMNS)
+    case: Annotated[tuple[int, ...], wide(CASE_COLUMNS)]
     provider: str
     algorithm: str
     magnitudes: str

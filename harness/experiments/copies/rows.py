@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 
 from harness.errors import ResultsError
 from harness.store.files import stored
-from harness.store.table import Table, wide
-from harness.store.times import HOT, run_columns
+from harness.store.table import Table, runs_of
+from harness.store.times import HOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Copy:
 
     bytes: int
     way: str
-    runs_us: tuple[float, ...] = wide((*run_columns(HOT), "mean_us"), lambda runs_us: [*runs_us, fmean(runs_us)])
+    runs_us: Annotated[tuple[float, ...], runs_of(HOT)]
 
 
 BANDWIDTH = Table("bandwidth", "bandwidth.csv", Copy, "copies")

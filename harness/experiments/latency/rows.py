@@ -38,4 +38,4 @@ class Latency:
     environment: str = ""
 
 
-LATENCY = Table("latency", "latency.csv", Latency, "latency", keys=len(GROUP_COLUMNS))
+LATENCY = Table("latency", "latency.csv", Latency, "latency", keys=GROUP_COLUMNS)

@@ -7,10 +7,10 @@ one kind of kernel of a contender. A row of energy.csv is one contender in mode 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
+from typing import Annotated
 
-from harness.store.table import Table, wide
-from harness.store.times import HOT, RUNS, run_columns
+from harness.store.table import Table, runs_of
+from harness.store.times import HOT, RUNS
 
 GRAPH, EAGER = MODES = ("graph", "eager")
 OK, ERROR, TIMEOUT = "ok", "error", "timeout"
@@ -23,10 +23,6 @@ CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
 TORCHVISION = "torchvision"
 
 KEY_COLUMNS = ("network", "source", "batch", "contender", "precision", "mode")
-
-
-def _runs_and_mean(runs_us: tuple[float, ...]) -> list[float | None]:
-    return [*runs_us, *[None] * (RUNS - len(runs_us)), fmean(runs_us) if runs_us else None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class NetworkTime:
     rel_l2_error: float | None = None
     peak_memory_bytes: int | None = None
     first_forward_s: float | None = None
-    runs_us: tuple[float, ...] = wide((*run_columns(HOT), "mean_us"), _runs_and_mean)
+    runs_us: Annotated[tuple[float, ...], runs_of(HOT)] = ()
     environment: str = ""
 
     def __post_init__(self) -> None:
@@ -87,9 +83,10 @@ class NetworkEnergy:
     environment: str = ""
 
 
-NETWORKS = Table("networks", "networks.csv", NetworkTime, "networks", keys=len(KEY_COLUMNS))
-BREAKDOWN = Table("networks", "breakdown.csv", KernelsOfKind, "networks --breakdown", keys=4)
-ENERGY = Table("networks", "energy.csv", NetworkEnergy, "networks --energy", keys=len(KEY_COLUMNS) - 1)
+NETWORKS = Table("networks", "networks.csv", NetworkTime, "networks", keys=KEY_COLUMNS)
+OF_KERNELS = ("network", "batch", "contender", "precision")
+BREAKDOWN = Table("networks", "breakdown.csv", KernelsOfKind, "networks --breakdown", keys=OF_KERNELS)
+ENERGY = Table("networks", "energy.csv", NetworkEnergy, "networks --energy", keys=KEY_COLUMNS[:-1])
 
 
 def label(network: str, source: str) -> str:

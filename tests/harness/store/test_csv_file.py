@@ -55,8 +55,19 @@ def test_more_columns_may_follow(tmp_path):
     assert read(tmp_path, "case,name,us,more\n1,a,2.5,x\n").more.tolist() == ["x"]
 
 
-def test_a_file_without_rows_has_the_columns(tmp_path):
-    assert read(tmp_path, "case,name,us\n").columns.tolist() == list(COLUMNS)
+@pytest.mark.parametrize(
+    ("text", "us"),
+    [
+        ("case,name,us\n", []),
+        ("case,name,us", []),
+        ("case,name,us\n1,a,2.5\n2,b", [2.5]),  # a killed run left half a row
+        ("case,name,us\n1,a,2.5\n2,b,3.5", [2.5, 3.5]),
+        ("\ufeffcase,name,us\r\n1,a,2.5\r\n\r\n", [2.5]),  # a spreadsheet wrote it
+    ],
+)
+def test_what_ends_and_begins_a_file_is_no_row(tmp_path, text, us):
+    frame = read(tmp_path, text)
+    assert frame.us.tolist() == us and frame.columns.tolist() == list(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -96,20 +107,6 @@ def test_a_damaged_line_is_told_by_its_number(tmp_path, line, reason):
     with pytest.raises(ResultsError) as error:
         read(tmp_path, f'case,name,us\n1,"a, b",2.5\n{line}\n3,"c, d",4.5\n')
     assert reason in str(error.value) and "mend or delete that line" in str(error.value)
-
-
-def test_what_a_spreadsheet_adds_is_read(tmp_path):
-    frame = read(tmp_path, b"\xef\xbb\xbfcase,name,us\r\n1,a,2.5\r\n\r\n")
-    assert frame.us.tolist() == [2.5] and frame.columns.tolist() == list(COLUMNS)
-
-
-def test_a_last_line_that_a_killed_run_left_is_no_row(tmp_path):
-    assert read(tmp_path, "case,name,us\n1,a,2.5\n2,b").name.tolist() == ["a"]
-
-
-def test_a_whole_last_line_without_an_end_is_a_row(tmp_path):
-    assert read(tmp_path, "case,name,us\n1,a,2.5\n2,b,3.5").us.tolist() == [2.5, 3.5]
-    assert read(tmp_path, "case,name,us").columns.tolist() == list(COLUMNS)
 
 
 def test_what_is_written_can_be_read(tmp_path):

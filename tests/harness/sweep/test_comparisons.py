@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.errors import ResultsError
 from harness.sweep.comparisons import (
     COMPARISON_COLUMNS,
     fastest,
@@ -14,7 +15,6 @@ from harness.sweep.comparisons import (
     layer_label,
     summarise,
 )
-from harness.sweep.records import ResultsError
 from tests.helpers import GPU, SWEEP, measured, row, write
 
 

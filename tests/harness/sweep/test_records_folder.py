@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.sweep.records import ResultsError, ResultsFolder, read
+from harness.errors import ResultsError
+from harness.sweep.records import ResultsFolder, read
 from tests.harness.sweep.test_records import COLUMNS, FAILED, ROW, cells_of, lines_of
-
-
-def test_a_folder_that_vanishes_comes_back_with_every_row(tmp_path):
-    there = tmp_path / "results"
-    with ResultsFolder(there) as folder:
-        folder.append(ROW)
-        shutil.rmtree(there)
-        folder.append(FAILED)
-    assert len(read(there / "measurements.csv")) == 2
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])

@@ -3,7 +3,8 @@
 import pytest
 
 from harness import run
-from harness.sweep.records import ResultsError, read
+from harness.errors import ResultsError
+from harness.sweep.records import read
 from harness.sweep.rivals import fastest_rivals, qualifying, takes_part
 from tests.helpers import row, write
 

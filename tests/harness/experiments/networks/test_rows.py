@@ -94,11 +94,18 @@ class Newer:
 
 
 def test_a_file_of_an_older_version_is_written_with_the_columns_that_it_lacks(tmp_path):
-    table = Table("toy", "newer.csv", Newer, "toy", absent={"added": "1"}, keys=1)
+    table = Table("toy", "newer.csv", Newer, "toy", absent={"added": "1"}, keys=("name",))
     (tmp_path / table.name).write_text("name,us\nold,5\nother,6\n")
     with LockedFolder(tmp_path) as folder:
         StoredRows(folder, [table]).add([Newer("other", 2, 7.0)], "e1")
     assert (tmp_path / table.name).read_text() == "name,added,us\nold,1,5\nother,2,7\n"
+
+
+def test_a_file_with_more_runs_keeps_them(tmp_path):
+    path = write(tmp_path, time(10.0, mode="eager"))
+    path.write_text(path.read_text().replace("run_9_us,", "run_9_us,run_10_us,").replace(",10,e1", ",11,10,e1"))
+    rows = NETWORKS.read(write(tmp_path, time(5.0)))
+    assert rows.run_10_us.fillna(0).tolist() == [11.0, 0.0] and rows.mean_us.tolist() == [10.0, 5.0]
 
 
 def test_an_energy_replaces_that_of_its_key_alone(tmp_path):
@@ -133,9 +140,10 @@ def test_a_folder_in_use_and_a_file_of_something_else_are_one_sentence(tmp_path)
         NETWORKS.read(tmp_path / "nowhere" / NETWORKS.name)
 
 
-def test_a_damaged_line_stops_the_next_command_and_nothing_is_overwritten(tmp_path):
+@pytest.mark.parametrize(("cell", "wrong"), [("eager", 'ea"ger,'), (",20,e1", ",0,e1")])
+def test_a_damaged_line_stops_the_next_command_and_nothing_is_overwritten(tmp_path, cell, wrong):
     path = write(tmp_path, time(10.0), time(20.0, mode="eager"))
-    path.write_text(damaged := path.read_text().replace("eager", 'ea"ger,'))
+    path.write_text(damaged := path.read_text().replace(cell, wrong))
     with LockedFolder(tmp_path) as folder, pytest.raises(ResultsError, match="line 3"):
         StoredRows(folder, [NETWORKS])
     assert path.read_text() == damaged
