@@ -32,6 +32,15 @@ def fast_start(monkeypatch):
         monkeypatch.setattr(module, "START", "forkserver")
 
 
+@pytest.fixture(autouse=True)
+def fp32():
+    """Let the process measure FP32 again after a test whose command chose otherwise."""
+    from harness import precision
+
+    yield
+    precision.set_for_process(precision.FP32)
+
+
 @pytest.fixture(scope="session")
 def texts_of():
     """A function that returns each text of a figure by its file, for figures that are saved from now on."""

@@ -10,11 +10,6 @@ from harness import precision
 from harness.contenders.base import load
 
 
-@pytest.fixture(autouse=True)
-def environment_as_before(monkeypatch):
-    monkeypatch.setenv(precision.OVERRIDE, os.environ[precision.OVERRIDE])
-
-
 def test_fp32_forbids_tf32_in_every_library_and_tf32_does_not():
     precision.set_for_process("tf32")
     assert "NVIDIA_TF32_OVERRIDE" not in os.environ and precision.of_process() == "tf32"
