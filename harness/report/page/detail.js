@@ -1,6 +1,6 @@
 // Shows the algorithms of the selected case and their runs. Runs when another case is selected. Arguments: cases and
 // runs (ColumnDataSources), table (of the algorithms), details and notes (by case), title and note (Divs of plain text),
-// plot (a figure of the runs).
+// plot (a figure of the runs), subject (the start of the names of ours), ours and theirs (colours).
 const [selected] = cases.selected.indices
 if (selected !== undefined) {
     const rows = details[selected]
@@ -21,6 +21,7 @@ if (selected !== undefined) {
         name: timed.flatMap((row) => row[5].map(() => name(row))),
         us: timed.flatMap((row) => row[5]),
         run: timed.flatMap((row) => row[5].map((_, i) => i + 1)),
+        colour: timed.flatMap((row) => row[5].map(() => name(row).startsWith(subject) ? ours : theirs)),
     }
     plot.y_range.factors = timed.map(name).reverse()
     plot.height = 60 + 15 * timed.length

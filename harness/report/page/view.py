@@ -67,8 +67,8 @@ def document(results: Results, networks: Results | None) -> Document:
         *_widgets(columns, ours, theirs, table, shown, summary),
         summary,
         table,
-        _detail(cases, page.details(results), page.engine_notes(results)),
-        row(_speedups(cases, shown, subject), _roofline(results, cases, shown, subject), **STRETCHED),
+        _detail(cases, page.details(results), page.engine_notes(results), subject.split()[0]),
+        row(_speedups(cases, shown, subject), _yardstick(results, cases, shown, subject), **STRETCHED),
     ]
     if networks is not None:
         parts.append(_networks(networks))
@@ -84,7 +84,7 @@ def _colour(size: str) -> str:
 
 def _heading(results: Results, ours: str) -> str:
     return (
-        f"<h1>{escape(f'{ours} beside every rival: sweep {results.sweep}')}</h1><p>{escape(provenance(results))}. "
+        f"<h1>{escape(f'{ours} and every rival: sweep {results.sweep}')}</h1><p>{escape(provenance(results))}. "
         f"A case is called {SIZES}. Click on a case for its algorithms, and on the head of a column to sort. Times are "
         "microseconds of a call in a CUDA graph, the mean of its runs.</p>"
     )
@@ -149,10 +149,12 @@ def _column(name: str, title: str, formatter: Any, width: int) -> TableColumn:
     return TableColumn(field=name, title=title, width=width, **({"formatter": formatter} if formatter else {}))
 
 
-def _detail(cases: ColumnDataSource, details: list[list[list[Any]]], notes: list[str]) -> Any:
+def _detail(cases: ColumnDataSource, details: list[list[list[Any]]], notes: list[str], subject: str) -> Any:
     """The algorithms of the selected case, and their runs."""
     algorithms = ColumnDataSource({name: [] for name in ("name", *TIMES, "error", "workspace", "status")})
-    runs = ColumnDataSource({"name": [""], "us": [1.0], "run": [1]})  # an empty logarithmic axis is an error
+    runs = ColumnDataSource(
+        {"name": [""], "us": [1.0], "run": [1], "colour": [RED]}
+    )  # an empty logarithmic axis is an error
     title, note = Div(text="No case is selected.", **BOLD), Div(**PLAIN)
     columns = [
         _column("name", "algorithm", None, 400),
@@ -167,9 +169,10 @@ def _detail(cases: ColumnDataSource, details: list[list[list[Any]]], notes: list
     plot = figure(
         y_range=FactorRange(""), height=260, title="hot runs, us", toolbar_location=None, x_axis_type="log", **STRETCHED
     )  # fmt: skip
-    plot.scatter("us", "name", source=runs, size=5, color=RED, alpha=0.6)
+    plot.scatter("us", "name", source=runs, size=5, color="colour", alpha=0.6)
     plot.add_tools(HoverTool(tooltips=[("", "@name"), ("run @run", "@us us")]))
-    given = dict(cases=cases, details=details, table=table, runs=runs, title=title, plot=plot, notes=notes, note=note)
+    given = dict(cases=cases, details=details, table=table, runs=runs, title=title, plot=plot, notes=notes, note=note,
+                 subject=subject, ours=RED, theirs=GREYS[1])  # fmt: skip
     cases.selected.js_on_change("indices", CustomJS(args=given, code=(HERE / "detail.js").read_text()))
     return column(title, note, table, plot, **STRETCHED)
 
@@ -198,12 +201,12 @@ def _speedups(cases: ColumnDataSource, shown: BooleanFilter, ours: str) -> Any:
     return plot
 
 
-def _roofline(results: Results, cases: ColumnDataSource, shown: BooleanFilter, ours: str) -> Any:
+def _yardstick(results: Results, cases: ColumnDataSource, shown: BooleanFilter, ours: str) -> Any:
     """FLOP for each byte against FLOP/s, below the bandwidth of a copy and a fixed FLOP/s."""
     bytes_per_s, whence, flop_per_s = page.ceilings(results)
     plot = figure(
         height=420, x_axis_type="log", y_axis_type="log", tools="pan,box_zoom,wheel_zoom,tap,reset", **STRETCHED,
-        title=f"Roofline: {1e-12 * bytes_per_s:.2f} TB/s ({whence}), {1e-12 * flop_per_s:g} TFLOP/s (fixed)",
+        title=f"{1e-12 * bytes_per_s:.2f} TB/s ({whence}) and {1e-12 * flop_per_s:g} TFLOP/s: a yardstick, no bound",
         x_axis_label="FLOP for each byte of input, weights and output", y_axis_label=f"TFLOP/s of {ours}",
     )  # fmt: skip
     intensity = np.array(cases.data["intensity"], dtype=float)
