@@ -36,6 +36,7 @@ from harness.experiments.networks.table import (
 from harness.precision import FP16, FP32, PRECISIONS
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import accuracy_table
+from harness.report.api import api_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
 from harness.report.devices import devices_table, reference
 from harness.report.front import front_table
@@ -200,6 +201,7 @@ def _choice(results: Results) -> str:
 # The tables that look at every GPU, by their names in markers: a function of the results of all.
 OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
     "front": front_table,
+    "api": lambda found: api_table(),
     "devices": lambda found: devices_table(found, (SWEEP, *SWEEPS)),
 }
 # Each table by its name in a marker: a function of the results, the path of the plots, and what follows the name.

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("sphinx", "myst_parser", "furo")
-NAME = re.compile(r"^\| `(cuconv[\w.]+)` \|", re.MULTILINE)
+NAME = re.compile(r"^\| `(cuconv[\w.]+)` +\|", re.MULTILINE)
 TERM = '<dt><code class="docutils literal notranslate"><span class="pre">{}</span></code></dt>'
 
 
