@@ -13,7 +13,7 @@ import torch
 from harness import command, precision, variables
 from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, known_sweeps, load_sweep
 from harness.contenders import own
-from harness.contenders.registry import PROVIDERS, names_of, own_contender
+from harness.contenders.registry import PROVIDERS, is_own, names_of, own_contender
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP16, FP32, MEASURED, TF32
 from harness.report.half import half_table
@@ -37,6 +37,8 @@ def _run(options: argparse.Namespace) -> None:
     device = _device(options.device, options.group)
     only_shown = options.list or options.dry_run
     kind = "cuda" if only_shown and options.device is None else device.type  # what a GPU measures is shown without one
+    if options.contender:
+        _check_own(options, kind)
     if first and kind == "cpu" and (note := _note_on_a_cpu(options)):
         print(note)
     chosen = _sweep(options, kind)
@@ -48,6 +50,15 @@ def _run(options: argparse.Namespace) -> None:
         _print_cases(chosen, providers, options.runs or chosen.runs)
     else:
         _measure(options, chosen, device, providers, algorithms)
+
+
+def _check_own(options: argparse.Namespace, kind: str) -> None:
+    """Raise UsageError for a contender of one's own that cannot be measured, before anything is."""
+    if kind == "cpu":
+        raise UsageError(f"--contender {options.contender}: it is measured on a GPU; --dry-run imports it without one")
+    if options.precision != FP32:
+        raise UsageError(f"--contender {options.contender}: it is measured in {FP32}: leave out --precision")
+    own.imported()
 
 
 def _measure(
@@ -244,8 +255,6 @@ def _check_name(config: str, out: Path | None) -> None:
 
 
 def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
-    if kind == "cpu" and options.contender:
-        raise UsageError(f"--contender {options.contender}: it is measured on a GPU, beside cuDNN: leave it out here")
     there = [provider for provider in PROVIDERS.values() if provider.device == kind]
     possible = [provider.name for provider in there if options.precision in provider.precisions]
     if not possible:
@@ -255,7 +264,8 @@ def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
             raise UsageError(f"--provider {name}: it needs a GPU; on a CPU it must be one of {', '.join(possible)}")
         if name not in possible:
             raise UsageError(f"--provider {name}: on {kind} in {options.precision} there are {', '.join(possible)}")
-    return tuple(options.provider or [name for name in possible if not PROVIDERS[name].optional])
+    chosen = options.provider or [name for name in possible if not PROVIDERS[name].optional]
+    return tuple(dict.fromkeys([*chosen, *(name for name in possible if is_own(name))]))
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:

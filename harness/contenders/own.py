@@ -3,7 +3,8 @@
     def conv2d(input, weight, stride, padding, dilation, groups):
         ...  # float32, NCHW and MCHW, contiguous; stride, padding and dilation are pairs (rows, columns)
 
-It returns the output, computed on torch's current stream. The file may import modules that lie next to it.
+It returns the output, computed on torch's current stream. The call is captured in a CUDA graph: nothing in it may wait
+for the GPU, as `.item()` does. The file may import modules that lie next to it.
 `--contender FILE` of harness.run and of the reports names it. It is in the results under the file's name, and stands
 next to the best of cuDNN as cuBLAS does.
 """
@@ -33,7 +34,7 @@ class Contender(base.Contender):
     def __init__(self, precision: str) -> None:
         """Raises UsageError where the file cannot be imported or has no such function."""
         super().__init__(precision)
-        self._conv2d = _imported()
+        self._conv2d = imported()
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """The one algorithm. A ValueError or NotImplementedError of the function says that it cannot run."""
@@ -61,8 +62,8 @@ def _prepare(conv2d: Callable[..., torch.Tensor], problem: ConvProblem, operands
     return Prepared(call, measured_workspace(call) if operands.input.is_cuda else 0)
 
 
-def _imported() -> Callable[..., torch.Tensor]:
-    """The function `conv2d` of the file."""
+def imported() -> Callable[..., torch.Tensor]:
+    """The function `conv2d` of the file. Raises UsageError where it cannot be imported or has none."""
     assert OWN is not None, "a contender is loaded by its entry in the registry"
     sys.path.append(str(OWN.parent))  # last: what lies next to the file hides no installed package
     spec: Any = importlib.util.spec_from_file_location(OWN.stem, OWN)

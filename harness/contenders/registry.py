@@ -2,7 +2,7 @@
 
 A speedup compares a *subject* (ours) with the best of its *rivals*. On a GPU the rivals are all of cuDNN: classic
 calls, graph-API engines, torch's selection. Compared apart from them are cuBLAS, the optional contender CUTLASS, and
-cuConv on prepared weights: what it leaves out, its rivals do at every call. On a CPU the subject is the paper's two
+cuConv on prepared weights, which its rivals pack at every call. On a CPU the subject is the paper's two
 stages in plain torch, and the rivals are torch's own convolutions.
 """
 
@@ -39,7 +39,8 @@ class Provider:
     module: its file under harness/contenders.
     colours: the colour of each of its algorithms, in order of display; empty where algorithms are listed case by case.
     colour: the colour of the algorithms that are not in `colours`. precisions: those that it can be measured in.
-    optional: a sweep measures it where --provider names it, and not by default. particular: a few words on its times.
+    optional: a sweep measures it where --provider names it, and not by default. particular: what a sentence on its
+    times adds, such as "where it applies".
     """
 
     name: str
@@ -105,11 +106,24 @@ _ALL = (
 )  # fmt: skip
 OWN = Path(os.environ[OWN_VARIABLE]) if os.environ.get(OWN_VARIABLE) else None
 """The file of a contender of one's own (harness/contenders/own.py); None where a command names none."""
-_OWN = () if OWN is None else (Provider(OWN.stem, OWN.stem, Role.BESIDE, "own", {OWN_ALGORITHM: "#c77800"}),)
+_OWN = () if OWN is None else (
+    Provider(OWN.stem, OWN.stem, Role.BESIDE, "own", {OWN_ALGORITHM: "#c77800"}, particular="a kernel of one's own"),
+)  # fmt: skip
 PROVIDERS = {provider.name: provider for provider in (*_OWN, *_ALL)}
 CLASSIC_ALGORITHMS = PROVIDERS["cudnn"].algorithms
 BESIDE = tuple(name for name, provider in PROVIDERS.items() if provider.role is Role.BESIDE)
 OPTIONAL = tuple(name for name, provider in PROVIDERS.items() if provider.optional)
+
+
+def is_own(provider: str) -> bool:
+    """Whether a contender is that of `--contender`."""
+    return OWN is not None and provider == OWN.stem
+
+
+def how_to_measure(provider: str) -> str:
+    """The command that measures a contender of this project, or one of one's own."""
+    known = provider in (one.name for one in _ALL)
+    return f"python -m harness.run {f'--provider {provider}' if known else f'--contender {provider}.py'}"
 
 
 def own_contender(text: str) -> Path:

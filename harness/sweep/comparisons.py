@@ -162,7 +162,7 @@ def find_results(
     if not with_rows:
         named = "/".join(subject)
         raise ResultsError(
-            f"{named} has no row in these results: measure it with 'python -m harness.run --provider {subject[0]}'"
+            f"{named} has no row in these results: measure it with '{registry.how_to_measure(subject[0])}'"
         )
     return with_rows
 

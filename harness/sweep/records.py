@@ -161,7 +161,10 @@ def read(csv_path: Path) -> pd.DataFrame:
     known = frame["provider"].isin(PROVIDERS)
     if not known.all():
         names = ", ".join(sorted(set(frame["provider"][~known])))
-        print(f"{csv_path}: left out {(~known).sum()} rows of {names}, no contender of this version", file=sys.stderr)
+        print(
+            f"{csv_path}: left out {(~known).sum()} rows of {names}: to see them name the file by --contender",
+            file=sys.stderr,
+        )
     return frame[known].drop_duplicates(list(KEY_COLUMNS), keep="last").reset_index(drop=True)
 
 

@@ -26,7 +26,7 @@ Entrants = dict[tuple[int, ...], frozenset[tuple[str, str]]]
 
 
 def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entrants:
-    """The three fastest rivals of each case, cuBLAS included, by the measurements of a file in one precision.
+    """The three fastest of each case among the rivals and cuBLAS, by the measurements of a file in one precision.
 
     device is the name of its folder under results/. Raises ResultsError where there are no measurements.
     """
@@ -44,9 +44,9 @@ def fastest_rivals(csv_path: Path, device: str, precision: str = FP32) -> Entran
 def takes_part(rivals: frozenset[tuple[str, str]], provider: str, algorithm: str, device: str) -> bool:
     """Whether an algorithm is measured on a case: a rival where it is one of the case's entrants, all others always.
 
-    The others are ours, and the optional contenders, which a command names if it measures them.
+    The others are ours, and the contenders that a command names if it measures them: optional ones, and one's own.
     """
-    if registry.PROVIDERS[provider].optional:
+    if registry.PROVIDERS[provider].optional or registry.is_own(provider):
         return True
     ours = registry.comparison(device)
     if provider == ours.provider and not ours.is_rival(provider, algorithm):

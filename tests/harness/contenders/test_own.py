@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from harness import run
 from harness.contenders import own, registry
 from harness.contenders.base import NotRunnable, Operands
 from harness.errors import UsageError
-from tests.helpers import row, write
+from harness.sweep.rivals import takes_part
+from tests.helpers import GPU, row, write
 
 PROBLEM = ConvProblem(2, 4, 7, 8, 5, 3, 3, 1, 1)
 KERNEL = """
@@ -79,6 +82,21 @@ def test_on_a_cpu_it_is_refused(tmp_path, capsys):
     (tmp_path / "my_kernel.py").write_text(KERNEL)
     assert run.main(["--device", "cpu", "--contender", str(tmp_path / "my_kernel.py"), "--out", str(tmp_path)]) == 2
     assert "my_kernel.py" in capsys.readouterr().err and not (tmp_path / "measurements.csv").exists()
+
+
+def test_it_is_measured_in_fp32_alone_and_next_to_any_contender(tmp_path):
+    (tmp_path / "my_kernel.py").write_text(KERNEL)
+    command = [sys.executable, "-m", "harness.run", "--contender", str(tmp_path / "my_kernel.py"), "--dry-run"]
+    named = subprocess.run([*command, "--provider", "cuconv"], capture_output=True, text=True)
+    assert named.returncode == 0 and "my_kernel" in named.stdout.splitlines()[-1]
+    assert subprocess.run([*command, "--precision", "tf32"], capture_output=True).returncode == 2
+
+
+def test_it_takes_part_in_a_quick_look(monkeypatch):
+    monkeypatch.setattr(registry, "OWN", Path("my_kernel.py"))
+    monkeypatch.setitem(registry.PROVIDERS, "my_kernel", replace(registry.PROVIDERS["cublas"], name="my_kernel"))
+    assert takes_part(frozenset(), "my_kernel", "conv2d", GPU)
+    assert not takes_part(frozenset(), "cudnn", "gemm", GPU)
 
 
 @pytest.mark.parametrize("name", ["nowhere.py", "my_kernel.txt", "cudnn.py"])
