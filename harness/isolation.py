@@ -31,7 +31,7 @@ Begin = Callable[[Say], Measure]  # called once in a process, before its first c
 
 @dataclass(frozen=True, slots=True)
 class Begins:
-    """Said before what may break the process: a contender's work, or that of one of its algorithms.
+    """Sent before a step that may end the process: a contender's work, or that of one of its algorithms.
 
     Without a contender it is what all of them share, such as the case's tensors.
     """

@@ -30,7 +30,7 @@ Macros = dict[str, int]
 
 
 class NotInSet(UnsupportedProblem):
-    """The closed set has no kernel variant of an algorithm that computes a problem."""
+    """The closed set has no kernel variant with which an algorithm computes a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CallOptions:
 
     @property
     def arguments(self) -> tuple[Address | int, ...]:
-        """The last arguments of the main kernel, which exist only where these macros are 1."""
+        """The last arguments of the main kernel, which exist only where the macros RESIDUAL and PREPARED are 1."""
         return ((RESIDUAL,) if self.residual else ()) + ((PACKED, FLAGS) if self.packed else ())
 
     @property

@@ -207,7 +207,8 @@ def _positions_read(size: int, kernel: int, pad: int, stride: int, dilation: int
 
     The positions y * stride + k * dilation - pad fall into classes: those of equal k modulo `period`, which are
     multiples of the stride apart. Filter positions and outputs may change places, and do where that makes fewer
-    classes: there are less than 2**16, since an image of MAX_SIZE cannot have more of both.
+    classes. There are less than 2**16 then, since an image of MAX_SIZE has no room for 2**16 outputs and as many filter
+    positions.
     """
     shared = gcd(stride, dilation)
     if min(kernel, stride // shared) > min(out, dilation // shared):

@@ -40,7 +40,7 @@ _names: WeakKeyDictionary[TracingContext, set[str]] = WeakKeyDictionary()  # ask
 _thread = local()  # modes: those that code asks for while this thread compiles
 
 
-def code() -> list[CodeType]:
+def traced_code() -> list[CodeType]:
     """The code that the compiler has read for a graph: that of the graph's own function, and of those that it calls."""
     return TracingContext.get().traced_code
 
@@ -114,7 +114,7 @@ def _kinds(kind: type[VariableTracker]) -> set[type[VariableTracker]]:
 
 
 def _note(variable: VariableTracker, name: str, tx: Any) -> None:
-    """Note a name that code asks for, unless torch's own code does, or one of ATTRIBUTES of an object that it makes."""
+    """Note a name, unless torch's own code asks for it, or the model's for ATTRIBUTES of an object that it has made."""
     while tx.f_code.co_filename.startswith(POLYFILLS) and tx.parent is not None:
         tx = tx.parent
     if tx.f_code.co_filename.startswith(TORCH):

@@ -75,12 +75,12 @@ def cuconv(
         graph, inputs
     )
     if folded and not folded[0].has_layers:
-        torchs: Callable[..., Any] = graph.forward  # has fewer operations than AOTAutograd's graph
-        return torchs
+        by_torch: Callable[..., Any] = graph.forward  # has fewer operations than AOTAutograd's graph
+        return by_torch
     return _for_inputs_apart(compiled, graph.forward) if any(kind.mutates_data for kind in kinds) else compiled
 
 
-def _for_inputs_apart(compiled: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
+def _for_inputs_apart(compiled: Callable[..., Any], by_torch: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled function that writes to inputs, for calls whose inputs share no memory; torch's for others.
 
     AOTAutograd takes inputs that had memory of their own when it compiled to have it in every call.
@@ -89,7 +89,7 @@ def _for_inputs_apart(compiled: Callable[..., Any], torchs: Callable[..., Any]) 
     def call(*inputs: Any) -> Any:
         tensors = [one for one in inputs if isinstance(one, Tensor) and one.layout == torch.strided]
         is_apart = len({one.untyped_storage()._cdata for one in tensors}) == len(tensors)
-        return (compiled if is_apart else torchs)(*inputs)
+        return (compiled if is_apart else by_torch)(*inputs)
 
     return call
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuconv.core.problem import FP32, TF32
-from cuconv.nn.dispatch import convolutions_by, torchs_in_fp32
+from cuconv.nn.dispatch import by_torch_in_fp32, convolutions_by
 from cuconv.reference import round_to_tf32
 
 aten = torch.ops.aten
@@ -182,7 +182,12 @@ def call(function: Callable[..., Any], inputs: Call, mode: str = "") -> Any:
     """
     arguments, keywords = inputs
     inference, gradients = mode == INFERENCE, mode == GRADIENTS
-    with seeded(), convolutions_by(torchs_in_fp32), torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+    with (
+        seeded(),
+        convolutions_by(by_torch_in_fp32),
+        torch.inference_mode(inference),
+        torch.set_grad_enabled(gradients),
+    ):
         tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         result = function(*arguments, **keywords)
         devices = dict.fromkeys([torch.device("cpu"), *(tensor.device for tensor in tensors)])

@@ -1,4 +1,8 @@
-"""A converted model: calls for which torch's compiler has made a graph run folded, others run the model's own code."""
+"""A converted model: calls for which torch's compiler has made a graph run folded, others run the model's own code.
+
+Three judges decide about a call: `Graphs._may_run` and `_has_new_hooks` look at what no guard sees, and torch's guards
+at the rest. `cuconv.nn.asked` adds guards to these, and refuses a graph where the code asks what none can check.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from cuconv.nn.comparison import GRADIENTS, INFERENCE, seeded
 from cuconv.nn.dispatch import outside
 from cuconv.nn.folded import Folded, calling
 from cuconv.nn.operator import PLAIN, is_differentiated
-from cuconv.nn.traced import own_code
+from cuconv.nn.traced import layers
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_GRAPHS = 10_000  # all models of a process share the limit of a function
@@ -59,15 +63,15 @@ class Graphs:
         self._made_of = (base, precision, frozenset(modes), any_batch, has_hooks)
         self._has_hooks = has_hooks
         self._precision, self._any_batch = precision, any_batch
-        self._is_loaded = False  # whether the graphs are to be made at the first call, as those of a loaded model are
+        self._must_make_graphs = (
+            False  # whether the graphs are to be made at the first call, as those of a loaded model are
+        )
         self.modes = set(modes)
         self.folded = self.partly = self.own = 0
         self._base, self._forward = base, base.forward
         self.prepare: Callable[[Folded, list[Any]], object] | None = None
         self._compiled: list[Folded] = []
-        self._parts: set[CodeType] = (
-            set()
-        )  # the functions, also those that resume after a break, whose graphs have layers
+        self._parts: set[CodeType] = set()  # functions, also those that resume after a break, whose graphs have layers
         self.refused = ""
         self._entry = self._new_entry()
         backend = self._backend
@@ -78,7 +82,7 @@ class Graphs:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _loaded, (bool(self._compiled) or self._is_loaded, *self._made_of)
+        return _loaded, (bool(self._compiled) or self._must_make_graphs, *self._made_of)
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -104,17 +108,19 @@ class Graphs:
 
     def call(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The model's result."""
-        if not (self._compiled or self._is_loaded) or not self._may_run(pytree.tree_leaves((arguments, keywords))):
+        if not (self._compiled or self._must_make_graphs) or not self._may_run(
+            pytree.tree_leaves((arguments, keywords))
+        ):
             return self.own_code(model, arguments, keywords)
         if self._base.forward is not self._forward or (not self._has_hooks and _has_new_hooks(model)):
             return self.own_code(model, arguments, keywords)
-        if self._is_loaded:
+        if self._must_make_graphs:
             self._fill(model, arguments, keywords)
-        own_code.ran = False
+        layers.ran = False
         result = self._in_no_grad(model, arguments, keywords)
         if result is _MISSED:
             return self.own_code(model, arguments, keywords)
-        if own_code.ran:
+        if layers.ran:
             self.partly += 1
         else:
             self.folded += 1
@@ -134,7 +140,7 @@ class Graphs:
 
     def _fill(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Make the graphs of a model that was loaded, by its first call."""
-        self._is_loaded = False
+        self._must_make_graphs = False
         with suppress(Exception), seeded():  # the model's own code says what is wrong
             self.compile(copy.deepcopy(model), lambda: copy.deepcopy((arguments, keywords)))
 
@@ -195,7 +201,7 @@ class Graphs:
 
         def leave(frame: FrameType, *_: Any) -> ConvertFrameReturn:
             if frame.f_code in self._parts:
-                own_code.ran = True
+                layers.ran = True
             return ConvertFrameReturn(apply_to_code=False)
 
         leave._torchdynamo_orig_backend = self._backend  # type: ignore[attr-defined]
@@ -204,14 +210,14 @@ class Graphs:
     def _note(self, folded: Folded) -> None:
         folded.before_the_first_call = self.prepare
         if folded.has_layers:
-            self._parts.add(asked.code()[0])
+            self._parts.add(asked.traced_code()[0])
         self._compiled.append(folded)
 
     def _may_run(self, leaves: list[Any]) -> bool:
         """Whether graphs may run for the flattened arguments of a call, if their guards accept it.
 
-        Guards do not see tools of torch that must see the model's own operators, the sign of 0.0, and, since graphs are
-        of any number of images, that there may be none.
+        Guards do not see three things: tools of torch that need the model's own operators, the sign of 0.0, and an
+        input without images, since graphs are for any number.
         """
         if torch.is_grad_enabled():
             if GRADIENTS not in self.modes:
@@ -251,7 +257,7 @@ def _settings(has_hooks: bool, any_batch: bool) -> Iterator[None]:
 def _loaded(has_graphs: bool, *made_of: Any) -> Graphs:
     """The graphs of a model that is loaded: none yet."""
     graphs = Graphs(*made_of)
-    graphs._is_loaded = has_graphs
+    graphs._must_make_graphs = has_graphs
     return graphs
 
 

@@ -24,7 +24,7 @@ _KEY = torch._C._dispatch_key_parse(_NAME)
 _TORCHS = torch.ops.aten._convolution.default
 
 
-def torchs(*arguments: Any) -> Tensor:
+def by_torch(*arguments: Any) -> Tensor:
     """aten._convolution by torch, in a block as elsewhere."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
         output: Tensor = _TORCHS(*arguments)
@@ -38,7 +38,7 @@ Kernel = Callable[..., Tensor]
 class _Block(threading.local):
     """The kernel of the innermost block of a thread; threads of torch that compute for a block have the default."""
 
-    kernel: Kernel = staticmethod(torchs)
+    kernel: Kernel = staticmethod(by_torch)
     is_left = False  # whether `outside` has left it
 
 
@@ -98,6 +98,6 @@ def inside() -> AbstractContextManager[Any]:
     return torch._C._IncludeDispatchKeyGuard(_KEY) if _block.is_left else nullcontext()
 
 
-def torchs_in_fp32(*arguments: Any) -> Tensor:
+def by_torch_in_fp32(*arguments: Any) -> Tensor:
     """aten._convolution by torch, without TF32 even where torch's settings allow it."""
-    return torchs(*arguments[:-1], False)
+    return by_torch(*arguments[:-1], False)

@@ -12,7 +12,7 @@ from torch import Tensor
 from cuconv.call import NotReady
 from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.nn import operator
-from cuconv.nn.dispatch import convolutions_by, torchs, torchs_in_fp32
+from cuconv.nn.dispatch import by_torch, by_torch_in_fp32, convolutions_by
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _convolution(precision: str, *arguments: Any) -> Tensor:
         try:
             return operator._launch(input, weight, bias, *geometry, precision=precision)
         except NotReady:  # torch is no less precise meanwhile
-            return (torchs_in_fp32 if precision == FP32 else torchs)(*arguments)
+            return (by_torch_in_fp32 if precision == FP32 else by_torch)(*arguments)
         except UnsupportedProblem:
             pass  # torch computes it, or says what is wrong
-    return torchs(*arguments)
+    return by_torch(*arguments)

@@ -134,9 +134,9 @@ def _row(node: Node) -> Converted:
 def _why_left(node: Node) -> str:
     """Why torch computes a convolution."""
     input, weight = (one.meta["val"] for one in node.args[:2])
-    dimensions = weight.dim() - 2
-    if node.args[6] or dimensions != 2:
-        return f"it is conv{'_transpose' if node.args[6] else ''}{dimensions}d"
+    dimensions, is_transposed = weight.dim() - 2, node.args[6]  # of aten.convolution
+    if is_transposed or dimensions != 2:
+        return f"it is conv{'_transpose' if is_transposed else ''}{dimensions}d"
     for name, value in (("input", input), ("weight", weight)):
         if value.dtype != torch.float32:
             return f"its {name} is {value.dtype}"
@@ -198,12 +198,13 @@ def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None
 
 def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     """The sum of a convolution's output and another tensor like it."""
-    if user.target is not aten.add.Tensor or user.kwargs or node.args[8] is not None or node.args[7]:
+    operands = Operands(*node.args)
+    if user.target is not aten.add.Tensor or user.kwargs or operands.residual is not None or operands.relu:
         return None
     others = [one for one in user.args if one is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or _kind(others[0]) != _kind(node):
         return None
-    return Operands(*node.args)._replace(residual=others[0])
+    return operands._replace(residual=others[0])
 
 
 def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:

@@ -26,7 +26,7 @@ from cuconv.call import NotReady
 from cuconv.core.geometry import Geometry
 from cuconv.core.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.device import UnsupportedDevice, device_spec
-from cuconv.nn.dispatch import convolutions_by, torchs_in_fp32
+from cuconv.nn.dispatch import by_torch_in_fp32, convolutions_by
 from cuconv.precompile import PlannedCall
 from cuconv.select import READY
 
@@ -229,7 +229,7 @@ def _is_supported(index: int) -> bool:
 
 
 def _is_plain_call(*operands: Any) -> bool:
-    """Whether the operator stands for the call: not for subclasses of Tensor, autocast and derivatives of torch.func.
+    """Whether the operator may compute the call: not for subclasses of Tensor, autocast and derivatives of torch.func.
 
     Tensors of torch's own tracers count as plain: the operator has an implementation for them.
     """
@@ -328,7 +328,7 @@ def torch_in(precision: str) -> AbstractContextManager[None]:
 
     It is for torch in the place of kernels that are being compiled, so that results are as exact as theirs.
     """
-    return convolutions_by(torchs_in_fp32) if precision == FP32 else nullcontext()
+    return convolutions_by(by_torch_in_fp32) if precision == FP32 else nullcontext()
 
 
 def _finished(output: Tensor, relu: bool, residual: Tensor | float | None) -> Tensor:

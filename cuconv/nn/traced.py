@@ -68,20 +68,20 @@ for _name, _function, _without_data in (
 CONVOLUTION, BATCH_NORM = torch.ops.cuconv.convolution.default, torch.ops.cuconv.batch_norm.default
 
 
-class _OwnCode(local):
-    """Whether a convolution of this thread has run as the model's own code, since somebody set it to False."""
+class _Layers(local):
+    """Whether a convolution of this thread has run outside of graphs, since somebody set it to False."""
 
     ran = False
 
 
-own_code = _OwnCode()
+layers = _Layers()
 
 
 class _Traced(nn.Module):
     """A layer whose `__module__` is torch's, so that tools take it for torch's. Copies keep its class."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuilt, (_torchs(self),), self.__getstate__()
+        return _rebuilt, (_class_of_torch(self),), self.__getstate__()
 
 
 def _rebuilt(kind: type[nn.Module]) -> nn.Module:
@@ -89,7 +89,7 @@ def _rebuilt(kind: type[nn.Module]) -> nn.Module:
     return TRACED[kind].__new__(TRACED[kind])
 
 
-def _torchs(layer: nn.Module) -> type[nn.Module]:
+def _class_of_torch(layer: nn.Module) -> type[nn.Module]:
     """torch's own class of a traced layer."""
     return next(kind for kind, traced in TRACED.items() if type(layer) is traced)
 
@@ -102,7 +102,7 @@ class Conv2d(_Traced, nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution."""
         if not torch.compiler.is_dynamo_compiling():
-            own_code.ran = True
+            layers.ran = True
         elif _is_plain(self, input, weight):
             output: Tensor = CONVOLUTION(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
             return output
@@ -138,13 +138,13 @@ TRACED: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Conv2d, nn.BatchNor
 
 def trace(model: nn.Module) -> list[nn.Module]:
     """Make layers of a model those of this module, and return them. `untrace` makes them torch's again."""
-    layers = [module for module in model.modules() if type(module) in TRACED]
-    for layer in layers:
+    found = [module for module in model.modules() if type(module) in TRACED]
+    for layer in found:
         layer.__class__ = TRACED[type(layer)]
-    return layers
+    return found
 
 
-def untrace(layers: list[nn.Module]) -> None:
+def untrace(traced: list[nn.Module]) -> None:
     """Make layers torch's again."""
-    for layer in layers:
-        layer.__class__ = _torchs(layer)
+    for layer in traced:
+        layer.__class__ = _class_of_torch(layer)

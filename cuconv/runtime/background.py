@@ -28,7 +28,7 @@ _threads = 0
 
 
 class _Thread(threading.local):
-    """How many `waiting` a thread has entered."""
+    """The number of nested `waiting` blocks of a thread."""
 
     waiting = 0
 

@@ -32,8 +32,8 @@ class LaunchSequence:
     """
 
     __slots__ = (
-        *("_busy", "_configs", "_cuLaunchKernelEx", "_made_of", "_moved", "_ready", "_spare", "_stream", "_values"),
-    )
+        "_busy", "_configs", "_cuLaunchKernelEx", "_made_of", "_moved", "_ready", "_spare", "_stream", "_values",
+    )  # fmt: skip
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
         """Load the kernels, and compile those that the compile cache lacks.

@@ -6,7 +6,7 @@ A page has two lines for each table, and what stands between them belongs to thi
     <!-- table:end -->
 
 A marker stands alone on its line. The tables are of the GPU under results/ that has the most sweeps, and most of them
-show the paper's sweep; the table `devices` has a line for each sweep of every GPU. They come from CSV files alone.
+show the paper's sweep; `front` and `devices` look at every GPU. They come from CSV files alone.
 Everything else in a page stays as it is.
 """
 
@@ -232,7 +232,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
-# The choices of what follows a name: the first must be there, another may.
+# The choices of what follows a name: the first is required, the second optional.
 ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(named()), SWEEPS),
     "counters": (tuple(named()),),

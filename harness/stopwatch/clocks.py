@@ -18,7 +18,7 @@ from harness.stopwatch.graph import During, nothing
 
 LEAST_SHARE = 0.95  # runs below this share of the case's best SM clock are repeated
 MOST_REPEATS = 3
-LONGEST_US = 10e6  # longer runs are not repeated: a clock that stays low for so long is no chance
+LONGEST_US = 10e6  # longer runs are not repeated: a clock that stays low for so long is no accident
 NO_REASON = "none"  # in the column throttle: the clock is as high as it can be
 # The bits of nvmlClocksEventReasons in nvml.h.
 REASONS = {

@@ -1,7 +1,7 @@
 """Reports of the machine, libraries and code that a measurement depends on, and environment.json, which keeps them.
 
 environment.json maps an identifier to each report. Rows of measurements.csv carry the identifier, so that rows of
-different days, versions or commits can share a results folder. Other files carry none: the commands in the reports say
+different days, versions or commits can share a results folder. Some files carry none: the commands in the reports say
 which report is of which file. A report never raises: a fact that cannot be read is null.
 """
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("cases", "stopwatch", "contenders", "sweep", "experiments", "tune")
 MODULES = ("experiment", "isolation", "libcudnn", "precision", "variables")
 MEASURING = ("cuconv", *(f"harness/{room}" for room in ROOMS), *(f"harness/{module}.py" for module in MODULES))
-OWN_FACT = "contender"  # the hash of a contender of one's own, which says nothing about the rows of the others
+OWN_FACT = "contender"  # the hash of a contender of one's own; it concerns that contender's rows alone
 # The facts that may differ between two commands whose rows are still of one measurement.
 CHANGEABLE = ("commit", "clocks", "commands", "gpu_uuid", OWN_FACT)
 CHANGEABLE_BESIDE_A_GPU = (*CHANGEABLE, "cpu")  # a GPU's times are its own

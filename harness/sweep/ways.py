@@ -20,10 +20,10 @@ def settled(
     is_right: Callable[[Prepared], bool],
     after_error: Callable[[Exception], None],
 ) -> Offer:
-    """The offer with one way: the first whose output is right, of those within the limit, then of those over it.
+    """The offer with one way: the fastest right way within the limit, or else the fastest right way over it.
 
-    Both are in order of their times. limit: of the workspace, in bytes. A way that cannot run is left out; after_error
-    is told of any other error than NotRunnable and TooSlow. Where no way is right the first in this order is kept, and
+    limit: of the workspace, in bytes. A way that cannot run is left out; after_error
+    is told of any other error than NotRunnable and TooSlow. Where no way is right the fastest is kept, and
     where none runs `offer.prepare`, so that measuring it says why.
     """
     if not offer.others:

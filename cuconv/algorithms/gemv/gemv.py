@@ -77,7 +77,7 @@ class Gemv(Algorithm[GemvConfig, Costs]):
         _check(problem, self.name)
         found = []
         for (filters, images), (warps, split_k) in product(TILES, WARPS):
-            if images > 1 and images >= 2 * problem.n:
+            if images > 1 and images >= 2 * problem.n:  # half of its sums would be of no image
                 continue
             blocks = ceil(problem.m / (filters * warps)) * ceil(problem.n / images)
             found.append(GemvConfig(filters, images, warps, split_k, blocks))
@@ -128,7 +128,7 @@ def _check(problem: ConvProblem, name: str) -> None:
 
 
 def _registers(config: GemvConfig) -> int:
-    """Registers of a thread, about: sums, and loads that are under way."""
+    """Roughly the registers of a thread: sums, and loads that are under way."""
     return 32 + config.filters * config.images + VECTOR * (config.filters + config.images)
 
 
