@@ -193,7 +193,7 @@ def test_a_block_around_a_call_holds_for_what_a_graph_leaves_to_torch(on_a_gpu):
 
     def kernel(*arguments):
         seen.append(arguments[6])  # whether it is transposed
-        return dispatch.torchs(*arguments)
+        return dispatch.by_torch(*arguments)
 
     with torch.no_grad(), dispatch.convolutions_by(kernel):
         converted(X)
