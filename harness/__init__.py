@@ -25,7 +25,6 @@ _STARTED = (  # by make, by who changes kernels, and by the experiment latency
 # What a command imports in addition to _ALL; a command that is not here imports _MEASURING.
 _BESIDE = {
     "harness report": (),
-    "harness report docs": _DRAWING,
     "harness report figures": _DRAWING,
     "harness report page": ("bokeh",),
     "harness compare": ("scipy",),

@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 
 from harness.store.markdown import of, times
-from harness.sweep.comparisons import CASE, Results, fastest, full_precision, rivals, summarise
+from harness.sweep.comparisons import CASE, TIMES_PLAIN, Results, fastest, full_precision, rivals, summarise
 
 PLAIN, WINOGRAD = "implicit_gemm", "winograd_nonfused"  # cuDNN's algorithms that the rule is measured by
-TIMES_PLAIN = 2
 
 
 def is_fp32_accurate(rows: pd.DataFrame) -> pd.Series:

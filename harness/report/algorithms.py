@@ -12,6 +12,7 @@ from harness.precision import FP32
 from harness.store.markdown import NONE, markdown, of
 from harness.sweep.comparisons import (
     CASE,
+    TIMES_PLAIN,
     Results,
     algorithms,
     display_order,
@@ -57,14 +58,15 @@ def accuracy_table(results: Results, every_engine: bool = True) -> str:
     rows = []
     for provider, name, precision, group in _grouped(ran, every_engine):
         both = group.merge(plain, on=CASE, suffixes=("", "_plain"))
-        over = int((both.rel_l2_error > 2 * both.rel_l2_error_plain).sum())
+        over = int((both.rel_l2_error > TIMES_PLAIN * both.rel_l2_error_plain).sum())
         ours = precision == FP32 and provider == results.comparison.provider == "cuconv"
         rows.append([
             registry.shown(provider, name), precision, len(group.drop_duplicates(CASE)),
             f"{group.rel_l2_error.median():.1e}", f"{group.rel_l2_error.max():.1e}",
             of(over, len(both)) if ours else NONE,
         ])  # fmt: skip
-    return markdown(["algorithm", "precision", "cases", "median", "worst", "over 2x implicit_gemm"], rows, left=(0, 1))
+    header = ["algorithm", "precision", "cases", "median", "worst", f"over {TIMES_PLAIN}x implicit_gemm"]
+    return markdown(header, rows, left=(0, 1))
 
 
 def _grouped(frame: pd.DataFrame, every_engine: bool = True) -> list[tuple[str, str, str, pd.DataFrame]]:

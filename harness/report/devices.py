@@ -8,10 +8,10 @@ import pandas as pd
 
 from harness.experiments.networks.table import TORCH, networks_results, summary_beside
 from harness.store.markdown import NONE, markdown, of, times
+from harness.store.times import TIMES
 from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise, sweeps_of
 from harness.sweep.provenance import provenance
 
-TIMES = ("hot", "separated", "cold")
 HEADER = ("GPU", "measured", *TIMES, *(f"won, {time}" for time in TIMES), "smallest speedup, hot")
 
 

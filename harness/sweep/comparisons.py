@@ -31,6 +31,7 @@ CASE = list(CASE_COLUMNS)
 LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
 AUTO, BATCH_INVARIANT = "auto", "batch_invariant"  # the library's own choices among its algorithms
 CPU = "cpu"
+TIMES_PLAIN = 2  # the largest error that is FP32's, over that of cuDNN's implicit_gemm
 NEARLY_ALL = 0.95  # as a share of a sweep's cases
 COMPARISON_COLUMNS = (
     *CASE_COLUMNS,

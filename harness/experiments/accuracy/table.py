@@ -9,7 +9,7 @@ import pandas as pd
 from harness.contenders import registry
 from harness.experiments.accuracy.rows import ACCURACY
 from harness.store.markdown import NONE, markdown, of
-from harness.sweep.comparisons import Results
+from harness.sweep.comparisons import TIMES_PLAIN, Results
 from harness.sweep.records import CASE_COLUMNS
 
 SHOWN = ("cuconv", "cudnn")  # providers
@@ -52,10 +52,11 @@ def magnitudes_table(frame: pd.DataFrame) -> str:
     body = []
     for provider, name, mine in _by_algorithm(ran.join(plain, on=same)):
         both = mine.dropna(subset=["rel_l2_error", "plain"])
-        over = of(int((both.rel_l2_error > 2 * both.plain).sum()), len(both)) if provider == "cuconv" else NONE
+        count = int((both.rel_l2_error > TIMES_PLAIN * both.plain).sum())
+        over = of(count, len(both)) if provider == "cuconv" else NONE
         errors = [_median_and_worst(mine[mine.magnitudes == kind].rel_l2_error) for kind in kinds]
         body.append([registry.shown(provider, name), *errors, over])
-    return markdown(["algorithm", *kinds, "over 2x implicit_gemm"], body)
+    return markdown(["algorithm", *kinds, f"over {TIMES_PLAIN}x implicit_gemm"], body)
 
 
 def componentwise_table(frame: pd.DataFrame) -> str:
