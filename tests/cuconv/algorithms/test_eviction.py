@@ -8,38 +8,9 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.eviction import EIGHTHS, evict_first
 from cuconv.device import H200, L2_BYTES
 
-# The algorithms whose 1x1 kernels read the input as it lies, in large problems.
-WITH_THE_POLICY = ["fp16x3_pointwise", "tf32x3_wgmma"]
 
-
-def layer(n, c, size, m):
-    return ConvProblem(n, c, size, size, m, 1, 1)
-
-
-def policy(name, problem):
-    """Whether an algorithm's main kernel may be compiled with the policy for a problem, and its argument in eighths."""
-    algorithm = ALGORITHMS[name]
-    config = algorithm.configure(problem, H200)
-    _, macros = algorithm.forms(problem, config, CallOptions())[0]
-    return macros["EVICT_FIRST"], algorithm.launches(problem, config)[-1].arguments[-1]
-
-
-@pytest.mark.parametrize(
-    ("problem", "eighths"),
-    [
-        (layer(32, 256, 27, 32), 0),  # it fits in L2
-        (layer(64, 256, 27, 32), 4),
-        (layer(128, 256, 27, 32), 7),
-        (layer(256, 256, 27, 32), 0),  # far beyond L2
-        (layer(128, 256, 28, 128), 0),
-        (layer(64, 256, 28, 128), 8),  # the output alone fills what may stay
-        (layer(64, 64, 27, 256), 0),  # it writes more than it reads
-    ],
-    ids=str,
-)
-def test_the_policy_follows_from_what_l2_holds(problem, eighths):
-    assert evict_first(problem) == eighths
-    assert all(policy(name, problem) == (int(eighths > 0), eighths) for name in WITH_THE_POLICY)
+def layer(n, c, size, m, kernel=1):
+    return ConvProblem(n, c, size, size, m, kernel, kernel, kernel // 2, kernel // 2)
 
 
 def test_the_output_and_the_rest_of_the_input_fill_about_half_of_l2():
@@ -49,7 +20,21 @@ def test_the_output_and_the_rest_of_the_input_fill_about_half_of_l2():
         assert 0.4 < kept / L2_BYTES < 0.7 or not evict_first(problem)
 
 
-def test_larger_filters_keep_the_policy_of_the_cache():
-    larger_filter = ConvProblem(64, 256, 27, 27, 32, 3, 3, 1, 1)
-    assert evict_first(larger_filter) > 0
-    assert policy("tf32x3_wgmma", larger_filter) == (0, 0)
+@pytest.mark.parametrize(
+    ("name", "problem", "has_policy"),
+    [
+        *((name, layer(128, 256, 27, 32), True) for name in ("fp16x3_pointwise", "tf32x3_wgmma")),
+        ("fp16x3_pointwise", layer(32, 256, 27, 32), False),  # it fits in L2
+        ("fp16x3_pointwise", layer(1024, 256, 27, 32), False),  # far beyond L2
+        ("fp16x3_pointwise", layer(64, 64, 27, 256), False),  # it writes more than it reads
+        ("tf32x3_wgmma", layer(64, 256, 27, 32, kernel=3), False),
+    ],
+    ids=str,
+)
+def test_kernels_of_1x1_filters_get_the_policy_where_l2_holds_a_part(name, problem, has_policy):
+    algorithm = ALGORITHMS[name]
+    config = algorithm.configure(problem, H200)
+    _, macros = algorithm.forms(problem, config, CallOptions())[0]
+    eighths = evict_first(problem) if has_policy else 0
+    assert (macros["EVICT_FIRST"], algorithm.launches(problem, config)[-1].arguments[-1]) == (int(has_policy), eighths)
+    assert not has_policy or 0 < eighths <= EIGHTHS

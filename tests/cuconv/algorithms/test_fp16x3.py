@@ -1,8 +1,7 @@
-"""Tests of fp16x3's configurations and launches, which are pure functions of problem and device."""
+"""Tests of what the host and the kernels of fp16x3 and fp16x3_winograd have to agree on."""
 
 import re
 from collections import Counter
-from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -15,28 +14,37 @@ from cuconv.device import H200
 from cuconv.runtime.compiler import INCLUDES
 from tests.cuconv.algorithms.problems import PROBLEMS
 
-FP16X3 = ALGORITHMS["fp16x3"]
-HEAVY = ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1)
+FP16X3, WINOGRAD = ALGORITHMS["fp16x3"], ALGORITHMS["fp16x3_winograd"]
 FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]
-CHANNELS = 16  # of a chunk
+WINOGRAD_FIT = [
+    ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1),
+    ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2),
+    ConvProblem(2, 50, 9, 50, 5, 2, 3, 1, 0),
+]
 
 
-def tiles_of(problem: ConvProblem, tile) -> int:
-    """The tiles of all filters and flattened positions: rows share the padding between them, and so do images."""
-    positions = problem.n * (problem.h + problem.pad_h) * (problem.w + problem.pad_w)
-    return ceil(positions / tile.positions) * ceil(problem.m / tile.filters)
-
-
-def test_blocks_share_the_work_and_have_room_for_a_tile_and_its_halo():
+def test_a_tile_and_its_halo_fit_the_stages_of_a_block():
     assert len(FIT) > 3
     for problem in FIT:
         for config in FP16X3.candidates(problem, H200):
-            # Blocks wait for each other, so all of them need an SM at the same time, and something to do.
-            units = ceil(problem.c / CHANNELS) * tiles_of(problem, config.tile)
-            assert 1 <= config.blocks <= min(H200.sm_count, units)
             assert config.input_stages >= 2 and config.weight_stages >= 2
             last = config.tile.positions - 1 + (problem.kh - 1) * (problem.w + problem.pad_w) + problem.kw - 1
-            assert last < config.slots * 128, "a tile and its halo fit the slots"
+            assert last < config.slots * 128
+
+
+@pytest.mark.parametrize("problem", WINOGRAD_FIT, ids=str)
+def test_shared_memory_holds_all_that_the_winograd_cells_of_a_tile_need(problem):
+    """A stage has a tile and its halo. Rows of raw input lie four floats further apart than their cells' outputs."""
+    outputs_of_cell, points = 4, problem.kw + 3
+    for config in WINOGRAD.candidates(problem, H200):
+        assert config.blocks % config.cluster == 0
+        macros = WINOGRAD.launches(problem, config)[1].macros
+        stage_cells, raw_floats = macros["STAGE_CELLS"], macros["RAW_FLOATS"]
+        assert stage_cells >= config.cells + (problem.kh - 1) * config.pitch
+        assert raw_floats % 4 == 0
+        for first in range(config.pitch):
+            last = stage_cells - 1
+            assert outputs_of_cell * last + (first + last) // config.pitch * 4 + points <= raw_floats
 
 
 def test_the_blocks_of_a_tile_are_bounded():
@@ -49,33 +57,12 @@ def test_the_blocks_of_a_tile_are_bounded():
                 assert max(inside.values(), default=0) + 1 <= blocks_per_tile(tiles, chunks, blocks) <= chunks
 
 
-def test_tiles_of_one_chunk_need_no_partial_sums():
-    costs = FP16X3.costs()
-    expensive = replace(costs, publish=100 * costs.publish, accumulate=100 * costs.accumulate)
-    for n in (1, 8, 50, 256):
-        problem = ConvProblem(n, CHANNELS, 28, 28, 32, 5, 5, 2, 2)
-        for config in FP16X3.candidates(problem, H200):
-            times = {FP16X3.predicted_us(problem, H200, config, some) for some in (costs, expensive)}
-            assert len(times) == 1
-
-
-@pytest.mark.parametrize("filters", [1, 8, 16, 17, 32, 48, 63, 64, 65, 96, 120, 128, 144, 208, 224, 288, 512, 1000])
-def test_narrow_tiles_pad_fewer_filters_and_there_are_none_where_that_saves_nothing(filters):
-    problem = ConvProblem(64, 64, 14, 14, filters, 3, 3, 1, 1)
-    tiles = {config.tile for config in FP16X3.candidates(problem, H200) if config.tile.narrow}
-    assert bool(tiles) == (0 < filters % 64 <= 56) or filters > 128
-    for tile in tiles:
-        assert tile.filters % 8 == 0 and ceil(filters / tile.filters) * tile.filters < 64 * ceil(filters / 64)
-        assert tile.positions % 128 == 0 and tile.filters * tile.positions < 128 * 128
-
-
-def test_the_workspace_holds_packed_weights_scales_and_partial_sums():
-    config = next(c for c in FP16X3.candidates(HEAVY, H200) if c.tile.filters == 128)
-    weights = HEAVY.m * HEAVY.c * 9 * 4
-    scales = (HEAVY.m // 128) * (HEAVY.c // 16) * (128 + 16) * 4
-    assert config.workspace_bytes == weights + scales + config.blocks * (128 * 128 * 4 + 8)
-    packing, _ = FP16X3.launches(HEAVY, config)
-    assert packing.blocks == (HEAVY.m // 128) * (HEAVY.c // 16) * 4  # of 32 filters each
+@pytest.mark.parametrize("algorithm", [FP16X3, WINOGRAD], ids=lambda algorithm: algorithm.name)
+def test_every_block_has_a_part_of_the_reduction(algorithm):
+    """A small layer has fewer (tile, chunk) pairs than the GPU has SMs; a tile has at least 64 outputs."""
+    small = ConvProblem(1, 32, 9, 9, 24, 3, 3, 1, 1)
+    for config in algorithm.candidates(small, H200):
+        assert 1 <= config.blocks // getattr(config, "cluster", 1) <= small.c // 16 * ceil(10 * 12 * 24 / 64)
 
 
 def test_host_and_header_agree_on_the_block_of_weight_packing():

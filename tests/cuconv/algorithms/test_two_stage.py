@@ -7,53 +7,28 @@ import pytest
 from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.two_stage.two_stage import PLANES_BYTES
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
 from tests.cuconv.layers import problems_of
 
 two_stage = ALGORITHMS["two_stage"]
 
-PAPER = problems_of("paper")
-each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
-
-def one_by_one(n=1, c=64, hw=14, m=64):
-    return ConvProblem(n=n, c=c, h=hw, w=hw, m=m, kh=1, kw=1)
-
-
-@each_device
+@pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 def test_grid_covers_every_dot_product_of_the_papers_cases(device):
-    for problem in PAPER:
+    for problem in problems_of("paper"):
         config = two_stage.configure(problem, device)
-        pixels = config.images_per_pass * problem.out_pixels
         row_groups = ceil(problem.m / config.rows) * problem.filter_area
-        pixel_blocks = config.blocks // row_groups
-        assert config.blocks == row_groups * pixel_blocks
-        covered = pixel_blocks * config.threads * config.dots
-        assert pixels <= covered < pixels + config.threads * config.dots, problem.label
+        covered = config.blocks // row_groups * config.threads * config.dots
+        assert config.blocks % row_groups == 0 and covered >= config.images_per_pass * problem.out_pixels
         assert config.shared_bytes <= 48 * 1024 and 1 <= config.channels_per_pass <= problem.c
         assert all(launch.macros in two_stage.variants(device.arch) for launch in two_stage.launches(problem, config))
-
-
-def test_workspace_is_the_papers_temporary_planes():
-    problem = ConvProblem(n=8, c=48, h=7, w=7, m=128, kh=5, kw=5, pad_h=2, pad_w=2)
-    assert two_stage.configure(problem, H200).workspace_bytes == 25 * 8 * 128 * 49 * 4
-    assert two_stage.configure(one_by_one(), H200).workspace_bytes == 0
-
-
-def test_a_batch_whose_planes_exceed_a_gibibyte_goes_in_passes():
-    problem = ConvProblem(n=256, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=1, pad_w=1)
-    config = two_stage.configure(problem, H200)
-    of_image = config.workspace_bytes // config.images_per_pass
-    assert config.workspace_bytes <= 2**30 < config.workspace_bytes + of_image
 
 
 def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
     problem = ConvProblem(n=2, c=5, h=2048, w=2048, m=16, kh=3, kw=3, pad_h=1, pad_w=1)
     config, plane = two_stage.configure(problem, H200), 4 * 2048 * 2048
-    assert (config.images_per_pass, config.filters_per_pass) == (1, 7)
-    assert config.workspace_bytes == 9 * 7 * plane <= PLANES_BYTES
+    assert config.workspace_bytes == 9 * 7 * plane <= 2**30
     launches = two_stage.launches(problem, config, CallOptions(relu=True))
     addresses = []
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
@@ -73,7 +48,8 @@ def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
 def test_passes_add_up_to_the_batch_and_each_finishes_its_own_images(relu):
     """Addresses advance by whole images from pass to pass, except those of the planes and of the bias."""
     problem = ConvProblem(n=21, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=1, pad_w=1)
-    launches = two_stage.launches(problem, two_stage.configure(problem, H200), CallOptions(relu=relu))
+    config = two_stage.configure(problem, H200)
+    launches = two_stage.launches(problem, config, CallOptions(relu=relu))
     assert [one.kernel for one in launches] == ["scalar_prods", "sum_planes"] * 3
     start, image_bytes = 0, 4 * 64 * 224 * 224
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
@@ -81,13 +57,15 @@ def test_passes_add_up_to_the_batch_and_each_finishes_its_own_images(relu):
         assert (input, planes, dots.arguments[-2:]) == (INPUT + start * image_bytes, WORKSPACE, (0, 0))
         sizes = (images * 64 * 224 * 224, 9, 64, 224 * 224)
         assert sums.arguments == (WORKSPACE, OUTPUT + start * image_bytes, *sizes, BIAS, relu)
+        assert 9 * images * image_bytes <= config.workspace_bytes <= 2**30
         start += images
     assert start == 21
 
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_the_only_stage_of_a_1x1_filter_finishes(relu):
-    problem = one_by_one(n=2)
-    (launch,) = two_stage.launches(problem, two_stage.configure(problem, H200), CallOptions(relu=relu))
-    assert launch.kernel == "scalar_prods"
+    problem = ConvProblem(2, 64, 14, 14, 64, 1, 1)
+    config = two_stage.configure(problem, H200)
+    (launch,) = two_stage.launches(problem, config, CallOptions(relu=relu))
+    assert launch.kernel == "scalar_prods" and config.workspace_bytes == 0
     assert launch.arguments[:4] == (INPUT, WEIGHT, OUTPUT, 2) and launch.arguments[-2:] == (BIAS, relu)
