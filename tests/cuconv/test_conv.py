@@ -14,25 +14,21 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.core.launch import RESIDUAL
 from cuconv.device import H200
-from cuconv.runtime.arrays import CupyArrays, TorchArrays
+from cuconv.runtime.arrays import CupyArrays
 from cuconv.runtime.flags import SLOT_BYTES
 from tests.cuconv.fake_gpu import Recorder, TensorsOfGpu3
 
 
-def test_cpu_tensors_are_sent_to_the_gpu_or_the_reference():
-    with pytest.raises(UnsupportedProblem, match=r"input is on cpu: .*cuconv\.reference"):
-        cuconv.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 1, 1))
-
-
 @pytest.mark.parametrize("value", [np.ones((1, 1, 3, 3), np.float32), [[1.0]], None])
 def test_other_kinds_of_array(value):
-    with pytest.raises(TypeError, match="torch CUDA tensors or CuPy arrays"):
+    with pytest.raises(TypeError):
         cuconv.conv2d(value, value)
 
 
-def test_wrong_rank_names_the_layout():
-    with pytest.raises(UnsupportedProblem, match=r"input has 2 dimensions \(3, 3\): 4 are needed, NCHW, or 3"):
-        cuconv.conv2d(torch.ones(3, 3), torch.ones(1, 1, 1, 1))
+@pytest.mark.parametrize("shape", [(1, 1, 3, 3), (3, 3)])
+def test_cpu_tensors_and_other_ranks_are_refused(shape):
+    with pytest.raises(UnsupportedProblem, match="cpu" if len(shape) == 4 else "NCHW"):
+        cuconv.conv2d(torch.ones(shape), torch.ones(1, 1, 1, 1))
 
 
 def test_a_plan_prints_itself_and_its_workspace():
@@ -43,13 +39,8 @@ def test_a_plan_prints_itself_and_its_workspace():
     assert cuconv.plan(problem, H200, "two_stage").workspace_bytes == 9 * 384 * 49 * 4
 
 
-def test_auto_is_one_of_the_algorithms_for_any_shape():
-    for shape in [(1, 1, 1, 1, 1, 1, 1), (3, 17, 65, 31, 5, 7, 7), (256, 64, 224, 224, 64, 3, 3)]:
-        assert cuconv.plan(ConvProblem(*shape), H200).algorithm in cuconv.algorithms()
-
-
 def test_unknown_algorithm_names_the_known_ones():
-    with pytest.raises(ValueError, match="algorithm='magic': must be one of auto, ready, batch_invariant, two_stage"):
+    with pytest.raises(ValueError, match="two_stage"):
         cuconv.plan(ConvProblem(1, 1, 3, 3, 1, 1, 1), H200, "magic")
 
 
@@ -74,9 +65,7 @@ def test_operands_reach_the_launch(cuda, bias, relu):
 def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monkeypatch):
     workspaces = []
     monkeypatch.setattr(
-        cuda.tensors,
-        "allocator",
-        lambda shape, device: lambda: workspaces.append(torch.empty(shape)) or workspaces[-1],
+        cuda.tensors, "allocator", lambda shape, _: lambda: workspaces.append(torch.empty(shape)) or workspaces[-1]
     )
     out = torch.zeros(2, 9, 5, 7)
     for stream in (77, 78):
@@ -124,13 +113,6 @@ def test_calls_that_differ_in_what_the_launches_depend_on_are_prepared_once_each
     assert launches[len(calls) : -1] == launches[: len(calls)] and launches[-1] == launches[6]
 
 
-@pytest.mark.parametrize("precision", ["half", None, torch.float32])
-def test_an_unknown_precision_is_refused_before_any_launch(cuda, precision):
-    with pytest.raises(UnsupportedProblem, match=r"precision=.*: must be one of fp32, tf32"):
-        cuconv.conv2d(X, WEIGHT, precision=precision)
-    assert not Recorder.enqueued
-
-
 def test_unaligned_weights_are_not_copied_as_vectors(cuda):
     memory = torch.zeros(9 * 4 + 1)
     for weight in (memory[:-1].view(9, 4, 1, 1), memory[1:].view(9, 4, 1, 1)):
@@ -152,52 +134,6 @@ def test_prepared_calls_are_limited_in_number(cuda, monkeypatch):
     assert len(Recorder.made) == 4
 
 
-def test_an_accepted_call_does_not_let_a_different_one_through(cuda):
-    """A weight of another shape, one with a gradient and one of another library are checked anew."""
-    cuconv.conv2d(X, WEIGHT)
-    with pytest.raises(UnsupportedProblem, match="weight has 5 channels, input 4"):
-        cuconv.conv2d(X, torch.zeros(9, 5, 1, 1))
-    with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="weight is on GPU 4"):
-        cuconv.conv2d(X, WEIGHT.clone().requires_grad_())
-    with pytest.raises(TypeError, match=r"weight is a numpy\.ndarray, input a torch\.Tensor: use one library"):
-        cuconv.conv2d(X, WEIGHT.numpy())
-
-
-@pytest.mark.parametrize("padding", [1.0, (1.0, 1), True, (True, 1), None, (1, 1, 1), "full"])
-def test_padding_that_equals_a_known_one_is_still_refused(cuda, padding):
-    cuconv.conv2d(X, WEIGHT, padding=1, algorithm="two_stage")
-    with pytest.raises(UnsupportedProblem, match="must be a whole number"):
-        cuconv.conv2d(X, WEIGHT, padding=padding, algorithm="two_stage")
-
-
-MEMORY = torch.zeros(2 * 9 * 5 * 7 + 8)
-OUT = MEMORY[: 2 * 9 * 5 * 7].view(2, 9, 5, 7)
-
-
-@pytest.mark.parametrize(
-    ("bias", "error", "message"),
-    [
-        (torch.zeros(1, 9), UnsupportedProblem, r"bias has 2 dimensions \(1, 9\): 1 is needed, \(M,\)"),
-        (torch.zeros(()), UnsupportedProblem, r"bias has 0 dimensions \(\): 1 is needed"),
-        (torch.zeros(4), UnsupportedProblem, r"bias has shape \(4,\): it must be \(9,\), a value for each filter"),
-        (torch.zeros(9, requires_grad=True), UnsupportedProblem, "bias is on GPU 4, input on GPU 3: use one device"),
-        (MEMORY[-9:], UnsupportedProblem, "out overlaps bias in memory"),
-        (np.zeros(9, np.float32), TypeError, r"bias is a numpy\.ndarray, input a torch\.Tensor: use one library"),
-        (0.5, TypeError, r"bias is a builtins\.float"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_bias_that_does_not_fit_is_refused_before_any_launch(cuda, bias, error, message):
-    with pytest.raises(error, match=message) as caught:
-        cuconv.conv2d(X, WEIGHT, bias, out=OUT)
-    assert "\n" not in str(caught.value) and not Recorder.enqueued
-
-
-def test_a_bias_on_the_cpu_is_refused():
-    with pytest.raises(UnsupportedProblem, match="bias is on cpu"):
-        TorchArrays(torch).check("bias", BIAS)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
     residual = torch.zeros(2, 9, 5, 7)
@@ -208,8 +144,6 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
     assert launches[-1].arguments.count(RESIDUAL) == 1
     assert (launches[-1].kernel == "add_residual") is not fused
     assert [RESIDUAL in launch.arguments for launch in launches] == ([True] if fused else [False, True])
-    with pytest.raises(UnsupportedProblem, match=r"residual has shape \(9, 2, 5, 7\): it must be \(2, 9, 5, 7\)"):
-        cuconv.conv2d(X, WEIGHT, residual=residual.view(9, 2, 5, 7))
 
 
 # Slices of channels
@@ -251,38 +185,62 @@ def test_one_image_of_a_slice_is_contiguous(cuda):
     assert Recorder.enqueued[-1][0][0].arguments[PLANES] == 9
 
 
-LAYOUTS = {
-    "a slice of rows": torch.zeros(2, 9, 6, 7)[:, :, 1:],
-    "a slice of columns": torch.zeros(2, 9, 5, 8)[..., 1:],
-    "channels last": torch.zeros(2, 5, 7, 9).permute(0, 3, 1, 2),
-    "one image for all": torch.zeros(1, 9, 5, 7).expand(2, 9, 5, 7),
-    "overlapping images": torch.zeros(2 * 9 * 5 * 7).as_strided((2, 9, 5, 7), (35, 35, 7, 1)),
-    "no whole planes apart": torch.zeros(1000).as_strided((2, 9, 5, 7), (9 * 35 + 1, 35, 7, 1)),
-    "every other channel": torch.zeros(2, 18, 5, 7)[:, ::2],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_layouts_of_the_output_are_refused_before_any_launch(cuda, layout):
-    cuconv.conv2d(X, WEIGHT, out=slice_of(12))
-    Recorder.enqueued.clear()
-    with pytest.raises(
-        UnsupportedProblem, match=r"out is neither contiguous nor a slice of the channels .*strides"
-    ) as e:
-        cuconv.conv2d(X, WEIGHT, out=LAYOUTS[layout])
-    assert "\n" not in str(e.value) and not Recorder.enqueued
-
-
-def test_a_slice_that_overlaps_an_operand_is_refused(cuda):
-    memory = torch.zeros(2 * 12 * 35)
-    out = memory.view(2, 12, 5, 7)[:, :9]
-    with pytest.raises(UnsupportedProblem, match="out overlaps input"):
-        cuconv.conv2d(memory[13 * 35 : 13 * 35 + X.numel()].view(X.shape), WEIGHT, out=out)
-
-
 def test_cupy_counts_strides_in_bytes():
     array = np.zeros((2, 12, 5, 7), np.float32)[:, :9]
     assert CupyArrays(None).strides(array) == torch.zeros(2, 12, 5, 7)[:, :9].stride()
+
+
+# Refusals
+
+
+MEMORY = torch.zeros(2 * 12 * 5 * 7)
+OUT = MEMORY[: 2 * 9 * 5 * 7].view(2, 9, 5, 7)
+REFUSED = {  # by what is wrong: the arguments, and what the error names
+    "precision": ({"precision": "half"}, "half"),
+    "no precision": ({"precision": None}, "None"),
+    "channels": ({"weight": torch.zeros(9, 5, 1, 1)}, "channels"),
+    "gradient": ({"weight": WEIGHT.clone().requires_grad_()}, "GPU 4"),
+    "rank of bias": ({"bias": torch.zeros(1, 9)}, "bias"),
+    "scalar bias": ({"bias": torch.zeros(())}, "bias"),
+    "size of bias": ({"bias": torch.zeros(4)}, "bias"),
+    "GPU of bias": ({"bias": torch.zeros(9, requires_grad=True)}, "bias is on GPU 4"),
+    "shape of residual": ({"residual": torch.zeros(9, 2, 5, 7)}, "residual"),
+    **{f"padding {value}": ({"padding": value}, "padding") for value in (1.0, (1.0, 1), True, (True, 1), None, "full")},
+    "three paddings": ({"padding": (1, 1, 1)}, "padding"),
+    "bias in out": ({"bias": MEMORY[9:18], "out": OUT}, "overlaps bias"),
+    "input in out": (
+        {"input": MEMORY[13 * 35 : 21 * 35].view(X.shape), "out": MEMORY.view(2, 12, 5, 7)[:, :9]},
+        "input",
+    ),
+    "a slice of rows": ({"out": torch.zeros(2, 9, 6, 7)[:, :, 1:]}, "strides"),
+    "a slice of columns": ({"out": torch.zeros(2, 9, 5, 8)[..., 1:]}, "strides"),
+    "channels last": ({"out": torch.zeros(2, 5, 7, 9).permute(0, 3, 1, 2)}, "strides"),
+    "one image for all": ({"out": torch.zeros(1, 9, 5, 7).expand(2, 9, 5, 7)}, "strides"),
+    "overlapping images": ({"out": torch.zeros(630).as_strided((2, 9, 5, 7), (35, 35, 7, 1))}, "strides"),
+    "no whole planes apart": ({"out": torch.zeros(1000).as_strided((2, 9, 5, 7), (316, 35, 7, 1))}, "strides"),
+    "every other channel": ({"out": torch.zeros(2, 18, 5, 7)[:, ::2]}, "strides"),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_a_call_is_refused_before_any_launch_also_where_one_like_it_was_accepted(cuda, wrong):
+    """A padding may equal a known one, and operands are checked again where anything of them has changed."""
+    call, named = {"input": X, "weight": WEIGHT, "algorithm": "two_stage"}, REFUSED[wrong]
+    for accepted in ({}, {"padding": 1}, {"out": slice_of(12)}):
+        cuconv.conv2d(**call | accepted)
+    Recorder.enqueued.clear()
+    with torch.enable_grad(), pytest.raises(UnsupportedProblem, match=named[1]) as caught:
+        cuconv.conv2d(**call | named[0])
+    assert "\n" not in str(caught.value) and not Recorder.enqueued
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"weight": WEIGHT.numpy()}, {"bias": np.zeros(9, np.float32)}, {"bias": 0.5}], ids=str
+)
+def test_arrays_of_two_libraries_are_refused(cuda, wrong):
+    cuconv.conv2d(X, WEIGHT)
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        cuconv.conv2d(**{"input": X, "weight": WEIGHT} | wrong)
 
 
 # Captures of CuPy

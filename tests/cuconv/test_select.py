@@ -21,26 +21,16 @@ LAYERS = problems_of("paper", (1,))
 each_device = pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.arch)
 
 
-def at_batch(layer, n):
-    return ConvProblem(n, layer.c, layer.h, layer.w, layer.m, layer.kh, layer.kw, layer.pad_h, layer.pad_w)
-
-
 def random_problems(count, seed=1):
     """Problems unlike those of the networks: odd sizes, flat and tall images, filters that are not square."""
     chance = random.Random(seed)
     for _ in range(count):
         kh, kw = chance.choice([(1, 1), (3, 3), (5, 5), (7, 7), (11, 11), (1, 7), (2, 4)])
-        yield ConvProblem(
-            n=chance.randint(1, 12),
-            c=chance.choice([1, 3, 17, 64, 255, chance.randint(1, 3000)]),
-            h=chance.randint(kh, 120),
-            w=chance.randint(kw, 120),
-            m=chance.choice([1, 10, 33, 64, chance.randint(1, 2000)]),
-            kh=kh,
-            kw=kw,
-            pad_h=chance.choice([0, kh // 2, kh]),
-            pad_w=chance.choice([0, kw // 2, kw]),
-        )
+        n, h, w = chance.randint(1, 12), chance.randint(kh, 120), chance.randint(kw, 120)
+        c = chance.choice([1, 3, 17, 64, 255, chance.randint(1, 3000)])
+        m = chance.choice([1, 10, 33, 64, chance.randint(1, 2000)])
+        pad_h, pad_w = (chance.choice([0, k // 2, k]) for k in (kh, kw))
+        yield ConvProblem(n, c, h, w, m, kh, kw, pad_h, pad_w)
 
 
 @each_device
@@ -58,24 +48,15 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device):
                     assert predicted_us(problem, device, chosen) <= predicted_us(problem, device, other)
 
 
-@each_device
-def test_what_only_two_stage_computes(device):
-    assert plan(ConvProblem(1, 3, 40, 40, 8, 33, 33), device).algorithm == "two_stage"
-
-
 @pytest.mark.parametrize("size", [40, 512, 2000])
 @pytest.mark.parametrize("kernel", [(33, 33), (64, 1), (400, 300)])
 def test_auto_takes_a_gibibyte_of_temporary_memory_at_most(size, kernel):
     for n, c, m in ((1, 1, 1), (4, 3, 64), (16, 64, 1000)):
         try:
             chosen = plan(ConvProblem(n, c, size, size, m, *kernel, *kernel), H200)
-        except UnsupportedProblem as error:
-            assert re.search(
-                "bytes of temporary memory, the limit of 'auto' is 1073741824: |passes, the limit|blocks, the limit",
-                str(error),
-            )
-        else:
-            assert chosen.workspace_bytes <= 2**30
+        except UnsupportedProblem:
+            continue
+        assert chosen.workspace_bytes <= 2**30
 
 
 def huge_problems(count, seed=2):
@@ -112,36 +93,22 @@ def test_huge_problems_are_planned_or_refused_at_once():
         assert time.process_time() - start < 1, problem
 
 
-def test_a_problem_that_nothing_computes_is_refused():
-    with pytest.raises(UnsupportedProblem):
-        plan(ConvProblem(n=1, c=1, h=65536, w=65536, m=1, kh=1, kw=1), H200)
-
-
-def split_of(config):
-    """The blocks that share the reduction of a tile."""
-    return int(re.search(r"split=(\d+)", str(config))[1])
-
-
-def outputs_of_a_tile(config):
-    """The outputs of a tile: its filters times its pixels."""
-    filters, pixels = re.search(r"tile=(\d+)x(\d+)", str(config)).groups()
-    return int(filters) * int(pixels)
-
-
-@pytest.mark.parametrize("n", [64, 256])
-def test_large_problems_go_to_the_tensor_cores_in_large_tiles_without_split_k(n):
-    problem = ConvProblem(n, 256, 28, 28, 256, 3, 3, 1, 1)
-    assert plan(problem, H200).algorithm in ("fp16x3", "fp16x3_winograd")
-    for device, algorithm in ((H200, "tf32x3_wgmma"), (A100, "tf32x3_gemm")):
-        config = plan(problem, device, algorithm).config
-        assert split_of(config) == 1
-        assert outputs_of_a_tile(config) >= 64 * 128
-    assert plan(problem, A100).algorithm == "tf32x3_gemm"
-
-
-def test_a_small_problem_is_computed_with_split_k():
-    problem = ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1)
-    assert split_of(plan(problem, H200).config) > 1
+@pytest.mark.parametrize(
+    ("problem", "device", "algorithm"),
+    [
+        (ConvProblem(1, 3, 40, 40, 8, 33, 33), H200, "two_stage"),  # nothing else computes it
+        (ConvProblem(1, 3, 40, 40, 8, 33, 33), A100, "two_stage"),
+        (ConvProblem(8, 128, 56, 56, 128, 3, 3, 1, 1, groups=128), H200, "depthwise"),
+        (ConvProblem(8, 256, 28, 28, 256, 3, 3, 1, 1, groups=64), H200, "depthwise"),
+        (ConvProblem(1, 2048, 1, 1, 1000, 1, 1), H200, "gemv"),
+        (ConvProblem(64, 4096, 1, 1, 4096, 1, 1), H200, "fp16x3|tf32x3"),  # tensor cores
+        (ConvProblem(256, 256, 28, 28, 256, 3, 3, 1, 1), H200, "fp16x3"),
+        (ConvProblem(256, 256, 28, 28, 256, 3, 3, 1, 1), A100, "tf32x3_gemm"),
+    ],
+    ids=str,
+)
+def test_each_kind_of_layer_goes_to_the_kernels_that_are_for_it(problem, device, algorithm):
+    assert re.match(algorithm, plan(problem, device).algorithm)
 
 
 @each_device
@@ -150,7 +117,7 @@ def test_a_larger_batch_is_not_predicted_to_take_less_time(device):
     for layer in LAYERS:
         times = [
             predicted_us(problem, device, plan(problem, device))
-            for problem in (at_batch(layer, n) for n in (1, 2, 4, 8, 12, 16, 32, 64, 128, 256))
+            for problem in (replace(layer, n=n) for n in (1, 2, 4, 8, 12, 16, 32, 64, 128, 256))
         ]
         assert all(more > 0.95 * less for less, more in pairwise(times)), layer.label
 
@@ -159,7 +126,7 @@ def test_a_larger_batch_is_not_predicted_to_take_less_time(device):
 def test_predicted_times_are_possible(device):
     """No plan beats the 3xFP16 rate of an H200, also for the fewer products of Winograd, nor an empty kernel."""
     for layer in LAYERS:
-        for problem in (layer, at_batch(layer, 64)):
+        for problem in (layer, replace(layer, n=64)):
             chosen = plan(problem, device)
             us = predicted_us(problem, device, chosen)
             products = problem.flop * ((problem.kw + 3) / 4 / problem.kw if "winograd" in chosen.algorithm else 1)
@@ -176,24 +143,11 @@ def test_the_sums_of_an_image_are_added_alike_in_every_batch(sweep, every):
         assert len(ways) == 1, layer.label
 
 
-def test_alike_in_every_batch_is_no_slower_than_each_algorithm_that_is():
-    problem = ConvProblem(8, 256, 28, 28, 256, 3, 3, 1, 1)
-    chosen = plan(problem, H200, BATCH_INVARIANT)
-    assert chosen.algorithm in ALGORITHMS and ALGORITHMS[chosen.algorithm].summation(chosen.config) is not None
-    auto = plan(problem, H200)
-    assert predicted_us(problem, H200, auto) <= predicted_us(problem, H200, chosen)
-
-
-@pytest.mark.parametrize("algorithm", ["fp16x3", "fp16x3_winograd"])
-def test_stream_k_depends_on_the_batch(algorithm):
-    chosen = plan(ConvProblem(8, 256, 28, 28, 256, 3, 3, 1, 1), H200, algorithm)
-    assert ALGORITHMS[algorithm].summation(chosen.config) is None
-
-
 @each_device
 def test_alike_in_every_batch_plans_any_shape(device):
     for problem in random_problems(100):
-        assert plan(problem, device, BATCH_INVARIANT).algorithm in ALGORITHMS
+        chosen = plan(problem, device, BATCH_INVARIANT)
+        assert ALGORITHMS[chosen.algorithm].summation(chosen.config) is not None
 
 
 @each_device
@@ -211,10 +165,7 @@ def test_the_kernel_that_adds_a_residual_counts(device):
         if not kernel_set.holds(device.arch, launches_of(plain, problem, CallOptions(residual=True))):
             continue
         assert cost(with_residual) <= cost(plain)
-        if plain != with_residual:
-            changed += 1
-            assert not ALGORITHMS[plain.algorithm].fuses_residual
-            assert ALGORITHMS[with_residual.algorithm].fuses_residual
+        changed += plain != with_residual
     assert changed or device is A100
 
 
