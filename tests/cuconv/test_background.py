@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import cuconv
 from cuconv import NotReady, call_cache, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.core.launch import KernelVariant
+from cuconv.device import H200
 from cuconv.runtime import background, compiler
 from tests.cuconv.fake_gpu import Recorder
 
@@ -88,40 +89,39 @@ def test_threads_end_when_nothing_is_left(nvrtc):
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("daemon", [False, True])
-def test_the_program_ends_in_the_middle(tmp_path, daemon):
-    """Also where a daemon thread has asked; what is being compiled is finished, and nothing crashes."""
-    code = f"""
+BEGIN = """
 import threading
 from cuconv.algorithms import ALGORITHMS
 from cuconv.core.launch import KernelVariant
 from cuconv.runtime import background
-source, variants = ALGORITHMS["fp16x3"].source, ALGORITHMS["fp16x3"].variants("sm_90a")
-kernels = [KernelVariant.of(source, "sm_90a", macros) for macros in variants]
-asking = threading.Thread(target=background.compile_later, args=(kernels,), daemon={daemon})
+def kernels(name):
+    source, variants = ALGORITHMS[name].source, ALGORITHMS[name].variants("sm_90a")
+    return [KernelVariant.of(source, "sm_90a", macros) for macros in variants]
+"""
+ASK = """
+asking = threading.Thread(target=background.compile_later, args=(kernels("fp16x3"),), daemon={daemon})
 asking.start(), asking.join()
 """
-    environment = {**os.environ, "CUCONV_CACHE_DIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) < 102
-
-
-def test_threads_go_on_when_the_main_thread_has_ended(tmp_path):
-    code = """
-import threading
-from cuconv.algorithms import ALGORITHMS
-from cuconv.core.launch import KernelVariant
-from cuconv.runtime import background
+ASK_LATE = """
 def late():
     threading.main_thread().join()
-    source = ALGORITHMS["two_stage"].source
-    background.compile_later([KernelVariant.of(source, "sm_90a", {**ALGORITHMS["two_stage"].variants("sm_90a")[0]})])
+    background.compile_later(kernels("two_stage")[:1])
     background.wait_for_kernels()
 threading.Thread(target=late).start()
 """
+
+
+@pytest.mark.parametrize(
+    ("code", "compiled"),
+    [(ASK.format(daemon=False), range(102)), (ASK.format(daemon=True), range(102)), (ASK_LATE, [1])],
+    ids=["in the middle", "in the middle, by a daemon", "before its threads"],
+)
+def test_the_program_ends(tmp_path, code, compiled):
+    """What is being compiled is finished, what waits is left, nothing crashes; other threads may go on."""
+    command = [sys.executable, "-c", BEGIN + code]
     environment = {**os.environ, "CUCONV_CACHE_DIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) == 1
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "") and len(list(tmp_path.iterdir())) in compiled
 
 
 def test_without_threads_calls_keep_what_they_have(nvrtc, monkeypatch):
@@ -140,34 +140,17 @@ def test_without_threads_calls_keep_what_they_have(nvrtc, monkeypatch):
     assert sorted(nvrtc.asked) == ["a", "b"]
 
 
-def planned_algorithm():
-    """The algorithm of the calls' plan."""
-    return cuconv.plan(cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1), cuconv.device.H200).algorithm
+PROBLEM = cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1)
 
 
 def planned(algorithm="auto"):
-    """The algorithm of the newest launch, and the plan's."""
-    launches, _, _ = Recorder.enqueued[-1]
-    problem = cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1)
-    return launches[-1].source.stem, cuconv.plan(problem, cuconv.device.H200, algorithm).algorithm
+    """The algorithm of the calls' plan."""
+    return cuconv.plan(PROBLEM, H200, algorithm).algorithm
 
 
-def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(cuda, nvrtc):
-    best = cuconv.plan(cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1), cuconv.device.H200).algorithm
-    cuda.missing = {best}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            cuconv.conv2d(X, WEIGHT)
-            taken, wanted = planned()
-            assert taken != wanted == best
-    assert len(Recorder.made) == 1
-    cuda.missing = set()
-    nvrtc.allowed.set()
-    background.wait_for_kernels()
-    assert [source.stem for source in nvrtc.asked] == [best]
-    cuconv.conv2d(X, WEIGHT)
-    assert planned() == (best, best) and len(Recorder.made) == 2
+def launched():
+    """The algorithm of the newest launch."""
+    return Recorder.enqueued[-1][0][-1].source.stem
 
 
 def all_compiled(cuda, nvrtc):
@@ -177,43 +160,77 @@ def all_compiled(cuda, nvrtc):
     background.wait_for_kernels()
 
 
+@contextmanager
+def no_warnings():
+    """Make every warning an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@contextmanager
+def deterministic():
+    """Let torch use deterministic algorithms only."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 @pytest.fixture
-def captures(cuda, nvrtc):
-    """A machine on which the kernels of the plan must be compiled, and no capture has been warned of."""
+def missing(cuda, nvrtc):
+    """A machine on which the kernels of the plan must be compiled, and nothing was warned of."""
     call_cache._warn_of_capture.cache_clear()
-    cuda.missing = {planned_algorithm()}
+    call_cache._warn_of_waiting.cache_clear()
+    cuda.missing = {planned()}
     return cuda
 
 
-NOT_READY = r"captures a slower kernel .* call once, then cuconv.wait_for_kernels\(\), and call once more"
-
-
-def test_a_capture_uses_what_is_there_and_warns(captures, nvrtc):
+def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(missing, nvrtc):
+    with no_warnings():
+        for _ in range(2):
+            cuconv.conv2d(X, WEIGHT)
+            assert launched() != planned()
+    assert len(Recorder.made) == 1
+    all_compiled(missing, nvrtc)
+    assert [source.stem for source in nvrtc.asked] == [planned()]
     cuconv.conv2d(X, WEIGHT)
-    all_compiled(captures, nvrtc)
-    captures.capture = 5
+    assert launched() == planned() and len(Recorder.made) == 2
+
+
+# Captures of CUDA graphs
+
+
+NOT_READY = r"cuconv\.wait_for_kernels\(\)"
+
+
+def test_a_capture_uses_what_is_there_and_warns(missing, nvrtc):
+    cuconv.conv2d(X, WEIGHT)
+    all_compiled(missing, nvrtc)
+    missing.capture = 5
     with pytest.warns(UserWarning, match=NOT_READY):
         cuconv.conv2d(X, WEIGHT)
     assert len(Recorder.made) == 1
-    captures.capture = 0
+    missing.capture = 0
     cuconv.conv2d(X, WEIGHT)
     assert len(Recorder.made) == 2
 
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("call", ["conv2d", "one image", "prepared"])
-def test_a_capture_of_a_stand_in_warns_once(captures, first, call):
+def test_a_capture_of_a_stand_in_warns_once(missing, first, call):
     layer, x = cuconv.prepare(WEIGHT), X[0] if call == "one image" else X
-    captures.missing = EVERY - {"direct", "two_stage"}
+    missing.missing = EVERY - {"direct", "two_stage"}
 
     def convolve():
         layer(x) if call == "prepared" else cuconv.conv2d(x, WEIGHT)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         if not first:
             convolve()
-    captures.capture = 5
+    missing.capture = 5
     with pytest.warns(UserWarning, match=NOT_READY) as said:
         for _ in range(2):
             convolve()
@@ -221,101 +238,104 @@ def test_a_capture_of_a_stand_in_warns_once(captures, first, call):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_capture_warns_where_another_library_computes_meanwhile(captures, first):
-    captures.missing = EVERY
-    for captures.capture in (5,) if first else (0, 5):
-        with pytest.warns(UserWarning, match=NOT_READY) if captures.capture else nullcontext(), pytest.raises(NotReady):
+def test_a_capture_warns_where_another_library_computes_meanwhile(missing, first):
+    missing.missing = EVERY
+    for missing.capture in (5,) if first else (0, 5):
+        with pytest.warns(UserWarning, match=NOT_READY) if missing.capture else nullcontext(), pytest.raises(NotReady):
             cuconv.conv2d(X, WEIGHT, algorithm="ready")
 
 
-def test_a_capture_of_the_fastest_kernels_neither_warns_nor_is_asked_for(captures, nvrtc, monkeypatch):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_does_not_warn_where_no_faster_kernel_will_come(missing, nvrtc, monkeypatch, fails):
+    """With the fastest kernels a call does not even ask the driver for a capture."""
+    nvrtc.error = compiler.CompileError("no") if fails else None
     cuconv.conv2d(X, WEIGHT)
-    all_compiled(captures, nvrtc)
-    cuconv.conv2d(X, WEIGHT)
-    captures.capture = 5
-    monkeypatch.setattr(call_cache, "capture_of", lambda stream: pytest.fail("a final call asks for a capture"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning) if fails else nullcontext():
+        all_compiled(missing, nvrtc)
+    if not fails:
         cuconv.conv2d(X, WEIGHT)
-    assert planned()[0] == planned()[1]
-
-
-def test_a_capture_does_not_warn_where_no_faster_kernel_will_come(captures, nvrtc):
-    nvrtc.error = compiler.CompileError("no")
-    cuconv.conv2d(X, WEIGHT)
-    with pytest.warns(UserWarning, match="does not compile"):
-        all_compiled(captures, nvrtc)
-    captures.capture = 5
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        monkeypatch.setattr(call_cache, "capture_of", lambda stream: pytest.fail("a final call asks"))
+    missing.capture = 5
+    with no_warnings():
         cuconv.conv2d(X, WEIGHT)
+    assert (launched() == planned()) is not fails
 
 
-def test_where_warnings_are_errors_a_capture_ends_before_a_launch(captures, nvrtc):
-    captures.capture = 5
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+def test_where_warnings_are_errors_a_capture_ends_before_a_launch(missing, nvrtc):
+    missing.capture = 5
+    with no_warnings():
         with pytest.raises(UserWarning, match=NOT_READY):
             cuconv.conv2d(X, WEIGHT)
         assert not Recorder.enqueued
-        captures.capture = 0
+        missing.capture = 0
         cuconv.conv2d(X, WEIGHT)
-        all_compiled(captures, nvrtc)
+        all_compiled(missing, nvrtc)
         cuconv.conv2d(X, WEIGHT)
-        captures.capture = 6
+        missing.capture = 6
         cuconv.conv2d(X, WEIGHT)
-    assert planned()[0] == planned()[1]
+    assert launched() == planned()
 
 
-def test_ready_refuses_to_wait(cuda, nvrtc):
-    cuda.missing = EVERY
+# Who waits
+
+
+def test_ready_refuses_to_wait(missing, nvrtc):
+    missing.missing = EVERY
     for _ in range(2):
         with pytest.raises(NotReady):
             cuconv.conv2d(X, WEIGHT, algorithm="ready")
     assert not Recorder.made
-    cuda.missing = set()
-    nvrtc.allowed.set()
-    background.wait_for_kernels()
+    all_compiled(missing, nvrtc)
     cuconv.conv2d(X, WEIGHT, algorithm="ready")
     assert len(Recorder.made) == 1
 
 
-@pytest.mark.parametrize("how", ["waiting", "deterministic"])
-@pytest.mark.parametrize("algorithm", ["auto", "ready"])
-def test_stand_ins_are_left_by_who_waits(cuda, nvrtc, how, algorithm):
-    cuda.missing = EVERY if algorithm == "ready" else {planned_algorithm()}
+@pytest.mark.parametrize("before", [None, "auto", "ready"])
+@pytest.mark.parametrize(
+    ("algorithm", "how"),
+    [
+        ("tf32x3_gemm", nullcontext),
+        ("batch_invariant", nullcontext),
+        *((algorithm, how) for algorithm in ("auto", "ready") for how in (background.waiting, deterministic)),
+    ],
+)
+def test_who_wants_one_algorithm_or_equal_bits_waits(missing, nvrtc, algorithm, how, before):
+    """Also where a call before has left a stand-in; it compiles in its own thread."""
+    missing.missing = EVERY if before == "ready" else {planned(), planned(algorithm if how is nullcontext else "auto")}
     with suppress(NotReady):
+        if before:
+            cuconv.conv2d(X, WEIGHT, algorithm=before)
+    with how():
         cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.use_deterministic_algorithms(how == "deterministic")
-        with background.waiting() if how == "waiting" else nullcontext():
-            cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert planned()[0] == planned()[1]
+    assert launched() == planned(algorithm if how is nullcontext else "auto")
+    assert before or not nvrtc.asked
 
 
-def test_who_waits_makes_no_other_thread_wait(cuda, nvrtc):
-    cuda.missing = {planned_algorithm()}
+def test_auto_waits_where_no_kernel_is_there_and_warns_once(missing, nvrtc):
+    missing.missing = EVERY
+    nvrtc.allowed.set()
+    with pytest.warns(UserWarning, match="precompile") as said:
+        cuconv.conv2d(X, WEIGHT)
+        cuconv.conv2d(X, WEIGHT, relu=True)
+    assert launched() == planned() and not nvrtc.asked and len(said) == 1
+
+
+def test_who_waits_makes_no_other_thread_wait(missing):
     with ThreadPoolExecutor(1) as thread, background.waiting():
         assert background.waits() and not thread.submit(background.waits).result()
         thread.submit(cuconv.conv2d, X, WEIGHT).result()
-        assert planned()[0] != planned()[1], "the other thread's call takes a stand-in"
+        assert launched() != planned(), "the other thread's call takes a stand-in"
         cuconv.conv2d(X, WEIGHT)
-        assert planned()[0] == planned()[1]
+        assert launched() == planned()
         with background.waiting():
             pass
         assert background.waits(), "blocks can be nested"
     assert not background.waits()
 
 
-def test_a_stand_in_stays_where_its_successor_cannot_be_made(cuda, nvrtc, monkeypatch):
-    cuda.missing = {planned_algorithm()}
+def test_a_stand_in_stays_where_its_successor_cannot_be_made(missing, nvrtc, monkeypatch):
     cuconv.conv2d(X, WEIGHT)
-    cuda.missing = set()
-    nvrtc.allowed.set()
-    background.wait_for_kernels()
+    all_compiled(missing, nvrtc)
 
     def fail(*arguments):
         raise MemoryError("no room for a module")
@@ -324,40 +344,13 @@ def test_a_stand_in_stays_where_its_successor_cannot_be_made(cuda, nvrtc, monkey
     with pytest.warns(UserWarning, match="no room"):
         cuconv.conv2d(X, WEIGHT)
     cuconv.conv2d(X, WEIGHT)
-    assert len(Recorder.enqueued) == 3 and planned()[0] != planned()[1]
+    assert len(Recorder.enqueued) == 3 and launched() != planned()
 
 
-def test_auto_waits_where_no_kernel_is_there_and_warns_once(cuda, nvrtc):
-    cuda.missing = EVERY
-    nvrtc.allowed.set()
-    call_cache._warn_of_waiting.cache_clear()
-    with pytest.warns(UserWarning, match="precompile"):
-        cuconv.conv2d(X, WEIGHT)
-    assert planned()[0] == planned()[1] and not nvrtc.asked, "it compiles in its own thread"
-
-
-@pytest.mark.parametrize("how", ["named", "batch_invariant", "waiting", "deterministic"])
-def test_who_wants_one_algorithm_or_equal_bits_waits(cuda, nvrtc, how):
-    algorithm = {"named": "tf32x3_gemm", "batch_invariant": "batch_invariant"}.get(how, "auto")
-    problem = cuconv.ConvProblem(2, 16, 5, 7, 9, 1, 1)
-    cuda.missing = {cuconv.plan(problem, cuconv.device.H200, algorithm).algorithm}
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.use_deterministic_algorithms(how == "deterministic")
-        if how == "waiting":
-            with background.waiting():
-                cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
-        else:
-            cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert planned(algorithm)[0] == planned(algorithm)[1] and not nvrtc.asked
-
-
-def test_alternatives_are_in_order_and_not_much_slower():
-    problem, device = cuconv.ConvProblem(8, 64, 28, 28, 64, 3, 3, 1, 1), cuconv.device.H200
-    for residual in (False, True):
-        plans = list(select.alternatives(problem, device, True, residual))
-        assert plans[0] == select.plan(problem, device, "auto", True, residual) and len(set(plans)) == len(plans) > 20
-        times = [select.predicted_us(problem, device, plan) for plan in plans]
-        assert max(times) <= select.MAX_SLOWDOWN * min(times) * 1.5
+@pytest.mark.parametrize("residual", [False, True])
+def test_alternatives_begin_with_the_plan_and_are_not_much_slower(residual):
+    problem = cuconv.ConvProblem(8, 64, 28, 28, 64, 3, 3, 1, 1)
+    plans = list(select.alternatives(problem, H200, True, residual))
+    assert plans[0] == select.plan(problem, H200, "auto", True, residual) and len(set(plans)) == len(plans) > 1
+    times = [select.predicted_us(problem, H200, plan) for plan in plans]
+    assert max(times) <= select.MAX_SLOWDOWN * min(times) * 1.5

@@ -7,7 +7,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.core.launch import FLAGS, PACKED, RESIDUAL
+from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200
 
 PROBLEMS = [
@@ -63,8 +63,13 @@ def test_packed_weights_are_read_where_there_are_any(algorithm, problem, config)
     if once is None:
         assert launches == algorithm.launches(problem, config, replace(options, packed=False))
     else:
-        readers = [launch for launch in launches if launch.arguments[-2:] == (PACKED, FLAGS)]
-        assert [launch.macros for launch in readers] == [once.macros] and once.macros["PREPARED"] == 1
+        (main,) = [launch for launch in launches if PACKED in launch.arguments]
+        assert main.arguments[-2:] == (PACKED, FLAGS) and main.macros == once.macros and main.macros["PREPARED"] == 1
+        assert once.arguments[:2] == (WEIGHT, PACKED) and once.arguments[-1] == 0  # it clears no flags
+        plain = algorithm.launches(problem, config, replace(options, packed=False))
+        assert [one.kernel for one in plain] == ["pack_weights", *(one.kernel for one in launches)]
+        (same,) = [one for one in plain if one.kernel == main.kernel]
+        assert (main.blocks, main.threads, main.shared_bytes) == (same.blocks, same.threads, same.shared_bytes)
 
 
 @each_algorithm

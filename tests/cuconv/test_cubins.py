@@ -105,7 +105,7 @@ def no_home(folder):
 @pytest.mark.parametrize("place", [unwritable, others_can_write, no_home])
 def test_kernels_are_kept_in_memory_with_one_warning_where_the_folder_cannot_be_used(folder, monkeypatch, place):
     monkeypatch.setenv("CUCONV_CACHE_DIR", str(place(folder)))
-    with pytest.warns(UserWarning, match="cannot keep compiled kernels in .*set CUCONV_CACHE_DIR") as warned:
+    with pytest.warns(UserWarning, match="CUCONV_CACHE_DIR") as warned:
         for name in ("kernel", "other"):
             cubins.write(name, CUBIN)
     assert len(warned) == 1

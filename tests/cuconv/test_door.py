@@ -89,13 +89,13 @@ def test_every_error_is_one_of_ours(call, value):
 @pytest.mark.parametrize(
     ("value", "error", "why"),
     [
-        (X.as_subclass(Subclass), TypeError, "not other subclasses"),
-        (X.to_sparse(), UnsupportedProblem, "layout torch.sparse_coo"),
+        (X.as_subclass(Subclass), TypeError, "subclasses"),
+        (X.to_sparse(), UnsupportedProblem, "sparse"),
         (torch._neg_view(X), UnsupportedProblem, "negates"),
         (torch.nested.nested_tensor([X]), UnsupportedProblem, "nested"),
-        (X.to("meta"), UnsupportedProblem, "input is on meta"),
+        (X.to("meta"), UnsupportedProblem, "meta"),
     ],
-    ids=["subclass", "sparse", "negative", "nested", "meta"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_tensors_that_are_no_plain_memory_are_refused(value, error, why):
     with pytest.raises(error, match=why):
@@ -105,14 +105,9 @@ def test_tensors_that_are_no_plain_memory_are_refused(value, error, why):
 def test_a_tensor_whose_storage_was_freed_is_refused():
     freed = X.clone()
     freed.untyped_storage().resize_(0)
-    with pytest.raises(UnsupportedProblem, match="input has no memory"):
+    with pytest.raises(UnsupportedProblem, match="memory"):
         check_operands(library_of(freed), {"input": freed})
 
 
 def test_a_parameter_is_a_tensor():
     library_of(X).check_plain("weight", torch.nn.Parameter(W))
-
-
-def test_a_view_that_negates_has_a_signature_of_its_own():
-    signature = library_of(X).signature
-    assert signature(X) != signature(torch._neg_view(X))

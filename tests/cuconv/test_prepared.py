@@ -3,7 +3,6 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,79 +13,23 @@ from cuconv import ConvProblem, UnsupportedProblem, call, call_cache, prepared, 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.call import Packing
-from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, WEIGHT, WORKSPACE, Launch
+from cuconv.core.launch import WORKSPACE, Launch
 from cuconv.device import A100, H200
 from tests.cuconv.fake_gpu import Recorder
 
-PACKING = ("fp16x3", "fp16x3_winograd", "fp16x3_pointwise")
+POINTWISE = ALGORITHMS["fp16x3_pointwise"]
 LAYERS = [
     ConvProblem(8, 64, 56, 56, 64, 3, 3, 1, 1),
     ConvProblem(32, 512, 14, 14, 512, 3, 3, 1, 1),
     ConvProblem(32, 256, 14, 14, 1024, 1, 1),
     ConvProblem(32, 256, 14, 14, 1024, 1, 1, stride_h=2, stride_w=2),
 ]
-CASES = [  # an algorithm that packs weights, and a layer that it is for
-    *(("fp16x3", layer) for layer in LAYERS[:2]),
-    *(("fp16x3_winograd", layer) for layer in LAYERS[:2]),
-    *(("fp16x3_pointwise", layer) for layer in LAYERS[2:]),
-]
 X, WEIGHT_3X3 = torch.zeros(8, 64, 28, 28), torch.zeros(64, 64, 3, 3)
-
-
-def launches_of(problem, name, residual=False):
-    """The launches of a call: all, that which packs, and those with packed weights."""
-    algorithm, options = ALGORITHMS[name], CallOptions(relu=True, residual=residual)
-    config = algorithm.configure(problem, H200, prepared=True)
-    once = algorithm.packing_launch(problem, config, options)
-    return [
-        algorithm.launches(problem, config, options),
-        once,
-        algorithm.launches(problem, config, replace(options, packed=True)),
-    ]
 
 
 def enqueued(kernel):
     """The addresses of each recorded sequence that begins with a kernel."""
     return [addresses for launches, _, addresses in Recorder.enqueued if launches[0].kernel == kernel]
-
-
-# The launches
-
-
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize(("name", "problem"), CASES, ids=str)
-def test_the_main_kernel_reads_what_another_launch_has_packed(name, problem, residual):
-    launches, once, calls = launches_of(problem, name, residual)
-    assert once is not None
-    assert once.kernel == "pack_weights" and len(calls) == len(launches) - 1
-    assert once.arguments[:2] == (WEIGHT, PACKED) and once.arguments[-1] == 0  # it clears no flags
-    (main,) = [launch for launch in calls if launch.kernel == name]
-    assert main.arguments[-2:] == (PACKED, FLAGS)
-    assert main.macros["PREPARED"] == 1 and main.macros == once.macros  # one module
-    assert (RESIDUAL in main.arguments) == bool(main.macros.get("RESIDUAL"))
-    (plain,) = [launch for launch in launches if launch.kernel == name]
-    assert (main.blocks, main.threads, main.shared_bytes) == (plain.blocks, plain.threads, plain.shared_bytes)
-    assert all(PACKED not in launch.arguments for launch in calls if launch is not main)
-
-
-@pytest.mark.parametrize("name", ["two_stage", "tf32x3_gemm", "tf32x3_wgmma"])
-def test_other_algorithms_launch_what_they_always_do(name):
-    launches, once, calls = launches_of(LAYERS[0], name, residual=True)
-    assert once is None and calls == launches
-
-
-@pytest.mark.parametrize("name", PACKING)
-def test_packing_counts_in_no_prediction_for_packed_weights(name):
-    algorithm, problem = ALGORITHMS[name], LAYERS[2 if name == "fp16x3_pointwise" else 1]
-    costs = algorithm.costs()
-    for config in algorithm.candidates(problem, H200):
-        packing = algorithm.packing(problem, config)
-        saved = packing.predicted_us(problem, costs) if packing else 0
-        both = algorithm.predicted_us(problem, H200, config), algorithm.prepared_us(problem, H200, config)
-        assert both[0] - both[1] == pytest.approx(saved) and both[1] > 0
-    chosen = algorithm.configure(problem, H200, prepared=True)
-    best = min(algorithm.prepared_us(problem, H200, config) for config in algorithm.candidates(problem, H200))
-    assert algorithm.prepared_us(problem, H200, chosen) == best
 
 
 @pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.name)
@@ -152,7 +95,8 @@ def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda, monkeypatch
 
 @pytest.mark.parametrize(("problem", "bytes_beside"), [(LAYERS[2], 400), (LAYERS[3], 1000)], ids=["plain", "strided"])
 def test_a_part_of_the_workspace_with_a_fixed_place_keeps_it(problem, bytes_beside):
-    *_, calls = launches_of(problem, "fp16x3_pointwise")
+    config = POINTWISE.configure(problem, H200, prepared=True)
+    calls = POINTWISE.launches(problem, config, CallOptions(relu=True, packed=True))
     assert call_cache.workspace_beside(calls, 1000, 600) == bytes_beside
     assert any(WORKSPACE in launch.arguments for launch in calls)
 

@@ -24,20 +24,6 @@ def operands(shape, dtype=torch.float32):
     return x, torch.randn(m, c, kh, kw, generator=generator, dtype=dtype), (pad_h, pad_w)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_reference_is_torchs_convolution_in_float64(shape):
-    x, weight, padding = operands(shape)
-    expected = F.conv2d(x.double(), weight.double(), padding=padding)
-    torch.testing.assert_close(reference.conv2d(x, weight, padding), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_two_stages_give_the_convolution(shape):
-    x, weight, padding = operands(shape)
-    expected = F.conv2d(x.double(), weight.double(), padding=padding)
-    torch.testing.assert_close(reference.two_stage(x, weight, padding).double(), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_stage_one_makes_a_plane_for_each_filter_position():
     x, weight, padding = operands((2, 3, 5, 6, 4, 3, 3, 1, 1))
     planes = reference.scalar_products(x, weight, padding)
@@ -56,11 +42,12 @@ def test_nan_stays_within_its_receptive_field():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_bias_and_relu_follow_the_sum(shape, relu):
+def test_both_are_torchs_convolution_in_float64(shape, has_bias, relu):
     x, weight, padding = operands(shape)
-    bias = torch.linspace(-2, 2, len(weight))
-    expected = F.conv2d(x.double(), weight.double(), bias.double(), padding=padding)
+    bias = torch.linspace(-2, 2, len(weight)) if has_bias else None
+    expected = F.conv2d(x.double(), weight.double(), bias.double() if has_bias else None, padding=padding)
     expected = F.relu(expected) if relu else expected
     torch.testing.assert_close(reference.conv2d(x, weight, padding, bias, relu), expected, rtol=1e-12, atol=1e-12)
     single = reference.two_stage(x, weight, padding, bias, relu)
@@ -85,32 +72,30 @@ def test_the_reference_does_not_change_its_operands():
     assert all(torch.equal(a, b) for a, b in zip(before, (x, weight, bias), strict=True))
 
 
-@pytest.mark.parametrize("relu", [False, True])
-def test_strides_dilations_and_groups_are_torchs(relu):
-    x, weight, _ = operands((2, 12, 15, 13, 8, 3, 2, 0, 0))
-    weight, bias = weight[:, :6].contiguous(), torch.linspace(-3, 3, 8)
-    steps = {"stride": (2, 3), "padding": (2, 1), "dilation": (3, 2), "groups": 2}
-    expected = F.conv2d(x.double(), weight.double(), bias.double(), **steps)
-    expected = expected.relu() if relu else expected
-    torch.testing.assert_close(
-        reference.conv2d(x, weight, bias=bias, relu=relu, **steps), expected, rtol=1e-12, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize(
-    "steps", [{"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}, {"padding": "valid"}]
+    "steps",
+    [
+        {"stride": (2, 3), "padding": (2, 1), "dilation": (3, 2), "groups": 2},
+        {"stride": 2, "padding": 1},
+        {"padding": "same", "dilation": 2},
+        {"padding": "valid"},
+    ],
+    ids=str,
 )
-def test_numbers_and_words_are_taken_as_by_conv2d(steps):
-    x, weight, _ = operands((2, 3, 9, 8, 5, 3, 3, 0, 0))
-    expected = F.conv2d(x.double(), weight.double(), **steps)
-    torch.testing.assert_close(reference.conv2d(x, weight, **steps), expected, rtol=1e-12, atol=1e-12)
+def test_strides_dilations_and_groups_are_torchs(steps):
+    kw = 3 if steps["padding"] == "same" else 2  # of odd size
+    x, weight, _ = operands((2, 12, 15, 13, 8, 3, kw, 0, 0))
+    weight, bias = weight[:, : 12 // steps.get("groups", 1)].contiguous(), torch.linspace(-3, 3, 8)
+    expected = F.conv2d(x.double(), weight.double(), bias.double(), **steps).relu()
+    output = reference.conv2d(x, weight, bias=bias, relu=True, **steps)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_wrong_arguments_are_named():
     x, weight, _ = operands((2, 3, 9, 8, 5, 3, 3, 0, 0))
-    with pytest.raises(TypeError, match="pass a bias as bias="):
+    with pytest.raises(TypeError, match="bias="):
         reference.conv2d(x, weight, torch.zeros(5))
-    with pytest.raises(UnsupportedProblem, match="weight has 2 channels, input 3"):
+    with pytest.raises(UnsupportedProblem, match="channels"):
         reference.conv2d(x, weight[:, :2])
     with pytest.raises(UnsupportedProblem, match="stride_h=0"):
         reference.conv2d(x, weight, stride=0)
