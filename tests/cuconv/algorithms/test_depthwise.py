@@ -79,6 +79,7 @@ def test_elements_are_moved_together_where_rows_and_alignment_allow(problem, col
     [
         layer(1, 8, 14, 9),
         layer(1, 8, 14, 3, dilation=2),
+        ConvProblem(1, 8, 14, 14, 8, 3, 3, 1, 2, dilation_w=2, groups=8),
         layer(1, 8, 14, 3, stride=3),
         layer(1, 8, 14, 3, groups=4),
         ConvProblem(1, 8, 14, 14, 8, 3, 5, 1, 2, groups=8),

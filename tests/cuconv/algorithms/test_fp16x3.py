@@ -47,6 +47,15 @@ def test_shared_memory_holds_all_that_the_winograd_cells_of_a_tile_need(problem)
             assert outputs_of_cell * last + (first + last) // config.pitch * 4 + points <= raw_floats
 
 
+@pytest.mark.parametrize(("algorithm", "points"), [(FP16X3, 9), (WINOGRAD, 18)])
+def test_the_workspace_holds_packed_weights_and_the_partial_sums_of_every_block(algorithm, points):
+    """points: of a filter, as packed for each channel."""
+    problem = WINOGRAD_FIT[0]
+    for config in algorithm.candidates(problem, H200):
+        sums = 6 * 64 * config.cells if algorithm is WINOGRAD else config.tile.filters * config.tile.positions
+        assert config.workspace_bytes > 4 * (problem.m * problem.c * points + config.blocks * (sums + 1))
+
+
 def test_the_blocks_of_a_tile_are_bounded():
     """The bound holds for equal shares of all (tile, chunk) pairs in order, and never exceeds a tile's chunks."""
     for chunks in (1, 2, 3, 7, 32):
@@ -59,10 +68,13 @@ def test_the_blocks_of_a_tile_are_bounded():
 
 @pytest.mark.parametrize("algorithm", [FP16X3, WINOGRAD], ids=lambda algorithm: algorithm.name)
 def test_every_block_has_a_part_of_the_reduction(algorithm):
-    """A small layer has fewer (tile, chunk) pairs than the GPU has SMs; a tile has at least 64 outputs."""
+    """A small layer, here of 10 x 12 positions and two chunks of channels, has less work than the GPU has SMs."""
     small = ConvProblem(1, 32, 9, 9, 24, 3, 3, 1, 1)
     for config in algorithm.candidates(small, H200):
-        assert 1 <= config.blocks // getattr(config, "cluster", 1) <= small.c // 16 * ceil(10 * 12 * 24 / 64)
+        if algorithm is WINOGRAD:
+            assert 1 <= config.blocks <= 2 * ceil(10 * 12 / (4 * config.cells))
+        else:
+            assert 1 <= config.blocks <= 2 * ceil(10 * 12 / config.tile.positions) * ceil(24 / config.tile.filters)
 
 
 def test_host_and_header_agree_on_the_block_of_weight_packing():
