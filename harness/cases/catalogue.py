@@ -19,6 +19,7 @@ from cuconv.core.problem import ConvProblem
 from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, check_name, validate
 from harness.cases.yaml_file import read_yaml
 from harness.errors import CatalogueError
+from harness.store.markdown import extent
 
 __all__ = [
     "CONFIGS",
@@ -47,10 +48,11 @@ LABELS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution without a batch size: c channels of h x w, m square filters of k x k.
+    """A convolution without a batch size: c channels of h x w, m filters of k x kw.
 
-    pad, stride and dilation are the same in both axes; pad zeros stand on each side. networks are the owners of the
-    shape: a shape of several networks is one layer, and names holds its names in all of them.
+    pad rows of zeros stand above and below an image, pad_w columns left and right of it. stride and dilation are the
+    same in both axes. networks are the owners of the shape: a shape of several networks is one layer, and names holds
+    its names in all of them.
     """
 
     networks: tuple[str, ...]
@@ -61,9 +63,11 @@ class Layer:
     m: int
     k: int
     pad: int
-    stride: int = 1
-    dilation: int = 1
-    groups: int = 1
+    stride: int
+    dilation: int
+    groups: int
+    kw: int
+    pad_w: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Case:
         layer = self.layer
         return ConvProblem(
             n=self.batch, c=layer.c, h=layer.h, w=layer.w, m=layer.m,
-            kh=layer.k, kw=layer.k, pad_h=layer.pad, pad_w=layer.pad, stride_h=layer.stride, stride_w=layer.stride,
+            kh=layer.k, kw=layer.kw, pad_h=layer.pad, pad_w=layer.pad_w, stride_h=layer.stride, stride_w=layer.stride,
             dilation_h=layer.dilation, dilation_w=layer.dilation, groups=layer.groups,
         )  # fmt: skip
 
@@ -92,7 +96,8 @@ class Case:
     def key(self) -> tuple[int, ...]:
         """The sizes in the order of the columns CASE_COLUMNS of measurements.csv: batch, h, w and so on."""
         one = self.layer
-        return (self.batch, one.h, one.w, one.c, one.m, one.k, one.pad, one.stride, one.dilation, one.groups)
+        sizes = (one.h, one.w, one.c, one.m, one.k, one.pad, one.stride, one.dilation, one.groups, one.kw, one.pad_w)
+        return (self.batch, *sizes)
 
     @property
     def networks_cell(self) -> str:
@@ -148,13 +153,13 @@ def load_sweep(
     *,
     networks: Iterable[str] | None = None,
     batches: Iterable[int] | None = None,
-    filter_sizes: Iterable[int] | None = None,
+    filter_sizes: Iterable[int | str] | None = None,
     layers: Iterable[str] | None = None,
 ) -> Sweep:
     """Read a sweep by its name in configs/, or any sweep or list of layers by its path.
 
-    networks, filter_sizes and layers, in this order, keep the layers that match one of their values. batches replaces
-    the batch sizes of the file. None keeps all. A layer that stays keeps all its owners.
+    networks, filter_sizes and layers, in this order, keep the layers that match one of their values. A filter size is
+    3, or "1x7". batches replaces the batch sizes of the file. None keeps all. A layer that stays keeps all its owners.
 
     Raises CatalogueError for a malformed file, and for a value that nothing left in the sweep matches.
     """
@@ -225,9 +230,9 @@ def _merge(networks: dict[str, list[NetworkLayer]]) -> list[Layer]:
     return [Layer(tuple(of), tuple(names), *shape) for shape, (of, names) in owners.items()]
 
 
-_VALUES: dict[str, Callable[[Layer], tuple[Any, ...]]] = {
+_VALUES: dict[str, Callable[[Layer], tuple[str, ...]]] = {
     "network": lambda layer: layer.networks,
-    "filter size": lambda layer: (layer.k,),
+    "filter size": lambda layer: (extent(layer.k, layer.kw),),
     "layer": lambda layer: layer.names,
 }
 
@@ -240,10 +245,10 @@ def _keep(layers: list[Layer], what: str, wanted: Iterable[Any] | None, where: s
     if wanted is None:
         return layers
     wanted, values_of = tuple(wanted), _VALUES[what]
-    present = [str(value) for value in dict.fromkeys(value for layer in layers for value in values_of(layer))]
+    present = list(dict.fromkeys(value for layer in layers for value in values_of(layer)))
     unknown = [value for value in wanted if str(value) not in present]
     if not unknown and wanted:
-        return [layer for layer in layers if set(values_of(layer)) & set(wanted)]
+        return [layer for layer in layers if set(values_of(layer)) & set(map(str, wanted))]
     wrong = f"has no {what} {unknown[0]!r}" if unknown else f"is filtered by no {what}"
     hint = _choice(present, what, str(unknown[0]) if unknown else "", config)
     if unknown and what == "network" and unknown[0] in known_networks():
