@@ -17,6 +17,7 @@ from typing import Any
 
 from cuconv.core.problem import ConvProblem
 from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, check_name, validate
+from harness.cases.random_layers import Distribution, RandomSettings, problems
 from harness.cases.yaml_file import read_yaml
 from harness.errors import CatalogueError
 from harness.store.markdown import extent
@@ -39,6 +40,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NETWORKS = CONFIGS / "networks"
 MIB = 2**20
 MOST_CASES = 100_000  # a sweep has no more, since all take memory at once
+Slices = tuple[Iterable[str] | None, Iterable[int | str] | None, Iterable[str] | None]  # networks, filters, layers
 FEW = 12  # values that a message lists in full
 LABELS = (
     "Labels are HW-N-K-M-C: input height and width, batch size, filter size, filters, input channels. "
@@ -165,6 +167,8 @@ def load_sweep(
     """
     path = _locate(config, CONFIGS, Path())
     data = read_yaml(path)
+    if "random" in data:
+        return _random_sweep(data, path, batches, (networks, filter_sizes, layers))
     spec: LayersFile | SweepFile
     # Beside networks, layers are names to keep; alone, they are the layers themselves.
     if "layers" in data and "networks" not in data:
@@ -174,8 +178,7 @@ def load_sweep(
         spec = validate(SweepFile, data, path)
         chosen = _keep(_merge(_read_networks(spec, path)), "layer", spec.layers or None, str(path), path)
     sweep = f"sweep {path.stem!r}"
-    for what, wanted in (("network", networks), ("filter size", filter_sizes), ("layer", layers)):
-        chosen = _keep(chosen, what, wanted, sweep, config)
+    chosen = _slice(chosen, sweep, config, (networks, filter_sizes, layers))
     sizes = spec if batches is None else validate(Settings, {"batch_sizes": list(batches)}, sweep)
     if (count := len(chosen) * len(sizes.batch_sizes)) > MOST_CASES:
         raise CatalogueError(
@@ -183,6 +186,30 @@ def load_sweep(
             f"{MOST_CASES}; divide it"
         )
     cases = tuple(Case(layer, batch) for layer in chosen for batch in sizes.batch_sizes)
+    return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
+
+
+def _random_sweep(data: dict[str, Any], path: Path, batches: Iterable[int] | None, wanted: Slices) -> Sweep:
+    """The sweep of layers that a seed draws; batches keeps the cases of these batch sizes."""
+    spec = validate(RandomSettings, {key: value for key, value in data.items() if key != "random"}, path)
+    if not isinstance(data["random"], dict):
+        raise CatalogueError(f"{path}: random is no mapping: must be like that of configs/random.yaml")
+    chances = validate(Distribution, data["random"], f"{path}: random")
+    if chances.cases > MOST_CASES:
+        raise CatalogueError(f"{path}: random: cases is {chances.cases}: must be at most {MOST_CASES}")
+    drawn = [
+        Case(Layer((path.stem,), (f"random {number}",), p.h, p.w, p.c, p.m, p.kh, p.pad_h, p.stride_h, p.dilation_h,
+                   p.groups, p.kw, p.pad_w), p.n)
+        for number, p in enumerate(problems(chances), start=1)
+    ]  # fmt: skip
+    sweep = f"sweep {path.stem!r}"
+    if batches is not None:
+        there, batches = {case.batch for case in drawn}, set(batches)
+        if unknown := batches - there:
+            raise CatalogueError(f"{sweep} has no batch size {min(unknown)}: must be one of {sorted(there)}")
+        drawn = [case for case in drawn if case.batch in batches]
+    kept = set(_slice([case.layer for case in drawn], sweep, path, wanted))
+    cases = tuple(case for case in drawn if case.layer in kept)
     return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
 
 
@@ -235,6 +262,13 @@ _VALUES: dict[str, Callable[[Layer], tuple[str, ...]]] = {
     "filter size": lambda layer: (extent(layer.k, layer.kw),),
     "layer": lambda layer: layer.names,
 }
+
+
+def _slice(layers: list[Layer], where: str, config: str | Path, wanted: Slices) -> list[Layer]:
+    """The layers that have one of the wanted networks, filter sizes and names."""
+    for what, values in zip(("network", "filter size", "layer"), wanted, strict=True):
+        layers = _keep(layers, what, values, where, config)
+    return layers
 
 
 def _keep(layers: list[Layer], what: str, wanted: Iterable[Any] | None, where: str, config: str | Path) -> list[Layer]:

@@ -61,6 +61,7 @@ def _numbered(entries: Any) -> Any:
 
 
 Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
+Filter = Annotated[tuple[int, int], BeforeValidator(_pair(1))]
 # measurements.csv joins names by ";". A control character would reach the terminal. A spreadsheet computes a cell that
 # begins with one of =+-@, and a folder may not be called "." or "..".
 NAMING = "a text without ';' and control characters, up to 200 long, that begins with none of = + - @ and the dot"
@@ -81,11 +82,11 @@ def _one_of(values: tuple[str, ...]) -> str:
     return f"{', '.join(values[:-1])} or {values[-1]}"
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class NetworkLayer(_Strict):
+class NetworkLayer(Strict):
     """One line of a network file: a layer, how often the network has it, and which sweeps take it.
 
     Sizes are those of `catalogue.Layer`; k and pad are pairs (rows, columns). name holds all names of the shape in the
@@ -100,7 +101,7 @@ class NetworkLayer(_Strict):
     w: Size | None = Field(default=None, description=COUNTING)
     c: Size
     m: Size
-    k: Annotated[tuple[int, int], BeforeValidator(_pair(1))] = Field(description=f"{COUNTING}, or {PAIR}")
+    k: Filter = Field(description=f"{COUNTING}, or {PAIR}")
     pad: Annotated[tuple[int, int], BeforeValidator(_pair(0))] = Field(
         description=f"a whole number of at least 0 and smaller than the filter, or {PAIR}"
     )
@@ -138,7 +139,7 @@ class NetworkLayer(_Strict):
         return self
 
 
-class NetworkFile(_Strict):
+class NetworkFile(Strict):
     """A file of a network: its layers, each shape once."""
 
     layers: Annotated[list[NetworkLayer], BeforeValidator(_numbered)] = Field(
@@ -160,7 +161,7 @@ class NetworkFile(_Strict):
         return self
 
 
-class Settings(_Strict):
+class Settings(Strict):
     """The settings of a sweep: batch sizes, timed runs of each algorithm, the limit of temporary memory in MiB."""
 
     batch_sizes: Annotated[list[Size], AfterValidator(_distinct)] = Field(
@@ -186,7 +187,7 @@ class SweepFile(Settings):
     layers: list[str] = Field(default=[], min_length=1, description="names of layers to keep, in addition to networks")
 
 
-Model = TypeVar("Model", bound=_Strict)
+Model = TypeVar("Model", bound=Strict)
 
 # The sentence that tells what is wrong in a file.
 
