@@ -30,6 +30,7 @@ from harness.store.markdown import markdown, times
 from harness.store.times import HOT, TIMES, at_time
 from harness.sweep.comparisons import (
     CASE,
+    FILTER,
     Results,
     each,
     fastest,
@@ -180,7 +181,7 @@ def _summary(found: pd.DataFrame, threshold: float) -> str:
     """The number of cases of each verdict, and the geometric mean of new over old, in groups."""
     same = (found.which_old == found.which_new).all()  # not where the fastest of each are compared
     groups = list(grouped(found, "which_new")) if same else []
-    groups += [(f"{size}x{size}", rows) for size, rows in grouped(found.sort_values("k"), "k")]
+    groups += [(f"{k}x{kw}", rows) for (k, kw), rows in grouped(found, FILTER)]
     groups += [(f"batch {batch}", rows) for batch, rows in grouped(found.sort_values("batch"), "batch")]
     body = [[name, *counted(rows)] for name, rows in [*groups, ("all", found)]]
     note = (
@@ -195,7 +196,7 @@ def _table(rows: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     body = [
-        [row.batch, f"{row.k}x{row.k}", layer_label(row), _which(row),
+        [row.batch, f"{row.k}x{row.kw}", layer_label(row), _which(row),
          f"{row.old_us:.2f}", f"{row.new_us:.2f}", times(row.ratio, 3)]
         for row in each(rows.head(SHOWN))
     ]  # fmt: skip

@@ -163,7 +163,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--config", help="a sweep of configs/ by name, or a YAML file of your own (default: paper; smoke on a CPU)")
     add("--net", nargs="+", metavar="NETWORK", help=f"only these networks: {', '.join(known_networks())}")
     add("--batch", nargs="+", type=int, metavar="N", help="these batch sizes instead of the sweep's")
-    add("--filter-size", nargs="+", type=int, metavar="K", help="only these filter sizes")
+    add("--filter-size", nargs="+", metavar="K", help="only these filter sizes, such as 3 or 1x7")
     add("--layer", nargs="+", metavar="NAME", help="only the layers of these names")
     add("--provider", nargs="+", metavar="NAME", help=f"only these contenders: {', '.join(PROVIDERS)}")
     add("--contender", type=own_contender, metavar="FILE",

@@ -27,6 +27,8 @@ def row(
     m: int = 32,
     k: int = 1,
     pad: int | None = None,
+    kw: int | None = None,
+    pad_w: int | None = None,
     stride: int = 1,
     groups: int = 1,
     detail: str = "",
@@ -41,10 +43,12 @@ def row(
     over the limit of workspace has a time where us is given. Any other status than "ok" takes the time away.
     """
     ok = status == "ok"
+    kw, pad = kw or k, (k - 1) // 2 if pad is None else pad
+    pad_w = pad_w if pad_w is not None else pad if kw == k else (kw - 1) // 2
     us = us or 10.0 if ok else us if status == "workspace_exceeded" else None
     return Measurement(
-        networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k,
-        pad=(k - 1) // 2 if pad is None else pad, provider=provider, algorithm=algorithm, precision=precision,
+        networks="googlenet", layers="5a_5x5red", batch=batch, h=h, w=w, c=c, m=m, k=k, pad=pad,
+        kw=kw, pad_w=pad_w, provider=provider, algorithm=algorithm, precision=precision,
         stride=stride, groups=groups, status=status, detail=detail or ("" if ok else "told why"),
         rel_l2_error=error if us else None, runs_us=(us, us, us) if us else (), environment=environment,
         workspace_bytes=workspace,

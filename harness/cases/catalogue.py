@@ -17,8 +17,10 @@ from typing import Any
 
 from cuconv.core.problem import ConvProblem
 from harness.cases.config_files import LayersFile, NetworkFile, NetworkLayer, Settings, SweepFile, check_name, validate
+from harness.cases.random_layers import Distribution, RandomSettings, problems
 from harness.cases.yaml_file import read_yaml
 from harness.errors import CatalogueError
+from harness.store.markdown import extent
 
 __all__ = [
     "CONFIGS",
@@ -38,6 +40,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NETWORKS = CONFIGS / "networks"
 MIB = 2**20
 MOST_CASES = 100_000  # a sweep has no more, since all take memory at once
+Slices = tuple[Iterable[str] | None, Iterable[int | str] | None, Iterable[str] | None]  # networks, filters, layers
 FEW = 12  # values that a message lists in full
 LABELS = (
     "Labels are HW-N-K-M-C: input height and width, batch size, filter size, filters, input channels. "
@@ -47,10 +50,11 @@ LABELS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution without a batch size: c channels of h x w, m square filters of k x k.
+    """A convolution without a batch size: c channels of h x w, m filters of k x kw.
 
-    pad, stride and dilation are the same in both axes; pad zeros stand on each side. networks are the owners of the
-    shape: a shape of several networks is one layer, and names holds its names in all of them.
+    pad rows of zeros stand above and below an image, pad_w columns left and right of it. stride and dilation are the
+    same in both axes. networks are the owners of the shape: a shape of several networks is one layer, and names holds
+    its names in all of them.
     """
 
     networks: tuple[str, ...]
@@ -61,9 +65,11 @@ class Layer:
     m: int
     k: int
     pad: int
-    stride: int = 1
-    dilation: int = 1
-    groups: int = 1
+    stride: int
+    dilation: int
+    groups: int
+    kw: int
+    pad_w: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Case:
         layer = self.layer
         return ConvProblem(
             n=self.batch, c=layer.c, h=layer.h, w=layer.w, m=layer.m,
-            kh=layer.k, kw=layer.k, pad_h=layer.pad, pad_w=layer.pad, stride_h=layer.stride, stride_w=layer.stride,
+            kh=layer.k, kw=layer.kw, pad_h=layer.pad, pad_w=layer.pad_w, stride_h=layer.stride, stride_w=layer.stride,
             dilation_h=layer.dilation, dilation_w=layer.dilation, groups=layer.groups,
         )  # fmt: skip
 
@@ -92,7 +98,8 @@ class Case:
     def key(self) -> tuple[int, ...]:
         """The sizes in the order of the columns CASE_COLUMNS of measurements.csv: batch, h, w and so on."""
         one = self.layer
-        return (self.batch, one.h, one.w, one.c, one.m, one.k, one.pad, one.stride, one.dilation, one.groups)
+        sizes = (one.h, one.w, one.c, one.m, one.k, one.pad, one.stride, one.dilation, one.groups, one.kw, one.pad_w)
+        return (self.batch, *sizes)
 
     @property
     def networks_cell(self) -> str:
@@ -148,18 +155,20 @@ def load_sweep(
     *,
     networks: Iterable[str] | None = None,
     batches: Iterable[int] | None = None,
-    filter_sizes: Iterable[int] | None = None,
+    filter_sizes: Iterable[int | str] | None = None,
     layers: Iterable[str] | None = None,
 ) -> Sweep:
     """Read a sweep by its name in configs/, or any sweep or list of layers by its path.
 
-    networks, filter_sizes and layers, in this order, keep the layers that match one of their values. batches replaces
-    the batch sizes of the file. None keeps all. A layer that stays keeps all its owners.
+    networks, filter_sizes and layers, in this order, keep the layers that match one of their values. A filter size is
+    3, or "1x7". batches replaces the batch sizes of the file. None keeps all. A layer that stays keeps all its owners.
 
     Raises CatalogueError for a malformed file, and for a value that nothing left in the sweep matches.
     """
     path = _locate(config, CONFIGS, Path())
     data = read_yaml(path)
+    if "random" in data:
+        return _random_sweep(data, path, batches, (networks, filter_sizes, layers))
     spec: LayersFile | SweepFile
     # Beside networks, layers are names to keep; alone, they are the layers themselves.
     if "layers" in data and "networks" not in data:
@@ -169,8 +178,7 @@ def load_sweep(
         spec = validate(SweepFile, data, path)
         chosen = _keep(_merge(_read_networks(spec, path)), "layer", spec.layers or None, str(path), path)
     sweep = f"sweep {path.stem!r}"
-    for what, wanted in (("network", networks), ("filter size", filter_sizes), ("layer", layers)):
-        chosen = _keep(chosen, what, wanted, sweep, config)
+    chosen = _slice(chosen, sweep, config, (networks, filter_sizes, layers))
     sizes = spec if batches is None else validate(Settings, {"batch_sizes": list(batches)}, sweep)
     if (count := len(chosen) * len(sizes.batch_sizes)) > MOST_CASES:
         raise CatalogueError(
@@ -178,6 +186,30 @@ def load_sweep(
             f"{MOST_CASES}; divide it"
         )
     cases = tuple(Case(layer, batch) for layer in chosen for batch in sizes.batch_sizes)
+    return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
+
+
+def _random_sweep(data: dict[str, Any], path: Path, batches: Iterable[int] | None, wanted: Slices) -> Sweep:
+    """The sweep of layers that a seed draws; batches keeps the cases of these batch sizes."""
+    spec = validate(RandomSettings, {key: value for key, value in data.items() if key != "random"}, path)
+    if not isinstance(data["random"], dict):
+        raise CatalogueError(f"{path}: random is no mapping: must be like that of configs/random.yaml")
+    chances = validate(Distribution, data["random"], f"{path}: random")
+    if chances.cases > MOST_CASES:
+        raise CatalogueError(f"{path}: random: cases is {chances.cases}: must be at most {MOST_CASES}")
+    drawn = [
+        Case(Layer((path.stem,), (f"random {number}",), p.h, p.w, p.c, p.m, p.kh, p.pad_h, p.stride_h, p.dilation_h,
+                   p.groups, p.kw, p.pad_w), p.n)
+        for number, p in enumerate(problems(chances), start=1)
+    ]  # fmt: skip
+    sweep = f"sweep {path.stem!r}"
+    if batches is not None:
+        there, batches = {case.batch for case in drawn}, set(batches)
+        if unknown := batches - there:
+            raise CatalogueError(f"{sweep} has no batch size {min(unknown)}: must be one of {sorted(there)}")
+        drawn = [case for case in drawn if case.batch in batches]
+    kept = set(_slice([case.layer for case in drawn], sweep, path, wanted))
+    cases = tuple(case for case in drawn if case.layer in kept)
     return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
 
 
@@ -225,11 +257,18 @@ def _merge(networks: dict[str, list[NetworkLayer]]) -> list[Layer]:
     return [Layer(tuple(of), tuple(names), *shape) for shape, (of, names) in owners.items()]
 
 
-_VALUES: dict[str, Callable[[Layer], tuple[Any, ...]]] = {
+_VALUES: dict[str, Callable[[Layer], tuple[str, ...]]] = {
     "network": lambda layer: layer.networks,
-    "filter size": lambda layer: (layer.k,),
+    "filter size": lambda layer: (extent(layer.k, layer.kw),),
     "layer": lambda layer: layer.names,
 }
+
+
+def _slice(layers: list[Layer], where: str, config: str | Path, wanted: Slices) -> list[Layer]:
+    """The layers that have one of the wanted networks, filter sizes and names."""
+    for what, values in zip(("network", "filter size", "layer"), wanted, strict=True):
+        layers = _keep(layers, what, values, where, config)
+    return layers
 
 
 def _keep(layers: list[Layer], what: str, wanted: Iterable[Any] | None, where: str, config: str | Path) -> list[Layer]:
@@ -240,10 +279,10 @@ def _keep(layers: list[Layer], what: str, wanted: Iterable[Any] | None, where: s
     if wanted is None:
         return layers
     wanted, values_of = tuple(wanted), _VALUES[what]
-    present = [str(value) for value in dict.fromkeys(value for layer in layers for value in values_of(layer))]
+    present = list(dict.fromkeys(value for layer in layers for value in values_of(layer)))
     unknown = [value for value in wanted if str(value) not in present]
     if not unknown and wanted:
-        return [layer for layer in layers if set(values_of(layer)) & set(wanted)]
+        return [layer for layer in layers if set(values_of(layer)) & set(map(str, wanted))]
     wrong = f"has no {what} {unknown[0]!r}" if unknown else f"is filtered by no {what}"
     hint = _choice(present, what, str(unknown[0]) if unknown else "", config)
     if unknown and what == "network" and unknown[0] in known_networks():

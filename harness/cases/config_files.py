@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from operator import ge, gt
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -20,12 +21,14 @@ from pydantic_core import ErrorDetails
 
 from harness.cases.yaml_file import shown
 from harness.errors import CatalogueError
+from harness.store.markdown import extent
 from harness.store.times import MOST_RUNS, RUNS
 
 # The models of the files. A description ends the sentence "FIELD is VALUE: must be ...".
 
 MOST = 2**31 - 1  # the largest size
 COUNTING = f"a whole number of at least 1 and at most {MOST}"
+PAIR = "a pair [rows, columns] of such numbers"
 
 
 def _distinct(values: list[Hashable]) -> list[Hashable]:
@@ -38,6 +41,18 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _pair(least: int) -> Callable[[Any], tuple[int, int]]:
+    """A validator that makes [rows, columns] of numbers of at least `least`; a single number stands for both."""
+
+    def pair(value: Any) -> tuple[int, int]:
+        rows, columns = value if isinstance(value, list) else (value, value)  # raises ValueError for other lists
+        if not all(type(one) is int and least <= one <= MOST for one in (rows, columns)):
+            raise ValueError
+        return rows, columns
+
+    return pair
+
+
 def _numbered(entries: Any) -> Any:
     """Name a layer without a name by its number in the file."""
     if not isinstance(entries, list):
@@ -46,6 +61,7 @@ def _numbered(entries: Any) -> Any:
 
 
 Size = Annotated[int, Field(ge=1, le=MOST, description=COUNTING)]
+Filter = Annotated[tuple[int, int], BeforeValidator(_pair(1))]
 # measurements.csv joins names by ";". A control character would reach the terminal. A spreadsheet computes a cell that
 # begins with one of =+-@, and a folder may not be called "." or "..".
 NAMING = "a text without ';' and control characters, up to 200 long, that begins with none of = + - @ and the dot"
@@ -66,14 +82,15 @@ def _one_of(values: tuple[str, ...]) -> str:
     return f"{', '.join(values[:-1])} or {values[-1]}"
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class NetworkLayer(_Strict):
+class NetworkLayer(Strict):
     """One line of a network file: a layer, how often the network has it, and which sweeps take it.
 
-    Sizes are those of `catalogue.Layer`. name holds all names of the shape in the network.
+    Sizes are those of `catalogue.Layer`; k and pad are pairs (rows, columns). name holds all names of the shape in the
+    network.
     """
 
     name: Annotated[list[Name], BeforeValidator(_listed)] = Field(
@@ -84,8 +101,10 @@ class NetworkLayer(_Strict):
     w: Size | None = Field(default=None, description=COUNTING)
     c: Size
     m: Size
-    k: Size = Field(description=COUNTING)
-    pad: int = Field(ge=0, le=MOST, description="a whole number of at least 0 and smaller than the filter")
+    k: Filter = Field(description=f"{COUNTING}, or {PAIR}")
+    pad: Annotated[tuple[int, int], BeforeValidator(_pair(0))] = Field(
+        description=f"a whole number of at least 0 and smaller than the filter, or {PAIR}"
+    )
     stride: Size = Field(default=1, description=COUNTING)
     dilation: Size = Field(default=1, description=COUNTING)
     groups: Size = Field(default=1, description=COUNTING)
@@ -95,9 +114,10 @@ class NetworkLayer(_Strict):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes (h, w, c, m, k, pad, stride, dilation, groups)."""
+        """The sizes in the order of the fields of `catalogue.Layer`."""
         h, w = self.hw or self.h or 0, self.hw or self.w or 0
-        return (h, w, self.c, self.m, self.k, self.pad, self.stride, self.dilation, self.groups)
+        (k, kw), (pad, pad_w) = self.k, self.pad
+        return (h, w, self.c, self.m, k, pad, self.stride, self.dilation, self.groups, kw, pad_w)
 
     @model_validator(mode="after")
     def _has_an_output(self) -> NetworkLayer:
@@ -105,20 +125,21 @@ class NetworkLayer(_Strict):
         if set(given) not in ({"hw"}, {"h", "w"}):
             found = " and ".join(f"{field} is {value}" for field, value in given.items()) or "hw is missing"
             raise ValueError(f"{found}: must be either hw alone or both h and w")
-        size = (self.k - 1) * self.dilation + 1
+        size = [(k - 1) * self.dilation + 1 for k in self.k]
+        padded = [side + 2 * pad for side, pad in zip(self.shape[:2], self.pad, strict=True)]
         what = "k" if self.dilation == 1 else "the filter with its dilation"
-        if self.pad >= size:
-            raise ValueError(f"pad is {self.pad}: must be smaller than {what}, which is {size}")
-        height, width = (side + 2 * self.pad for side in self.shape[:2])
-        if size > min(height, width):
-            raise ValueError(f"{what} is {size}: must be at most the padded input, which is {height}x{width}")
+        if any(map(ge, self.pad, size)):
+            raise ValueError(f"pad is {extent(*self.pad)}: must be smaller than {what}, which is {extent(*size)}")
+        if any(map(gt, size, padded)):
+            height, width = padded
+            raise ValueError(f"{what} is {extent(*size)}: must be at most the padded input, which is {height}x{width}")
         for field, value in (("c", self.c), ("m", self.m)):
             if value % self.groups:
                 raise ValueError(f"groups is {self.groups}: must divide {field}, which is {value}")
         return self
 
 
-class NetworkFile(_Strict):
+class NetworkFile(Strict):
     """A file of a network: its layers, each shape once."""
 
     layers: Annotated[list[NetworkLayer], BeforeValidator(_numbered)] = Field(
@@ -140,7 +161,7 @@ class NetworkFile(_Strict):
         return self
 
 
-class Settings(_Strict):
+class Settings(Strict):
     """The settings of a sweep: batch sizes, timed runs of each algorithm, the limit of temporary memory in MiB."""
 
     batch_sizes: Annotated[list[Size], AfterValidator(_distinct)] = Field(
@@ -166,7 +187,7 @@ class SweepFile(Settings):
     layers: list[str] = Field(default=[], min_length=1, description="names of layers to keep, in addition to networks")
 
 
-Model = TypeVar("Model", bound=_Strict)
+Model = TypeVar("Model", bound=Strict)
 
 # The sentence that tells what is wrong in a file.
 

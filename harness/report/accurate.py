@@ -26,7 +26,7 @@ def is_fp32_accurate(rows: pd.DataFrame) -> pd.Series:
     classic = rows[rows.provider == "cudnn"]
     allowed = [
         classic[(classic.algorithm == name) & of_size][[*CASE, "rel_l2_error"]].rename(columns={"rel_l2_error": name})
-        for name, of_size in ((PLAIN, True), (WINOGRAD, classic.k == 3))
+        for name, of_size in ((PLAIN, True), (WINOGRAD, (classic.k == 3) & (classic.kw == 3)))
     ]
     limits = rows[CASE].merge(allowed[0], on=CASE, how="left").merge(allowed[1], on=CASE, how="left")
     largest = pd.Series(np.asarray(np.fmax(TIMES_PLAIN * limits[PLAIN], limits[WINOGRAD])), rows.index)

@@ -8,7 +8,6 @@ The row of auto says in its detail which algorithm it chose.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pandas as pd
 
@@ -20,6 +19,7 @@ from harness.sweep.comparisons import (
     AUTO,
     BATCH_INVARIANT,
     CASE,
+    FILTER,
     Results,
     each,
     fastest,
@@ -182,17 +182,18 @@ def _facts(table: pd.DataFrame, name: str) -> dict[str, str]:
     chosen, mean, worst = _loss_cells(table, name)
     return {
         "auto takes it on": f"{chosen} cases",
-        "filter sizes": _counts(mine.k, "{0}x{0}"),
-        "batch sizes": _counts(mine.batch, "{}"),
+        "filter sizes": _counts(mine[FILTER]),
+        "batch sizes": _counts(mine[["batch"]]),
         "its time over that of the next best there, median": times((1 / mine.loss).median()),
         "time of auto without it, geometric mean of all cases": mean,
         "time of auto without it, worst case": worst,
     }
 
 
-def _counts(values: Iterable[int], shape: str) -> str:
-    """Each value with the number of its cases: "3x3 (128), 5x5 (31)"."""
-    return ", ".join(f"{shape.format(value)} ({count})" for value, count in sorted(Counter(values).items())) or NONE
+def _counts(sizes: pd.DataFrame) -> str:
+    """Each size with the number of its cases: "3x3 (128), 5x5 (31)"."""
+    counts = sorted(Counter(sizes.itertuples(index=False, name=None)).items())
+    return ", ".join(f"{'x'.join(map(str, size))} ({count})" for size, count in counts) or NONE
 
 
 def invariance_table(results: Results) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 from harness.experiments.copies import rows as bandwidth
 from harness.store.markdown import NONE, markdown, of
 from harness.sweep.comparisons import (
+    FILTER,
     LAYER,
     Results,
     each,
@@ -60,9 +61,9 @@ def memory_bound_table(results: Results) -> str:
     )
     batches = sorted(found.batch.unique())
     body = []
-    for _, layer in grouped(found, ["k", *LAYER]):
+    for _, layer in grouped(found, [*FILTER, *LAYER]):
         first, share = next(each(layer)), dict(zip(layer.batch, layer.share, strict=True))
-        body.append([f"{first.k}x{first.k}", layer_label(first), *(_percent(share.get(batch)) for batch in batches)])
+        body.append([f"{first.k}x{first.kw}", layer_label(first), *(_percent(share.get(batch)) for batch in batches)])
     body.append(["all", f"{GOAL:.0%} or more", *(_reached(found[found.batch == batch]) for batch in batches)])
     return f"{note}\n\n" + markdown(["filter", "HW-M-C", *map(str, batches)], body, left=(0, 1))
 
@@ -86,9 +87,9 @@ def depthwise_table(results: Results | None, device: str) -> str:
     )
     planes = sorted(found.h.unique(), reverse=True)
     body = []
-    for (k, stride), rows in grouped(found, ["k", "stride"]):
+    for (k, kw, stride), rows in grouped(found, [*FILTER, "stride"]):
         cells = [_mean_share(rows[rows.h == h]) for h in planes]
-        body.append([f"{k}x{k}" + (f", stride {stride}" if stride > 1 else ""), *cells, _mean_share(rows)])
+        body.append([f"{k}x{kw}" + (f", stride {stride}" if stride > 1 else ""), *cells, _mean_share(rows)])
     return f"{note}\n\n" + markdown(["filter", *(f"{h}x{h}" for h in planes), "all"], body)
 
 

@@ -62,6 +62,6 @@ def _paper_figures(rows: pd.DataFrame) -> list[str]:
     total, won = summarise(rows), summarise(rows[rows.speedup > 1])
     figures = [share(total.wins, total.of), times(won.arithmetic)]
     for k in (1, 5):
-        single = summarise(rows[(rows.k == k) & (rows.batch == 1)])
+        single = summarise(rows[(rows.k == k) & (rows.kw == k) & (rows.batch == 1)])
         figures += [times(single.arithmetic), maximum(single)]
     return figures

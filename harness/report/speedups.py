@@ -14,6 +14,7 @@ from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.markdown import NONE, Column, markdown, of, tabulate, times
 from harness.sweep.comparisons import (
     CASE,
+    FILTER,
     Results,
     Summary,
     compare_with_tf32,
@@ -42,10 +43,10 @@ def by_batch(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def by_filter(rows: pd.DataFrame, cell: Callable[[pd.DataFrame], object]) -> list[Column]:
     """A column for each filter size of some rows, and one of all sizes, with a cell for the rows of a group."""
 
-    def of_size(k: int) -> Column:
-        return f"{k}x{k}", lambda group: cell(group[group.k == k])
+    def of_size(k: int, kw: int) -> Column:
+        return f"{k}x{kw}", lambda group: cell(group[(group.k == k) & (group.kw == kw)])
 
-    return [*map(of_size, sorted(rows.k.unique())), (ALL, cell)]
+    return [*(of_size(*size) for size, _ in grouped(rows, FILTER)), (ALL, cell)]
 
 
 def maximum(summary: Summary) -> str:
@@ -101,11 +102,11 @@ def against_others(rows: pd.DataFrame, provider: str) -> list[str]:
 
 def _by_filter_and_batch(rows: pd.DataFrame) -> str:
     body = []
-    for k, same_filter in grouped(rows, "k"):
+    for (k, kw), same_filter in grouped(rows, FILTER):
         for batch, members in by_batch(same_filter):
             s = summarise(members)
             means = (times(s.geometric), times(s.arithmetic))
-            body.append([f"{k}x{k}", batch, of(s.wins, s.of), *means, maximum(s)])
+            body.append([f"{k}x{kw}", batch, of(s.wins, s.of), *means, maximum(s)])
     return markdown(["filter", "batch", "won", "geometric mean", "arithmetic mean", "maximum"], body)
 
 
@@ -179,12 +180,12 @@ def tf32_sentence(results: Results) -> str:
     rows = compare_with_tf32(results, FP32)
     if rows.empty:
         return ""
-    sizes = {k: summarise(members) for k, members in grouped(rows, "k")}
-    worst = min(sizes, key=lambda k: sizes[k].geometric)
+    sizes = {f"{k}x{kw}": summarise(members) for (k, kw), members in grouped(rows, FILTER)}
+    worst = min(sizes, key=lambda size: sizes[size].geometric)
     every = summarise(rows)
     return (
         f"With TF32 allowed for the rivals{tf32_layouts(results)}, {results.shown(results.subject)} in FP32 wins "
-        f"{of(every.wins, every.of)} cases, geometric mean {times(every.geometric)}; with {worst}x{worst} filters "
+        f"{of(every.wins, every.of)} cases, geometric mean {times(every.geometric)}; with {worst} filters "
         f"{of(sizes[worst].wins, sizes[worst].of)}, {times(sizes[worst].geometric)} "
         f"({provenance(results, timed(results.frame, TF32))})."
     )
@@ -270,7 +271,7 @@ def _furthest(ran: pd.DataFrame) -> str:
     if ran.empty:
         return NONE
     (case,) = each(ran.nlargest(1, "distance"))
-    return f"{case.distance:.1f} ({case.k}x{case.k} {layer_label(case)})"
+    return f"{case.distance:.1f} ({case.k}x{case.kw} {layer_label(case)})"
 
 
 def worst_table(results: Results) -> str:

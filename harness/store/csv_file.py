@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,8 @@ from harness.store.files import inflated, read_regular, stored
 
 REMEDY = "restore or delete it"
 GEOMETRY = ("stride", "dilation", "groups")  # columns that a file may lack; all are 1 then
-ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1")
+# Without the columns kw and pad_w, all filters of a file and their padding are square.
+ABSENT_GEOMETRY = dict.fromkeys(GEOMETRY, "1") | {"kw": itemgetter("k"), "pad_w": itemgetter("pad")}
 DIGITS = 9  # significant digits of a written number
 LONGEST = 10_000  # characters in a written cell; Python's reader takes 131072
 

@@ -39,6 +39,11 @@ def times(ratio: float, digits: int = 2) -> str:
     return f"{ratio:.{digits}f}x" if math.isfinite(ratio) else NONE
 
 
+def extent(rows: int, columns: int) -> str:
+    """A size in two axes as labels have it: "3" where both are 3, and "1x7"."""
+    return str(rows) if rows == columns else f"{rows}x{columns}"
+
+
 def of(count: int, total: int) -> str:
     """A count of a total: "57 of 86", or "-" of nothing."""
     return f"{count} of {total}" if total else NONE

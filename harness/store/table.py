@@ -75,16 +75,17 @@ class Table:
     row: the dataclass. Its fields are the columns, in order. Those of type str hold texts, and the others numbers. A
     type may have notes (typing.Annotated): a `Rule` of the cells, or a `Wide`. command: the one that writes the file,
     such as "latency". absent: the columns, or fields of several, that files of older versions lack, with the text of
-    their cells there. keys: the columns that name a group of rows. Newer rows of a group take the place of its older
-    ones; without keys a command replaces the whole file when it has ended. takes: which rows of the dataclass are in
-    this file. digits: the significant digits of a number. runs: a file has columns for so many runs of a time.
+    their cells there, or a function that makes them of the file's frame. keys: the columns that name a group of rows.
+    Newer rows of a group take the place of its older ones; without keys a command replaces the whole file when it has
+    ended. takes: which rows of the dataclass are in this file. digits: the significant digits of a number. runs: a file
+    has columns for so many runs of a time.
     """
 
     folder: str
     name: str
     row: type
     command: str
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, Any] = field(default_factory=dict)
     keys: Sequence[str] = ()
     takes: Callable[[Any], bool] = lambda row: True
     digits: int = DIGITS
@@ -158,8 +159,8 @@ class Table:
         return [(column, one) for one in _fields(self.row) for column in one.form.columns(self.runs)]
 
     @property
-    def _lacking(self) -> dict[str, str]:
-        """The columns that a file may lack, with the text of their cells there."""
+    def _lacking(self) -> dict[str, Any]:
+        """The columns that a file may lack, with what `absent` has for them."""
         named = ((column, name) for column, one in self._columns for name in (column, one.name) if name in self.absent)
         return {column: self.absent[name] for column, name in named}
 
@@ -167,9 +168,10 @@ class Table:
         """The rows that `rows_of` returned, as a frame of texts. Raises ResultsError for one that breaks a rule."""
         (_, header), *lines = rows
         frame = pd.DataFrame([cells for _, cells in lines], columns=header, dtype="str")
-        frame = frame.assign(**{column: text for column, text in self._lacking.items() if column not in header})
-        if missing := [column for column in self.columns if column not in frame.columns]:
+        lacking = {column: cells for column, cells in self._lacking.items() if column not in header}
+        if missing := [column for column in self.columns if column not in header and column not in lacking]:
             raise ResultsError(f"{path} lacks the column {missing[0]!r}: it is no {self.name} of this project")
+        frame = frame.assign(**lacking)
         for column, rule in ((column, rule) for column, one in self._columns for rule in one.rules):
             right = rule.holds(frame, column).to_numpy()
             if not right.all():

@@ -23,12 +23,14 @@ from harness.errors import ResultsError
 from harness.precision import FP32, PRECISIONS, TF32
 from harness.store.csv_file import GEOMETRY
 from harness.store.files import stored
+from harness.store.markdown import extent
 from harness.store.times import HOT, TIMES, at_time, hot_runs
 from harness.sweep import records
 from harness.sweep.records import CASE_COLUMNS, CSV
 
 CASE = list(CASE_COLUMNS)
-LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad"]  # what tells layers of one batch and filter size apart
+FILTER = ["k", "kw"]  # the filter size
+LAYER = ["h", "w", "m", "c", *GEOMETRY, "pad", "pad_w"]  # what tells layers of one batch and filter size apart
 AUTO, BATCH_INVARIANT = "auto", "batch_invariant"  # the library's own choices among its algorithms
 CPU = "cpu"
 TIMES_PLAIN = 2  # the largest error that is FP32's, over that of cuDNN's implicit_gemm
@@ -249,7 +251,7 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
             continue
         rows = mine[(mine.provider == who.provider) & (mine.algorithm == subject)]
         part = cases.merge(rows[[*CASE, "mean_us", "least_us", "most_us"]], on=CASE, how="left")
-        parts.append(part.assign(subject=subject).sort_values(["k", "batch", *LAYER]))
+        parts.append(part.assign(subject=subject).sort_values([*FILTER, "batch", *LAYER]))
     if not parts:
         return pd.DataFrame(columns=list(COMPARISON_COLUMNS))
     table = pd.concat(parts, ignore_index=True)
@@ -287,7 +289,7 @@ def problem_of(case: Any) -> ConvProblem:
     """The convolution of a row, given as a named tuple or a series with the columns CASE."""
     stride, dilation = int(case.stride), int(case.dilation)
     return ConvProblem(
-        case.batch, case.c, case.h, case.w, case.m, case.k, case.k, case.pad, case.pad,
+        case.batch, case.c, case.h, case.w, case.m, case.k, case.kw, case.pad, case.pad_w,
         stride_h=stride, stride_w=stride, dilation_h=dilation, dilation_w=dilation, groups=int(case.groups),
     )  # fmt: skip
 
@@ -298,10 +300,10 @@ def layer_label(case: Any) -> str:
     The size is HxW where the input is not square. Stride, dilation and groups above 1 follow as -s2, -d2 and -g32,
     and the padding where it is not the usual one, half of the dilated filter.
     """
-    size = str(case.h) if case.h == case.w else f"{case.h}x{case.w}"
-    padding = "" if 2 * case.pad == (case.k - 1) * case.dilation else f" p{case.pad}"
+    twice = [(k - 1) * case.dilation for k in (case.k, case.kw)]
+    padding = "" if [2 * case.pad, 2 * case.pad_w] == twice else f" p{extent(case.pad, case.pad_w)}"
     steps = "".join(f"-{name[0]}{value}" for name in GEOMETRY if (value := getattr(case, name)) > 1)
-    return f"{size}-{case.m}-{case.c}{steps}{padding}"
+    return f"{extent(case.h, case.w)}-{case.m}-{case.c}{steps}{padding}"
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -337,7 +339,7 @@ def summarise(rows: pd.DataFrame) -> Summary:
     if ran.empty:
         return Summary(0, len(compared), math.nan, math.nan, math.nan, "")
     best = ran.iloc[int(np.argmax(ran.speedup.to_numpy(float)))]
-    one_group = rows.batch.nunique() == 1 and rows.k.nunique() == 1
+    one_group = len(rows.drop_duplicates(["batch", *FILTER])) == 1
     return Summary(
         wins=int((ran.speedup > 1).sum()),
         of=len(compared),

@@ -32,7 +32,7 @@ from harness.stopwatch.gpu import available_bytes, check_alive, first_line, out_
 from harness.stopwatch.verify import CHECKED_IMAGES, TOLERANCE, Errors, Verifier
 from harness.store.times import COLD, SEPARATED
 from harness.sweep import second_pass, ways
-from harness.sweep.records import EXCEEDED, OK, Measurement
+from harness.sweep.records import CASE_COLUMNS, EXCEEDED, OK, Measurement
 from harness.sweep.rivals import takes_part
 
 
@@ -304,10 +304,9 @@ def _row(
     options: Options,
     **measured: Any,
 ) -> Measurement:
-    layer = case.layer
+    sizes: dict[str, Any] = dict(zip(CASE_COLUMNS, case.key, strict=True))
     return Measurement(
-        networks=case.networks_cell, layers=case.layers_cell, batch=case.batch, h=layer.h, w=layer.w, c=layer.c,
-        m=layer.m, k=layer.k, pad=layer.pad, stride=layer.stride, dilation=layer.dilation, groups=layer.groups,
+        networks=case.networks_cell, layers=case.layers_cell, **sizes,
         provider=provider, algorithm=algorithm, precision=precision, status=status, detail=detail,
         timestamp=datetime.now(UTC).isoformat(timespec="seconds"), environment=options.environment, **measured,
     )  # fmt: skip

@@ -33,7 +33,7 @@ from harness.store.times import COLD, HOT, MOST_RUNS, SEPARATED, mean_column
 CSV = "measurements.csv"
 OK, EXCEEDED = "ok", "workspace_exceeded"
 STATUSES = (OK, "unsupported", EXCEEDED, "incorrect", "error", "timeout")
-CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups")
+CASE_COLUMNS = ("batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups", "kw", "pad_w")
 KEY_COLUMNS = (*CASE_COLUMNS, "provider", "algorithm", "precision")
 _WHO_HAS_TIMES = f"the rows that are {OK!r} have times, and those that are {EXCEEDED!r} may have them"
 
@@ -70,6 +70,8 @@ class Measurement:
     stride: Size = field(default=1, kw_only=True)
     dilation: Size = field(default=1, kw_only=True)
     groups: Size = field(default=1, kw_only=True)
+    kw: Size = field(kw_only=True)
+    pad_w: Annotated[int, whole_number(0)] = field(kw_only=True)
     provider: str
     algorithm: str
     precision: Annotated[str, one_of(MEASURED)]

@@ -24,7 +24,7 @@ from harness.report.figures.maps import rivals_figure, speedup_map
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.speedup import speedup_figure
 from harness.store.times import HOT, NOTES
-from harness.sweep.comparisons import Results, each, grouped, layer_label
+from harness.sweep.comparisons import FILTER, Results, each, grouped, layer_label
 from harness.sweep.left_out import left_out
 from harness.sweep.provenance import provenance
 
@@ -47,11 +47,11 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
         return
     rivals = results.comparison.rivals_label
     fp32 = _caption(results, results.frame[results.frame.precision == FP32])
-    for (subject, k), cases in grouped(results.compared, ["subject", "k"]) if results.sweep == PAPER else ():
+    for (subject, k, kw), cases in grouped(results.compared, ["subject", *FILTER]) if results.sweep == PAPER else ():
         shown = cases[cases.batch <= PAPER_LARGEST_BATCH.get(k, cases.batch.max())]
         if len(shown):
-            title = f"Speedup of {results.shown(subject)} over {rivals}, {k}x{k} filters"
-            yield f"speedup_{subject}_{k}x{k}", speedup_figure(shown, title, rivals, [fp32, _worst(cases)])
+            title = f"Speedup of {results.shown(subject)} over {rivals}, {k}x{kw} filters"
+            yield f"speedup_{subject}_{k}x{kw}", speedup_figure(shown, title, rivals, [fp32, _worst(cases)])
     mine = results.of_subject()
     if mine.speedup.notna().any():
         subject = results.shown(results.subject)
@@ -71,5 +71,5 @@ def _caption(results: Results, rows: pd.DataFrame) -> str:
 def _worst(cases: pd.DataFrame) -> str:
     """The smallest speedup of some rows of `compare`, and its case; empty where none has a speedup."""
     least = each(cases[cases.speedup.notna()].nsmallest(1, "speedup"))
-    at = [f"{case.speedup:.2f}x ({case.k}x{case.k} {layer_label(case)}, batch {case.batch})" for case in least]
+    at = [f"{case.speedup:.2f}x ({case.k}x{case.kw} {layer_label(case)}, batch {case.batch})" for case in least]
     return f"Smallest speedup of all batch sizes: {at[0]}" if at else ""

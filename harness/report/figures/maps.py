@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from harness.contenders import registry
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
-from harness.sweep.comparisons import each, grouped, layer_label, summarise
+from harness.sweep.comparisons import FILTER, each, grouped, layer_label, summarise
 
 CELL_HEIGHT, PANEL_HEAD, LEGEND_LINE, LEGEND_COLUMNS = 0.165, 0.48, 0.2, 4  # inches, and a number of long labels
 LEAST_CELL, MOST_CELL, LEAST_PANEL = 0.38, 1.1, 1.75  # inches wide; a panel is no narrower than its title
@@ -26,7 +26,7 @@ SUMMARY = ("geometric mean", "cases won")  # the lines below those of the layers
 # The colours of speedups: the first below 0.5, the next from there to 1, and so on.
 ENDS = (0.5, 1, 1.5, 2, 3, 5)
 COLOURS = ("#4a7fb5", "#a9c6e2", "#fdeee6", "#f9d0bd", "#f0a48f", "#e0717a", "#b92d47")
-Panel = tuple[int, list[str], pd.DataFrame]  # filter size, layers, cases
+Panel = tuple[str, list[str], pd.DataFrame]  # filter size, layers, cases
 
 
 def rivals_figure(cases: pd.DataFrame, title: str, caption: str) -> Figure:
@@ -70,7 +70,7 @@ def _map_figure(cases: pd.DataFrame, title: str, notes: Sequence[str], legend: l
                 ) -> Figure:  # fmt: skip
     """The map of rows that have a colour; framed: whether a frame marks a speedup below 1."""
     batches = sorted(int(batch) for batch in cases.batch.unique())
-    panels = [(k, style.layers_of(members), members) for k, members in grouped(cases, "k")]
+    panels = [(f"{k}x{kw}", style.layers_of(part), part) for (k, kw), part in grouped(cases, FILTER)]
     labels = style.labels_width([*SUMMARY, *style.layers_of(cases)])
     columns = _stack(panels, int(WIDTH / (labels + max(LEAST_PANEL, LEAST_CELL * len(batches)))))
     notes = [*notes, "; ".join(style.key(cases))]
@@ -81,11 +81,11 @@ def _map_figure(cases: pd.DataFrame, title: str, notes: Sequence[str], legend: l
     pitch = (WIDTH - 0.1) / len(columns)
     wide = min(pitch - labels, max(LEAST_PANEL, MOST_CELL * len(batches)))
     for i, column in enumerate(columns):
-        for j, (k, layers, members) in enumerate(column):
-            tall = _tall([(k, layers, members)]) - PANEL_HEAD
+        for j, (size, layers, members) in enumerate(column):
+            tall = _tall([(size, layers, members)]) - PANEL_HEAD
             bottom = height - head - _tall(column[: j + 1])
             axes = figure.add_axes(((i * pitch + labels) / WIDTH, bottom / height, wide / WIDTH, tall / height))
-            _draw_panel(axes, f"{k}x{k} filters, batch size:", layers, batches, members, framed)
+            _draw_panel(axes, f"{size} filters, batch size:", layers, batches, members, framed)
     figure.legend(handles=legend, loc="lower left", ncols=across, frameon=False, fontsize=TEXT,
                   handlelength=1.2, handleheight=1.0, bbox_to_anchor=(0.05 / WIDTH, 0))  # fmt: skip
     return figure

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from harness.report.figures import style
 from harness.report.figures.style import DARK, DIGIT, PALE, SMALL, TEXT, WIDTH
-from harness.sweep.comparisons import geometric_mean, grouped, summarise
+from harness.sweep.comparisons import FILTER, geometric_mean, grouped, summarise
 
 HEIGHT = 4.3  # inches
 LEFT, RIGHT, BELOW, LEGEND = 0.5, 0.06, 0.5, 0.22  # inches around the axes; of the legend, a line
@@ -50,12 +50,12 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
 
 def _draw_strips(figure: Figure, axes: Axes, ran: pd.DataFrame, hollow: str) -> None:
     """Every strip, the means below, the legend above, and lines between batch sizes."""
-    filters, batches = sorted(ran.k.unique()), sorted(ran.batch.unique())
+    filters, batches = [size for size, _ in grouped(ran, FILTER)], sorted(ran.batch.unique())
     colours = [COLOURS[j % len(COLOURS)] for j in range(len(filters))]
     pitch = len(filters) + GAP
     place = (WIDTH - LEFT - RIGHT) / (len(batches) * pitch)  # inches
-    for (batch, k), members in grouped(ran, ["batch", "k"]):
-        j = filters.index(k)
+    for (batch, *size), members in grouped(ran, ["batch", *FILTER]):
+        j = filters.index(tuple(size))
         _draw_strip(axes, batches.index(batch) * pitch + j, members, colours[j], place)
     labels = [f"batch {batch}\nmean {geometric_mean(same.speedup):.2f}x" for batch, same in grouped(ran, "batch")]
     centres = [i * pitch + (len(filters) - 1) / 2 for i in range(len(batches))]
@@ -65,7 +65,7 @@ def _draw_strips(figure: Figure, axes: Axes, ran: pd.DataFrame, hollow: str) -> 
     for i in range(1, len(batches)):
         axes.axvline(start + i * pitch, color=PALE, linewidth=0.8, zorder=1)
     dots: dict[str, Any] = {"marker": "o", "markersize": 5, "linestyle": "none"}
-    lines = [[Line2D([], [], color=colours[j], label=f"{k}x{k} filters", **dots) for j, k in enumerate(filters)]]
+    lines = [[Line2D([], [], color=colours[j], label=f"{k}x{kw} filters", **dots) for j, (k, kw) in enumerate(filters)]]
     if ran.hollow.any():
         lines.insert(0, [Line2D([], [], color=DARK, markerfacecolor="white", label=hollow, **dots)])
     above = axes.get_window_extent().height / figure.dpi

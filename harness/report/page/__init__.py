@@ -51,7 +51,7 @@ def case_columns(results: Results) -> dict[str, list[Any]]:
         "networks": cases.networks.to_list(),
         "layers": cases.layers.to_list(),
         "batch": cases.batch.to_list(),
-        "filter": [f"{k}x{k}" for k in cases.k],
+        "filter": [f"{case.k}x{case.kw}" for case in each(cases)],
         "ours_us": _rounded(cases.mean_us),
         "intensity": _rounded(flop / moved),
         "gflop": _rounded(1e-9 * flop),

@@ -43,7 +43,7 @@ def paper():
 @pytest.mark.parametrize("network", TABLE_1)
 def test_a_network_has_the_layers_and_shares_of_table_1(network):
     number, shares = TABLE_1[network]
-    sizes = Counter(layer.k for layer in load_network(network) if layer.set == "paper")
+    sizes = Counter(layer.k[0] for layer in load_network(network) if layer.set == "paper")
     assert sizes.total() == number
     assert {k: 100 * n / number for k, n in sizes.items()} == pytest.approx(shares, abs=0.2)
 
@@ -61,7 +61,7 @@ STRIDE_1_CONVOLUTIONS = {
 
 def same(hw, c, m, k):
     """The shape of a convolution of stride 1 that keeps the size of its input, as NetworkLayer.shape."""
-    return (hw, hw, c, m, k, k // 2, 1, 1, 1)
+    return (hw, hw, c, m, k, k // 2, 1, 1, 1, k, k // 2)
 
 
 def alexnet():
@@ -169,14 +169,14 @@ def test_cases_are_layer_major(paper):
 @pytest.mark.parametrize(
     ("layers_cell", "networks_cell", "shape"),
     [
-        ("conv2_red;c2_1x1a", "googlenet;resnet50", (56, 56, 64, 64, 1, 0)),
-        ("4b_5x5;4c_5x5", "googlenet", (14, 14, 24, 64, 5, 2)),
-        ("conv1_1", "vgg19", (224, 224, 3, 64, 3, 1)),
+        ("conv2_red;c2_1x1a", "googlenet;resnet50", same(56, 64, 64, 1)),
+        ("4b_5x5;4c_5x5", "googlenet", same(14, 24, 64, 5)),
+        ("conv1_1", "vgg19", same(224, 3, 64, 3)),
     ],
 )
 def test_spot_layers(paper, layers_cell, networks_cell, shape):
     found = [case for case in paper.cases if (case.layers_cell, case.networks_cell) == (layers_cell, networks_cell)]
-    assert [case.key for case in found] == [(batch, *shape, 1, 1, 1) for batch in PAPER_BATCHES]
+    assert [case.key for case in found] == [(batch, *shape) for batch in PAPER_BATCHES]
 
 
 def test_only_two_shapes_belong_to_two_networks(paper):
@@ -201,10 +201,11 @@ def test_smoke_sweep_has_each_filter_size_and_is_small():
 
 
 def test_a_case_is_a_problem_with_the_label_of_the_paper():
-    case = Case(Layer(("net",), ("a", "b"), h=14, w=9, c=16, m=48, k=5, pad=2), batch=8)
-    assert case.problem == ConvProblem(n=8, c=16, h=14, w=9, m=48, kh=5, kw=5, pad_h=2, pad_w=2)
-    assert case.label == "14x9-8-5-48-16"
-    assert case.key == (8, 14, 9, 16, 48, 5, 2, 1, 1, 1)
+    sizes = {"h": 14, "w": 9, "c": 16, "m": 48, "k": 5, "kw": 3, "pad": 2, "pad_w": 1}
+    case = Case(Layer(("net",), ("a", "b"), **sizes, stride=1, dilation=1, groups=1), batch=8)
+    assert case.problem == ConvProblem(n=8, c=16, h=14, w=9, m=48, kh=5, kw=3, pad_h=2, pad_w=1)
+    assert case.label == "14x9-8-5x3-48-16"
+    assert case.key == (8, 14, 9, 16, 48, 5, 2, 1, 1, 1, 3, 1)
 
 
 def test_problems_describe_what_torch_computes():

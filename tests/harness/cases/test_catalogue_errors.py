@@ -50,6 +50,14 @@ WRONG_LAYERS = {
     "11x4": line(hw=None, h=9, w=2, k=5),
     "pad is -1": line(pad=-1),
     "pad is 3": line(pad=3),
+    "k is [1, 7, 1]": line(k="[1, 7, 1]"),
+    "k is [7, 0]": line(k="[7, 0]", pad=0),
+    "k is [True, 3]": line(k="[true, 3]"),
+    "k is '1x7'": line(k="1x7"),
+    "pad is []": line(pad="[]"),
+    "pad is [0, -1]": line(pad="[0, -1]"),
+    "1x7": line(k="[1, 7]"),  # a padding that is too large for one row
+    "9x4": line(hw=None, h=9, w=2, k="[1, 5]", pad="[0, 1]"),  # the columns of the filter are too many
     "hw is 7": line(h=5),
     "w is 6": line(h=5, w=6),
     "h is 5": line(hw=None, h=5),
@@ -85,6 +93,7 @@ WRONG_FILES = [
     ("name 'ok'", layers(line(), line(c=1))),
     ("name 'a'", layers(line(name="[a, a]"))),
     ("shape of 'ok'", layers(line(), line(name="b"))),
+    ("shape of 'ok'", layers(line(), line(name="b", k="[3, 3]", pad="[1, 1]"))),
     ("shape of 'ok'", layers(line(), line(name="b", hw=None, h=7, w=7))),
     ("name is 3", layers(line(name=3))),
     ("'a;b'", layers(line(name="a;b"))),

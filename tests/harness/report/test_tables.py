@@ -51,7 +51,7 @@ def test_a_subject_without_rows_is_refused(tmp_path, capsys, subject, value):
 def test_errors_where_magnitudes_are_far_from_ordinary_are_shown_once_measured(tmp_path, capsys):
     write(tmp_path, SWEEP)
     assert "python -m harness accuracy" in printed(tmp_path, capsys), "what to run"
-    line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
+    line = [4, 7, 7, 832, 32, 1, 0, 1, 1, 1, 1, 0, "cuconv", "auto", "images", "ok", "", 1.5e-7, 0.3, 2e-7]
     path = accuracy.ACCURACY.path(tmp_path / GPU)
     path.parent.mkdir()
     pd.DataFrame([line], columns=list(accuracy.ACCURACY.columns)).to_csv(path, index=False)

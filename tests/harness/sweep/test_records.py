@@ -19,7 +19,7 @@ from harness.sweep.records import CSV, MEASUREMENTS, Measurement, ResultsFolder,
 
 ROW = Measurement(
     networks="googlenet;resnet50", layers="conv2_red;c2_1x1a", batch=8, h=56, w=56, c=64, m=64, k=1, pad=0,
-    provider="cuconv", algorithm="two_stage", precision="fp32", status="ok", detail="rows=8, grid=12",
+    kw=1, pad_w=0, provider="cuconv", algorithm="two_stage", precision="fp32", status="ok", detail="rows=8, grid=12",
     workspace_bytes=0, rel_l2_error=3e-7, max_abs_error=1e-5, runs_us=tuple(10.0 + i for i in range(9)),
     timing="graph", calls_per_run=30, timestamp="2026-01-01T00:00:00+00:00", environment="abcd1234",
 )  # fmt: skip
@@ -61,13 +61,13 @@ def is_refused(path, told, reader=True):
 
 
 def test_columns_are_the_contract():
-    assert COLUMNS[:20] == (
-        *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups"),
+    assert COLUMNS[:22] == (
+        *("networks", "layers", "batch", "h", "w", "c", "m", "k", "pad", "stride", "dilation", "groups", "kw", "pad_w"),
         *("provider", "algorithm", "precision", "status", "detail", "workspace_bytes", "rel_l2_error", "max_abs_error"),
     )
-    assert COLUMNS[20:30] == (*(f"run_{i}_us" for i in range(1, 10)), "mean_us")
-    assert COLUMNS[30:34] == ("timing", "calls_per_run", "timestamp", "environment")
-    assert COLUMNS[34:] == (
+    assert COLUMNS[22:32] == (*(f"run_{i}_us" for i in range(1, 10)), "mean_us")
+    assert COLUMNS[32:36] == ("timing", "calls_per_run", "timestamp", "environment")
+    assert COLUMNS[36:] == (
         *(*(f"separated_run_{i}_us" for i in range(1, 10)), "separated_us"),
         *(*(f"cold_run_{i}_us" for i in range(1, 10)), "cold_us"),
         *("sm_clock_mhz", "memory_clock_mhz", "power_w", "throttle", "remeasured"),
@@ -232,6 +232,8 @@ def test_a_folder_in_the_place_of_the_file(tmp_path):
         ("batch", "", ""),
         ("batch", "01", ""),
         ("k", "-1", ""),
+        ("kw", "0", ""),
+        ("pad_w", "", ": must be a whole number of at least 0"),
         ("h", "9" * 21, ""),
         ("h", str(2**31), ""),
         ("c", "1.5", ""),
@@ -288,16 +290,19 @@ def test_rows_of_a_contender_that_is_gone_are_left_out_by_readers_and_kept_by_wr
     assert "1 rows of magic" in capsys.readouterr().err
 
 
-GEOMETRY, LATER = ("stride", "dilation", "groups"), COLUMNS[34:]
+GEOMETRY, SECOND, LATER = ("stride", "dilation", "groups"), ("kw", "pad_w"), COLUMNS[36:]
 
 
-@pytest.mark.parametrize("absent", [GEOMETRY, LATER, (*GEOMETRY, *LATER)], ids=["geometry", "times", "both"])
+@pytest.mark.parametrize(
+    "absent", [GEOMETRY, SECOND, LATER, (*GEOMETRY, *SECOND, *LATER)], ids=["geometry", "second", "times", "all"]
+)
 def test_files_of_older_versions_lack_columns_and_get_them(tmp_path, absent):
     path = write(tmp_path, ROW, FAILED)
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     frame.drop(columns=list(absent)).to_csv(path, index=False)
     old = read(path)
     assert old[list(GEOMETRY)].values.tolist() == [[1, 1, 1]] * 2
+    assert old[["k", "pad", *SECOND]].values.tolist() == [[1, 0, 1, 0]] * 2
     assert old[["separated_us", "cold_run_9_us", "sm_clock_mhz", "remeasured"]].isna().all(axis=None)
     assert list(old.throttle) == ["", ""] and old.mean_us[0] == 14.0
     with ResultsFolder(tmp_path) as folder:
@@ -305,6 +310,16 @@ def test_files_of_older_versions_lack_columns_and_get_them(tmp_path, absent):
         folder.append(TIMED_THRICE)
     assert lines_of(tmp_path)[:3] == [list(COLUMNS), cells_of(ROW), cells_of(FAILED)]
     assert read(path).separated_us[2] == 12.0
+
+
+def test_rows_of_oblong_filters_stand_beside_those_of_an_older_version(tmp_path):
+    path = write(tmp_path, ROW)
+    pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns=list(SECOND)).to_csv(path, index=False)
+    filters = [(1, 1, 0, 0), (1, 7, 0, 3), (7, 1, 3, 0)]  # of the first, the older row is replaced
+    rows = [replace(ROW, k=k, kw=kw, pad=pad, pad_w=pad_w) for k, kw, pad, pad_w in filters]
+    write(tmp_path, *rows)
+    assert lines_of(tmp_path) == [list(COLUMNS), *map(cells_of, rows)]
+    assert list(read(path)[["k", "kw", "pad", "pad_w"]].itertuples(index=False, name=None)) == filters
 
 
 def test_columns_in_another_order_are_no_older_version(tmp_path):

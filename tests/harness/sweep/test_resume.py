@@ -38,7 +38,7 @@ ROWS = [
 ]
 
 
-FIRST, SECOND = ((batch, 7, 7, 832, 32, 1, 0, 1, 1, 1) for batch in (1, 8))
+FIRST, SECOND = ((batch, 7, 7, 832, 32, 1, 0, 1, 1, 1, 1, 0) for batch in (1, 8))
 ALL = {
     *{("cuconv", name) for name in ("auto", "two_stage", "fp16x3", "tf32x3_gemm")},
     *{("cudnn_engine", f"eng{i}") for i in (*range(1, 7), 9, 10)},

@@ -9,7 +9,7 @@ from harness.sweep.rivals import fastest_rivals, qualifying, takes_part
 from tests.helpers import row, write
 
 GPU = "nvidia-test"
-CASE = (1, 7, 7, 832, 32, 1, 0, 1, 1, 1)
+CASE = (1, 7, 7, 832, 32, 1, 0, 1, 1, 1, 1, 0)
 ROWS = [
     row("auto", 9.0),
     row("implicit_gemm", 30.0, provider="cudnn"),
@@ -25,7 +25,7 @@ ROWS = [
 def test_the_three_fastest_fp32_rivals_of_each_case(tmp_path):
     entrants = fastest_rivals(write(tmp_path, ROWS, GPU), GPU)
     assert entrants[CASE] == {("cublas", "bmm"), ("cudnn_engine", "eng3"), ("cudnn", "gemm")}
-    assert entrants[1, 7, 7, 832, 48, 1, 0, 1, 1, 1] == {("torch", "default")}
+    assert entrants[1, 7, 7, 832, 48, 1, 0, 1, 1, 1, 1, 0] == {("torch", "default")}
     assert takes_part(entrants[CASE], "cuconv", "two_stage", GPU)
     assert takes_part(entrants[CASE], "cudnn", "gemm", GPU)
     assert not takes_part(entrants[CASE], "cudnn", "implicit_gemm", GPU)

@@ -102,8 +102,7 @@ def cases() -> list[Case]:
         (28, 1, 64, 192), (28, 3, 32, 64), (13, 3, 256, 96), (13, 1, 48, 256), (27, 5, 64, 32), (55, 1, 16, 64),
     ]  # fmt: skip
     layers = [
-        Layer(networks=("toy",), names=(f"{hw}-{k}-{m}-{c}",), h=hw, w=hw, c=c, m=m, k=k, pad=(k - 1) // 2)
-        for hw, k, m, c in shapes
+        Layer(("toy",), (f"{hw}-{k}-{m}-{c}",), hw, hw, c, m, k, k // 2, 1, 1, 1, k, k // 2) for hw, k, m, c in shapes
     ]
     return [Case(layer, batch) for layer in layers for batch in (1, 4, 16)]
 
