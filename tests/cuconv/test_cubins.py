@@ -30,8 +30,9 @@ def folder(tmp_path, monkeypatch):
 def path(folder):
     """The file of a kernel in the cache."""
     cubins.write("kernel", CUBIN)
-    assert cubins.read("kernel") == CUBIN
-    return folder / "kernel.cubin"
+    path = folder / "kernel.cubin"
+    assert cubins.read("kernel") == CUBIN and path.read_bytes().startswith(CUBIN.code)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,6 @@ def test_a_damaged_file_is_missing_until_it_is_written_again(path, damage):
     assert cubins.read("kernel") is None
     cubins.write("kernel", CUBIN)
     assert cubins.read("kernel") == CUBIN
-
-
-def test_the_file_begins_with_the_cubin(path):
-    assert path.read_bytes().startswith(CUBIN.code)
 
 
 @pytest.mark.parametrize(
@@ -87,24 +84,12 @@ def test_only_what_this_user_or_root_owns_is_read(path, monkeypatch, whose, owne
     assert (cubins.read("kernel") is not None) == trusted
 
 
-def unwritable(folder):
-    folder.parent.joinpath("file").write_text("")
-    return folder.parent / "file" / "cache"
-
-
-def others_can_write(folder):
+@pytest.mark.parametrize("place", ["file/cache", "cache", "/dev/null/cuconv"])  # a file, others can write, no home
+def test_kernels_are_kept_in_memory_with_one_warning_where_the_folder_cannot_be_used(folder, monkeypatch, place):
+    (folder.parent / "file").write_text("")
     folder.mkdir()
     folder.chmod(0o777)
-    return folder
-
-
-def no_home(folder):
-    return Path(os.devnull) / "cuconv"
-
-
-@pytest.mark.parametrize("place", [unwritable, others_can_write, no_home])
-def test_kernels_are_kept_in_memory_with_one_warning_where_the_folder_cannot_be_used(folder, monkeypatch, place):
-    monkeypatch.setenv("CUCONV_CACHE_DIR", str(place(folder)))
+    monkeypatch.setenv("CUCONV_CACHE_DIR", str(folder.parent / place))
     with pytest.warns(UserWarning, match="CUCONV_CACHE_DIR") as warned:
         for name in ("kernel", "other"):
             cubins.write(name, CUBIN)
