@@ -212,6 +212,7 @@ REFUSED = {  # by what is wrong: the arguments, and what the error names
         {"input": MEMORY[13 * 35 : 21 * 35].view(X.shape), "out": MEMORY.view(2, 12, 5, 7)[:, :9]},
         "input",
     ),
+    "out in input": ({"input": MEMORY[: X.numel()].view(X.shape), "out": MEMORY[35:665].view(OUT.shape)}, "input"),
     "a slice of rows": ({"out": torch.zeros(2, 9, 6, 7)[:, :, 1:]}, "strides"),
     "a slice of columns": ({"out": torch.zeros(2, 9, 5, 8)[..., 1:]}, "strides"),
     "channels last": ({"out": torch.zeros(2, 5, 7, 9).permute(0, 3, 1, 2)}, "strides"),
