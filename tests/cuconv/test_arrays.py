@@ -13,8 +13,9 @@ X = torch.zeros(2, 3, 4, 5)
 
 def test_tensors_alike_have_the_same_signature():
     arrays = TorchArrays(torch)
-    assert arrays.signature(X) == arrays.signature(torch.ones(2, 3, 4, 5))
-    assert hash(arrays.signature(X)) == hash(arrays.signature(torch.ones(2, 3, 4, 5)))
+    assert len({arrays.signature(X), arrays.signature(torch.ones(2, 3, 4, 5))}) == 1
+    with torch.no_grad():  # a gradient counts only where it is recorded
+        assert arrays.signature(X.clone().requires_grad_()) == arrays.signature(X)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +36,6 @@ def test_a_signature_has_everything_that_a_tensor_may_be_refused_for(other):
     arrays = TorchArrays(torch)
     with torch.enable_grad():
         assert arrays.signature(other) != arrays.signature(X)
-
-
-def test_a_gradient_counts_only_where_it_is_recorded():
-    arrays = TorchArrays(torch)
-    with torch.no_grad():
-        assert arrays.signature(X.clone().requires_grad_()) == arrays.signature(X)
 
 
 def test_a_forward_mode_derivative_is_part_of_the_signature_and_refused():

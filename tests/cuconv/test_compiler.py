@@ -18,13 +18,6 @@ extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= SCALE * FACTOR; }
 """
 
 
-def spread(items, count):
-    """At most `count` of the items: the first, the last, and others evenly between them."""
-    if len(items) <= count:
-        return items
-    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
-
-
 @pytest.fixture(scope="module")
 def reports():
     """The compiler's reports to come, by algorithm and architecture; all cores work on them at once."""
@@ -32,10 +25,10 @@ def reports():
     yield {
         (name, arch): [
             pool.submit(compiler.resources, KernelVariant.of(algorithm.source, arch, macros))
-            for macros in spread(algorithm.variants(arch), SAMPLES)
+            for macros in variants[:: -(-len(variants) // SAMPLES) or 1]
         ]
         for name, algorithm in ALGORITHMS.items()
-        for arch in ARCHITECTURES
+        for arch, variants in ((arch, algorithm.variants(arch)) for arch in ARCHITECTURES)
     }
     pool.shutdown(cancel_futures=True)
 

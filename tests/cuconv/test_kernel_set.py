@@ -8,7 +8,6 @@ from cuconv import ConvProblem, UnsupportedProblem, select
 from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import A100, H200
-from cuconv.resources import ARCHITECTURES
 
 PROBLEMS = 10_000
 
@@ -53,12 +52,6 @@ def test_an_algorithm_that_is_named_may_take_kernels_beyond_the_set():
     assert plan.algorithm == "fp16x3"
     assert not kernel_set.holds(H200.arch, select.launches_of(plan, odd, CallOptions()))
     assert select.plan(odd, H200).algorithm != "fp16x3"
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_set_lists_no_variant_twice(arch):
-    variants = kernel_set.variants(arch)
-    assert len(set(variants)) == len(variants)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith(("fp16x3", "tf32x3"))])

@@ -59,15 +59,10 @@ def test_sizes_share_weights_that_are_packed_alike(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     for size in (28, 28, 24, 20):
         layer(X[..., :size].contiguous())
-    plans = {layer_packing(size) for size in (28, 24, 20)}
-    assert len(enqueued("pack_weights")) == len(plans) < 3
+    fp16x3, problems = ALGORITHMS["fp16x3"], [ConvProblem(8, 64, 28, w, 64, 3, 3, 1, 1) for w in (28, 24, 20)]
+    packings = {fp16x3.packing(one, fp16x3.configure(one, H200, prepared=True)) for one in problems}
+    assert len(enqueued("pack_weights")) == len(packings) < 3
     assert len(enqueued("fp16x3")) == 4
-
-
-def layer_packing(size):
-    problem = ConvProblem(8, 64, 28, size, 64, 3, 3, 1, 1)
-    algorithm = ALGORITHMS["fp16x3"]
-    return algorithm.packing(problem, algorithm.configure(problem, H200, prepared=True))
 
 
 def test_operands_reach_the_launch(cuda):

@@ -170,9 +170,6 @@ VECTORS = {  # by algorithm: the macro or the argument that tells whether elemen
         ("gemv", ConvProblem(1, 64, 1, 1, 8, 1, 1), True, (4,)),
         ("gemv", ConvProblem(1, 64, 1, 1, 8, 1, 1), False, (1,)),
         ("gemv", ConvProblem(1, 66, 1, 1, 8, 1, 1), True, (1,)),
-        ("fp16x3_pointwise", ConvProblem(128, 256, 14, 14, 1024, 1, 1), True, (1,)),
-        ("fp16x3_pointwise", ConvProblem(128, 256, 14, 14, 1024, 1, 1), False, (0,)),
-        ("fp16x3_pointwise", ConvProblem(3, 70, 13, 7, 37, 1, 1), True, (0,)),
         ("tf32x3_shallow", STEM, True, (1, 1)),
         ("tf32x3_shallow", STEM, False, (1, 0)),  # neighbours share the window that they see, whatever the alignment
         ("tf32x3_shallow", ConvProblem(1, 3, 8, 10, 8, 3, 3), True, (1, 0)),  # the output is narrower than the input
