@@ -4,37 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200
+from tests.cuconv.algorithms.problems import TYPICAL, typical_problem
 
-PROBLEMS = [
-    ConvProblem(8, 64, 14, 14, 64, 3, 3, 1, 1),
-    ConvProblem(8, 64, 14, 14, 64, 1, 1),
-    ConvProblem(8, 64, 14, 14, 64, 3, 3, 1, 1, groups=64),
-    ConvProblem(8, 64, 7, 7, 64, 7, 7),
-    ConvProblem(8, 8, 28, 28, 64, 1, 1),
-]
-
-
-def cases():
-    """Each algorithm with a problem that it computes, and its configuration."""
-    for name, algorithm in ALGORITHMS.items():
-        for problem in PROBLEMS:
-            try:
-                yield pytest.param(algorithm, problem, algorithm.configure(problem, H200), id=name)
-                break
-            except UnsupportedProblem:
-                continue
-
-
-each_algorithm = pytest.mark.parametrize(("algorithm", "problem", "config"), list(cases()))
-
-
-def test_every_algorithm_is_tested():
-    assert [case.id for case in cases()] == list(ALGORITHMS)
+CASES = [(algorithm, typical_problem(name)) for name, algorithm in ALGORITHMS.items()]
+each_algorithm = pytest.mark.parametrize(
+    ("algorithm", "problem", "config"),
+    [(one, problem, one.configure(problem, H200)) for one, problem in CASES],
+    ids=ALGORITHMS,
+)
 
 
 @each_algorithm
@@ -50,7 +31,7 @@ def test_a_residual_is_added_once(algorithm, problem, config, aligned):
 
 
 def test_a_gpu_without_dependent_launch_adds_a_residual_without_it():
-    algorithm, problem = ALGORITHMS["two_stage"], PROBLEMS[0]
+    algorithm, problem = ALGORITHMS["two_stage"], TYPICAL
     options = CallOptions(residual=True, overlap=A100.has_dependent_launch)
     assert not algorithm.launches(problem, algorithm.configure(problem, A100), options)[-1].overlap
 
@@ -73,12 +54,13 @@ def test_packed_weights_are_read_where_there_are_any(algorithm, problem, config)
 
 
 @each_algorithm
-@pytest.mark.parametrize("channels", [66, 67])
-def test_slices(algorithm, problem, config, channels):
+@pytest.mark.parametrize("more", [2, 3])
+def test_slices(algorithm, problem, config, more):
     if not algorithm.writes_slices:
         pytest.skip("it writes to no slices")
     odd = replace(problem, h=problem.h - 1, w=problem.w - 1) if problem.out_h > 1 else problem
     config = config if odd == problem else algorithm.configure(odd, H200)
+    channels = odd.m + more
     aligned = channels * odd.out_pixels % 4 == 0
     launches = algorithm.launches(odd, config, CallOptions(output_channels=channels))
     plain = algorithm.launches(odd, config, CallOptions(aligned))

@@ -28,7 +28,13 @@ TYPICAL = ConvProblem(8, 96, 28, 28, 128, 3, 3, 1, 1)
 
 def typical_problem(algorithm: str) -> ConvProblem:
     """A problem of middling size that an algorithm computes."""
-    changes = {"tf32x3_shallow": {"c": 3}, "fp16x3_pointwise": {"kh": 1, "kw": 1, "pad_h": 0, "pad_w": 0}}
+    pointwise = {"kh": 1, "kw": 1, "pad_h": 0, "pad_w": 0}
+    changes = {
+        "tf32x3_shallow": {"c": 8, **pointwise},
+        "fp16x3_pointwise": pointwise,
+        "depthwise": {"groups": 96, "m": 96},
+        "gemv": {"h": 7, "w": 7, "kh": 7, "kw": 7, "pad_h": 0, "pad_w": 0},
+    }
     return replace(TYPICAL, **changes.get(algorithm, {}))
 
 
