@@ -62,15 +62,12 @@ def test_operands_reach_the_launch(cuda, bias, relu):
     assert Recorder.made == [(launches, "sm_90a", 3)]
 
 
-def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda, monkeypatch):
-    workspaces = []
-    monkeypatch.setattr(
-        cuda.tensors, "allocator", lambda shape, _: lambda: workspaces.append(torch.empty(shape)) or workspaces[-1]
-    )
+def test_a_workspace_is_new_for_each_call_and_the_stream_is_followed(cuda):
     out = torch.zeros(2, 9, 5, 7)
     for stream in (77, 78):
         cuda.tensors.stream = stream
         cuconv.conv2d(X, torch.zeros(9, 4, 3, 3), padding=1, algorithm="two_stage", out=out)
+    workspaces = cuda.tensors.allocated
     assert [workspace.shape for workspace in workspaces] == [(9 * 2 * 9 * 5 * 7,)] * 2
     assert [(stream, addresses[-2]) for _, stream, addresses in Recorder.enqueued] == [
         ((77, 3), workspaces[0].data_ptr()),
@@ -168,15 +165,11 @@ def test_a_kernel_writes_to_a_slice_of_channels(cuda, channels, vector):
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}])
-def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, monkeypatch, options):
-    made = []
-    monkeypatch.setattr(
-        cuda.tensors, "allocator", lambda shape, device: lambda: made.append(torch.ones(shape)) or made[-1]
-    )
+def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, options):
     out = slice_of(12)
     assert cuconv.conv2d(X, WEIGHT, **({"algorithm": "tf32x3_gemm"} | options), out=out) is out
     launches, _, addresses = Recorder.enqueued[-1]
-    assert addresses[3] == made[0].data_ptr() and not any(12 in one.arguments for one in launches)
+    assert addresses[3] == cuda.tensors.allocated[0].data_ptr() and not any(12 in one.arguments for one in launches)
     assert (out == 1).all() and (out._base[:, :3] == 7).all()
 
 

@@ -76,16 +76,12 @@ def test_operands_reach_the_launch(cuda):
     assert launches[0].macros["RESIDUAL"] == launches[0].macros["PREPARED"] == 1
 
 
-def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(
-        cuda.tensors, "allocator", lambda shape, device: lambda: sizes.append(shape) or torch.empty(shape)
-    )
+def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda):
     layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
     layer(X)
     plan = cuconv.plan(ConvProblem(8, 64, 28, 28, 64, 3, 3, 1, 1), H200, "fp16x3", prepared=True)
-    (packed,), (*_, workspace) = sizes[0], sizes[2]
-    assert 4 * (packed + workspace) == plan.workspace_bytes
+    packed, _, workspace = cuda.tensors.allocated
+    assert packed.nbytes + workspace.nbytes == plan.workspace_bytes
 
 
 @pytest.mark.parametrize(("problem", "bytes_beside"), [(LAYERS[2], 400), (LAYERS[3], 1000)], ids=["plain", "strided"])

