@@ -12,7 +12,7 @@ class TensorsOfGpu3(TorchArrays):
         super().__init__(torch)
         self.stream = 77
         self.synchronized = 0
-        self.allocated = []
+        self.allocated, self.empty = [], torch.empty
         self.readers = []  # (addresses of arrays, stream), as torch is told by record_stream
 
     def check(self, name, tensor, contiguous=True):
@@ -25,7 +25,7 @@ class TensorsOfGpu3(TorchArrays):
         return lambda: (self.stream, device)
 
     def allocator(self, shape, device):
-        return lambda: self.allocated.append(torch.ones(shape)) or self.allocated[-1]
+        return lambda: self.allocated.append(self.empty(shape)) or self.allocated[-1]
 
     def lifetime(self, arrays, device):
         return Kept(self, arrays)
