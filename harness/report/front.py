@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 
-from harness.contenders import registry
-from harness.experiments.networks.rows import CUCONV, TORCH_CONTENDERS
+from harness.experiments.networks.rows import CUCONV, GRAPH, TORCH_CONTENDERS
 from harness.experiments.networks.table import CONVERTED, DEFAULT, ENGINES, HALF, TORCH, Entry, beside, networks_results
 from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.report.half import compare_with_half
 from harness.store.markdown import NONE, Column, of, tabulate, times
-from harness.sweep.comparisons import Results, compare_with_tf32, geometric_mean
-from harness.sweep.provenance import mixture_with_rivals, provenance
+from harness.store.times import COLD
+from harness.sweep.comparisons import Results, compare_with_tf32, geometric_mean, rivals, timed
+from harness.sweep.provenance import are_of_one_measurement, provenance
 
 BATCHES = (1, 8, 32)
 CUTLASS = "cutlass"
@@ -25,50 +26,90 @@ MIXED = "\\*"
 class Line:
     """A comparison with a baseline.
 
-    precision: ours. compare: from the layers of a GPU, or its networks, a row for each case with batch and speedup.
-    theirs: the precisions of the baseline, for single layers.
+    precision: ours. compare: a row for each case with batch and speedup, from the layers or the networks of a GPU.
+    rows: the measurements of ours and of the baseline, from the same.
     """
 
     precision: str
     baseline: str
     compare: Callable[[Results], pd.DataFrame]
-    theirs: tuple[str, ...] = ()
+    rows: Callable[[Results], pd.DataFrame]
 
 
-def _networks(baseline: Entry, ours: Entry = CONVERTED) -> Callable[[Results], pd.DataFrame]:
+def _networks(baseline: str, theirs: Entry, ours: Entry = CONVERTED) -> Line:
     def compare(results: Results) -> pd.DataFrame:
-        cases = [(case.batch, case.speedup) for case in beside(results.frame, baseline, ours)]
+        cases = [(case.batch, case.speedup) for case in beside(results.frame, theirs, ours)]
         return pd.DataFrame(cases, columns=["batch", "speedup"])
+
+    def rows(results: Results) -> pd.DataFrame:
+        frame = results.frame[results.frame["mode"] == GRAPH]
+        of = [frame.contender.isin(one.contenders) & (frame.precision == one.precision) for one in (ours, theirs)]
+        return frame[of[0] | of[1]]
+
+    return Line(ours.precision, baseline, compare, rows)
+
+
+def _layers(
+    precision: str,
+    baseline: str,
+    compare: Callable[[Results], pd.DataFrame],
+    precisions: tuple[str, ...] = (FP32,),
+    others: tuple[str, ...] = (),
+) -> Line:
+    """others: contenders of the baseline other than the rivals."""
+
+    def rows(results: Results) -> pd.DataFrame:
+        mine = timed(results.frame, precision)
+        mine = mine[(mine.provider == results.comparison.provider) & (mine.algorithm == results.subject)]
+        theirs = timed(results.frame, *precisions)
+        found = [mine, theirs[theirs.provider.isin(others)]]
+        return pd.concat(found if others == (CUTLASS,) else [*found, rivals(theirs, results.comparison)])
+
+    return Line(precision, baseline, compare, rows)
+
+
+def _over(*names: str, rivals_too: bool = False) -> Callable[[Results], pd.DataFrame]:
+    """Over the fastest of some contenders, and of the rivals, on the cases that the last contender has."""
+
+    def compare(results: Results) -> pd.DataFrame:
+        cases = results.of_subject()
+        cases = cases[cases[f"{names[-1]}_us"].notna()]
+        columns = [*(f"{name}_us" for name in names), *(["rival_us"] if rivals_too else [])]
+        return cases.assign(speedup=cases[columns].min(axis=1) / cases.mean_us)
 
     return compare
 
 
-def _cutlass(results: Results) -> pd.DataFrame:
-    rows = results.of_subject()
-    return rows.assign(speedup=rows[f"{CUTLASS}_speedup"])
+def _cold(results: Results) -> pd.DataFrame:
+    return results.at(COLD).of_subject()
 
 
 NETWORKS = (
-    Line(FP32, "torch's default: TF32, NCHW", _networks(DEFAULT)),
-    Line(FP32, "fastest of torch in FP32", _networks(TORCH)),
-    Line(FP32, "cuDNN's fastest engines in FP32", _networks(ENGINES)),
-    Line(FP32, "fastest of torch in TF32", _networks(Entry(TORCH_CONTENDERS, TF32))),
-    Line(TF32, "fastest of torch in TF32", _networks(Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32))),
-    Line(FP32, "fastest of torch in FP16", _networks(HALF)),
+    _networks("fastest of torch in FP32", TORCH),
+    _networks("cuDNN's fastest engines in FP32", ENGINES),
+    _networks("plain torch: TF32, its default", DEFAULT),
+    _networks("fastest of torch in TF32", Entry(TORCH_CONTENDERS, TF32)),
+    _networks("fastest of torch in TF32", Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32)),
+    _networks("fastest of torch in FP16", HALF),
 )
 LAYERS = (
-    Line(FP32, "best cuDNN in FP32", Results.of_subject, (FP32,)),
-    Line(FP32, f"{registry.PROVIDERS[CUTLASS].label} in FP32 (3xTF32)", _cutlass, (FP32,)),
-    Line(TF32, "best cuDNN in TF32", lambda results: compare_with_tf32(results, TF32), PRECISIONS),
-    Line(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
+    _layers(FP32, "best cuDNN in FP32", Results.of_subject),
+    _layers(FP32, "the same, L2 flushed before each call", _cold),
+    _layers(FP32, "CUTLASS in FP32 (3xTF32)", _over(CUTLASS), others=(CUTLASS,)),
+    _layers(
+        FP32, "best of cuDNN, cuBLAS, CUTLASS", _over("cublas", CUTLASS, rivals_too=True), (FP32,), ("cublas", CUTLASS)
+    ),
+    _layers(FP32, "best cuDNN in TF32", compare_with_tf32, PRECISIONS),
+    _layers(TF32, "best cuDNN in TF32", partial(compare_with_tf32, ours=TF32), PRECISIONS),
+    _layers(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
 )
 
 
 def front_table(found: Sequence[Results]) -> str:
     """A line for each comparison, of the first GPU that has it: geometric means by batch, of all, and the cases won.
 
-    found: the paper's sweep on each GPU. Sentences below say where and when the rows were measured, and in which lines
-    ours are of other code, versions or machine than the baseline's.
+    found: the paper's sweep on each GPU. Sentences below say where and when the rows were measured, and which lines
+    have rows of several codes, versions or kinds of machine.
     """
     devices = sorted(found[0].folder.parents[1].glob("*/"))
     networks = [whole for device in devices if (whole := networks_results(device))]
@@ -77,16 +118,17 @@ def front_table(found: Sequence[Results]) -> str:
         return NONE
     columns: list[Column] = [
         ("cuConv in", lambda one: one[0].precision.upper()),
-        ("against", lambda one: one[0].baseline + (MIXED if _is_mixed(one[1], one[0]) else "")),
+        ("against", lambda one: one[0].baseline + (MIXED if _is_mixed(*one[:2]) else "")),
         ("GPU", lambda one: _gpu(one[1])),
         *((f"batch {batch}", lambda one, batch=batch: _mean(one[2][one[2].batch == batch])) for batch in BATCHES),
         ("all batches", lambda one: _mean(one[2])),
         ("won", lambda one: of(int((one[2].speedup > 1).sum()), len(one[2]))),
     ]
     measured = dict.fromkeys(f"{what} on {provenance(results)}" for what, (_, results, _) in lines)
+    mixed = any(_is_mixed(line, results) for _, (line, results, _) in lines)
     parts = [tabulate("speedup", lines, columns, left=(0, 1, 2, 3)), f"Measured: {'; '.join(measured)}."]
-    if any(_is_mixed(results, line) for _, (line, results, _) in lines):
-        parts.append(f"{MIXED} cuConv and the baseline were measured with other code, versions or machines.")
+    if mixed:
+        parts.append(f"{MIXED} Not all of these rows are of one code and one set of versions.")
     return "\n\n".join(parts)
 
 
@@ -104,8 +146,8 @@ def _lines(
     return compared
 
 
-def _is_mixed(results: Results, line: Line) -> bool:
-    return bool(line.theirs and mixture_with_rivals(results, (line.precision,), line.theirs))
+def _is_mixed(line: Line, results: Results) -> bool:
+    return not are_of_one_measurement(results, line.rows(results))
 
 
 def _gpu(results: Results) -> str:

@@ -168,7 +168,8 @@ def with_tf32(results: Results) -> str:
         for ours, rows in tables.items()
         if len(rows)
     ]
-    sentences = [*_channels_last(results), *_cases_without(tables[FP32], results), *_in_fp32_alone(results.frame)]
+    most = max(tables.values(), key=len)
+    sentences = [*_channels_last(results), *_cases_without(most, results), *_in_fp32_alone(results.frame)]
     return "\n\n".join(parts + sentences if parts else [])
 
 

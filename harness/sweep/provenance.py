@@ -68,6 +68,12 @@ def mixture_with_rivals(results: Results, ours: Iterable[str], theirs: Iterable[
     return mixture(results, pd.concat([mine, rivals(timed(frame, *theirs), results.comparison)]))
 
 
+def are_of_one_measurement(results: Results, rows: pd.DataFrame) -> bool:
+    """Whether rows are of one code and one set of versions, as far as environment.json tells."""
+    group_of = _groups(environment.read(results.folder))
+    return len({group_of[name] for name in set(rows.environment) & group_of.keys()}) <= 1
+
+
 def _groups(reports: dict[str, Report]) -> dict[str, int]:
     """A number for each report by its name in environment.json, the same number for comparable reports."""
     first: list[Report] = []

@@ -15,6 +15,7 @@ from harness.experiments.networks.rows import (
     OK,
     TORCH_COMPILE,
     TORCH_CONTENDERS,
+    TORCH_FASTEST_ENGINES,
     label,
 )
 from harness.experiments.networks.table import first_of_devices, least, shown
@@ -62,8 +63,8 @@ def _peak(case: pd.DataFrame, contender: str) -> float:
 def energy_table(frame: pd.DataFrame) -> str:
     """A line for each network and batch, in millijoules an image, and a line of geometric means.
 
-    frame: the rows of energy.csv. For FP32 and TF32, where there are rows, the table has torch's contender of least
-    energy, cuConv's converted model, and torch's energy over cuConv's. Empty where no network and batch has both.
+    frame: the rows of energy.csv. For FP32 and TF32, where there are rows, the table has the contender of least energy
+    but cuConv, cuConv's converted model, and the ratio of both. Empty where no network and batch has both.
     """
     body, ratios = [], []
     precisions = [precision for precision in (FP32, TF32) if precision in set(frame.precision)]
@@ -72,7 +73,7 @@ def energy_table(frame: pd.DataFrame) -> str:
         cells: list[object] = [label(first.network, first.source), first.batch]
         of_case = []
         for precision in precisions:
-            who, torch_mj = least(case, TORCH_CONTENDERS, precision, "mj_per_image")
+            who, torch_mj = least(case, (*TORCH_CONTENDERS, TORCH_FASTEST_ENGINES), precision, "mj_per_image")
             _, cuconv_mj = least(case, (CUCONV,), precision, "mj_per_image")
             of_case.append(torch_mj / cuconv_mj)
             cells += [shown(torch_mj), who or NONE, shown(cuconv_mj), times(of_case[-1])]

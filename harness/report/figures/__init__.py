@@ -23,7 +23,7 @@ from harness.report.figures import style
 from harness.report.figures.maps import rivals_figure, speedup_map
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.speedup import speedup_figure
-from harness.store.times import HOT, NOTES
+from harness.store.times import NOTES
 from harness.sweep.comparisons import FILTER, Results, each, grouped, layer_label
 from harness.sweep.left_out import left_out
 from harness.sweep.provenance import provenance
@@ -57,15 +57,17 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
         subject = results.shown(results.subject)
         marked, limit = left_out(results)
         yield OVERVIEW, overview_figure(mine, subject, rivals, fp32, marked, limit)
-        yield "map", speedup_map(mine, f"Speedup of {subject} over {rivals}", [fp32, _worst(mine)], marked, limit)
+        yield (
+            "map",
+            speedup_map(mine, f"Speedup of {subject} over {rivals} in FP32", [fp32, _worst(mine)], marked, limit),
+        )
         title = f"The fastest rival of each case, and the speedup of {subject} over it"
         yield "rivals", rivals_figure(mine, title, fp32)
 
 
 def _caption(results: Results, rows: pd.DataFrame) -> str:
-    """Where the rows were measured, and how, unless their times are hot."""
-    where = provenance(results, rows)
-    return where if results.time == HOT else f"{results.time.capitalize()}: {NOTES[results.time]}. {where}"
+    """How and where the rows were measured."""
+    return f"{results.time.capitalize()}: {NOTES[results.time]}. {provenance(results, rows)}"
 
 
 def _worst(cases: pd.DataFrame) -> str:

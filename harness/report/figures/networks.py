@@ -80,7 +80,7 @@ def networks_figure(compared: pd.DataFrame, caption: str, baseline: str) -> Figu
         f"Whole networks: cuConv in FP32 is {geometric_mean(ours):.2f}x as fast as {baseline}, and faster on "
         f"{int((ours > 1).sum())} of {len(ours)}"
     )
-    notes = [f"Speedup over {baseline}{BASELINES[baseline][1]}, in CUDA graphs. Fastest: plain, channels_last, "
+    notes = [f"Speedup over {baseline}{BASELINES[baseline][1]}, in CUDA graphs. The fastest of torch may be "
              "compiled or frozen.", caption]  # fmt: skip
     height = style.head_height(notes) + LEGEND + len(lines) * (PANEL + BELOW) + (len(lines) - 1) * BETWEEN
     figure = style.new_figure(height, title, notes)

@@ -31,12 +31,9 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
     total = summarise(cases)
     won, mean = f"{total.wins} of {total.of} cases", f"geometric mean {total.geometric:.2f}x"
     title = f"{subject}: faster than {rivals} on {won}, {mean}"
-    notes = [f"A dot for each case in FP32; bars, numbers and means: geometric means. {caption}"]
+    notes = ["A dot for each case in FP32; bars and numbers are geometric means.", caption]
     ran = cases.assign(hollow=left_out)[cases.speedup.notna()]
-    hollow = (
-        f"a rival was left out: it needs over {limit} of workspace, and by its time, or that at smaller batch sizes, "
-        "it would be the fastest"
-    )
+    hollow = f"a rival that needs over {limit} of workspace was left out, and would probably be the fastest"
     head = style.head_height(notes) + 0.1 + LEGEND * (2 if ran.hollow.any() else 1)
     figure = style.new_figure(HEIGHT, title, notes)
     wide, tall = 1 - (LEFT + RIGHT) / WIDTH, (HEIGHT - BELOW - head) / HEIGHT
