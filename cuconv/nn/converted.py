@@ -63,9 +63,7 @@ class Graphs:
         self._made_of = (base, precision, frozenset(modes), any_batch, has_hooks)
         self._has_hooks = has_hooks
         self._precision, self._any_batch = precision, any_batch
-        self._must_make_graphs = (
-            False  # whether the graphs are to be made at the first call, as those of a loaded model are
-        )
+        self._must_make_graphs = False  # at the first call, as for a model that was loaded
         self.modes = set(modes)
         self.folded = self.partly = self.own = 0
         self._base, self._forward = base, base.forward

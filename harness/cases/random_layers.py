@@ -31,7 +31,7 @@ Range = Annotated[list[Size], AfterValidator(_ordered)]
 
 
 class Distribution(Strict):
-    """What is drawn: ranges [least, most], and lists of which each entry is equally likely."""
+    """The chances of a draw: ranges [least, most], and lists whose entries are equally likely."""
 
     seed: int = Field(ge=0, le=MOST, description="a whole number of at least 0")
     cases: Size

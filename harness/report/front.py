@@ -18,7 +18,6 @@ from harness.sweep.comparisons import Results, compare_with_tf32, geometric_mean
 from harness.sweep.provenance import are_of_one_measurement, provenance
 
 BATCHES = (1, 8, 32)
-CUTLASS = "cutlass"
 MIXED = "\\*"
 
 
@@ -54,28 +53,28 @@ def _layers(
     baseline: str,
     compare: Callable[[Results], pd.DataFrame],
     precisions: tuple[str, ...] = (FP32,),
-    others: tuple[str, ...] = (),
+    named: tuple[str, ...] = (),
+    with_rivals: bool = True,
 ) -> Line:
-    """others: contenders of the baseline other than the rivals."""
+    """The baseline is, in some precisions, of the rivals, of contenders by their names, or of both."""
 
     def rows(results: Results) -> pd.DataFrame:
         mine = timed(results.frame, precision)
         mine = mine[(mine.provider == results.comparison.provider) & (mine.algorithm == results.subject)]
         theirs = timed(results.frame, *precisions)
-        found = [mine, theirs[theirs.provider.isin(others)]]
-        return pd.concat(found if others == (CUTLASS,) else [*found, rivals(theirs, results.comparison)])
+        found = [mine, theirs[theirs.provider.isin(named)]]
+        return pd.concat([*found, rivals(theirs, results.comparison)] if with_rivals else found)
 
     return Line(precision, baseline, compare, rows)
 
 
-def _over(*names: str, rivals_too: bool = False) -> Callable[[Results], pd.DataFrame]:
-    """Over the fastest of some contenders, and of the rivals, on the cases that the last contender has."""
+def _over(*columns: str) -> Callable[[Results], pd.DataFrame]:
+    """A comparison with the least of some columns of `compare`, on the cases that have a time in the last one."""
 
     def compare(results: Results) -> pd.DataFrame:
         cases = results.of_subject()
-        cases = cases[cases[f"{names[-1]}_us"].notna()]
-        columns = [*(f"{name}_us" for name in names), *(["rival_us"] if rivals_too else [])]
-        return cases.assign(speedup=cases[columns].min(axis=1) / cases.mean_us)
+        cases = cases[cases[columns[-1]].notna()]
+        return cases.assign(speedup=cases[list(columns)].min(axis=1) / cases.mean_us)
 
     return compare
 
@@ -95,9 +94,12 @@ NETWORKS = (
 LAYERS = (
     _layers(FP32, "best cuDNN in FP32", Results.of_subject),
     _layers(FP32, "the same, L2 flushed before each call", _cold),
-    _layers(FP32, "CUTLASS in FP32 (3xTF32)", _over(CUTLASS), others=(CUTLASS,)),
+    _layers(FP32, "CUTLASS in FP32 (3xTF32)", _over("cutlass_us"), named=("cutlass",), with_rivals=False),
     _layers(
-        FP32, "best of cuDNN, cuBLAS, CUTLASS", _over("cublas", CUTLASS, rivals_too=True), (FP32,), ("cublas", CUTLASS)
+        FP32,
+        "best of cuDNN, cuBLAS, CUTLASS",
+        _over("rival_us", "cublas_us", "cutlass_us"),
+        named=("cublas", "cutlass"),
     ),
     _layers(FP32, "best cuDNN in TF32", compare_with_tf32, PRECISIONS),
     _layers(TF32, "best cuDNN in TF32", partial(compare_with_tf32, ours=TF32), PRECISIONS),

@@ -1,4 +1,6 @@
-"""Writes that torch does not count, memory that comes to be shared, and functions that tools replace are seen."""
+"""What torch neither guards nor counts is seen: writes, hooks of a new layer, shared memory, replaced functions."""
+
+import copy
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from tests.cuconv.nn.test_watched import X, made
+from tests.cuconv.nn.test_watched import X, doubled, made
 from tests.cuconv.nn.zoo.entries import conv
 
 
@@ -96,3 +98,14 @@ def test_a_bias_in_memory_that_the_model_writes_is_read_at_each_call(on_a_gpu):
         for _ in range(3):
             expected = model(Pair(X.clone(), X.clone()))
             torch.testing.assert_close(converted(Pair(X.clone(), X.clone())), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_hook_of_a_layer_that_is_put_into_the_model_later_runs(on_a_gpu):
+    model = made()
+    converted, _ = cuconv.nn.convert(model, X)
+    layer = copy.deepcopy(model[1].norm)
+    layer.register_forward_hook(doubled)
+    with torch.no_grad():
+        converted(X)
+        model[1].norm = converted[1].norm = layer
+        torch.testing.assert_close(converted(X), model(X), rtol=1e-4, atol=1e-5)
