@@ -117,7 +117,7 @@ threading.Thread(target=late).start()
     ids=["in the middle", "in the middle, by a daemon", "before its threads"],
 )
 def test_the_program_ends(tmp_path, code, compiled):
-    """What is being compiled is finished, what waits is left, nothing crashes; other threads may go on."""
+    """The end finishes what is being compiled, leaves what waits and crashes nothing; other threads may go on."""
     command = [sys.executable, "-c", BEGIN + code]
     environment = {**os.environ, "CUCONV_CACHE_DIR": str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -276,7 +276,7 @@ def test_where_warnings_are_errors_a_capture_ends_before_a_launch(missing, nvrtc
     assert launched() == planned()
 
 
-# Who waits
+# Calls that wait, and calls that refuse to
 
 
 def test_ready_refuses_to_wait(missing, nvrtc):
