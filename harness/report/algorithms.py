@@ -8,8 +8,8 @@ from collections import Counter
 import pandas as pd
 
 from harness.contenders import registry
-from harness.precision import FP32
-from harness.store.markdown import NONE, markdown, of
+from harness.precision import FP32, TF32
+from harness.store.markdown import NONE, markdown, of, units
 from harness.sweep.comparisons import (
     CASE,
     TIMES_PLAIN,
@@ -22,6 +22,8 @@ from harness.sweep.comparisons import (
     rivals,
 )
 
+OVER = f"over {TIMES_PLAIN}x implicit_gemm"
+SHOWN = ("implicit_gemm", "fft", "fft_tiling", "winograd_nonfused")  # of cuDNN: its GEMMs are alike in accuracy
 SEVERITY = ("ok", "incorrect", "workspace_exceeded", "timeout", "error", "unsupported")
 
 
@@ -46,27 +48,48 @@ def algorithms_table(results: Results) -> str:
     return markdown(header, rows, left=(0, 1, 5))
 
 
-def accuracy_table(results: Results, every_engine: bool = True) -> str:
-    """Median and worst relative L2 error of each algorithm over the cases that it ran.
-
-    The last column counts the cases on which cuConv has more than twice the error of cuDNN's implicit_gemm on the same
-    data, of the cases where both ran. every_engine: list cuDNN's engines one by one, not as one line.
-    """
-    ran = results.frame[results.frame.status == "ok"]
-    plain = full_precision(results.frame)
-    plain = plain[(plain.provider == "cudnn") & (plain.algorithm == "implicit_gemm")][[*CASE, "rel_l2_error"]]
-    rows = []
-    for provider, name, precision, group in _grouped(ran, every_engine):
-        both = group.merge(plain, on=CASE, suffixes=("", "_plain"))
-        over = int((both.rel_l2_error > TIMES_PLAIN * both.rel_l2_error_plain).sum())
+def accuracy_table(results: Results) -> str:
+    """Median and worst relative L2 error of each algorithm over the cases that it ran, and `_over`."""
+    plain, rows = _plain(results), []
+    for provider, name, precision, group in _grouped(results.frame[results.frame.status == "ok"]):
         ours = precision == FP32 and provider == results.comparison.provider == "cuconv"
         rows.append([
             registry.shown(provider, name), precision, len(group.drop_duplicates(CASE)),
             f"{group.rel_l2_error.median():.1e}", f"{group.rel_l2_error.max():.1e}",
-            of(over, len(both)) if ours else NONE,
+            _over(group, plain) if ours else NONE,
         ])  # fmt: skip
-    header = ["algorithm", "precision", "cases", "median", "worst", f"over {TIMES_PLAIN}x implicit_gemm"]
+    header = ["algorithm", "precision", "cases", "median", "worst", OVER]
     return markdown(header, rows, left=(0, 1))
+
+
+def errors_table(results: Results) -> str:
+    """The errors of cuConv and of cuDNN in FP32, in units of 1e-7, and a sentence on cuConv in TF32.
+
+    Of cuDNN's classic algorithms it has SHOWN. All engines are one line.
+    """
+    ran, plain = results.frame[results.frame.status == "ok"], _plain(results)
+    body = [
+        [registry.shown(provider, name), units(group.rel_l2_error.median()), units(group.rel_l2_error.max()),
+         _over(group, plain) if provider == "cuconv" else NONE]
+        for provider, name, precision, group in _grouped(ran[ran.precision == FP32], every_engine=False)
+        if provider in ("cuconv", "cudnn_engine") or name in SHOWN
+    ]  # fmt: skip
+    table = markdown(["algorithm", "median, 1e-7", "worst, 1e-7", OVER], body)
+    tf32 = ran[(ran.precision == TF32) & (ran.provider == "cuconv")].rel_l2_error
+    told = f"In TF32 cuConv's errors have the median {tf32.median():.1e}, and are at most {tf32.max():.1e}."
+    return f"{table}\n\n{told}" if len(tf32) else table
+
+
+def _plain(results: Results) -> pd.DataFrame:
+    """The errors of a plain FP32 sum by case: those of cuDNN's implicit_gemm."""
+    rows = full_precision(results.frame)
+    return rows[(rows.provider == "cudnn") & (rows.algorithm == "implicit_gemm")][[*CASE, "rel_l2_error"]]
+
+
+def _over(group: pd.DataFrame, plain: pd.DataFrame) -> str:
+    """The cases with more than twice the error of a plain sum on the same data, of the cases where both ran."""
+    both = group.merge(plain, on=CASE, suffixes=("", "_plain"))
+    return of(int((both.rel_l2_error > TIMES_PLAIN * both.rel_l2_error_plain).sum()), len(both))
 
 
 def _grouped(frame: pd.DataFrame, every_engine: bool = True) -> list[tuple[str, str, str, pd.DataFrame]]:

@@ -39,6 +39,13 @@ def times(ratio: float, digits: int = 2) -> str:
     return f"{ratio:.{digits}f}x" if math.isfinite(ratio) else NONE
 
 
+def units(error: float) -> str:
+    """An error in units of 1e-7, which no browser breaks at an exponent's sign: "1.2", "10,900", or "-" for NaN."""
+    if math.isnan(error):
+        return NONE
+    return f"{error / 1e-7:,.1f}" if error < 1e-4 else f"{error / 1e-7:,.0f}"
+
+
 def extent(rows: int, columns: int) -> str:
     """A size in two axes as labels have it: "3" where both are 3, and "1x7"."""
     return str(rows) if rows == columns else f"{rows}x{columns}"

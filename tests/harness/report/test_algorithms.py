@@ -1,6 +1,6 @@
 """The tables of all algorithms, on helpers.SWEEP, whose figures are worked out by hand."""
 
-from harness.report.algorithms import accuracy_table, algorithms_table
+from harness.report.algorithms import accuracy_table, algorithms_table, errors_table
 from tests.harness.report.helpers import cells
 from tests.helpers import SWEEP, measured, row
 
@@ -52,3 +52,15 @@ def test_median_and_worst_error_and_twice_the_error_is_allowed(tmp_path):
     errors = [row("auto", 1.0, batch=n, error=e) for n, e in ((1, 1e-7), (8, 3e-7), (16, 9e-7))]
     errors.append(row("implicit_gemm", 1.0, provider="cudnn", batch=8, error=1.5e-7))
     assert cells(accuracy_table(measured(tmp_path, errors)))["cuConv auto"][2:] == ["3.0e-07", "9.0e-07", "0 of 1"]
+
+
+def test_a_page_has_the_errors_in_fp32_and_a_sentence_on_tf32(tmp_path):
+    engines = [row(f"eng{n}", 1.0, provider="cudnn_engine", error=e) for n, e in ((1, 2e-7), (2, 1.09e-3))]
+    tf32 = [row("auto", 1.0, batch=n, precision="tf32", error=e) for n, e in ((1, 1e-4), (8, 3e-4))]
+    plain = row("implicit_gemm", 1.0, provider="cudnn", error=1e-7)
+    rows = [row("auto", 1.0, error=3e-7), plain, *engines, *tf32, row("bmm", 1.0, provider="cublas")]
+    text = errors_table(measured(tmp_path, rows))
+    found = cells(text)
+    assert found["cuConv auto"] == ["3.0", "3.0", "1 of 1"] and found["cuDNN implicit_gemm"] == ["1.0", "1.0", "-"]
+    assert found["cuDNN engine (all)"] == ["5,451", "10,900", "-"] and "cuBLAS" not in text
+    assert text.endswith("In TF32 cuConv's errors have the median 2.0e-04, and are at most 3.0e-04.")
