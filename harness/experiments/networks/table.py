@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
@@ -30,8 +31,6 @@ from harness.sweep.provenance import provenance
 
 Shown = TypeVar("Shown", str, list[str])  # what a page shows of rows; empty where they have none of it
 FIGURE = "networks"  # plots/DEVICE/networks/networks.png
-COMPARED = ("network", "batch", "torch", "torch_us", "cuconv_us", "torch_tf32_us", "cuconv_tf32_us")
-RATIOS = ("speedup", "over_tf32", "both_tf32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A network and batch: the fastest of torch in FP32, of a baseline and of cuConv, in microseconds.
+    """A network and batch: the fastest of a baseline and of cuConv, in microseconds.
 
     who: the contender of the baseline.
     """
 
     network: str
     batch: int
-    torch_us: float
     who: str
     baseline_us: float
     cuconv_us: float
@@ -71,34 +69,17 @@ DEFAULT = Entry(("torch",), TF32)  # torch as it comes: convolutions in TF32, NC
 HALF, CONVERTED = Entry(TORCH_CONTENDERS, FP16), Entry((CUCONV,), FP32)
 
 
+# What the first table compares: a title, an entry of torch and one of cuConv.
+COMPARED = (
+    ("**cuConv in FP32, torch in FP32.**", TORCH, CONVERTED),
+    ("**cuConv in TF32, torch in TF32.**", Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32)),
+)
+
+
 def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Results | None:
     """The rows of results/DEVICE/networks/networks.csv, or of another table; None where it does not exist."""
     frame, folder = table.find(results_of_device), results_of_device / table.folder
     return None if frame is None else Results(results_of_device.name, table.folder, frame, folder)
-
-
-def compare_networks(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row of COMPARED and three ratios for each network and batch, from rows of networks.csv in mode graph.
-
-    torch_us is the smallest mean of torch's contenders in FP32, of the one named `torch`; torch_tf32_us is that with
-    TF32 allowed. cuconv_us and cuconv_tf32_us are of the converted model. speedup is cuConv over torch, both in FP32.
-    over_tf32 is cuConv in FP32 over torch with TF32 allowed, both_tf32 cuConv in TF32 over that. NaN: no time.
-    """
-    rows = frame[frame["mode"] == GRAPH].copy()
-    rows["named"] = [label(row.network, row.source) for row in each(rows)]
-    found = []
-    for network in dict.fromkeys(rows.named):
-        for batch in sorted(rows[rows.named == network].batch.unique()):
-            case = rows[(rows.named == network) & (rows.batch == batch)]
-            who, torch_us = _fastest(case, TORCH_CONTENDERS, FP32)
-            others = [_fastest(case, *which)[1] for which in (
-                ((CUCONV,), FP32), (TORCH_CONTENDERS, TF32), ((CUCONV,), TF32))]  # fmt: skip
-            found.append([network, int(batch), who, torch_us, *others])
-    compared = pd.DataFrame(found, columns=list(COMPARED))
-    compared["speedup"] = compared.torch_us / compared.cuconv_us
-    compared["over_tf32"] = compared.torch_tf32_us / compared.cuconv_us
-    compared["both_tf32"] = compared.torch_tf32_us / compared.cuconv_tf32_us
-    return compared
 
 
 def _fastest(case: pd.DataFrame, contenders: tuple[str, ...], precision: str) -> tuple[str, float]:
@@ -116,27 +97,52 @@ def least(case: pd.DataFrame, contenders: tuple[str, ...], precision: str, colum
 
 
 def networks_table(frame: pd.DataFrame) -> str:
-    """A line for each network and batch, in microseconds of a forward in a CUDA graph, and a line of geometric means.
+    """The `grid` of torch and of the converted model for each of COMPARED: microseconds in CUDA graphs.
 
-    Empty where nothing can be compared: no case has times of cuConv and of torch.
+    frame: the rows of networks.csv. Empty where nothing can be compared.
     """
-    compared = compare_networks(frame)
-    compared = compared.dropna(subset=list(RATIOS), how="all")
-    if compared.empty:
+    parts = []
+    for title, theirs, ours in COMPARED:
+        cases = beside(frame, theirs, ours)
+        if cases:
+            who = _counts(case.who for case in cases)
+            parts += [f"{title} The fastest of torch: {who}.", _grid_beside(cases)]
+    return "\n\n".join(parts)
+
+
+def _counts(contenders: Iterable[str]) -> str:
+    """How often each contender is named, the most frequent first: "`torch` 5, `torch_compile` 2"."""
+    counts = Counter(name for name in contenders if name)
+    return ", ".join(f"`{name}` {count}" for name, count in counts.most_common()) or NONE
+
+
+def grid(cases: Iterable[tuple[str, int, float, float]], digits: int = 0, won: bool = True) -> str:
+    """Networks x batches: a ratio and its two values. The last line has geometric means.
+
+    cases: (network, batch, numerator, denominator). digits: behind the point of a value. won: the means are followed by
+    the cases of a ratio above 1, of all. Empty without cases.
+    """
+    frame = pd.DataFrame(list(cases), columns=["network", "batch", "above", "below"])
+    if frame.empty:
         return ""
+    frame["ratio"] = frame.above / frame.below
+
+    def mean(rows: pd.DataFrame) -> str:
+        wins = f", {_won(list(rows.ratio))}/{len(rows)}" if won else ""
+        return f"{times(geometric_mean(rows.ratio))}{wins}"
+
+    def cell(rows: pd.DataFrame) -> str:
+        values = (f"{times(row.ratio)} ({row.above:.{digits}f}/{row.below:.{digits}f})" for row in each(rows))
+        return next(values, NONE)
+
+    batches = sorted(set(frame.batch))
+    of_batch = {batch: frame[frame.batch == batch] for batch in batches}
     body = [
-        [row.network, row.batch, shown(row.torch_us), row.torch or NONE, shown(row.cuconv_us), times(row.speedup),
-         shown(row.torch_tf32_us), times(row.over_tf32), shown(row.cuconv_tf32_us), times(row.both_tf32)]
-        for row in each(compared)
-    ]  # fmt: skip
-    means = [times(geometric_mean(compared[ratio])) for ratio in RATIOS]
-    wins = [of(int((compared[ratio] > 1).sum()), int(compared[ratio].notna().sum())) for ratio in RATIOS]
-    for name, (fp32, over, both) in (("geometric mean", means), ("cases won", wins)):
-        body.append([name, "", "", "", "", fp32, "", over, "", both])
-    header = ["network", "batch", "best torch FP32, us", "which is", "cuConv FP32, us", "speedup",
-              "best torch TF32, us", "torch TF32 / cuConv FP32", "cuConv TF32, us",
-              "torch TF32 / cuConv TF32"]  # fmt: skip
-    return markdown(header, body, left=(0, 3))
+        [name, *(cell(rows[rows.network == name]) for rows in of_batch.values())]
+        for name in dict.fromkeys(frame.network)
+    ]
+    body.append([f"geometric mean; all: {mean(frame)}", *map(mean, of_batch.values())])
+    return markdown(["network", *(f"batch {batch}" for batch in batches)], body)
 
 
 def networks_section(results_of_device: Path, plots: str) -> str:
@@ -149,7 +155,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     if not results or not table:
         return NETWORKS.missing(results_of_device.name)
     picture = _picture(results, plots)
-    note = "Microseconds of a forward in a CUDA graph. Best torch: the fastest of its contenders that were measured."
+    note = "A cell has the speedup, and the microseconds of torch and of cuConv in a CUDA graph."
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
 
@@ -160,7 +166,7 @@ def _picture(results: Results, plots: str) -> str:
 
 
 def modes_section(results_of_device: Path) -> str:
-    """A line for each GPU, way to call cuConv and mode: its speedup over the fastest of torch in that mode.
+    """A line for each way to call cuConv and mode: its speedup over the fastest of torch in that mode, on each GPU.
 
     Geometric means and cases won, in FP32 over FP32 and in TF32 over TF32, of a device and then of the others in its
     folder. Without a networks.csv a sentence says what to run.
@@ -168,24 +174,23 @@ def modes_section(results_of_device: Path) -> str:
     found = _on_each_gpu(results_of_device)
     if not found:
         return NETWORKS.missing(results_of_device.name)
-    body = [
-        [gpu, contender, mode, *cells]
-        for gpu, results in found
-        for contender in (CUCONV, CUCONV_ENABLED)
-        for mode in MODES
-        if (cells := _in_mode(results.frame, contender, mode))
-    ]
-    return markdown(["GPU", "contender", "mode", "FP32", "won", "TF32", "won"], body, left=(0, 1, 2))
+    body = []
+    for contender in (CUCONV, CUCONV_ENABLED):
+        for mode in MODES:
+            cells = [cell for _, results in found for cell in _in_mode(results.frame, contender, mode)]
+            if set(cells) != {NONE}:
+                body.append([contender, mode, *cells])
+    header = [f"{gpu}, {precision.upper()}" for gpu, _ in found for precision in (FP32, TF32)]
+    return markdown(["contender", "mode", *header], body, left=(0, 1))
 
 
 def _in_mode(frame: pd.DataFrame, contender: str, mode: str) -> list[str]:
-    """The mean speedup over the fastest of torch in a mode, and the cases won, in FP32 and in TF32; empty without."""
+    """The mean speedup over the fastest of torch in a mode and the cases won, in FP32 and in TF32."""
     found = [
         [case.speedup for case in beside(frame, Entry(TORCH_CONTENDERS, one), Entry((contender,), one), mode)]
         for one in (FP32, TF32)
     ]
-    cells = [cell for one in found for cell in (times(geometric_mean(one)), of(_won(one), len(one)))]
-    return cells if any(found) else []
+    return [f"{times(geometric_mean(one))}, {_won(one)}/{len(one)}" if one else NONE for one in found]
 
 
 def engines_section(results_of_device: Path) -> str:
@@ -220,9 +225,14 @@ def first_of_devices(
 
 
 def _on_each_gpu(results_of_device: Path) -> list[tuple[str, Results]]:
-    """The name of each GPU that has whole networks, and its results: a device, then the others in its folder."""
+    """The model of each GPU that has whole networks, and its results: a device, then the others in its folder."""
     found = (networks_results(device) for device in _devices(results_of_device))
-    return [(provenance(results).partition(", ")[0], results) for results in found if results]
+    return [(_gpu(results), results) for results in found if results]
+
+
+def _gpu(results: Results) -> str:
+    """The GPU's model, such as "H100"."""
+    return provenance(results).partition(", ")[0].removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _devices(results_of_device: Path) -> list[Path]:
@@ -231,36 +241,19 @@ def _devices(results_of_device: Path) -> list[Path]:
 
 
 def engines_table(frame: pd.DataFrame) -> str:
-    """A line for each network and batch of networks.csv: cuConv and cuDNN's fastest engines, FP32, CUDA graphs.
-
-    Empty where nothing can be compared.
-    """
-    cases = beside(frame, ENGINES)
-    cells = [[shown(case.torch_us), shown(case.baseline_us)] for case in cases]
-    return _table_beside(cases, ["best torch, us", "cuDNN's fastest engines, us"], cells)
+    """The `grid` of cuDNN's fastest engines and cuConv in networks.csv: FP32, microseconds in CUDA graphs."""
+    return _grid_beside(beside(frame, ENGINES))
 
 
 def half_table(frame: pd.DataFrame) -> str:
-    """A line for each network and batch of networks.csv: cuConv in FP32 and torch in FP16, in CUDA graphs.
-
-    Empty where nothing can be compared.
-    """
+    """The `grid` of torch in FP16 and cuConv in FP32 in networks.csv: microseconds in CUDA graphs."""
     cases = beside(frame, HALF)
-    cells = [[case.who, shown(case.baseline_us)] for case in cases]
-    return _table_beside(cases, ["best torch in FP16", "us"], cells)
+    table = _grid_beside(cases)
+    return f"{table}\n\nThe fastest of torch in FP16: {_counts(case.who for case in cases)}." if table else ""
 
 
-def _table_beside(cases: Sequence[Beside], header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A line for each case, with two cells of its baseline; header: of these."""
-    if not cases:
-        return ""
-    body = [
-        [case.network, case.batch, *of_baseline, shown(case.cuconv_us), times(case.speedup)]
-        for case, of_baseline in zip(cases, cells, strict=True)
-    ]
-    mean, won, _ = _summary(cases)
-    body += [["geometric mean", "", "", "", "", mean], ["cases won", "", "", "", "", won]]
-    return markdown(["network", "batch", *header, "cuConv in FP32, us", "speedup"], body)
+def _grid_beside(cases: Sequence[Beside]) -> str:
+    return grid((case.network, case.batch, case.baseline_us, case.cuconv_us) for case in cases)
 
 
 def beside(frame: pd.DataFrame, baseline: Entry, ours: Entry = CONVERTED, mode: str = GRAPH) -> list[Beside]:
@@ -269,8 +262,7 @@ def beside(frame: pd.DataFrame, baseline: Entry, ours: Entry = CONVERTED, mode: 
     for _, case in frame[frame["mode"] == mode].groupby(["network", "source", "batch"], sort=False):
         first, (who, baseline_us), (_, cuconv_us) = case.iloc[0], baseline.fastest(case), ours.fastest(case)
         if not isnan(baseline_us / cuconv_us):
-            name, torch_us = label(first.network, first.source), TORCH.fastest(case)[1]
-            found.append(Beside(name, int(first.batch), torch_us, who, baseline_us, cuconv_us))
+            found.append(Beside(label(first.network, first.source), int(first.batch), who, baseline_us, cuconv_us))
     return found
 
 
@@ -294,16 +286,17 @@ def _won(speedups: list[float]) -> int:
 
 
 def errors_section(results_of_device: Path) -> str:
-    """A line for each GPU and network: the largest relative L2 error over batches and modes, of cuConv and of torch.
+    """A line for each network: the largest relative L2 error over batches and modes, of cuConv and of torch.
 
-    A device is followed by the others in its folder. Without a networks.csv a sentence says what to run.
+    It is of the GPU with the most rows. Without a networks.csv a sentence says what to run.
     """
     found = _on_each_gpu(results_of_device)
     if not found:
         return NETWORKS.missing(results_of_device.name)
-    body = [[gpu, *cells] for gpu, results in found for cells in _errors(results.frame)]
-    header = ["GPU", "network", "cuConv FP32", "torch FP32", "cuConv TF32", "torch TF32", "torch FP16"]
-    return markdown(header, body, left=(0, 1))
+    _, results = max(found, key=lambda one: len(one[1].frame))
+    header = ["network", "cuConv FP32, 1e-7", "torch FP32, 1e-7", "cuConv TF32, 1e-3", "torch TF32, 1e-3",
+              "torch FP16, 1e-3"]  # fmt: skip
+    return f"{markdown(header, _errors(results.frame))}\n\nMeasured on {provenance(results)}."
 
 
 def _errors(frame: pd.DataFrame) -> list[list[str]]:
@@ -315,8 +308,12 @@ def _errors(frame: pd.DataFrame) -> list[list[str]]:
     found = []
     for network in sorted(set(rows.named)):
         mine = rows[rows.named == network]
-        columns = [mine[mine.contender.isin(names) & (mine.precision == precision)] for names, precision in groups]
-        found.append([network, *(f"{one.rel_l2_error.max():.1e}" if len(one) else NONE for one in columns)])
+        largest = [
+            float(mine[mine.contender.isin(names) & (mine.precision == precision)].rel_l2_error.max())
+            / (1e-7 if precision == FP32 else 1e-3)
+            for names, precision in groups
+        ]
+        found.append([network, *map(shown, largest)])
     return found
 
 

@@ -13,7 +13,6 @@ MIB = 2**20
 def test_the_memory_of_torch_and_of_cuconv(tmp_path):
     rows = [
         time(1.0, contender="torch", peak_memory_bytes=100 * MIB), time(1.0, peak_memory_bytes=200 * MIB),
-        time(1.0, contender="torch_compile", peak_memory_bytes=50 * MIB),
         time(1.0, contender="torch", precision="tf32", peak_memory_bytes=900 * MIB),
         time(1.0, contender="torch", batch=8, peak_memory_bytes=400 * MIB),
         time(1.0, batch=8, peak_memory_bytes=200 * MIB),
@@ -21,9 +20,9 @@ def test_the_memory_of_torch_and_of_cuconv(tmp_path):
     ]  # fmt: skip
     NETWORKS.write(tmp_path / GPU / "networks", rows)
     table = cells(memory_section(tmp_path / GPU))
-    assert table["resnet50 1"][1:] == ["100", "50", "200", "2.00x"]
-    assert table["resnet50 8"][1:] == ["400", "-", "200", "0.50x"]
-    assert "resnet50 32" not in table and table["geometric mean"][-1] == "1.00x"
+    assert table["network"] == ["batch 1", "batch 8"]
+    assert table["resnet50"] == ["2.00x (200/100)", "0.50x (200/400)"]
+    assert table["geometric mean; all: 1.00x"] == ["2.00x", "0.50x"]
     NETWORKS.write(tmp_path / GPU / "networks", rows[-2:])
     assert "python -m harness networks" in memory_section(tmp_path / GPU)
 
@@ -42,21 +41,18 @@ def test_the_energy_of_torch_over_that_of_cuconv(tmp_path):
     ]  # fmt: skip
     ENERGY.write(tmp_path / GPU / "networks", rows)
     section = energy_section(tmp_path / GPU)
-    table = cells(section)
-    assert section.endswith(f"Measured on {GPU}.") and "resnet50 8" not in table
-    assert table["resnet50"] == [
-        "1", "400.0", "torch_channels_last", "100.0", "4.00x", "92.0", "torch_compile", "80.0", "1.15x",
-    ]  # fmt: skip
-    assert table["timm:x"][1:] == ["30.0", "torch", "60.0", "0.50x", "-", "-", "-", "-"]
-    assert table["geometric mean"] == ["", "", "", "", "1.41x", "", "", "", "1.15x"]
+    of_fp32, of_tf32 = section.split("In TF32:")
+    assert section.startswith("In FP32:") and section.endswith(f"Measured on {GPU}.")
+    table = cells(of_fp32)
+    assert table["resnet50"] == ["4.00x (400.0/100.0)"] and table["timm:x"] == ["0.50x (30.0/60.0)"]
+    assert table["geometric mean; all: 1.41x, 1/2"] == ["1.41x, 1/2"]
+    assert cells(of_tf32)["resnet50"] == ["1.15x (92.0/80.0)"]
 
 
 def test_the_table_of_energy_has_the_precisions_that_were_measured(tmp_path):
     rows = [energy(400.0, contender="torch"), energy(100.0)]
     ENERGY.write(tmp_path / GPU / "networks", rows)
-    table = cells(energy_section(tmp_path / GPU))
-    assert table["resnet50"] == ["1", "400.0", "torch", "100.0", "4.00x"]
-    assert table["geometric mean"][-1] == "4.00x"
+    assert "4.00x (400.0/100.0)" in energy_section(tmp_path / GPU) and "TF32" not in energy_section(tmp_path / GPU)
 
 
 def test_a_page_without_energies_says_what_to_run(tmp_path):
