@@ -8,6 +8,7 @@ The row of auto says in its detail which algorithm it chose.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pandas as pd
 
@@ -31,7 +32,6 @@ from harness.sweep.comparisons import (
 from harness.sweep.provenance import mixture
 
 CUCONV = "cuconv"
-NEAR = 1.15  # time of auto over that of the best of its own algorithms
 
 
 def named() -> tuple[str, ...]:
@@ -66,26 +66,37 @@ def _autos(results: Results, precision: str) -> pd.DataFrame:
     return autos.assign(chosen=autos.detail.str.split().str[0])[[*CASE, "mean_us", "chosen"]]
 
 
-def choice_table(results: Results, precision: str = FP32) -> str:
-    """The time of auto over that of the best of cuConv's own algorithms, by batch size. Empty without both.
+def choice_table(results: Results) -> str:
+    """The time of auto over that of the best of cuConv's own algorithms, by batch size and precision.
 
-    A last sentence warns where they are not of one measurement.
+    Empty without both. Last sentences warn where they are not of one measurement.
     """
-    table = choice(results, precision)
-    if table.empty:
+    tables = {precision: choice(results, precision) for precision in PRECISIONS}
+    tables = {precision: table.assign(precision=precision) for precision, table in tables.items() if len(table)}
+    if not tables:
         return ""
-    columns: list[Column] = [
-        ("median", lambda rows: times(rows.behind.median())),
-        ("geometric mean", lambda rows: times(geometric_mean(rows.behind), 3)),
-        (f"within {NEAR - 1:.0%}", lambda rows: of(int((rows.behind <= NEAR).sum()), len(rows))),
-        ("worst", _furthest_behind),
-    ]
-    return _warned(tabulate("batch", by_batch(table), columns), results, precision)
+    columns: list[Column] = []
+    for precision in tables:
+        name, rows_of = precision.upper(), partial(_of_precision, precision=precision)
+        columns += [
+            (f"{name}, mean", lambda rows, of=rows_of: times(geometric_mean(of(rows).behind), 3)),
+            (f"{name}, worst", lambda rows, of=rows_of: _furthest_behind(of(rows))),
+        ]
+    table = tabulate("batch", by_batch(pd.concat(tables.values())), columns)
+    warnings = {precision.upper(): _warned("", results, precision) for precision in tables}
+    told = [f"In {name}: {warning}" if len(tables) > 1 else warning for name, warning in warnings.items() if warning]
+    return "\n\n".join([table, *told])
+
+
+def _of_precision(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
+    return rows[rows.precision == precision]
 
 
 def _furthest_behind(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return NONE
     (worst,) = each(rows.nlargest(1, "behind"))
-    return f"{times(worst.behind)} ({problem_of(worst).label}, {worst.best_algorithm} is best)"
+    return f"{times(worst.behind)} ({problem_of(worst).label})"
 
 
 def _warned(table: str, results: Results, *precisions: str) -> str:

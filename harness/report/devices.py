@@ -1,4 +1,4 @@
-"""Every GPU that was measured: one line for each of its sweeps, and for its whole networks."""
+"""Every GPU that was measured, in one table: a line for each sweep, and one for whole networks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.experiments.networks.table import TORCH, networks_results, summary_beside
-from harness.store.markdown import NONE, markdown, of, times
+from harness.experiments.networks.rows import NETWORKS as NETWORKS_TABLE
+from harness.experiments.networks.table import TORCH, beside, networks_results
+from harness.store.markdown import NONE, markdown, times
 from harness.store.times import TIMES
-from harness.sweep.comparisons import Results, each, full_precision, problem_of, summarise, sweeps_of
+from harness.sweep.comparisons import Results, full_precision, geometric_mean, summarise, sweeps_of
 from harness.sweep.provenance import provenance
 
-HEADER = ("GPU", "measured", *TIMES, *(f"won, {time}" for time in TIMES), "smallest speedup, hot")
+NETWORKS = NETWORKS_TABLE.folder
 
 
 def reference(found: Sequence[Results]) -> Results:
@@ -21,31 +22,51 @@ def reference(found: Sequence[Results]) -> Results:
 
 
 def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
-    """A line for each of the named sweeps of each device, and one for whole networks, in FP32.
+    """A line for each of the named sweeps, and one for whole networks, in FP32; each GPU and way to time is a column.
 
-    The speedups are geometric means, over the best cuDNN and over the fastest of torch.
+    A cell has the geometric mean of the speedups, over the best cuDNN or over the fastest of torch, and the cases won.
+    Sentences below say with which versions and when each GPU measured.
     """
-    body = []
+    lines: dict[str, dict[str, list[str]]] = {name: {} for name in (*sweeps, NETWORKS)}
+    measured: dict[str, dict[str, list[str]]] = {}  # the sweeps of a GPU by versions and dates
     for results in found:
-        measured = [sweep for name in sweeps if (sweep := results.beside(name)) and not sweep.of_subject().empty]
-        body += [[*_who(sweep, full_precision(sweep.frame)), *_speedups(sweep)] for sweep in measured]
-        if (whole := networks_results(results.folder.parent)) and (cells := summary_beside(whole.frame, TORCH)):
-            _, mean, won, least = cells
-            body.append([*_who(whole, whole.frame), mean, NONE, NONE, won, NONE, NONE, least])
-    return markdown(HEADER, body, left=(0, 1))
+        for sweep in filter(None, map(results.beside, sweeps)):
+            if not sweep.of_subject().empty:
+                gpu = _note(measured, sweep, full_precision(sweep.frame))
+                lines[sweep.sweep][gpu] = _speedups(sweep)
+        if (whole := networks_results(results.folder.parent)) and (cases := beside(whole.frame, TORCH)):
+            won = sum(case.speedup > 1 for case in cases)
+            mean = times(geometric_mean(case.speedup for case in cases))
+            lines[NETWORKS][_note(measured, whole, whole.frame)] = [f"{mean}, {won}/{len(cases)}", NONE, NONE]
+    body = [
+        [name, *(cell for gpu in measured for cell in of_gpu.get(gpu, [NONE] * len(TIMES)))]
+        for name, of_gpu in lines.items()
+        if of_gpu
+    ]
+    header = ["sweep", *(f"{gpu}, {time}" for gpu in map(_short, measured) for time in TIMES)]
+    told = [f"{gpu}: {'; '.join(_where(*one) for one in of_gpu.items())}." for gpu, of_gpu in measured.items()]
+    return "\n\n".join([markdown(header, body), *told])
 
 
-def _who(results: Results, rows: pd.DataFrame) -> list[str]:
-    """The cells of the GPU and of what was measured, with versions and dates."""
+def _note(measured: dict[str, dict[str, list[str]]], results: Results, rows: pd.DataFrame) -> str:
+    """Enter a sweep under its GPU, versions and dates, and return the GPU."""
     gpu, _, where = provenance(results, rows).partition(", ")
-    return [gpu, f"{results.sweep}: {where}" if where else results.sweep]
+    measured.setdefault(gpu, {}).setdefault(where, []).append(results.sweep)
+    return gpu
+
+
+def _where(versions: str, sweeps: Sequence[str]) -> str:
+    """Sweeps, and the versions and dates that they were measured with."""
+    return f"{', '.join(sweeps)} with {versions}" if versions else ", ".join(sweeps)
+
+
+def _short(gpu: str) -> str:
+    """The model of a GPU, such as "H100"."""
+    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _speedups(results: Results) -> list[str]:
-    """The cells of a sweep behind its name."""
+    """The cells of a sweep, one for each of TIMES."""
     totals = {one.time: summarise(one.of_subject()) for one in results.every_time}
     measured = [totals.get(time) for time in TIMES]
-    means = [times(total.geometric) if total else NONE for total in measured]
-    wins = [of(total.wins, total.of) if total else NONE for total in measured]
-    (worst,) = each(results.of_subject().nsmallest(1, "speedup"))
-    return [*means, *wins, f"{times(worst.speedup)} ({problem_of(worst).label})"]
+    return [f"{times(total.geometric)}, {total.wins}/{total.of}" if total else NONE for total in measured]

@@ -36,7 +36,7 @@ from harness.precision import FP16, FP32, PRECISIONS
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import errors_table
 from harness.report.api import api_table
-from harness.report.choice import algorithm_table, choice_table, invariance_table, losses_table, named
+from harness.report.choice import algorithm_table, choice_table, invariance_table, named
 from harness.report.devices import devices_table, reference
 from harness.report.front import front_table
 from harness.report.half import half_table
@@ -185,16 +185,6 @@ def _accuracy(results: Results) -> str:
     ])  # fmt: skip
 
 
-def _choice(results: Results) -> str:
-    parts = [
-        f"Time of auto over that of the best of cuConv's own algorithms, in {precision.upper()}:\n\n{table}"
-        for precision in PRECISIONS
-        if (table := choice_table(results, precision))
-    ]
-    losses = "Time of auto without an algorithm over its time with all, had it taken the fastest of the others:"
-    return "\n\n".join([*parts, losses, losses_table(results)])
-
-
 # The tables that look at every GPU, by their names in markers: a function of the results of all.
 OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
     "front": front_table,
@@ -207,7 +197,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "standing": _standing,
     "sweep": _sweep,
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),
-    "choice": lambda results, plots: _choice(results),
+    "choice": lambda results, plots: choice_table(results),
     "accuracy": lambda results, plots: _accuracy(results),
     "invariance": lambda results, plots: invariance_table(results),
     "memory_bound": lambda results, plots: memory_bound_table(results),

@@ -11,7 +11,6 @@ from harness import command
 from harness.experiments.accuracy.table import magnitudes_of
 from harness.experiments.networks.table import networks_results
 from harness.experiments.networks.table import networks_table as whole_networks_table
-from harness.precision import PRECISIONS
 from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
 from harness.report.half import compare_with_half, half_table
@@ -35,10 +34,7 @@ def report(results: Results) -> str:
         "Against cuDNN with TF32 allowed": with_tf32(results),
         "Beside cuDNN in FP16": "" if compare_with_half(results).empty else half_table(results),
         "Algorithms": algorithms_table(results),
-        **{
-            f"auto over the best of cuConv's own algorithms, {precision}, time": choice_table(results, precision)
-            for precision in PRECISIONS
-        },
+        "auto over the best of cuConv's own algorithms, time": choice_table(results),
         "What auto loses without each algorithm, time": losses_table(results),
         "Accuracy: relative L2 error against float64": accuracy_table(results),
         "Accuracy where magnitudes are far from ordinary": magnitudes_of(results) if of_ours and compares else "",

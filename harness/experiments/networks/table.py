@@ -24,7 +24,7 @@ from harness.experiments.networks.rows import (
     label,
 )
 from harness.precision import FP16, FP32, TF32
-from harness.store.markdown import NONE, markdown, of, times
+from harness.store.markdown import NONE, markdown, times
 from harness.store.table import Table
 from harness.sweep.comparisons import Results, each, geometric_mean
 from harness.sweep.provenance import provenance
@@ -264,21 +264,6 @@ def beside(frame: pd.DataFrame, baseline: Entry, ours: Entry = CONVERTED, mode: 
         if not isnan(baseline_us / cuconv_us):
             found.append(Beside(label(first.network, first.source), int(first.batch), who, baseline_us, cuconv_us))
     return found
-
-
-def summary_beside(frame: pd.DataFrame, baseline: Entry) -> list[str]:
-    """Cells on `beside`: the number of cases, the geometric mean, the cases won, the smallest speedup.
-
-    Empty without a case.
-    """
-    cases = beside(frame, baseline)
-    return [str(len(cases)), *_summary(cases)] if cases else []
-
-
-def _summary(cases: Sequence[Beside]) -> list[str]:
-    speedups, least = [case.speedup for case in cases], min(cases, key=lambda case: case.speedup)
-    smallest = f"{times(least.speedup)} ({least.network}, batch {least.batch})"
-    return [times(geometric_mean(speedups)), of(_won(speedups), len(cases)), smallest]
 
 
 def _won(speedups: list[float]) -> int:
