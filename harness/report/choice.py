@@ -77,25 +77,23 @@ def choice_table(results: Results) -> str:
         return ""
     columns: list[Column] = []
     for precision in tables:
-        name, rows_of = precision.upper(), partial(_of_precision, precision=precision)
-        columns += [
-            (f"{name}, mean", lambda rows, of=rows_of: times(geometric_mean(of(rows).behind), 3)),
-            (f"{name}, worst", lambda rows, of=rows_of: _furthest_behind(of(rows))),
-        ]
+        columns.append((f"{precision.upper()}, mean", partial(_mean_behind, precision=precision)))
+        columns.append((f"{precision.upper()}, worst", partial(_furthest_behind, precision=precision)))
     table = tabulate("batch", by_batch(pd.concat(tables.values())), columns)
     warnings = {precision.upper(): _warned("", results, precision) for precision in tables}
     told = [f"In {name}: {warning}" if len(tables) > 1 else warning for name, warning in warnings.items() if warning]
     return "\n\n".join([table, *told])
 
 
-def _of_precision(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
-    return rows[rows.precision == precision]
+def _mean_behind(rows: pd.DataFrame, precision: str) -> str:
+    return times(geometric_mean(rows[rows.precision == precision].behind), 3)
 
 
-def _furthest_behind(rows: pd.DataFrame) -> str:
-    if rows.empty:
+def _furthest_behind(rows: pd.DataFrame, precision: str) -> str:
+    mine = rows[rows.precision == precision]
+    if mine.empty:
         return NONE
-    (worst,) = each(rows.nlargest(1, "behind"))
+    (worst,) = each(mine.nlargest(1, "behind"))
     return f"{times(worst.behind)} ({problem_of(worst).label})"
 
 

@@ -184,7 +184,7 @@ def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(pag
     text = filled(page, "devices")
     lines = cells(text)
     assert lines["strided"].count("3.00x, 1/1") == 1 and lines["networks"].count("3.00x, 1/1") == 1
-    assert text.endswith("nvidia-other: paper, strided, networks.")
+    assert "\n\nnvidia-other: paper, strided, networks.\n\n" in text
 
 
 MARKERS = ["nothing", "algorithm", "algorithm fp15", "algorithm fp16x3 paper", "sweep strided grouped", "counters"]
