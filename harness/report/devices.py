@@ -11,7 +11,7 @@ from harness.experiments.networks.table import TORCH, beside, networks_results
 from harness.store.markdown import NONE, markdown, times
 from harness.store.times import TIMES
 from harness.sweep.comparisons import Results, full_precision, geometric_mean, summarise, sweeps_of
-from harness.sweep.provenance import provenance
+from harness.sweep.provenance import model, provenance
 
 NETWORKS = NETWORKS_TABLE.folder
 
@@ -28,22 +28,26 @@ def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
     Sentences below say with which versions and when each GPU measured.
     """
     lines: dict[str, dict[str, list[str]]] = {name: {} for name in (*sweeps, NETWORKS)}
+    models: dict[str, str] = {}  # the columns: the model of each GPU
     measured: dict[str, dict[str, list[str]]] = {}  # the sweeps of a GPU by versions and dates
     for results in found:
         for sweep in filter(None, map(results.beside, sweeps)):
             if not sweep.of_subject().empty:
                 gpu = _note(measured, sweep, full_precision(sweep.frame))
+                models[gpu] = model(sweep)
                 lines[sweep.sweep][gpu] = _speedups(sweep)
         if (whole := networks_results(results.folder.parent)) and (cases := beside(whole.frame, TORCH)):
             won = sum(case.speedup > 1 for case in cases)
             mean = times(geometric_mean(case.speedup for case in cases))
-            lines[NETWORKS][_note(measured, whole, whole.frame)] = [f"{mean}, {won}/{len(cases)}", NONE, NONE]
+            gpu = _note(measured, whole, whole.frame)
+            models[gpu] = model(whole)
+            lines[NETWORKS][gpu] = [f"{mean}, {won}/{len(cases)}", NONE, NONE]
     body = [
         [name, *(cell for gpu in measured for cell in of_gpu.get(gpu, [NONE] * len(TIMES)))]
         for name, of_gpu in lines.items()
         if of_gpu
     ]
-    header = ["sweep", *(f"{gpu}, {time}" for gpu in map(_short, measured) for time in TIMES)]
+    header = ["sweep", *(f"{gpu}, {time}" for gpu in models.values() for time in TIMES)]
     told = [f"{gpu}: {'; '.join(_where(*one) for one in of_gpu.items())}." for gpu, of_gpu in measured.items()]
     return "\n\n".join([markdown(header, body), *told])
 
@@ -58,11 +62,6 @@ def _note(measured: dict[str, dict[str, list[str]]], results: Results, rows: pd.
 def _where(versions: str, sweeps: Sequence[str]) -> str:
     """Sweeps, and the versions and dates that they were measured with."""
     return f"{', '.join(sweeps)} with {versions}" if versions else ", ".join(sweeps)
-
-
-def _short(gpu: str) -> str:
-    """The model of a GPU, such as "H100"."""
-    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _speedups(results: Results) -> list[str]:

@@ -15,7 +15,7 @@ from harness.report.half import compare_with_half
 from harness.store.markdown import NONE, Column, of, tabulate, times
 from harness.store.times import COLD
 from harness.sweep.comparisons import Results, compare_with_tf32, geometric_mean, rivals, timed
-from harness.sweep.provenance import are_of_one_measurement, provenance
+from harness.sweep.provenance import are_of_one_measurement, model, provenance
 
 BATCHES = (1, 8, 32)
 MIXED = "\\*"
@@ -121,7 +121,7 @@ def front_table(found: Sequence[Results]) -> str:
     columns: list[Column] = [
         ("cuConv in", lambda one: one[0].precision.upper()),
         ("against", lambda one: one[0].baseline + (MIXED if _is_mixed(*one[:2]) else "")),
-        ("GPU", lambda one: _gpu(one[1])),
+        ("GPU", lambda one: model(one[1])),
         *((f"batch {batch}", lambda one, batch=batch: _mean(one[2][one[2].batch == batch])) for batch in BATCHES),
         ("all batches", lambda one: _mean(one[2])),
         ("won", lambda one: of(int((one[2].speedup > 1).sum()), len(one[2]))),
@@ -150,11 +150,6 @@ def _lines(
 
 def _is_mixed(line: Line, results: Results) -> bool:
     return not are_of_one_measurement(results, line.rows(results))
-
-
-def _gpu(results: Results) -> str:
-    """The GPU's model, such as "H100"."""
-    return provenance(results).partition(", ")[0].removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _mean(cases: pd.DataFrame) -> str:

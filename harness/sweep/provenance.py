@@ -37,6 +37,11 @@ def provenance(results: Results, rows: pd.DataFrame | None = None) -> str:
     return ", ".join([*parts, *_dates(used)])
 
 
+def model(results: Results) -> str:
+    """The GPU's model, such as "H100"."""
+    return provenance(results).partition(", ")[0].removeprefix("NVIDIA ").partition(" ")[0]
+
+
 def mixture(results: Results, rows: pd.DataFrame) -> str:
     """A warning where rows are of several machines, versions or codes; otherwise "".
 

@@ -27,7 +27,7 @@ from harness.precision import FP16, FP32, TF32
 from harness.store.markdown import NONE, markdown, times
 from harness.store.table import Table
 from harness.sweep.comparisons import Results, each, geometric_mean
-from harness.sweep.provenance import provenance
+from harness.sweep.provenance import model, provenance
 
 Shown = TypeVar("Shown", str, list[str])  # what a page shows of rows; empty where they have none of it
 FIGURE = "networks"  # plots/DEVICE/networks/networks.png
@@ -227,12 +227,7 @@ def first_of_devices(
 def _on_each_gpu(results_of_device: Path) -> list[tuple[str, Results]]:
     """The model of each GPU that has whole networks, and its results: a device, then the others in its folder."""
     found = (networks_results(device) for device in _devices(results_of_device))
-    return [(_gpu(results), results) for results in found if results]
-
-
-def _gpu(results: Results) -> str:
-    """The GPU's model, such as "H100"."""
-    return provenance(results).partition(", ")[0].removeprefix("NVIDIA ").partition(" ")[0]
+    return [(model(results), results) for results in found if results]
 
 
 def _devices(results_of_device: Path) -> list[Path]:
