@@ -47,14 +47,14 @@ from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
 from harness.report.speedups import (
     against_others,
-    floor_table,
     grid_table,
     headline_table,
+    smallest_sentence,
     tf32_sentence,
     with_tf32,
     worst_table,
 )
-from harness.report.unlimited import unlimited_table
+from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
@@ -147,11 +147,9 @@ def _standing(results: Results, plots: str) -> str:
         f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(results)}",
         _figures(results, plots),
         grid_table(results.of_subject()),
+        *against_others(results.of_subject(), results.comparison.provider),
         "The cases of the smallest speedups, HW-N-K-M-C:",
         worst_table(results),
-        "Cases lost, and the time over the floor, a fixed yardstick: the largest of FLOP / 120 TFLOP/s, bytes / 4 TB/s "
-        "and 2.5 us. It is no bound: tensor cores can go below it.",
-        floor_table(results),
     ])  # fmt: skip
 
 
@@ -172,8 +170,7 @@ def _sweep(results: Results, plots: str, name: str) -> str:
         _figures(other, plots),
         grid_table(other.of_subject()),
         *against_others(other.of_subject(), other.comparison.provider),
-        "The cases of the smallest speedups:",
-        worst_table(other),
+        *filter(None, [smallest_sentence(other)]),
     ])  # fmt: skip
 
 
@@ -217,7 +214,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: _beside(results, with_tf32(results), PRECISIONS, PRECISIONS),
     "half": lambda results, plots: _beside(results, half_table(results), (FP32,), (FP16,)),
-    "unlimited": lambda results, plots: unlimited_table(results),
+    "unlimited": lambda results, plots: unlimited_sentences(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
     "host": lambda results, plots: host_table(results),

@@ -125,7 +125,7 @@ def _cell(rows: pd.DataFrame) -> str:
 def headline_table(results: Results) -> str:
     """A line for each batch size: geometric mean of the speedups and cases won, for each subject.
 
-    Hot, separated and cold times stand side by side where the sweep has all of them.
+    The first subject has hot, separated and cold times side by side where the sweep has all of them.
     """
     if len(results.every_time) > 1:
         return _headline_of_times(results.every_time)
@@ -141,18 +141,18 @@ def headline_table(results: Results) -> str:
 
 
 def _headline_of_times(every_time: Sequence[Results]) -> str:
-    """The headline with a column for each subject and time: geometric mean of the speedups, and cases won/all cases."""
+    """Geometric mean of the speedups, and cases won/all cases: the first subject in all times, others in hot ones."""
     hot = every_time[0]
-    subjects = list(dict.fromkeys(hot.compared.subject))
+    first, *others = dict.fromkeys(hot.compared.subject)
+    columns = [*((first, one) for one in every_time), *((subject, hot) for subject in others)]
     body = []
     for batch, members in by_batch(hot.of_subject()):
         cells = []
-        for subject in subjects:
-            for one in every_time:
-                rows = one.compared[one.compared.subject == subject]
-                cells.append(_cell(rows[rows.batch.isin(members.batch)]))
+        for subject, one in columns:
+            rows = one.compared[one.compared.subject == subject]
+            cells.append(_cell(rows[rows.batch.isin(members.batch)]))
         body.append([batch, *cells])
-    return markdown(["batch", *(f"{hot.shown(name)}, {one.time}" for name in subjects for one in every_time)], body)
+    return markdown(["batch", *(f"{hot.shown(name)}, {one.time}" for name, one in columns)], body)
 
 
 def with_tf32(results: Results) -> str:
@@ -284,6 +284,22 @@ def worst_table(results: Results) -> str:
         ("speedup", lambda case: times(case.speedup)),
     ]
     return tabulate("HW-N-K-M-C", labelled(results.of_subject().nsmallest(WORST, "speedup")), columns, left=(0, 3))
+
+
+def smallest_sentence(results: Results) -> str:
+    """One sentence on the smallest speedup of the first subject: the case, the rival and both times in microseconds.
+
+    Empty where no case has both times.
+    """
+    rows = results.of_subject().dropna(subset="speedup")
+    if rows.empty:
+        return ""
+    (case,) = each(rows.nsmallest(1, "speedup"))
+    rival = registry.shown(case.rival_provider, case.rival_algorithm)
+    return (
+        f"The smallest speedup is {times(case.speedup)}, on {problem_of(case).label}: {case.mean_us:.2f} us, "
+        f"compared with {case.rival_us:.2f} us by {rival}."
+    )
 
 
 def labelled(cases: pd.DataFrame) -> list[tuple[str, Any]]:
