@@ -116,7 +116,7 @@ def _headline(results: Results) -> str:
     note = f"Speedup over {who.rivals_label} of each case in FP32: geometric mean, and cases won."
     if len(results.every_time) > 1:
         meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
-        note += f" The times are {meanings}; each is compared with the fastest cuDNN timed in the same way."
+        note += f" Times are {meanings}, each compared with the fastest cuDNN timed in the same way."
     sentences = accuracy_sentence(results), tf32_sentence(results), _measured(results)
     parts = [note, headline_table(results), *sentences]
     return "\n\n".join(part for part in parts if part)
@@ -136,7 +136,7 @@ def _beside(results: Results, table: str, ours: tuple[str, ...], theirs: tuple[s
 
 def _figures(results: Results, plots: str) -> str:
     """A line of links to the figures of a sweep."""
-    names = {"every case": "overview", "every layer by batch size": "map", "the fastest rivals": "rivals"}
+    names = {"cases": "overview", "layers by batch": "map", "rivals": "rivals"}
     links = [f"[{text}]({plots}/{results.device}/{results.sweep}/{name}.png)" for text, name in names.items()]
     return f"Figures: {', '.join(links)}."
 
@@ -144,7 +144,7 @@ def _figures(results: Results, plots: str) -> str:
 def _standing(results: Results, plots: str) -> str:
     subject, rivals = results.shown(results.subject), results.comparison.rivals_label
     return "\n\n".join([
-        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(results)}",
+        f"Speedup of {subject} over {rivals} in FP32. {_measured(results)}",
         _figures(results, plots),
         grid_table(results.of_subject()),
         *against_others(results.of_subject(), results.comparison.provider),
@@ -166,7 +166,7 @@ def _sweep(results: Results, plots: str, name: str) -> str:
         return f"The sweep {name} was not measured on {results.device}."
     subject, rivals = other.shown(other.subject), other.comparison.rivals_label
     return "\n\n".join([
-        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
+        f"Speedup of {subject} over {rivals} in FP32. {_measured(other)}",
         _figures(other, plots),
         grid_table(other.of_subject()),
         *against_others(other.of_subject(), other.comparison.provider),

@@ -53,9 +53,10 @@ def unlimited_sentences(results: Results) -> str:
     if len(beyond):
         most = beyond.workspace_bytes.max() / GIB
         sentences[0] = f"{sentences[0][:-1]}, from batch {beyond.batch.min()} on, with up to {most:.1f} GiB."
+    if timed < len(over):
+        sentences.append(f"Only {of(timed, len(over))} rows of cuDNN over the limit have a time.")
     return " ".join([
         *sentences,
-        f"Where it counts, {results.shown(results.subject)} wins {of(total.wins, total.of)} cases, geometric mean "
+        f"With any workspace allowed, {results.shown(results.subject)} wins {of(total.wins, total.of)} cases, geometric mean "
         f"{times(total.geometric)}; within the limit, {times(geometric_mean(rows.limited_speedup))}.",
-        f"{of(timed, len(over))} rows of cuDNN over the limit have a time.",
     ])  # fmt: skip
