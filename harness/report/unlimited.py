@@ -57,6 +57,6 @@ def unlimited_sentences(results: Results) -> str:
         sentences.append(f"Only {of(timed, len(over))} rows of cuDNN over the limit have a time.")
     return " ".join([
         *sentences,
-        f"With any workspace allowed, {results.shown(results.subject)} wins {of(total.wins, total.of)} cases, geometric mean "
-        f"{times(total.geometric)}; within the limit, {times(geometric_mean(rows.limited_speedup))}.",
+        f"With any workspace allowed, {results.shown(results.subject)} wins {of(total.wins, total.of)} cases, "
+        f"geometric mean {times(total.geometric)}; within the limit, {times(geometric_mean(rows.limited_speedup))}.",
     ])  # fmt: skip
