@@ -126,7 +126,7 @@ def _cell(rows: pd.DataFrame) -> str:
 def headline_table(results: Results) -> str:
     """A line for each batch size: geometric mean of the speedups and cases won, for each subject.
 
-    The first subject has hot, separated and cold times side by side where the sweep has all of them.
+    Where the sweep has separated and cold times, it is the first subject alone, in each time.
     """
     if len(results.every_time) > 1:
         return _headline_of_times(results.every_time)
@@ -142,18 +142,13 @@ def headline_table(results: Results) -> str:
 
 
 def _headline_of_times(every_time: Sequence[Results]) -> str:
-    """Geometric mean of the speedups, and cases won/all cases: the first subject in all times, others in hot ones."""
+    """Geometric mean of the first subject's speedups, and cases won/all cases, with a column for each time."""
     hot = every_time[0]
-    first, *others = dict.fromkeys(hot.compared.subject)
-    columns = [*((first, one) for one in every_time), *((subject, hot) for subject in others)]
+    columns = [(one, one.of_subject()) for one in every_time]
     body = []
     for batch, members in by_batch(hot.of_subject()):
-        cells = []
-        for subject, one in columns:
-            rows = one.compared[one.compared.subject == subject]
-            cells.append(_cell(rows[rows.batch.isin(members.batch)]))
-        body.append([batch, *cells])
-    return markdown(["batch", *(f"{hot.shown(name)}, {one.time}" for name, one in columns)], body)
+        body.append([batch, *(_cell(rows[rows.batch.isin(members.batch)]) for _, rows in columns)])
+    return markdown(["batch", *(f"{hot.shown(hot.subject)}, {one.time}" for one, _ in columns)], body)
 
 
 def with_tf32(results: Results) -> str:

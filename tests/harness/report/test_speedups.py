@@ -74,10 +74,10 @@ def test_the_headline_has_all_times_side_by_side_where_they_were_measured(tmp_pa
     results = measured(tmp_path, THREE_TIMES)
     rows = cells(headline_table(results))
     times = ("hot", "separated", "cold")
-    assert rows["batch"] == [*(f"cuConv auto, {time}" for time in times), "cuConv two_stage, hot"]
-    assert rows["1"] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1", "0.50x, 0/1"]
-    assert rows["8"] == ["0.50x, 0/1", "0.80x, 0/1", "2.00x, 1/1", "-, 0/1"]
-    assert rows["all"][:3] == ["1.22x, 1/2", "1.26x, 1/2", "1.58x, 2/2"]  # the roots of 1.5, 1.6 and 2.5
+    assert rows["batch"] == [f"cuConv auto, {time}" for time in times]
+    assert rows["1"] == ["3.00x, 1/1", "2.00x, 1/1", "1.25x, 1/1"]
+    assert rows["8"] == ["0.50x, 0/1", "0.80x, 0/1", "2.00x, 1/1"]
+    assert rows["all"] == ["1.22x, 1/2", "1.26x, 1/2", "1.58x, 2/2"]  # the roots of 1.5, 1.6 and 2.5
 
 
 @pytest.mark.parametrize("lacking", [{"separated_runs_us": ()}, {"cold_runs_us": ()}], ids=["separated", "cold"])
