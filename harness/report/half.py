@@ -44,7 +44,6 @@ def half_table(results: Results) -> str:
     sentence = (
         f"{results.shown(results.subject)} in FP32 over the fastest of {who} in FP16, NCHW or channels last, with "
         f"FP32 sums: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases. In the mean "
-        f"it is faster at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}. A cell has the geometric mean, "
-        "then the cases won of all."
+        f"it is faster at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}."
     )
     return f"{sentence}\n\n{grid_table(rows)}"

@@ -15,7 +15,6 @@ from harness.sweep.comparisons import (
     geometric_mean,
     grouped,
     is_memory_bound,
-    layer_label,
     problem_of,
 )
 
@@ -43,7 +42,9 @@ def shares(cases: pd.DataFrame, copies: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_bound_table(results: Results) -> str:
-    """Layers x batch sizes: the time of a copy over that of the first subject, and on how many cases GOAL is reached.
+    """Filters and planes x batch sizes: geometric mean of a copy's time over that of the first subject.
+
+    The last line counts the cases that reach GOAL.
 
     Copies come from the device's bandwidth.csv; without one, a sentence says what to run. Empty where no case is
     memory-bound. Raises ResultsError where the file is something else.
@@ -57,15 +58,17 @@ def memory_bound_table(results: Results) -> str:
     found = shares(cases, copies)
     note = (
         f"Time of a copy of as many bytes over time of {results.shown(results.subject)}: "
-        f"{GOAL:.0%} or more on {_reached(found)} cases."
+        f"{GOAL:.0%} or more on {_reached(found)} cases. Geometric means over the layers of a plane:"
     )
     batches = sorted(found.batch.unique())
     body = []
-    for _, layer in grouped(found, [*FILTER, *LAYER]):
-        first, share = next(each(layer)), dict(zip(layer.batch, layer.share, strict=True))
-        body.append([f"{first.k}x{first.kw}", layer_label(first), *(_percent(share.get(batch)) for batch in batches)])
-    body.append(["all", f"{GOAL:.0%} or more", *(_reached(found[found.batch == batch]) for batch in batches)])
-    return f"{note}\n\n" + markdown(["filter", "HW-M-C", *map(str, batches)], body, left=(0, 1))
+    for (k, kw, h, w), rows in grouped(found, [*FILTER, "h", "w"]):
+        layers = len(rows.drop_duplicates(LAYER))
+        cells = [_percent(geometric_mean(rows[rows.batch == batch].share)) for batch in batches]
+        body.append([f"{k}x{kw}", f"{h}x{w}", layers, *cells])
+    reached = [_reached(found[found.batch == batch]) for batch in batches]
+    body.append([f"{GOAL:.0%} or more", "all", len(found.drop_duplicates([*FILTER, *LAYER])), *reached])
+    return f"{note}\n\n" + markdown(["filter", "plane", "layers", *map(str, batches)], body, left=(0, 1))
 
 
 def depthwise_table(results: Results | None, device: str) -> str:
@@ -97,8 +100,8 @@ def _mean_share(rows: pd.DataFrame) -> str:
     return f"{geometric_mean(rows.share):.0%} ({len(rows)})" if len(rows) else NONE
 
 
-def _percent(share: float | None) -> str:
-    return NONE if share is None or np.isnan(share) else f"{share:.1%}"
+def _percent(share: float) -> str:
+    return NONE if np.isnan(share) else f"{share:.0%}"
 
 
 def _reached(found: pd.DataFrame) -> str:

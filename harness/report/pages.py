@@ -46,14 +46,14 @@ from harness.report.paper import paper_table
 from harness.report.prepared import prepared_table
 from harness.report.speedups import (
     against_others,
-    floor_table,
     grid_table,
     headline_table,
+    smallest_sentence,
     tf32_sentence,
     with_tf32,
     worst_table,
 )
-from harness.report.unlimited import unlimited_table
+from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
@@ -115,7 +115,7 @@ def _headline(results: Results) -> str:
     note = f"Speedup over {who.rivals_label} of each case in FP32: geometric mean, and cases won."
     if len(results.every_time) > 1:
         meanings = ", ".join(f"{one.time} ({NOTES[one.time]})" for one in results.every_time)
-        note += f" The times are {meanings}; each is compared with the fastest cuDNN timed in the same way."
+        note += f" Times are {meanings}, each compared with the fastest cuDNN timed in the same way."
     sentences = accuracy_sentence(results), tf32_sentence(results), _measured(results)
     parts = [note, headline_table(results), *sentences]
     return "\n\n".join(part for part in parts if part)
@@ -135,7 +135,7 @@ def _beside(results: Results, table: str, ours: tuple[str, ...], theirs: tuple[s
 
 def _figures(results: Results, plots: str) -> str:
     """A line of links to the figures of a sweep."""
-    names = {"every case": "overview", "every layer by batch size": "map", "the fastest rivals": "rivals"}
+    names = {"cases": "overview", "layers by batch": "map", "rivals": "rivals"}
     links = [f"[{text}]({plots}/{results.device}/{results.sweep}/{name}.png)" for text, name in names.items()]
     return f"Figures: {', '.join(links)}."
 
@@ -143,14 +143,12 @@ def _figures(results: Results, plots: str) -> str:
 def _standing(results: Results, plots: str) -> str:
     subject, rivals = results.shown(results.subject), results.comparison.rivals_label
     return "\n\n".join([
-        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(results)}",
+        f"Speedup of {subject} over {rivals} in FP32. {_measured(results)}",
         _figures(results, plots),
         grid_table(results.of_subject()),
+        *against_others(results.of_subject(), results.comparison.provider),
         "The cases of the smallest speedups, HW-N-K-M-C:",
         worst_table(results),
-        "Cases lost, and the time over the floor, a fixed yardstick: the largest of FLOP / 120 TFLOP/s, bytes / 4 TB/s "
-        "and 2.5 us. It is no bound: tensor cores can go below it.",
-        floor_table(results),
     ])  # fmt: skip
 
 
@@ -167,12 +165,11 @@ def _sweep(results: Results, plots: str, name: str) -> str:
         return f"The sweep {name} was not measured on {results.device}."
     subject, rivals = other.shown(other.subject), other.comparison.rivals_label
     return "\n\n".join([
-        f"Speedup of {subject} over {rivals}, in FP32: geometric mean, and cases won of all. {_measured(other)}",
+        f"Speedup of {subject} over {rivals} in FP32. {_measured(other)}",
         _figures(other, plots),
         grid_table(other.of_subject()),
         *against_others(other.of_subject(), other.comparison.provider),
-        "The cases of the smallest speedups:",
-        worst_table(other),
+        *filter(None, [smallest_sentence(other)]),
     ])  # fmt: skip
 
 
@@ -204,7 +201,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "depthwise": lambda results, plots: depthwise_table(results.beside("grouped"), results.device),
     "tf32": lambda results, plots: _beside(results, with_tf32(results), PRECISIONS, PRECISIONS),
     "half": lambda results, plots: _beside(results, half_table(results), (FP32,), (FP16,)),
-    "unlimited": lambda results, plots: unlimited_table(results),
+    "unlimited": lambda results, plots: unlimited_sentences(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
     "host": lambda results, plots: host_table(results),

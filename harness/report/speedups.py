@@ -31,7 +31,7 @@ from harness.sweep.comparisons import (
 from harness.sweep.provenance import provenance
 
 ALL = "all"  # the label of the rows of every batch size
-WORST = 5  # cases in the table of the smallest speedups
+WORST = 3  # cases in the table of the smallest speedups
 
 
 def by_batch(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -41,12 +41,13 @@ def by_batch(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def by_filter(rows: pd.DataFrame, cell: Callable[[pd.DataFrame], object]) -> list[Column]:
-    """A column for each filter size of some rows, and one of all sizes, with a cell for the rows of a group."""
+    """A column for each filter size of some rows, and one of all if there are several; a cell for a group's rows."""
 
     def of_size(k: int, kw: int) -> Column:
         return f"{k}x{kw}", lambda group: cell(group[(group.k == k) & (group.kw == kw)])
 
-    return [*(of_size(*size) for size, _ in grouped(rows, FILTER)), (ALL, cell)]
+    sizes = [of_size(*size) for size, _ in grouped(rows, FILTER)]
+    return [*sizes, (ALL, cell)] if len(sizes) > 1 else sizes
 
 
 def maximum(summary: Summary) -> str:
@@ -125,7 +126,7 @@ def _cell(rows: pd.DataFrame) -> str:
 def headline_table(results: Results) -> str:
     """A line for each batch size: geometric mean of the speedups and cases won, for each subject.
 
-    Hot, separated and cold times stand side by side where the sweep has all of them.
+    Where the sweep has separated and cold times, it is the first subject alone, in each time.
     """
     if len(results.every_time) > 1:
         return _headline_of_times(results.every_time)
@@ -141,18 +142,13 @@ def headline_table(results: Results) -> str:
 
 
 def _headline_of_times(every_time: Sequence[Results]) -> str:
-    """The headline with a column for each subject and time: geometric mean of the speedups, and cases won/all cases."""
+    """Geometric mean of the first subject's speedups, and cases won/all cases, with a column for each time."""
     hot = every_time[0]
-    subjects = list(dict.fromkeys(hot.compared.subject))
+    columns = [(one, one.of_subject()) for one in every_time]
     body = []
     for batch, members in by_batch(hot.of_subject()):
-        cells = []
-        for subject in subjects:
-            for one in every_time:
-                rows = one.compared[one.compared.subject == subject]
-                cells.append(_cell(rows[rows.batch.isin(members.batch)]))
-        body.append([batch, *cells])
-    return markdown(["batch", *(f"{hot.shown(name)}, {one.time}" for name in subjects for one in every_time)], body)
+        body.append([batch, *(_cell(rows[rows.batch.isin(members.batch)]) for _, rows in columns)])
+    return markdown(["batch", *(f"{hot.shown(hot.subject)}, {one.time}" for one, _ in columns)], body)
 
 
 def with_tf32(results: Results) -> str:
@@ -213,9 +209,8 @@ def _channels_last(results: Results) -> list[str]:
     on_nchw = replace(results, frame=frame[~frame.algorithm.str.endswith(registry.NHWC)])
     cells = [f"{ours.upper()} has {_cell(compare_with_tf32(on_nchw, ours))}" for ours in PRECISIONS]
     return [
-        f"In TF32, the fastest rival with channels last is {times(geometric_mean(gains))} as fast as the "
-        "fastest on NCHW tensors in the geometric mean, and faster "
-        f"on {won} cases; no conversion is timed. Against rivals on NCHW tensors alone, "
+        f"In TF32, channels last makes the fastest rival {times(geometric_mean(gains))} as fast, faster on {won} "
+        "cases; no conversion is timed. Against rivals on NCHW tensors alone, "
         f"{results.shown(results.subject)} in {' and in '.join(cells)}."
     ]
 
@@ -284,6 +279,22 @@ def worst_table(results: Results) -> str:
         ("speedup", lambda case: times(case.speedup)),
     ]
     return tabulate("HW-N-K-M-C", labelled(results.of_subject().nsmallest(WORST, "speedup")), columns, left=(0, 3))
+
+
+def smallest_sentence(results: Results) -> str:
+    """One sentence on the smallest speedup of the first subject: the case, the rival and both times in microseconds.
+
+    Empty where no case has both times.
+    """
+    rows = results.of_subject().dropna(subset="speedup")
+    if rows.empty:
+        return ""
+    (case,) = each(rows.nsmallest(1, "speedup"))
+    rival = registry.shown(case.rival_provider, case.rival_algorithm)
+    return (
+        f"The smallest speedup is {times(case.speedup)}, on {problem_of(case).label}: {case.mean_us:.2f} us, "
+        f"compared with {case.rival_us:.2f} us by {rival}."
+    )
 
 
 def labelled(cases: pd.DataFrame) -> list[tuple[str, Any]]:

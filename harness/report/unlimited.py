@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from harness.contenders.registry import PROVIDERS, Role, shown
+from harness.contenders.registry import PROVIDERS, Role
 from harness.precision import FP32
-from harness.report.speedups import WORST, by_batch, labelled
-from harness.store.markdown import NONE, Column, of, tabulate, times
+from harness.store.markdown import of, times
 from harness.sweep.comparisons import CASE, Results, geometric_mean, rivals, summarise
 from harness.sweep.records import EXCEEDED, OK
 
@@ -39,8 +38,8 @@ def compare_without_limit(results: Results) -> pd.DataFrame:
     return rows.merge(limited, on=CASE, how="left")
 
 
-def unlimited_table(results: Results) -> str:
-    """The speedups with and without the limit by batch size, and the worst cases without it.
+def unlimited_sentences(results: Results) -> str:
+    """What the limit of workspace changes: cases where a rival over it is the fastest, and the speedup over any rival.
 
     Where no rival over the limit has a time, the text is the command that measures them.
     """
@@ -49,35 +48,15 @@ def unlimited_table(results: Results) -> str:
     if not timed:
         return f"No algorithm over the limit of workspace has a time on {results.device}: {REMEDY}."
     rows = compare_without_limit(results)
-    subject, rivals_label = results.shown(results.subject), results.comparison.rivals_label
-    return "\n\n".join([
-        f"Speedup of {subject} over {rivals_label} in FP32, within the limit of workspace and of any workspace: "
-        f"geometric means. {of(timed, len(over))} rows of cuDNN over the limit have a time.",
-        _by_batch(rows),
-        "The cases of the smallest speedups over cuDNN of any workspace:",
-        _worst(rows, subject),
+    total, beyond = summarise(rows), rows[rows.rival_status == EXCEEDED]
+    sentences = [f"On {of(len(beyond), total.of)} cases the fastest cuDNN is over the limit."]
+    if len(beyond):
+        most = beyond.workspace_bytes.max() / GIB
+        sentences[0] = f"{sentences[0][:-1]}, from batch {beyond.batch.min()} on, with up to {most:.1f} GiB."
+    if timed < len(over):
+        sentences.append(f"Only {of(timed, len(over))} rows of cuDNN over the limit have a time.")
+    return " ".join([
+        *sentences,
+        f"With any workspace allowed, {results.shown(results.subject)} wins {of(total.wins, total.of)} cases, "
+        f"geometric mean {times(total.geometric)}; within the limit, {times(geometric_mean(rows.limited_speedup))}.",
     ])  # fmt: skip
-
-
-def _by_batch(rows: pd.DataFrame) -> str:
-    columns: list[Column] = [
-        ("within the limit", lambda cases: times(geometric_mean(cases.limited_speedup))),
-        ("any workspace", lambda cases: times(summarise(cases).geometric)),
-        ("won", lambda cases: of(summarise(cases).wins, summarise(cases).of)),
-        (
-            "fastest cuDNN is over the limit",
-            lambda cases: of(int((cases.rival_status == EXCEEDED).sum()), summarise(cases).of),
-        ),
-    ]
-    return tabulate("batch", by_batch(rows), columns)
-
-
-def _worst(rows: pd.DataFrame, subject: str) -> str:
-    columns: list[Column] = [
-        (f"{subject}, us", lambda case: f"{case.mean_us:.2f}"),
-        ("cuDNN, us", lambda case: f"{case.rival_us:.2f}"),
-        ("which is", lambda case: shown(case.rival_provider, case.rival_algorithm)),
-        ("workspace, GiB", lambda case: NONE if pd.isna(case.workspace_bytes) else f"{case.workspace_bytes / GIB:.2f}"),
-        ("speedup", lambda case: times(case.speedup)),
-    ]
-    return tabulate("HW-N-K-M-C", labelled(rows.nsmallest(WORST, "speedup")), columns, left=(0, 3))

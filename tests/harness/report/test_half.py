@@ -28,7 +28,7 @@ def test_the_fastest_half_in_either_order_is_what_counts(tmp_path):
 
 def test_the_table_tells_the_batches_at_which_fp32_is_ahead(tmp_path):
     text = half_table(measured(tmp_path, ROWS))
-    assert cells(text)["1"] == ["1.20x, 1/1"] * 2 and cells(text)["8"] == ["0.25x, 0/1"] * 2
+    assert cells(text)["1"] == ["1.20x, 1/1"] and cells(text)["8"] == ["0.25x, 0/1"]
     assert "0.55x, faster on 1 of 2 cases" in text and "faster at batch 1." in text
 
 

@@ -21,6 +21,7 @@ def test_beside_the_paper(tmp_path):
     rows = cells(paper_table(measured(tmp_path, SWEEP)))
     assert rows[""] == ["paper (V100)", "cuConv auto", "cuConv two_stage"]
     assert rows["configurations won"] == ["50 of 602 (8.31%)", "3 of 7 (42.86%)", "0 of 7 (0.00%)"]
+    assert rows["geometric mean of the speedup"] == ["-", "1.20x", "0.50x"]
     assert rows["mean speedup of the configurations won"] == ["1.46x", "3.00x", "-"]  # (3 + 2 + 4) / 3
     assert rows["1x1, batch 1: mean speedup"] == ["1.23x", "1.83x", "0.50x"]
     assert rows["1x1, batch 1: maximum"] == ["2.29x (7-32-832)", "3.00x (7-32-832)", "0.50x (7-32-832)"]

@@ -4,9 +4,8 @@ import pytest
 
 from harness.report.page import details, engine_notes, rival_times
 from harness.report.tables import report
-from harness.report.unlimited import compare_without_limit, unlimited_table
+from harness.report.unlimited import compare_without_limit, unlimited_sentences
 from harness.sweep.rivals import fastest_rivals
-from tests.harness.report.helpers import cells
 from tests.helpers import GPU, measured, row
 
 GIB = 2**30
@@ -44,18 +43,16 @@ def test_any_workspace_counts_here_alone(results):
     assert rows.workspace_bytes.tolist() == [3.5 * GIB, 0.5 * GIB, 2 * GIB]
 
 
-def test_the_tables(results):
-    text = unlimited_table(results)
-    assert "4 of 5 rows" in text
-    by_batch, worst = text.split("The cases of the smallest speedups")
-    assert cells(by_batch)["1"] == ["3.00x", "1.20x", "1 of 1", "1 of 1"]
-    assert cells(by_batch)["8"] == ["2.00x", "2.00x", "1 of 1", "0 of 1"]
-    assert cells(by_batch)["16"] == ["2.00x", "0.50x", "0 of 1", "1 of 1"]
-    assert cells(by_batch)["all"] == ["2.29x", "1.06x", "2 of 3", "2 of 3"]  # cube roots of 12 and of 1.2
-    lines = cells(worst)
-    assert [*lines][2:] == ["7-16-1-32-832", "7-1-1-32-832", "7-8-1-32-832"]
-    assert lines["7-16-1-32-832"] == ["16.00", "8.00", "cuDNN engine eng4", "2.00", "0.50x"]
-    assert lines["7-1-1-32-832"] == ["10.00", "12.00", "cuDNN fft", "3.50", "1.20x"]
+def test_the_sentences_tell_where_the_limit_matters(results):
+    text = unlimited_sentences(results)
+    assert text.startswith("On 2 of 3 cases the fastest cuDNN is over the limit, from batch 1 on, with up to 3.5 GiB.")
+    assert "wins 2 of 3 cases, geometric mean 1.06x; within the limit, 2.29x." in text  # cube roots of 1.2 and of 12
+    assert "Only 4 of 5 rows of cuDNN over the limit have a time." in text
+
+
+def test_the_sentences_tell_that_no_rival_over_the_limit_is_the_fastest(tmp_path):
+    text = unlimited_sentences(measured(tmp_path, ROWS[4:7]))
+    assert text.startswith("On 0 of 1 cases the fastest cuDNN is over the limit. With any workspace")
 
 
 def test_every_other_report_and_a_quick_look_leave_them_out(results, tmp_path):
@@ -75,4 +72,4 @@ def test_the_page_shows_their_times_and_chooses_none_of_them(results):
 
 @pytest.mark.parametrize("rows", [ROWS[:2], [*ROWS[:2], over("fft")], [*ROWS[:2], *ROWS[-2:]]])
 def test_without_times_the_command_is_told(tmp_path, rows):
-    assert "python -m harness.run" in unlimited_table(measured(tmp_path, rows))
+    assert "python -m harness.run" in unlimited_sentences(measured(tmp_path, rows))
