@@ -1,7 +1,6 @@
 """Settings of Sphinx, by which `make docs` builds these pages as a site, with an API reference from the docstrings."""
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = html_title = "cuConv"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-root_doc = "README"
+root_doc = "index"  # it shows the repository's README.md; docs/README.md is the page "All pages"
 myst_heading_anchors = 3  # the anchors that GitHub gives the headings
 html_theme = "furo"
 html_copy_source = False
@@ -20,15 +19,24 @@ python_maximum_signature_line_length = 100
 
 ROW = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*) {2,}(\S.*)")  # "stride_h, stride_w      text", a line of a docstring
 CODE_OR_MARKUP = re.compile(r"(`[^`]*`)|([*|\\]|_\b)")
+REPOSITORY = "https://github.com/cuconv/cuconv/blob/main/"
+FOLDERS = {"docs/": "", "plots/": "../plots/"}
+FROM_ROOT = re.compile(r"\]\((docs/|plots/|(?!\w+:))")  # the start of a link in README.md
 LINK = re.compile(r"\]\((\w+)\.md\)")
 PAGE = re.compile(r"\bdocs/(\w+)\.md\b")
 
 
-def add_contents(app, page, source):
-    """Add each section of the index to the site's contents. A page that the index leaves out is a warning of Sphinx."""
+def make_front(app, page, source):
+    """Make the repository's README.md the first page, and each section of docs/README.md a section of the contents.
+
+    A page that docs/README.md leaves out is a warning of Sphinx.
+    """
     if page != root_doc:
         return
-    for section in source[0].split("\n## ")[1:]:
+    front = (app.srcdir.parent / "README.md").read_text("utf-8")
+    source[0] = FROM_ROOT.sub(lambda link: f"]({FOLDERS.get(link[1], REPOSITORY)}", front)
+    source[0] += "\n```{toctree}\n:hidden:\nREADME\n```\n"
+    for section in (app.srcdir / "README.md").read_text("utf-8").split("\n## ")[1:]:
         title, _, text = section.partition("\n")
         pages = "\n".join(dict.fromkeys(LINK.findall(text)))
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n{pages}\n```\n"
@@ -63,14 +71,7 @@ def escaped(text):
     return PAGE.sub(r":doc:`\1`", CODE_OR_MARKUP.sub(lambda found: found[1] or f"\\{found[2]}", text))
 
 
-def add_front(app, exception):
-    """Give the site's first page the name that a web server looks for."""
-    if exception is None and app.builder.name == "html":
-        shutil.copy(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
-
-
 def setup(app):
     """Connect the functions above to the steps of the build that they change."""
-    app.connect("source-read", add_contents)
+    app.connect("source-read", make_front)
     app.connect("autodoc-process-docstring", as_markup)
-    app.connect("build-finished", add_front)
