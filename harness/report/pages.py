@@ -38,6 +38,7 @@ from harness.report.algorithms import errors_table
 from harness.report.api import api_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, named
 from harness.report.devices import devices_table, reference
+from harness.report.figure_index import figures_table
 from harness.report.front import front_table
 from harness.report.half import half_table
 from harness.report.memory_bound import depthwise_table, memory_bound_table
@@ -214,6 +215,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "network_memory": lambda results, plots: memory_section(results.folder.parent),
     "network_half": lambda results, plots: half_section(results.folder.parent),
     "network_errors": lambda results, plots: errors_section(results.folder.parent),
+    "figures": lambda results, plots: figures_table(results.folder.parents[2] / "plots", plots),
     "networks": lambda results, plots: networks_section(results.folder.parent, plots),
 }
 # The choices of what follows a name: the first is required, the second optional.
