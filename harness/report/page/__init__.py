@@ -14,7 +14,7 @@ import pandas as pd
 from harness.contenders.registry import PROVIDERS, shown
 from harness.experiments.copies import rows as bandwidth
 from harness.experiments.networks.rows import CUCONV, TORCH_CONTENDERS, label
-from harness.precision import FP32, PRECISIONS, TF32
+from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.store.times import COLD, HOT, SEPARATED, hot_runs, mean_column
 from harness.sweep.comparisons import (
     CASE,
@@ -32,6 +32,7 @@ from harness.sweep.comparisons import (
 ENGINES = "cudnn_engine"
 MOST_ENGINES = 3  # the fastest of a case, in each precision; there are up to fifty
 DIGITS = 4  # significant digits on the page
+CUCONV_IN_FP32 = f"{CUCONV} in FP32"  # a bar beside torch in FP16
 BEST_ENGINE = "best cuDNN engine"
 FIRST = f"{HOT} {FP32}"  # the choice before anything is chosen; every choice is a time and a precision
 Times = dict[str, dict[str, list[Any]]]  # by choice, three lists as `rival_times` has them
@@ -167,10 +168,16 @@ def _detail(row: Any) -> list[Any]:
 
 
 def network_bars(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of networks.csv of one mode in the order of their bars, with columns shown (the network's name) and speed.
+    """Rows of networks.csv of one mode in the order of their bars, with columns shown (the network), bar and speed.
 
-    speed is the fastest of torch's times in the same case over the row's own. A case without torch has no bar.
+    bar is its name. speed is the fastest of torch's times in the same case over the row's own. A case without torch has
+    no bar. Where cuConv has no time in FP16, its time in FP32 has a bar among those of FP16.
     """
+    ours = rows[rows.contender == CUCONV]
+    rows = rows.assign(bar=rows.contender)
+    if not (ours.precision == FP16).any():
+        in_fp32 = ours[ours.precision == FP32].assign(precision=FP16, bar=CUCONV_IN_FP32)
+        rows = pd.concat([rows, in_fp32], ignore_index=True)
     place = rows.contender.map((CUCONV, *TORCH_CONTENDERS).index)
     rows = rows.assign(shown=[label(row.network, row.source) for row in each(rows)], place=place)
     key = ["shown", "batch", "precision"]

@@ -31,8 +31,8 @@ filter.booleans = shown
 const mean = compared ? `geometric mean ${Math.exp(logarithms / compared).toFixed(2)}x, ${won} won` : "none has both times"
 summary.text = `${compared} cases: ${mean}`
 const [selected] = cases.selected.indices
-if (selected !== undefined && !shown[selected] && shown.includes(true)) // what is hidden is not shown in detail
-    cases.selected.indices = [shown.indexOf(true)]
+if (selected !== undefined && !shown[selected]) // what is hidden is not shown in detail
+    cases.selected.indices = []
 cases.change.emit()
 table.view.change.emit() // a table draws itself again for this alone
 Bokeh.index.find_one(table)?.grid.scrollRowToTop(0) // after the rows change, the first one is seen

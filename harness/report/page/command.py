@@ -16,7 +16,8 @@ from harness.sweep.comparisons import Results, find_results
 
 FILE = "page.html"
 PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>{scripts}</head>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>{scripts}</head>
 <body><div id="page"></div><script>Bokeh.embed.embed_item({item})</script></body>
 </html>
 """

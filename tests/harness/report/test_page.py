@@ -110,6 +110,20 @@ def test_bars_of_networks_are_relative_to_the_fastest_of_torch():
     ]  # fmt: skip
 
 
+def test_torch_in_fp16_is_beside_cuconv_in_fp32_as_long_as_cuconv_has_no_fp16():
+    columns = ["network", "source", "batch", "contender", "precision", "mean_us"]
+    found = [("torch", "fp16", 10.0), ("torch", "fp32", 30.0), ("cuconv", "fp32", 20.0)]
+    rows = [("resnet50", "torchvision", 1, *one) for one in found]
+    bars = page.network_bars(pd.DataFrame(rows, columns=columns))
+    assert list(zip(bars.precision, bars.bar, bars.speed, strict=True)) == [
+        ("fp16", "cuconv in FP32", 0.5), ("fp16", "torch", 1.0), ("fp32", "cuconv", 1.5), ("fp32", "torch", 1.0),
+    ]  # fmt: skip
+    bars = page.network_bars(
+        pd.DataFrame([*rows, ("resnet50", "torchvision", 1, "cuconv", "fp16", 5.0)], columns=columns)
+    )
+    assert list(bars.bar[bars.precision == "fp16"]) == ["cuconv", "torch"]
+
+
 def test_every_contender_of_networks_is_on_the_page_in_a_colour_of_its_own(tmp_path):
     contenders = (CUCONV, *TORCH_CONTENDERS)
     results = measured(tmp_path, [row(), row("fft", 20.0, provider="cudnn")])
@@ -253,6 +267,35 @@ def test_in_a_browser(opened):
 
     shown.locator(".slick-header-column", has_text="cuConv auto, us").click()
     assert [cells[4] for cells in _rows(shown, 0)] == ["10.00", "10.00", "10.00", "40.00"]
+    assert complaints == []
+
+
+def test_a_view_can_be_linked_and_a_hidden_case_has_no_details(opened):
+    shown, complaints = opened(SWEEP)
+    shown.get_by_text("14-1-1-16-480").click()
+    shown.get_by_label("speedup over").select_option("cuBLAS bmm")
+    shown.get_by_label("text in the case").press_sequentially("7-1-")
+    shown.get_by_text("No case is selected.").wait_for()  # a filter hides it
+    assert _rows(shown, 1) == []
+    shown.get_by_text("7-1-1-48-832").click()
+    shown.get_by_role("button", name="128", exact=True).click()
+    linked = shown.context.new_page()
+    linked.goto(shown.url)
+    linked.get_by_text("7-1-1-48-832: googlenet").wait_for()
+    assert linked.get_by_label("speedup over").input_value() == "cuBLAS bmm"
+    assert linked.get_by_label("text in the case").input_value() == "7-1-"
+    assert _rows(linked, 0) == _rows(shown, 0)
+    assert linked.url == shown.url and "batches=1-8&" in linked.url
+    linked.goto(re.sub("#.*", "#rival=nobody&case=nothing", shown.url))
+    linked.get_by_text("No case is selected.").wait_for()
+    assert complaints == []
+
+
+def test_the_page_is_as_wide_as_a_phone(opened, tmp_path):
+    NETWORKS.write(tmp_path / GPU / "networks", [time(10.0, contender=name) for name in (CUCONV, *TORCH_CONTENDERS)])
+    shown, complaints = opened(SWEEP)
+    shown.set_viewport_size({"width": 375, "height": 800})
+    shown.wait_for_function("document.documentElement.scrollWidth <= 375")
     assert complaints == []
 
 
