@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
-from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
+from cuconv.core.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 from cuconv.operands import Target
 from cuconv.runtime.arrays import CupyArrays, TorchArrays
 from cuconv.runtime.driver import capture_of, context_reader
@@ -100,15 +100,20 @@ class Call:
         self._library = library
         self._pointer = library.pointer
         self._current_stream = library.current_stream(device)
-        self._new_output = library.allocator(problem.output_shape, device)
+        element = problem.precision if problem.is_half else FP32
+        self._new_output = library.allocator(problem.output_shape, device, element)
         self._output_shape = problem.output_shape
         self._new_workspace = None
         self._workspace_bytes = workspace_bytes
         if workspace_bytes:
             self._new_workspace = library.allocator((-(-workspace_bytes // FLOAT_BYTES),), device)
         self._enqueue = launches.enqueue
-        planes = (problem.n - 1) * target.channels + problem.m  # from the output's first to its last
-        self._output_bytes = FLOAT_BYTES * planes * problem.out_pixels
+        # From the output's first element to its last.
+        if problem.is_half:
+            elements = (problem.n * problem.out_pixels - 1) * target.channels + problem.m
+        else:
+            elements = ((problem.n - 1) * target.channels + problem.m) * problem.out_pixels
+        self._output_bytes = problem.element_bytes * elements
         self._copy = library.copy if target.copied else None
         self._packing = packing
         self._flags = None if packing is None else flags_of(library, device)
@@ -121,7 +126,7 @@ class Call:
             "bias": (problem.m,),
             "residual": problem.output_shape,
         }
-        self._read_bytes = [(name, FLOAT_BYTES * prod(shape)) for name, shape in shapes.items()]
+        self._read_bytes = [(name, problem.element_bytes * prod(shape)) for name, shape in shapes.items()]
 
     def __call__(self, input: Any, weight: Any, bias: Any, out: Any, residual: Any, layer: Layer | None) -> Any:
         """Allocate, launch and return the output; the call's context must be current.

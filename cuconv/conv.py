@@ -61,13 +61,14 @@ def conv2d(
     precision: str = FP32,
     out: Any = None,
 ) -> Any:
-    """The convolution of CNN inference on a GPU, in float32 and contiguous NCHW.
+    """The convolution of CNN inference on a GPU: in float32 and contiguous NCHW, or in half precision, channels last.
 
     The first seven arguments have the order and meaning of torch.nn.functional.conv2d. A number stands for both axes,
     a pair is (vertical, horizontal).
 
     input      (N, C, H, W), or (C, H, W) for one image: a torch CUDA tensor or a CuPy array; the other operands are of
-               the same library and GPU
+               the same library, GPU and type. Tensors in float32 are contiguous; those in float16 or bfloat16 are in
+               torch's memory format channels_last, on Hopper GPUs
     weight     (M, C / groups, KH, KW)
     bias       (M,), added to every output of its filter; None for no bias
     stride     rows and columns of the padded input from one output pixel to the next
@@ -80,8 +81,9 @@ def conv2d(
     algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
                which an image's output is bit for bit the same in every batch, where all outputs are finite; "ready" is
                "auto", but raises NotReady where it would have to wait for kernels to compile
-    precision  "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32 (11 bits, a
-               relative error of about 3e-4), which is faster for large problems
+    precision  of float32 operands. "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded
+               to TF32 (11 bits, a relative error of about 3e-4), which is faster for large problems. Operands in half
+               precision are added up in FP32, and the output is rounded once
     out        (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of the
                channels of a contiguous array, such as `buffer[:, 64:128]`; None for a new array
 

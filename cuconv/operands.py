@@ -7,7 +7,7 @@ from typing import Any
 
 from cuconv import select
 from cuconv.core.geometry import Geometry
-from cuconv.core.problem import ConvProblem, UnsupportedProblem
+from cuconv.core.problem import HALVES, PRECISIONS, ConvProblem, UnsupportedProblem, shown
 from cuconv.runtime.arrays import CupyArrays, TorchArrays
 
 # The rank of each operand, and what the message says about any other rank.
@@ -18,6 +18,9 @@ RANKS = {
     "out": (4, "4 are needed, NCHW"),
     "residual": (4, "4 are needed, NCHW"),
 }
+
+
+MAP_ALIGNMENT = 16  # bytes, of a tensor that a tensor map is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,37 @@ def checked(
     """
     check_operands(library, operands)
     input, weight = operands["input"], operands["weight"]
+    precision = _precision_of(library, operands, precision)
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     _check_together(library, operands, problem, library.device(input))
+    if problem.is_half:
+        _check_start(library, operands)
     return problem, library.device(input)
+
+
+def _precision_of(library: Any, operands: dict[str, Any], precision: str) -> str:
+    """The precision of operands, which are of one type: `precision` for float32, and the type itself for the others."""
+    element = library.element(operands["input"])
+    for name, array in operands.items():
+        if library.element(array) != element:
+            raise UnsupportedProblem(f"{name} is {array.dtype}, input {operands['input'].dtype}: use one type")
+    allowed = (element,) if element in HALVES else PRECISIONS
+    if precision in allowed:
+        return precision
+    if element in HALVES and precision == PRECISIONS[0]:  # the default
+        return element
+    raise UnsupportedProblem(
+        f"precision={shown(precision)} with operands of {operands['input'].dtype}: must be one of {', '.join(allowed)}"
+    )
+
+
+def _check_start(library: Any, operands: dict[str, Any]) -> None:
+    """Raise UnsupportedProblem where tensor maps cannot be of input and weight."""
+    for name in ("input", "weight"):
+        if library.pointer(operands[name]) % MAP_ALIGNMENT:
+            raise UnsupportedProblem(
+                f"{name} does not start at a multiple of {MAP_ALIGNMENT} bytes, which half precision needs: clone it"
+            )
 
 
 def named(input: Any, weight: Any, bias: Any, out: Any, residual: Any) -> dict[str, Any]:
@@ -114,18 +145,32 @@ def target_of(
 
     Raises UnsupportedProblem where that is neither contiguous nor a slice of channels.
     """
-    out, plane = operands.get("out"), problem.out_pixels
+    out = operands.get("out")
     if out is None:
         return Target(problem.m)
     strides = library.strides(out)
-    steps = zip(problem.output_shape[1:], strides[1:], (plane, problem.out_w, 1), strict=True)
-    image = strides[0] if problem.n > 1 else problem.m * plane
-    if any(size > 1 and stride != step for size, stride, step in steps) or image < problem.m * plane or image % plane:
+    channels = _channels_of(problem, strides)
+    if channels is None:
+        layout = "channels last" if problem.is_half else "contiguous"
         raise UnsupportedProblem(
-            f"out is neither contiguous nor a slice of the channels of a contiguous array (strides {strides}): "
+            f"out is neither {layout} nor a slice of the channels of such an array (strides {strides}): "
             "leave it out, or make it so"
         )
-    if image == problem.m * plane:
+    if channels == problem.m:
         return Target(problem.m)
-    direct = select.writes_slices(plan, "residual" in operands)
-    return Target(image // plane, sliced=direct, copied=not direct)
+    direct = problem.is_half or select.writes_slices(plan, "residual" in operands)
+    return Target(channels, sliced=direct, copied=not direct)
+
+
+def _channels_of(problem: ConvProblem, strides: tuple[int, ...]) -> int | None:
+    """The channels of the dense array that an output of these strides is a slice of; None where there is none."""
+    n, m, h, w = problem.output_shape
+    if problem.is_half:
+        axes = ((w, strides[3], 1), (h, strides[2], w), (n, strides[0], h * w))  # (size, stride, pixels)
+        channels = next((stride // pixels for size, stride, pixels in axes if size > 1), m)
+        steps: tuple[int, ...] = (h * w * channels, 1, w * channels, channels)
+    else:
+        channels = strides[0] // (h * w) if n > 1 else m
+        steps = (h * w * channels, h * w, w, 1)
+    dense = zip(problem.output_shape, strides, steps, strict=True)
+    return channels if channels >= m and all(size == 1 or stride == step for size, stride, step in dense) else None

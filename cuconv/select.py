@@ -13,7 +13,7 @@ from typing import Any
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions, Configuration, NotInSet
 from cuconv.core.launch import Launch
-from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem, shown
+from cuconv.core.problem import FP32, TF32, ConvProblem, UnsupportedProblem, shown
 from cuconv.device import DeviceSpec
 
 BATCH_INVARIANT = "batch_invariant"
@@ -116,7 +116,7 @@ def alternatives(
                 if one.workspace_bytes <= MAX_WORKSPACE_BYTES:
                     yield us + added_us, one
 
-    precisions = [problem] if problem.precision == FP32 else [problem, replace(problem, precision=FP32)]
+    precisions = [problem, replace(problem, precision=FP32)] if problem.precision == TF32 else [problem]
     # Superseded algorithms too: their kernels may be there.
     plans = [timed(name, planned) for planned in precisions for name in offering(planned.precision)]
     limit_us = inf
@@ -179,14 +179,15 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
         settled.add(name)
         if us + added_us < best_us:
             best, best_us = one, us + added_us
-    if problem.precision != FP32:
+    if problem.precision == TF32:
         one = plan(replace(problem, precision=FP32), device, "auto", options.packed, options.residual, options.aligned)
         added_us = ALGORITHMS[one.algorithm].adding_us(problem, options)
         if predicted_us(problem, device, one, options.residual, options.aligned) + added_us < best_us:
             best = one
     if best is None:
         # The algorithm that computes the most gives the most general reason.
-        raise refusals["two_stage" if problem.is_dense else "tf32x3_gemm"]
+        general = "nhwc_wgmma" if problem.is_half else "two_stage" if problem.is_dense else "tf32x3_gemm"
+        raise refusals[general]
     return best
 
 
@@ -254,7 +255,7 @@ def _arithmetic_of(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> 
 def _by_arithmetic(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> dict[Arithmetic, LaunchPlan]:
     """The plan of least predicted time for each way to add an image's products that does not depend on the batch."""
     best: dict[Arithmetic, tuple[float, LaunchPlan]] = {}
-    for precision in dict.fromkeys((problem.precision, FP32)):
+    for precision in (TF32, FP32) if problem.precision == TF32 else (problem.precision,):
         for name in offering(precision):
             for config, us in _times_of(name, replace(problem, precision=precision), device, prepared).items():
                 summation = ALGORITHMS[name].summation(config)

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,8 @@ from harness.cases.catalogue import CONFIGS, LABELS, Sweep, known_networks, know
 from harness.contenders import own
 from harness.contenders.registry import PROVIDERS, is_own, names_of, own_contender
 from harness.errors import ResultsError, UsageError
-from harness.precision import FP16, FP32, MEASURED, TF32
-from harness.report.half import half_table
+from harness.precision import FP32, MEASURED, TF32
+from harness.report.half import in_half
 from harness.report.speedups import summary_table, with_tf32
 from harness.store import environment
 from harness.store.files import stored
@@ -127,11 +128,9 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     frame = read(out / "measurements.csv")
     cases = {case.key for case in chosen.cases}
     mine = frame.loc[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
-    summary = {FP32: summary_table, TF32: with_tf32, FP16: half_table}[options.precision]
-    print(
-        summary(Results(device, chosen.name, mine, out))
-        or "Nothing here to compare: it takes cuConv, and rivals with TF32 allowed."
-    )
+    results, of_float32 = Results(device, chosen.name, mine, out), {FP32: summary_table, TF32: with_tf32}
+    summary = of_float32.get(options.precision, partial(in_half, precision=options.precision))
+    print(summary(results) or f"Nothing here to compare: it takes cuConv and rivals in {options.precision.upper()}.")
     print(f"\n{LABELS}")
     measured = mine[mine.precision == options.precision]
     counts = measured["status"].value_counts()
@@ -173,7 +172,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=MEASURED,
         default=FP32,
-        help="in rows of their own, tf32: every contender that can, with TF32 allowed; fp16: cuDNN in half precision "
+        help="in rows of their own, tf32: every contender that can, with TF32 allowed; fp16, bf16: in half precision "
         "(default: fp32)",
     )
     add("--against", choices=["best"], help="a quick look: ours and the three fastest rivals of each case by results/")

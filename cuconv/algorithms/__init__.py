@@ -6,6 +6,8 @@ class and add an instance of it to the list below.
 """
 
 from cuconv.algorithms.base import registry
+from cuconv.algorithms.channels_last.nhwc_split import NhwcSplit
+from cuconv.algorithms.channels_last.nhwc_wgmma import NhwcWgmma
 from cuconv.algorithms.depthwise.depthwise import Depthwise
 from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
 from cuconv.algorithms.gemv.gemv import Gemv
@@ -27,10 +29,12 @@ ALGORITHMS = registry(
         Fp16x3Winograd(),
         Depthwise(),
         Gemv(),
+        NhwcWgmma(),
+        NhwcSplit(),
     ]
 )
 
 
 def offering(precision: str) -> tuple[str, ...]:
-    """The names of the algorithms that offer a precision, "fp32" or "tf32"."""
+    """The names of the algorithms that offer a precision, such as "fp32"."""
     return tuple(name for name, algorithm in ALGORITHMS.items() if precision in algorithm.precisions)

@@ -1,8 +1,9 @@
 """The constants of the algorithms' cost models: a file for each precision with a section for each algorithm.
 
-The files are costs.toml and costs_tf32.toml; `python -m harness tune` fits the constants and writes the files. An
-algorithm declares its constants as a frozen dataclass of floats and makes every field by `constant`. A new algorithm
-starts with a section of guesses, written by hand, for each of its precisions; the fit starts from them.
+The files are costs.toml, costs_tf32.toml and, for both types of half precision, costs_fp16.toml. `python -m harness
+tune` fits the constants and writes the files. An algorithm declares its constants as a frozen dataclass of floats and
+makes every field by `constant`. A new algorithm starts with a section of guesses, written by hand, for each of its
+precisions; the fit starts from them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cuconv.core.problem import FP32, TF32
+from cuconv.core.problem import BF16, FP16, FP32, TF32
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PATHS = {FP32: Path(__file__).with_name("costs.toml"), TF32: Path(__file__).with_name("costs_tf32.toml")}
+_FILES = {FP32: "costs.toml", TF32: "costs_tf32.toml", FP16: "costs_fp16.toml", BF16: "costs_fp16.toml"}
+PATHS = {precision: Path(__file__).with_name(name) for precision, name in _FILES.items()}
 
 MAX_CONSTANT = sys.float_info.max  # microseconds; larger integers are no float
 

@@ -35,6 +35,34 @@ class Address:
         return Address(self.operand, self.offset + offset)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """An operand and the box of it that one instruction copies, as a kernel's argument: the driver's CUtensorMap.
+
+    address   the operand, which starts at a multiple of 16 bytes
+    element   the type of an element, "fp16" or "bf16"
+    sizes     elements of each dimension, the innermost first
+    strides   bytes from one index to the next of every dimension but the innermost, multiples of 16
+    box       elements of each dimension that a copy takes; in im2col mode channels and pixels
+    swizzle   bytes of a row of the box in shared memory: 32, 64 or 128
+    corners   in im2col mode: from the image's first pixel to the first that a copy may start at, and from its last
+              pixel to the last one, by (column, row); None for a copy of a plain box
+    steps     in im2col mode: columns and rows from one output pixel to the next
+    """
+
+    address: Address
+    element: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    corners: tuple[tuple[int, int], tuple[int, int]] | None = None
+    steps: tuple[int, int] = (1, 1)
+
+
+Argument = Address | int | TensorMap
+"""An argument of a kernel. All have eight bytes but tensor maps, which have 128."""
+
 OPERANDS = INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, RESIDUAL, PACKED, FLAGS = tuple(
     map(Address, ("input", "weight", "bias", "output", "workspace", "residual", "packed", "flags"))
 )
@@ -44,7 +72,7 @@ OPERANDS = INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, RESIDUAL, PACKED, FLAGS = tup
 class Launch:
     """One kernel launch of a convolution: a kernel variant, its grid and block, and its arguments in order.
 
-    Every argument has eight bytes. overlap: launch with programmatic stream serialization. The kernel may then start
+    overlap: launch with programmatic stream serialization. The kernel may then start
     before the one ahead in the stream ends, and must execute griddepcontrol.wait (compute capability 9.0) before it
     touches global memory.
     """
@@ -54,7 +82,7 @@ class Launch:
     kernel: str
     blocks: int
     threads: int
-    arguments: tuple[Address | int, ...]
+    arguments: tuple[Argument, ...]
     shared_bytes: int = 0
     overlap: bool = False
 

@@ -10,7 +10,9 @@ from operator import index
 from typing import Any
 
 FLOAT_BYTES = 4
-PRECISIONS = FP32, TF32 = ("fp32", "tf32")
+HALF_BYTES = 2
+PRECISIONS = FP32, TF32 = ("fp32", "tf32")  # of float32 tensors
+HALVES = FP16, BF16 = ("fp16", "bf16")  # of tensors of this type
 MAX_SIZE = 2**31 - 2**14  # kernels count rows, channels and so on in 32-bit integers, and round up to whole tiles
 
 
@@ -20,7 +22,9 @@ class UnsupportedProblem(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """A convolution, NCHW, zero padding: output[n,m,y,x] = sum over c, ky, kx of weight[m,c,ky,kx] * padded[n,c,...].
+    """A convolution with zero padding: output[n,m,y,x] = sum over c, ky, kx of weight[m,c,ky,kx] * padded[n,c,...].
+
+    Tensors in float32 are NCHW in memory, and those in half precision NHWC (channels last).
 
     n                       images of a batch
     c                       channels of an image (the paper's depth)
@@ -28,8 +32,9 @@ class ConvProblem:
     m                       filters
     kh, kw                  rows and columns of a filter
     pad_h, pad_w            rows of zeros above and below each image, columns of zeros left and right of it
-    precision               "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded to TF32
-                            (11 bits)
+    precision               "fp32": float32 tensors, and the accuracy of a plain FP32 sum; "tf32": float32 tensors, of
+                            which input and weight may be rounded to TF32 (11 bits); "fp16" and "bf16": tensors in half
+                            precision, sums in FP32, and an output that is rounded once
     stride_h, stride_w      rows and columns of the padded image from one output pixel to the next
     dilation_h, dilation_w  rows and columns of the padded image from one filter position to the next
     groups                  equal parts of the channels; each part of the filters, m / groups, reads one of them
@@ -68,8 +73,9 @@ class ConvProblem:
                 object.__setattr__(self, name, value)
             if value > MAX_SIZE:
                 raise UnsupportedProblem(f"{name}={shown(value)}: the limit is {MAX_SIZE}")
-        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
-            raise UnsupportedProblem(f"precision={shown(self.precision)}: must be one of {', '.join(PRECISIONS)}")
+        known = (*PRECISIONS, *HALVES)
+        if not isinstance(self.precision, str) or self.precision not in known:
+            raise UnsupportedProblem(f"precision={shown(self.precision)}: must be one of {', '.join(known)}")
         self._check_values()
         for name, out in (("out_h", self._outputs("h")), ("out_w", self._outputs("w"))):
             object.__setattr__(self, name, out)  # kept, since plans ask for them hundreds of times
@@ -157,6 +163,16 @@ class ConvProblem:
         return (self.n, self.m, self.out_h, self.out_w)
 
     @property
+    def is_half(self) -> bool:
+        """Whether the tensors are in half precision, and channels last."""
+        return self.precision in HALVES
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of a tensor."""
+        return HALF_BYTES if self.is_half else FLOAT_BYTES
+
+    @property
     def filter_area(self) -> int:
         """Positions of a filter, KH * KW: the paper's H_f * W_f."""
         return self.kh * self.kw
@@ -178,7 +194,7 @@ class ConvProblem:
         columns = _positions_read(self.w, self.kw, self.pad_w, self.stride_w, self.dilation_w, self.out_w)
         inputs = self.n * self.c * rows * columns
         weights = self.m * self.group_channels * self.filter_area
-        return FLOAT_BYTES * (inputs + weights + self.n * self.m * self.out_pixels)
+        return self.element_bytes * (inputs + weights + self.n * self.m * self.out_pixels)
 
     @property
     def label(self) -> str:

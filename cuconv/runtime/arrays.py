@@ -14,13 +14,23 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
-from cuconv.core.problem import UnsupportedProblem
+from cuconv.core.problem import BF16, FLOAT_BYTES, FP16, FP32, UnsupportedProblem
 from cuconv.runtime import driver
 from cuconv.runtime.streams import CupyLifetime, TorchLifetime
 
 
+def is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether an array of the shape (N, C, H, W) is dense in the order N, H, W, C.
+
+    shape, strides: those of the array, in elements. An axis of one index may have any stride.
+    """
+    _, c, h, w = shape
+    steps = (h * w * c, 1, w * c, c)
+    return all(size == 1 or stride == step for size, stride, step in zip(shape, strides, steps, strict=True))
+
+
 class TorchArrays:
-    """float32 CUDA tensors of torch, on torch's current stream."""
+    """CUDA tensors of torch, on torch's current stream: float32 in NCHW, float16 and bfloat16 in channels_last."""
 
     kind = "torch.Tensor"
     graphs_own_memory = True  # whether memory that is allocated in a capture stays the graph's
@@ -30,6 +40,9 @@ class TorchArrays:
         self._is_grad_enabled = torch.is_grad_enabled
         self._forward_ad = torch.autograd.forward_ad
         self.pointer: Callable[[Any], int] = torch.Tensor.data_ptr
+        self._float32 = torch.float32
+        self._types = {FP32: torch.float32, FP16: torch.float16, BF16: torch.bfloat16}
+        self._names = {dtype: name for name, dtype in self._types.items()}
 
     def signature(self, t: Any) -> Hashable:
         """Everything but the address that decides whether and how a tensor is used: its shape and what check() reads.
@@ -39,7 +52,9 @@ class TorchArrays:
         gradient = t.requires_grad and self._is_grad_enabled()
         if self._forward_ad._current_level >= 0:
             gradient = gradient or self._has_tangent(t)
-        return (type(t), t.shape, t.dtype, t.device, t.is_contiguous(), t.is_neg(), gradient)
+        dtype = t.dtype
+        layout = t.is_contiguous() if dtype is self._float32 else t.stride()
+        return (type(t), t.shape, dtype, t.device, layout, t.is_neg(), gradient)
 
     def _has_tangent(self, t: Any) -> bool:
         """Whether a tensor carries a derivative of forward-mode differentiation, of which a level is entered."""
@@ -57,9 +72,15 @@ class TorchArrays:
         """Copy a tensor into another one on the current stream."""
         target.copy_(source)
 
+    def element(self, t: Any) -> str:
+        """The type of a tensor's elements, as a precision: "fp32", "fp16" or "bf16"; otherwise torch's name of it."""
+        return self._names.get(t.dtype) or str(t.dtype)
+
     def frozen(self, t: Any) -> Any:
-        """A contiguous copy of a tensor that records no gradient."""
-        return t.detach().clone(memory_format=self._torch.contiguous_format)
+        """A copy of a tensor that records no gradient, in the layout that is computed."""
+        torch = self._torch
+        is_half = t.dtype in (torch.float16, torch.bfloat16) and t.dim() == 4
+        return t.detach().clone(memory_format=torch.channels_last if is_half else torch.contiguous_format)
 
     def detached(self, t: Any) -> Any:
         """The tensor without its gradient, in the same memory."""
@@ -110,17 +131,26 @@ class TorchArrays:
             raise UnsupportedProblem(f"{name} {why}: only plain dense tensors are computed; make it one")
 
     def check(self, name: str, tensor: Any, contiguous: bool = True) -> None:
-        """Raise UnsupportedProblem unless a tensor is float32, on a GPU, records no gradient and is contiguous.
+        """Raise UnsupportedProblem unless a tensor can be computed: its type, device, gradient and layout.
 
-        contiguous: whether it must be. `operands.target_of` checks the layout of "out".
+        contiguous: whether the layout is checked. `operands.target_of` checks that of "out".
         """
         if not tensor.is_cuda:
             raise UnsupportedProblem(
                 f"{name} is on {tensor.device}: move it to the GPU with .cuda(), or see cuconv.reference for the CPU"
             )
-        if tensor.dtype != self._torch.float32:
-            raise UnsupportedProblem(f"{name} is {tensor.dtype}: only torch.float32 is computed; convert with .float()")
-        if contiguous and not tensor.is_contiguous():
+        if tensor.dtype not in self._names:
+            raise UnsupportedProblem(
+                f"{name} is {tensor.dtype}: torch.float32, torch.float16 and torch.bfloat16 are computed; convert with "
+                ".float()"
+            )
+        if contiguous and tensor.dtype != self._float32 and tensor.dim() == 4:
+            if not is_channels_last(tuple(tensor.shape), tensor.stride()):
+                raise UnsupportedProblem(
+                    f"{name} is {tensor.dtype} and not channels last (strides {tensor.stride()}): "
+                    "call .to(memory_format=torch.channels_last)"
+                )
+        elif contiguous and not tensor.is_contiguous():
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {tensor.stride()}): "
                 "call .contiguous()"
@@ -142,16 +172,16 @@ class TorchArrays:
             return partial(raw_stream, device)
         return lambda: torch.cuda.current_stream(device).cuda_stream
 
-    def allocator(self, shape: tuple[int, ...], device: int) -> Callable[[], Any]:
-        """A function that returns a new, uninitialised tensor on the GPU."""
-        torch = self._torch
-        on_device = partial(torch.empty, shape, dtype=torch.float32, device=torch.device("cuda", device))
+    def allocator(self, shape: tuple[int, ...], device: int, element: str = FP32) -> Callable[[], Any]:
+        """A function that returns a new, uninitialised tensor on the GPU, in the layout of the element's type."""
+        torch, dtype = self._torch, self._types[element]
+        strides = _strides(shape, channels_last=element != FP32)
+        on_device = partial(torch.empty_strided, shape, strides, dtype=dtype, device=torch.device("cuda", device))
         empty_strided = _private(torch, "_C._dynamo.guards._empty_strided_cuda")
         if empty_strided is None:
             return on_device
         # A third of the time of torch.empty, but only for torch's current GPU; torch's generated code calls it too.
-        strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        on_current = partial(empty_strided, shape, strides, torch.float32)
+        on_current = partial(empty_strided, shape, strides, dtype)
         current_device = _private(torch, "_C._cuda_getDevice") or torch.cuda.current_device
 
         def empty() -> Any:
@@ -162,7 +192,7 @@ class TorchArrays:
 
 
 class CupyArrays:
-    """float32 arrays of CuPy, on CuPy's current stream."""
+    """Arrays of CuPy, on CuPy's current stream: float32 in NCHW, float16 in memory as channels last."""
 
     kind = "cupy.ndarray"
     graphs_own_memory = False
@@ -173,7 +203,8 @@ class CupyArrays:
 
     def signature(self, a: Any) -> Hashable:
         """Everything but the address that decides whether and how an array is used, as for torch."""
-        return (type(a), a.shape, a.dtype, a.flags.c_contiguous, a.data.device_id)
+        layout = a.flags.c_contiguous if a.itemsize == FLOAT_BYTES else a.strides
+        return (type(a), a.shape, a.dtype, layout, a.data.device_id)
 
     def output_signature(self, a: Any) -> Hashable:
         """The signature of an output, which may be a slice of a larger array."""
@@ -187,8 +218,14 @@ class CupyArrays:
         """Copy an array into another one on the current stream."""
         target[...] = source
 
+    def element(self, a: Any) -> str:
+        """The type of an array's elements, as a precision: "fp32" or "fp16"; otherwise numpy's name of it."""
+        return {"float32": FP32, "float16": FP16}.get(a.dtype.name, a.dtype.name)
+
     def frozen(self, a: Any) -> Any:
-        """A contiguous copy of an array, on the current GPU, which must be the array's."""
+        """A copy of an array in the layout that is computed, on the current GPU, which must be the array's."""
+        if a.dtype == self._cupy.float16 and a.ndim == 4:
+            return a.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
         return a.copy()
 
     def detached(self, a: Any) -> Any:
@@ -220,9 +257,9 @@ class CupyArrays:
             runtime.freeAsync(start, stream)
 
     def array_at(self, address: int, shape: tuple[int, ...], device: int) -> Any:
-        """An array in memory that it does not own."""
+        """A float32 array in memory that it does not own."""
         cuda = self._cupy.cuda
-        memory = cuda.UnownedMemory(address, 4 * prod(shape), None, device)
+        memory = cuda.UnownedMemory(address, FLOAT_BYTES * prod(shape), None, device)
         return self._cupy.ndarray(shape, self._cupy.float32, cuda.MemoryPointer(memory, 0))
 
     def wants_equal_bits(self) -> bool:
@@ -241,10 +278,18 @@ class CupyArrays:
         """Nothing: an array of CuPy is plain memory."""
 
     def check(self, name: str, array: Any, contiguous: bool = True) -> None:
-        """Raise UnsupportedProblem unless an array is float32 and contiguous. contiguous: whether it must be."""
-        if array.dtype != self._cupy.float32:
-            raise UnsupportedProblem(f"{name} is {array.dtype}: only float32 is computed; convert with .astype('f4')")
-        if contiguous and not array.flags.c_contiguous:
+        """Raise UnsupportedProblem unless an array can be computed: its type, and its layout where `contiguous`."""
+        if array.dtype not in (self._cupy.float32, self._cupy.float16):
+            raise UnsupportedProblem(
+                f"{name} is {array.dtype}: float32 and float16 are computed; convert with .astype('f4')"
+            )
+        if contiguous and array.dtype == self._cupy.float16 and array.ndim == 4:
+            if not is_channels_last(array.shape, self.strides(array)):
+                raise UnsupportedProblem(
+                    f"{name} is float16 and not channels last (strides {array.strides}): "
+                    "use cupy.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)"
+                )
+        elif contiguous and not array.flags.c_contiguous:
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {array.strides}): "
                 "use cupy.ascontiguousarray"
@@ -259,9 +304,13 @@ class CupyArrays:
         get_current_stream = self._cupy.cuda.get_current_stream
         return lambda: get_current_stream(device).ptr
 
-    def allocator(self, shape: tuple[int, ...], device: int) -> Callable[[], Any]:
+    def allocator(self, shape: tuple[int, ...], device: int, element: str = FP32) -> Callable[[], Any]:
         """A function that returns a new, uninitialised array on the current GPU, which must then be `device`."""
-        return partial(self._cupy.empty, shape, self._cupy.float32)
+        cupy = self._cupy
+        if element == FP32:
+            return partial(cupy.empty, shape, cupy.float32)
+        n, c, h, w = shape
+        return lambda: cupy.empty((n, h, w, c), cupy.float16).transpose(0, 3, 1, 2)
 
 
 def library_of(array: Any) -> TorchArrays | CupyArrays:
@@ -275,6 +324,14 @@ def _has_memory(tensor: Any) -> bool:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:
         return False
+
+
+def _strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+    """The strides in elements of a dense array, whose axes are in order or, if channels last, N, H, W, C."""
+    if channels_last:
+        _, c, h, w = shape
+        return (h * w * c, 1, w * c, c)
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _private(module: Any, path: str) -> Any:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from cuconv.core.launch import OPERANDS, Address, KernelVariant, Launch
+from cuconv.core.launch import OPERANDS, Argument, KernelVariant, Launch, TensorMap
 from cuconv.device import PORTABLE_CLUSTER_BLOCKS
 from cuconv.runtime import compiler, driver
 from cuconv.runtime.cubins import Cubin
+from cuconv.runtime.tensor_maps import EncodedMap
 
 SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel that needs more dynamic shared memory must ask the driver for it
 # Values of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
@@ -32,7 +33,8 @@ class LaunchSequence:
     """
 
     __slots__ = (
-        "_busy", "_configs", "_cuLaunchKernelEx", "_made_of", "_moved", "_ready", "_spare", "_stream", "_values",
+        "_busy", "_configs", "_cuLaunchKernelEx", "_made_of", "_maps", "_moved", "_ready", "_spare", "_stream",
+        "_values",
     )  # fmt: skip
 
     def __init__(self, launches: Sequence[Launch], arch: str, device: int):
@@ -46,6 +48,7 @@ class LaunchSequence:
         size = len(_OPERANDS) + sum(len(launch.arguments) for launch in launches)
         self._values = (ctypes.c_int64 * size)()  # first the operands, which all launches share
         self._moved: list[tuple[int, int, int]] = []  # (place in values, place of its operand, offset in bytes)
+        self._maps: list[tuple[EncodedMap, int, int]] = []  # (map, place of its operand, offset in bytes)
         self._configs: list[_LaunchConfig] = []
         self._ready: list[tuple[Any, ctypes.c_void_p, ctypes.Array]] = []  # cuLaunchKernelEx: config, kernel, arguments
         self._stream = 0
@@ -60,10 +63,15 @@ class LaunchSequence:
             self._ready.append((ctypes.byref(config), kernel.handle, self._lay_out(launch.arguments, free)))
             free += len(launch.arguments)
 
-    def _lay_out(self, arguments: Sequence[Address | int], free: int) -> ctypes.Array:
+    def _lay_out(self, arguments: Sequence[Argument], free: int) -> ctypes.Array:
         """Pointers to the arguments, in order; numbers and offset addresses take the values' places from `free` on."""
         start, pointers = ctypes.addressof(self._values), []
         for place, argument in enumerate(arguments, free):
+            if isinstance(argument, TensorMap):
+                encoded, address = EncodedMap(argument), argument.address
+                self._maps.append((encoded, _OPERANDS[address.operand], address.offset))
+                pointers.append(encoded.pointer)
+                continue
             if isinstance(argument, int):
                 self._values[place] = argument
             elif argument.offset:
@@ -96,6 +104,8 @@ class LaunchSequence:
             _write_operands(values, 0, input, weight, bias, output, workspace, residual, packed, flags)
             for place, operand, offset in self._moved:
                 values[place] = values[operand] and values[operand] + offset
+            for encoded, operand, offset in self._maps:
+                encoded.move(values[operand] + offset)
             if stream != self._stream:
                 for config in self._configs:
                     config.hStream = stream

@@ -18,7 +18,7 @@ from cuconv.core.problem import ConvProblem
 from harness import variables
 from harness.contenders.registry import NHWC, PROVIDERS
 from harness.errors import UserError
-from harness.precision import FP16, FP32, TF32, of_process
+from harness.precision import BF16, FP16, FP32, TF32, of_process
 
 
 class Unavailable(UserError):
@@ -60,17 +60,21 @@ class Layout:
 
 
 PLAIN = Layout()
-# FP32 is measured in NCHW only, as in the paper. In TF32 and FP16, tensor cores may be faster with channels last.
+# FP32 is measured in NCHW only, as in the paper. In the others, tensor cores may be faster with channels last.
 LAYOUTS = {
     FP32: (PLAIN,),
     TF32: (PLAIN, Layout(channels_last=True)),
     FP16: (Layout(torch.float16), Layout(torch.float16, channels_last=True)),
+    BF16: (Layout(torch.bfloat16), Layout(torch.bfloat16, channels_last=True)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The tensors of one case on the measured device; those that contenders share are float32, NCHW, contiguous."""
+    """The tensors of one case on the measured device.
+
+    Those that contenders share are float32, NCHW and contiguous. In half precision their values are of that type.
+    """
 
     input: torch.Tensor
     weight: torch.Tensor
@@ -84,13 +88,14 @@ class Operands:
 
     @classmethod
     def random(cls, problem: ConvProblem, generator: torch.Generator) -> Operands:
-        """Normal input and weights of a problem on the generator's device, and an output that is not initialised."""
-        device = generator.device
-        return cls(
-            torch.randn(problem.input_shape, generator=generator, device=device),
-            torch.randn(problem.weight_shape, generator=generator, device=device),
-            torch.empty(problem.output_shape, device=device),
-        )
+        """Normal input and weights of a problem on the generator's device, and an output that is not initialised.
+
+        Their values are those of the problem's precision, so that the error of a call is its own.
+        """
+        device, dtype = generator.device, LAYOUTS[problem.precision][0].dtype
+        shapes = problem.input_shape, problem.weight_shape
+        input, weight = (torch.randn(shape, generator=generator, device=device).to(dtype).float() for shape in shapes)
+        return cls(input, weight, torch.empty(problem.output_shape, device=device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,8 @@ class Prepared:
 class Offer:
     """An algorithm that a contender enters for a case. prepare() raises NotRunnable where it cannot run.
 
-    precision: "fp32", "tf32" where the call may round its FP32 operands to TF32, or "fp16" for operands in half
-    precision. others: more functions like prepare, each for another way to compute the same: the sweep takes the
+    precision: "fp32", "tf32" where the call may round its FP32 operands to TF32, or "fp16" and "bf16" for operands of
+    this type. others: more functions like prepare, each for another way to compute the same: the sweep takes the
     fastest.
     """
 

@@ -15,8 +15,9 @@ from cuconv.device import device_spec
 from cuconv.runtime.background import waiting
 from cuconv.select import BATCH_INVARIANT
 from harness.contenders import base
-from harness.contenders.base import NotRunnable, Offer, Operands, Prepared
+from harness.contenders.base import LAYOUTS, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.compiling import compile_for
+from harness.precision import HALVES
 
 
 class Contender(base.Contender):
@@ -31,12 +32,18 @@ class Contender(base.Contender):
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """`auto`, `batch_invariant`, and every algorithm of the library that computes in the precision."""
         problem = replace(problem, precision=self.precision)
+        operands = laid_out(operands, self.precision)
         return [
             Offer("cuconv", name, partial(_prepare, name, problem, operands), self.precision) for name in self._names()
         ]
 
     def _names(self) -> tuple[str, ...]:
         return ("auto", BATCH_INVARIANT, *offering(self.precision))
+
+
+def laid_out(operands: Operands, precision: str) -> Operands:
+    """The tensors as cuConv takes them: NCHW in float32, channels last in half precision."""
+    return operands.laid_out(LAYOUTS[precision][-1 if precision in HALVES else 0])
 
 
 def _prepare(algorithm: str, problem: ConvProblem, operands: Operands) -> Prepared:

@@ -27,7 +27,7 @@ class Contender(cuconv_gpu.Contender):
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """`auto` alone."""
         problem = replace(problem, precision=self.precision)
-        prepare = partial(_prepare, problem, operands)
+        prepare = partial(_prepare, problem, cuconv_gpu.laid_out(operands, self.precision))
         return [Offer("cuconv_prepared", "auto", prepare, self.precision)]
 
 

@@ -1,7 +1,7 @@
 """cuDNN's graph API: every execution plan of its heuristics, and one of each engine that they leave out.
 
-In FP32 each plan is an algorithm of its own. In TF32 and FP16, whose engines have dozens of plans each, an engine is an
-algorithm, and its plans are the ways among which the sweep chooses.
+In FP32 each plan is an algorithm of its own. In the other precisions, whose engines have dozens of plans each, an engine
+is an algorithm, and its plans are the ways among which the sweep chooses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.contenders.base import (
     Unavailable,
 )
 from harness.contenders.workspace import Workspace
-from harness.precision import FP16, FP32
+from harness.precision import FP32, HALVES
 from harness.stopwatch import timing
 from harness.stopwatch.timing import TooSlow
 from harness.stopwatch.verify import Verifier
@@ -210,7 +210,7 @@ class _Plans:
     def exclude_other_precision(self, precision: str) -> None:
         """Exclude the plans of the other precision by cuDNN's notes on them, before any plan is built.
 
-        In FP16 no plan is excluded.
+        In half precision no plan is excluded.
 
         Engine 58, a route to cuBLAS, is of both precisions: it has the note TENSOR_CORE alone, and rounds to TF32
         where it is allowed to.
@@ -218,7 +218,7 @@ class _Plans:
         note = self._cudnn.numerical_note
         if precision == FP32:
             self._graph.deselect_numeric_notes([note.DOWN_CONVERT_INPUTS])
-        elif precision != FP16:
+        elif precision not in HALVES:
             self._graph.select_numeric_notes([note.TENSOR_CORE])
 
     @property
@@ -297,8 +297,9 @@ def _built(graph: Any, index: int, failures: tuple[type[Exception], ...]) -> str
 
 def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout) -> tuple[Any, tuple[Any, Any, Any]]:
     """The operation graph of a case in a layout, and its input, weight and output; sums are FP32."""
-    real = cudnn.data_type.FLOAT
-    kind, last = cudnn.data_type.HALF if layout.dtype == torch.float16 else real, layout.channels_last
+    real, last = cudnn.data_type.FLOAT, layout.channels_last
+    halves = {torch.float16: cudnn.data_type.HALF, torch.bfloat16: cudnn.data_type.BFLOAT16}
+    kind = halves.get(layout.dtype, real)
     graph = cudnn.pygraph(handle=handle, io_data_type=kind, intermediate_data_type=real, compute_data_type=real)
     x = graph.tensor(name="input", dim=problem.input_shape, stride=_strides(problem.input_shape, last), data_type=kind)
     w = graph.tensor(

@@ -92,9 +92,9 @@ _TORCH = dict.fromkeys((*_MODES, *(f"{mode}{NHWC}" for mode in _MODES)), "#17a2b
 _CPU = {"two_stage": _RED, "onednn": "#3182bd", "native": "#08519c", "fft": "#a1d99b"}
 
 _ALL = (
-    Provider("cuconv", "cuConv", Role.OURS, "cuconv_gpu", dict.fromkeys(_CUCONV, _RED), _RED, PRECISIONS),
+    Provider("cuconv", "cuConv", Role.OURS, "cuconv_gpu", dict.fromkeys(_CUCONV, _RED), _RED, MEASURED),
     Provider("cuconv_prepared", "cuConv prepared", Role.PREPARED, "cuconv_prepared", {"auto": "#8c2d3a"}, "",
-             PRECISIONS),
+             MEASURED),
     Provider("cudnn", "cuDNN", Role.RIVAL, "cudnn_classic", _CLASSIC, "", PRECISIONS),
     Provider("cudnn_engine", "cuDNN engine", Role.RIVAL, "cudnn_engines", {}, "#756bb1", MEASURED),
     Provider("torch", "torch cuDNN", Role.RIVAL, "torch_cudnn", _TORCH, "", MEASURED),

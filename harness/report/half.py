@@ -1,4 +1,4 @@
-"""cuConv in FP32 compared with cuDNN in half precision: at which batch sizes FP16 is faster, and by how much."""
+"""cuConv compared with cuDNN in half precision: both in FP16 or BF16, and cuConv in FP32 beside cuDNN in FP16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from harness.contenders.registry import PROVIDERS
 from harness.precision import FP16
 from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
-from harness.sweep.comparisons import CASE, Results, fastest, geometric_mean, grouped, rivals, summarise, timed
+from harness.sweep.comparisons import (
+    CASE,
+    Results,
+    compare,
+    fastest,
+    geometric_mean,
+    grouped,
+    rivals,
+    summarise,
+    timed,
+)
 
 OURS = "measure it into the same folder with 'python -m harness.run --provider cuconv --algorithm auto'"
 REMEDY = "measure with 'python -m harness.run --precision fp16' on a GPU"
@@ -28,6 +38,26 @@ def compare_with_half(results: Results) -> pd.DataFrame:
 
 def _rivals_in_half(results: Results) -> pd.DataFrame:
     return rivals(timed(results.frame, FP16), results.comparison)
+
+
+def in_half(results: Results, precision: str) -> str:
+    """Sentences and a table: cuConv against its rivals, all in FP16 or all in BF16; empty where there is no pair.
+
+    The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all.
+    """
+    rows = compare(results, precision, (precision,))
+    rows = rows[(rows.subject == results.subject) & rows.rival_us.notna() & rows.mean_us.notna()]
+    if rows.empty:
+        return ""
+    total, name = summarise(rows), precision.upper()
+    measured = set(rivals(timed(results.frame, precision), results.comparison).provider)
+    who = " and ".join(entry.label for provider, entry in PROVIDERS.items() if provider in measured)
+    sentence = (
+        f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
+        f"channels last, {results.time}: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} "
+        f"cases, least {times(float(rows.speedup.min()))}."
+    )
+    return f"{sentence}\n\n{grid_table(rows)}"
 
 
 def half_table(results: Results) -> str:

@@ -25,7 +25,7 @@ from harness.contenders import base
 from harness.contenders.base import LAYOUTS, PLAIN, Contender, NoMemory, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.registry import PROVIDERS, comparison, shown
 from harness.isolation import Begins, Note
-from harness.precision import FP32
+from harness.precision import FP32, of_process
 from harness.stopwatch import between, timing
 from harness.stopwatch.clocks import CaseClocks, Steadily, sensors_of
 from harness.stopwatch.gpu import available_bytes, check_alive, first_line, out_of_memory
@@ -160,10 +160,10 @@ class CaseUnderTest:
         """Raises MemoryError where the device has no room for the tensors."""
         _check_room(case, options)
         self._case, self._options = case, options
-        self.problem = case.problem
+        self.problem = replace(case.problem, precision=of_process())
         self.seed = zlib.crc32(f"{options.seed} {case.label}".encode())
         generator = torch.Generator(options.device).manual_seed(self.seed)
-        self.operands = Operands.random(case.problem, generator)
+        self.operands = Operands.random(self.problem, generator)
         self._verifier = Verifier(case.problem, self.operands.input, self.operands.weight, generator)
         self.clocks = CaseClocks(sensors_of(options.device))
         self.notes: list[str] = []

@@ -9,12 +9,16 @@ from cuconv.device import device_spec
 from harness import command
 from harness.cases.catalogue import load_sweep
 from harness.errors import UsageError
-from harness.precision import FP32, PRECISIONS, TF32
+from harness.precision import FP16, FP32, TF32
 from harness.store import environment
 from harness.tune import candidates, costs_file
 from harness.tune.costs_file import CSV
 
-FOLDERS = {FP32: "tune", TF32: "tune-tf32"}  # under results/DEVICE, for the candidates of each precision
+FOLDERS = {
+    FP32: "tune",
+    TF32: "tune-tf32",
+    FP16: "tune-fp16",
+}  # under results/DEVICE, for the candidates of each precision
 MINUTES = 4.0
 
 
@@ -28,10 +32,15 @@ def _run(options: argparse.Namespace) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", default="tuning", help="a sweep of configs/ by name, or a YAML file of your own (default: tuning)")
-    add("--precision", choices=PRECISIONS, default=FP32, help="of the cost models to measure and fit (default: fp32)")
+    add(
+        "--precision",
+        choices=tuple(FOLDERS),
+        default=FP32,
+        help="of the cost models to measure and fit (default: fp32)",
+    )
     add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
     add("--seed", type=int, default=0, help="of the data, the order of the cases and the hold-out (default: 0)")
-    add("--out", type=command.folder, help="results folder (default: results/DEVICE/tune, or tune-tf32)")
+    add("--out", type=command.folder, help="results folder (default: results/DEVICE/tune, tune-tf32 or tune-fp16)")
     add("--add", action="store_true", help="keep the folder's rows of other cases, of the same kind of GPU")
     add("--fit-only", action="store_true", help="fit to the rows that the folder has; needs no GPU")
 

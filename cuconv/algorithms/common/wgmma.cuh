@@ -1,8 +1,9 @@
 // Inline PTX of Hopper's asynchronous matrix instructions (PTX ISA, "wgmma"), for all kernels: wgmma.mma_async, the
 // statements that order it, and the descriptors of tiles in shared memory.
 //
-// WGMMA_N  columns of tile B, a multiple of 8 up to 160; defined before this file is included
+// WGMMA_N  columns of tile B, a multiple of 8 up to 256; defined before this file is included
 // WGMMA_2N  optional: twice as many, for wgmma_f16_2n
+// WGMMA_HALF  optional: f16 or bf16, for wgmma_half
 //
 // An instruction multiplies a tile A of 64 rows by a tile B of WGMMA_N columns. A warp has 16 of the rows. A thread
 // holds WGMMA_N / 2 sums: for every 8 columns two neighbours in one row and two in the row 8 below.
@@ -37,6 +38,18 @@ constexpr int WGMMA_SUMS = WGMMA_N / 2;
 #define WGMMA_EACH_144(X, separator) WGMMA_EACH_136(X, separator) separator() X(68, 69, 70, 71)
 #define WGMMA_EACH_152(X, separator) WGMMA_EACH_144(X, separator) separator() X(72, 73, 74, 75)
 #define WGMMA_EACH_160(X, separator) WGMMA_EACH_152(X, separator) separator() X(76, 77, 78, 79)
+#define WGMMA_EACH_168(X, separator) WGMMA_EACH_160(X, separator) separator() X(80, 81, 82, 83)
+#define WGMMA_EACH_176(X, separator) WGMMA_EACH_168(X, separator) separator() X(84, 85, 86, 87)
+#define WGMMA_EACH_184(X, separator) WGMMA_EACH_176(X, separator) separator() X(88, 89, 90, 91)
+#define WGMMA_EACH_192(X, separator) WGMMA_EACH_184(X, separator) separator() X(92, 93, 94, 95)
+#define WGMMA_EACH_200(X, separator) WGMMA_EACH_192(X, separator) separator() X(96, 97, 98, 99)
+#define WGMMA_EACH_208(X, separator) WGMMA_EACH_200(X, separator) separator() X(100, 101, 102, 103)
+#define WGMMA_EACH_216(X, separator) WGMMA_EACH_208(X, separator) separator() X(104, 105, 106, 107)
+#define WGMMA_EACH_224(X, separator) WGMMA_EACH_216(X, separator) separator() X(108, 109, 110, 111)
+#define WGMMA_EACH_232(X, separator) WGMMA_EACH_224(X, separator) separator() X(112, 113, 114, 115)
+#define WGMMA_EACH_240(X, separator) WGMMA_EACH_232(X, separator) separator() X(116, 117, 118, 119)
+#define WGMMA_EACH_248(X, separator) WGMMA_EACH_240(X, separator) separator() X(120, 121, 122, 123)
+#define WGMMA_EACH_256(X, separator) WGMMA_EACH_248(X, separator) separator() X(124, 125, 126, 127)
 #define WGMMA_AFTER_8(X) X(4, 5, 6, 7, 8, 9)
 #define WGMMA_AFTER_16(X) X(8, 9, 10, 11, 12, 13)
 #define WGMMA_AFTER_24(X) X(12, 13, 14, 15, 16, 17)
@@ -57,6 +70,18 @@ constexpr int WGMMA_SUMS = WGMMA_N / 2;
 #define WGMMA_AFTER_144(X) X(72, 73, 74, 75, 76, 77)
 #define WGMMA_AFTER_152(X) X(76, 77, 78, 79, 80, 81)
 #define WGMMA_AFTER_160(X) X(80, 81, 82, 83, 84, 85)
+#define WGMMA_AFTER_168(X) X(84, 85, 86, 87, 88, 89)
+#define WGMMA_AFTER_176(X) X(88, 89, 90, 91, 92, 93)
+#define WGMMA_AFTER_184(X) X(92, 93, 94, 95, 96, 97)
+#define WGMMA_AFTER_192(X) X(96, 97, 98, 99, 100, 101)
+#define WGMMA_AFTER_200(X) X(100, 101, 102, 103, 104, 105)
+#define WGMMA_AFTER_208(X) X(104, 105, 106, 107, 108, 109)
+#define WGMMA_AFTER_216(X) X(108, 109, 110, 111, 112, 113)
+#define WGMMA_AFTER_224(X) X(112, 113, 114, 115, 116, 117)
+#define WGMMA_AFTER_232(X) X(116, 117, 118, 119, 120, 121)
+#define WGMMA_AFTER_240(X) X(120, 121, 122, 123, 124, 125)
+#define WGMMA_AFTER_248(X) X(124, 125, 126, 127, 128, 129)
+#define WGMMA_AFTER_256(X) X(128, 129, 130, 131, 132, 133)
 #define WGMMA_PASTE_OF(list, n) list##n
 #define WGMMA_PASTE(list, n) WGMMA_PASTE_OF(list, n)
 #define WGMMA_TEXT_OF(x) #x
@@ -110,10 +135,29 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[WGMMA_SUMS], const float (
 }
 #undef WGMMA_BEFORE
 
+#ifdef WGMMA_HALF
+// The same in FP16 or BF16, both tiles in shared memory. a and b are the whole descriptors (tile_descriptor).
+#define WGMMA_BEFORE(a, b, keep, ...) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
+#define WGMMA_A_B(a, b, ...) "%" #a ", %" #b
+__device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], uint64 a, uint64 b, int keep) {
+    asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
+                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32." WGMMA_TEXT(WGMMA_HALF)
+                 "." WGMMA_TEXT(WGMMA_HALF) " {" WGMMA_NAMES(WGMMA_N) "}, " WGMMA_AFTER(WGMMA_A_B, WGMMA_N)
+                 ", p, 1, 1, 0, 0;}"
+                 : WGMMA_OPERANDS(WGMMA_N)
+                 : "l"(a), "l"(b), "r"(keep));
+}
+#undef WGMMA_BEFORE
+#endif
+
 // wgmma.fence: needed before the first wgmma that reads registers written by other instructions.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // wgmma.commit_group: closes the group of all wgmma since the last commit.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group 1: waits for every group but the last one.
+__device__ __forceinline__ void wgmma_wait_for_all_but_one() {
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
 // wgmma.wait_group 0: waits for every group. The empty statements keep the compiler from reading the sums earlier.
 template <int COUNT>
 __device__ __forceinline__ void wgmma_wait(float (&d)[COUNT]) {
@@ -132,4 +176,11 @@ __device__ __forceinline__ unsigned core_descriptor(unsigned address, int depth_
 // The descriptor of a K-major tile in rows of 128 bytes with the 128-byte swizzle, which repeats every 8 rows.
 __device__ __forceinline__ uint64 swizzled_descriptor(const float* tile) {
     return (uint64)(shared_address(tile) >> 4 & 0x3fff) | 1ull << 16 | (uint64)(1024 >> 4) << 32 | 1ull << 62;
+}
+// The descriptor of a K-major tile in rows of ROW_BYTES (32, 64 or 128) with the swizzle of that width. The next 16
+// bytes in depth follow 16 bytes later, the next 8 rows 8 row lengths later.
+template <int ROW_BYTES>
+__device__ __forceinline__ uint64 tile_descriptor(unsigned tile) {
+    constexpr uint64 layout = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
+    return (uint64)(tile >> 4 & 0x3fff) | 1ull << 16 | (uint64)(8 * ROW_BYTES >> 4) << 32 | layout << 62;
 }

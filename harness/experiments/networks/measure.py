@@ -18,13 +18,14 @@ from typing import Protocol
 
 import torch
 
+from harness.contenders.base import LAYOUTS
 from harness.errors import UsageError, UserError
 from harness.experiments.networks.contenders import Forward, Prepare
 from harness.experiments.networks.kinds import by_kind
 from harness.experiments.networks.models import Network, reference
 from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, KernelsOfKind, NetworkEnergy, NetworkTime
 from harness.isolation import Begins, Lacks, Note
-from harness.precision import FP16
+from harness.precision import HALVES
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
 from harness.store.times import RUNS
 
@@ -185,8 +186,9 @@ class Case:
     def prepare(self, contender: str) -> tuple[Forward, str]:
         """A contender's forward on a model of its own, in the precision asked for, and its detail; it has not run."""
         precision, model, images = self.settings.precision, deepcopy(self.model()), self.images()
-        if precision == FP16:
-            model, images = model.half(), images.half()
+        if precision in HALVES:
+            dtype = LAYOUTS[precision][0].dtype
+            model, images = model.to(dtype), images.to(dtype)
         prepared = self.settings.contenders[contender](model, images, precision)
         return prepared.forward, prepared.detail
 

@@ -1,0 +1,170 @@
+"""What the algorithms for channels-last tensors in half precision share: limits, tensor maps, arguments and options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.common.divider import packed_divisor
+from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_hopper
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Address, TensorMap
+from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.device import DeviceSpec
+
+WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
+CONSUMER_THREADS = 128  # of a warpgroup
+PRODUCER_THREADS = 64  # a warp for each operand
+VECTOR_CHANNELS = 8  # 16 bytes: strides of a tensor map are multiples of them
+BARRIER_BYTES = 8
+MAX_STAGES = 8
+# Limits of a tensor map in im2col mode: of a corner, of a filter position in the filter, and of a stride.
+MIN_CORNER, MAX_CORNER = -128, 127
+MAX_FILTER_OFFSET = 255
+MAX_STRIDE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A stage's copies of each operand: `count` boxes of `channels` channels."""
+
+    channels: int
+    count: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a pixel's, or filter's, channels in a box: also the width of its swizzle."""
+        return HALF_BYTES * self.channels
+
+    def stage_bytes(self, pixels: int, filters: int) -> int:
+        """Shared memory of a stage in bytes, for a tile of pixels x filters."""
+        return self.count * self.row_bytes * (pixels + filters)
+
+    def stages(self, problem: ConvProblem) -> int:
+        """Stages of the whole reduction of a problem."""
+        return ceil_div(problem.filter_area * ceil_div(problem.c, self.channels), self.count)
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.channels}"
+
+
+BOXES = (Boxes(16, 4), Boxes(32, 2), Boxes(32, 4), Boxes(64, 1), Boxes(64, 2))
+
+Config = TypeVar("Config")
+Costs = TypeVar("Costs")
+
+
+class ChannelsLast(Algorithm[Config, Costs]):  # type: ignore[type-var]
+    """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its one kernel."""
+
+    precisions = HALVES
+    fuses_residual = True
+    writes_slices = True
+
+    def fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
+        """The options as they are: constant weights are not packed, but read before the kernel ahead ends."""
+        return options
+
+    def _possible(self, problem: ConvProblem, options: CallOptions) -> CallOptions:
+        return options
+
+
+def check(problem: ConvProblem, device: DeviceSpec) -> None:
+    """Raise UnsupportedProblem for a problem that tensor maps and the kernels' integers do not reach."""
+    require_hopper(problem, device)
+    p = problem
+    if p.groups > 1:
+        raise UnsupportedProblem(f"{p.label}: {p.groups} groups, and half precision is computed with one")
+    if p.c % VECTOR_CHANNELS:
+        raise UnsupportedProblem(f"{p.label}: {p.c} channels, and half precision needs a multiple of {VECTOR_CHANNELS}")
+    pixels = p.n * p.out_pixels
+    sizes = [("output pixels", pixels + 256), ("filters", p.m + 256), ("channels", p.c + 64)]
+    check_sizes(p, "half precision", [(what, size, MAX_INDEX) for what, size in sizes])
+    lower, upper = corners_of(p)
+    offsets = (p.kh - 1) * p.dilation_h, (p.kw - 1) * p.dilation_w
+    within = min(*lower, *upper) >= MIN_CORNER and max(*lower, *upper) <= MAX_CORNER
+    if not within or max(offsets) > MAX_FILTER_OFFSET or max(p.stride_h, p.stride_w) > MAX_STRIDE:
+        raise UnsupportedProblem(
+            f"{p.label}: half precision is computed with strides up to {MAX_STRIDE}, and padding and filters up to "
+            f"{-MIN_CORNER} rows and columns"
+        )
+
+
+def corners_of(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
+    """From an image's first pixel to the first filter's corner, and from its last pixel to the last; (column, row)."""
+    p = problem
+    columns, rows = (p.out_w - 1) * p.stride_w, (p.out_h - 1) * p.stride_h
+    return (-p.pad_w, -p.pad_h), (columns - p.pad_w + 1 - p.w, rows - p.pad_h + 1 - p.h)
+
+
+def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, of: Address = INPUT) -> TensorMap:
+    """The map by which one filter position of `pixels` successive output pixels is copied."""
+    p = problem
+    pixel = HALF_BYTES * p.c
+    sizes, strides = (p.c, p.w, p.h, p.n), (pixel, pixel * p.w, pixel * p.w * p.h)
+    box, steps = (boxes.channels, pixels), (p.stride_w, p.stride_h)
+    return TensorMap(of, p.precision, sizes, strides, box, boxes.row_bytes, corners_of(p), steps)
+
+
+def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, of: Address = WEIGHT) -> TensorMap:
+    """The map by which one filter position of `filters` successive filters is copied."""
+    p = problem
+    position = HALF_BYTES * p.c
+    sizes, strides = (p.c, p.filter_area, p.m), (position, position * p.filter_area)
+    return TensorMap(of, p.precision, sizes, strides, (boxes.channels, 1, filters), boxes.row_bytes)
+
+
+def output_map(problem: ConvProblem, box_filters: int, options: CallOptions) -> TensorMap:
+    """The map by which 64 pixels of `box_filters` filters are copied to the output."""
+    p = problem
+    sizes, strides = (p.m, p.n * p.out_pixels), (HALF_BYTES * options.output_planes(p),)
+    box = (box_filters, WARPGROUP_PIXELS)
+    return TensorMap(OUTPUT, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
+
+
+def macros_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int, stages: int) -> Macros:
+    """The macros that all kernels of the family have, without that of the element."""
+    return {
+        "PIXELS": pixels,
+        "WARPGROUP_FILTERS": warpgroup_filters,
+        "FILTER_WARPGROUPS": filter_warpgroups,
+        "BOX_CHANNELS": boxes.channels,
+        "BOXES": boxes.count,
+        "STAGES": stages,
+    }
+
+
+def is_bf16(problem: ConvProblem) -> int:
+    """The macro BF16 of a problem."""
+    return int(problem.precision == BF16)
+
+
+def arguments_of(problem: ConvProblem, options: CallOptions) -> tuple[Any, ...]:
+    """The kernels' arguments from `bias` to `out_w`."""
+    p = problem
+    return (
+        BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.n * p.out_pixels, p.m, p.c, p.kh, p.kw,
+        p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.out_pixels, p.out_w,
+    )  # fmt: skip
+
+
+def dividers_of(problem: ConvProblem, filter_tiles: int) -> tuple[int, ...]:
+    """The kernels' arguments `by_out_pixels`, `by_out_w` and `by_filter_tiles`."""
+    return tuple(map(packed_divisor, (problem.out_pixels, problem.out_w, filter_tiles)))
+
+
+def flags_of(problem: ConvProblem, options: CallOptions) -> tuple[int, ...]:
+    """The kernels' arguments `relu`, `paired` and `weights_early`."""
+    even = problem.m % 2 == 0 and options.output_planes(problem) % 2 == 0
+    return int(options.relu), int(options.aligned and even), int(options.packed)
+
+
+def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
+    """Whether every pixel of the output starts at a multiple of 16 bytes, so that a tensor map may write it."""
+    return options.aligned and options.output_planes(problem) % VECTOR_CHANNELS == 0
+
+
+def stages_that_fit(stage_bytes: int, other_bytes: int, device: DeviceSpec, blocks: int) -> int:
+    """The stages of a ring with which an SM holds a number of blocks; up to MAX_STAGES."""
+    room = device.shared_bytes_per_sm // blocks - (device.shared_bytes_per_sm - device.shared_bytes_per_block)
+    return min(MAX_STAGES, (room - other_bytes) // (stage_bytes + 2 * BARRIER_BYTES))

@@ -1,0 +1,213 @@
+// What the kernels for channels-last tensors in FP16 and BF16 share: elements, sizes, and the ring of stages through
+// which the producer warps hand tiles of the operands to the consumer warpgroups.
+//
+// BF16               1 for BF16, 0 for FP16
+// PIXELS             output pixels of a tile
+// WARPGROUP_FILTERS  filters of a consumer warpgroup: a multiple of 16 up to 256
+// FILTER_WARPGROUPS  warpgroups over the filters of a tile
+// BOX_CHANNELS       channels of a copy: 16, 32 or 64, in rows of twice as many bytes with a swizzle of that width
+// BOXES              copies of each operand in a stage
+// STAGES             stages of the ring
+//
+// Output pixels of all images are counted in one sequence. The reduction is one, too: blocks of BOX_CHANNELS channels
+// outside and filter positions inside, so that the pixels which neighbouring positions share are read from the L2
+// cache. A box of that sequence is one channel block of one filter position.
+#pragma once
+
+#if BF16
+#define WGMMA_HALF bf16
+#else
+#define WGMMA_HALF f16
+#endif
+#define WGMMA_N WARPGROUP_FILTERS
+
+#include "common/divider.cuh"
+#include "common/tma.cuh"
+#include "common/wgmma.cuh"
+
+typedef unsigned short Element;
+
+// Two numbers, each rounded once; `first` is in the lower half, at the lower address.
+__device__ __forceinline__ unsigned packed(float first, float second) {
+    unsigned pair;
+#if BF16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#endif
+    return pair;
+}
+__device__ __forceinline__ float value_of(Element element) {
+#if BF16
+    return __uint_as_float((unsigned)element << 16);
+#else
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(element));
+    return value;
+#endif
+}
+
+constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
+constexpr int ROW_BYTES = BOX_CHANNELS * sizeof(Element);
+constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // of a box
+constexpr int STAGE_BYTES = BOXES * (PIXEL_BYTES + FILTER_BYTES);
+
+// Sizes of a layer, and divisions by them.
+struct Layer {
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    Divider by_out_pixels, by_out_w;
+};
+
+// Where the filter of an output pixel starts in its image.
+struct Corner {
+    int x, y, image;
+
+    __device__ __forceinline__ Corner(unsigned pixel, const Layer& layer) {
+        unsigned column;
+        image = layer.by_out_pixels(pixel, pixel);
+        y = (int)layer.by_out_w(pixel, column) * layer.stride_h - layer.pad_h;
+        x = (int)column * layer.stride_w - layer.pad_w;
+    }
+};
+
+// A place in the reduction. Places behind the last box have channels that do not exist, which are copied as zeros.
+struct Place {
+    int channel, row, column;
+
+    __device__ __forceinline__ void next(const Layer& layer) {
+        if (++column < layer.kernel_w) return;
+        column = 0;
+        if (++row < layer.kernel_h) return;
+        row = 0;
+        channel += BOX_CHANNELS;
+    }
+};
+
+// A ring of stages in shared memory, as one producer or consumer walks it. A stage holds BOXES boxes of pixels, then
+// BOXES boxes of weights. `full` barriers wait for two producers and all their bytes, `empty` ones for the consumers.
+struct Ring {
+    unsigned start;  // of the stages
+    uint64 *full, *empty;
+    int stage = 0, phase = 0;
+
+    __device__ __forceinline__ unsigned pixels() const { return start + stage * STAGE_BYTES; }
+    __device__ __forceinline__ unsigned weights() const { return pixels() + BOXES * PIXEL_BYTES; }
+    __device__ __forceinline__ void advance(int by = 1) {
+        stage += by;
+        if (stage >= STAGES) stage -= STAGES, phase ^= 1;
+    }
+};
+
+// Producer of pixels: copies `stages` stages of the reduction, from a place on, for the tile that starts at a corner.
+__device__ __forceinline__ void produce_pixels(Ring& ring, const TensorMap& map, const Corner& corner, Place place,
+                                               int stages, const Layer& layer) {
+    for (; stages > 0; --stages) {
+        uint64* const full = ring.full + ring.stage;
+        barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
+        barrier_expect(full, BOXES * PIXEL_BYTES);
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box) {
+            copy_pixels(ring.pixels() + box * PIXEL_BYTES, map, place.channel, corner.x, corner.y, corner.image,
+                        place.column * layer.dilation_w, place.row * layer.dilation_h, full);
+            place.next(layer);
+        }
+        ring.advance();
+    }
+}
+
+// Producer of weights: the same for the filters from `filter` on.
+__device__ __forceinline__ void produce_weights(Ring& ring, const TensorMap& map, int filter, Place place, int stages,
+                                                const Layer& layer) {
+    for (; stages > 0; --stages) {
+        uint64* const full = ring.full + ring.stage;
+        barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
+        barrier_expect(full, BOXES * FILTER_BYTES);
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box) {
+            copy_box(ring.weights() + box * FILTER_BYTES, map, place.channel, place.row * layer.kernel_w + place.column,
+                     filter, full);
+            place.next(layer);
+        }
+        ring.advance();
+    }
+}
+
+// Consumer: adds the products of every STEP-th of `stages` stages to the sums of a warpgroup, which start at 0. The
+// warpgroup has ROW_TILES times 64 rows of the stage's pixels, from first_row on, and WGMMA_N filters, from first_column
+// on. A stage is given back when the products of the next one have started.
+template <int STEP, int ROW_TILES>
+__device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ring& ring, int stages, int first_row,
+                                        int first_column) {
+    uint64* behind = nullptr;
+    const bool leader = threadIdx.x % 32 == 0;
+#pragma unroll 1
+    for (int i = 0; i < stages; i += STEP) {
+        const unsigned pixels = ring.pixels() + first_row * ROW_BYTES;
+        const unsigned weights = ring.weights() + first_column * ROW_BYTES;
+        barrier_wait(ring.full + ring.stage, ring.phase);
+        wgmma_fence();
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box)
+#pragma unroll
+            for (int k = 0; k < BOX_CHANNELS / 16; ++k)
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; ++tile)
+                    wgmma_half(sums[tile],
+                               tile_descriptor<ROW_BYTES>(pixels + box * PIXEL_BYTES + tile * 64 * ROW_BYTES + k * 32),
+                               tile_descriptor<ROW_BYTES>(weights + box * FILTER_BYTES + k * 32), i + box + k > 0);
+        wgmma_commit();
+        wgmma_wait_for_all_but_one();
+        if (leader && behind) barrier_arrive(behind);
+        behind = ring.empty + ring.stage;
+        ring.advance(STEP);
+    }
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) wgmma_wait(sums[tile]);
+    if (leader && behind) barrier_arrive(behind);
+}
+
+// What is done to sums on their way to the output.
+struct Epilogue {
+    const Element *bias, *residual;  // null where there is none
+    Element* output;
+    int64 output_stride;  // elements from one pixel of the output to the next
+    int filters, pixels;
+    bool relu;
+    bool paired;  // whether two neighbouring filters of a pixel can be read and written at once
+
+    __device__ __forceinline__ float bias_of(int filter) const {
+        return bias && filter < filters ? value_of(bias[filter]) : 0.0f;
+    }
+    // Two sums of neighbouring filters, the first of which is even, as they are stored.
+    __device__ __forceinline__ unsigned finished(float first, float second, int pixel, int filter, float first_bias,
+                                                 float second_bias) const {
+        first += first_bias, second += second_bias;
+        if (residual && pixel < pixels && filter < filters) {
+            const Element* const from = residual + (int64)pixel * filters + filter;
+            if (paired) {
+                const unsigned pair = *reinterpret_cast<const unsigned*>(from);
+                first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
+            } else {
+                first += value_of(from[0]);
+                if (filter + 1 < filters) second += value_of(from[1]);
+            }
+        }
+        if (relu) {  // a NaN stays
+            if (first < 0.0f) first = 0.0f;
+            if (second < 0.0f) second = 0.0f;
+        }
+        return packed(first, second);
+    }
+    // Writes two sums of neighbouring filters, the first of which is even, to the output.
+    __device__ __forceinline__ void write(float first, float second, int pixel, int filter) const {
+        if (pixel >= pixels || filter >= filters) return;
+        const unsigned pair = finished(first, second, pixel, filter, bias_of(filter), bias_of(filter + 1));
+        Element* const to = output + pixel * output_stride + filter;
+        if (paired) {
+            *reinterpret_cast<unsigned*>(to) = pair;
+        } else {
+            to[0] = (Element)pair;
+            if (filter + 1 < filters) to[1] = (Element)(pair >> 16);
+        }
+    }
+};

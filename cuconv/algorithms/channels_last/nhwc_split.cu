@@ -1,0 +1,177 @@
+// Implicit GEMM with wgmma and tensor maps, as nhwc_wgmma, for small outputs: the blocks of a cluster share the
+// reduction of a tile, and so may the warpgroups of a block.
+//
+// A block has one tile of PIXELS x WARPGROUP_FILTERS, and 1 / SPLIT_K of its reduction. Its warps have three roles:
+//   consumer warpgroups  multiply the stages with wgmma: one for each 64 pixels, and WARPGROUP_SPLIT_K of these, which
+//                        take the stages in turns
+//   a warp for weights   copies the stages' weights
+//   a warp for pixels    copies the stages' pixels
+// Then the sums of the block's warpgroups are added in shared memory, and sent to the blocks of the cluster that own
+// them: each adds its share in the order of the blocks, and writes it. So the order of a sum's products is fixed.
+//
+// SPLIT_K            blocks of a cluster
+// WARPGROUP_SPLIT_K  consumer warpgroups that share the reduction of a block
+// MIN_BLOCKS_PER_SM  bounds the registers
+// The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 here.
+//
+// The arguments are as those of nhwc_wgmma. The blocks of a cluster are neighbours, and so are tiles that differ in
+// their filters alone.
+
+#include "channels_last/layer.cuh"
+
+constexpr int PIXEL_WARPGROUPS = PIXELS / 64, CONSUMERS = 128 * PIXEL_WARPGROUPS * WARPGROUP_SPLIT_K;
+constexpr int CONSUMER_WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 64;
+// A thread's four sums of eight filters in two rows: what is exchanged at once. A block owns PIECES / SPLIT_K of them.
+constexpr int PIECES = PIXELS * FILTERS / 4, OWNED = PIECES / SPLIT_K, THREAD_PIECES = FILTERS / 8 / WARPGROUP_SPLIT_K;
+constexpr int INBOX_BYTES = PIECES * 16, PARTIAL_BYTES = (WARPGROUP_SPLIT_K - 1) * INBOX_BYTES;
+static_assert(FILTERS / 8 % WARPGROUP_SPLIT_K == 0 && PIECES % SPLIT_K == 0, "equal shares");
+static_assert(WARPGROUP_SPLIT_K <= STAGES, "a warpgroup's first stage is of the ring's first round");
+
+__device__ __forceinline__ void store_piece(unsigned to, const float* sums) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]),
+                 "f"(sums[3])
+                 : "memory");
+}
+__device__ __forceinline__ float4 load_piece(unsigned from) {
+    float4 piece;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(piece.x), "=f"(piece.y), "=f"(piece.z), "=f"(piece.w)
+                 : "r"(from)
+                 : "memory");
+    return piece;
+}
+// st.async: stores a piece in the shared memory of a block of the cluster, and completes its bytes on the block's barrier.
+__device__ __forceinline__ void send_piece(unsigned to, const float* sums, uint64* barrier, int block) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     address_in(to, block)),
+                 "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]),
+                 "r"(address_in(shared_address(barrier), block))
+                 : "memory");
+}
+
+// Adds the sums of the block's warpgroups: each keeps THREAD_PIECES of a thread's pieces, and gives the others away.
+// Its own come first, then those of the others in order.
+__device__ __forceinline__ void add_warpgroups(float (&kept)[4 * THREAD_PIECES], const float (&sums)[WGMMA_SUMS],
+                                               unsigned partial, int row_group, int share) {
+    const int thread = threadIdx.x % 128;
+    const auto place = [&](int owner, int from, int piece) {
+        const int other = from - (from > owner);
+        const int index = ((owner * (WARPGROUP_SPLIT_K - 1) + other) * PIXEL_WARPGROUPS + row_group) * THREAD_PIECES;
+        return partial + ((index + piece) * 128 + thread) * 16;
+    };
+#pragma unroll
+    for (int owner = 0; owner < WARPGROUP_SPLIT_K; ++owner)
+#pragma unroll
+        for (int piece = 0; piece < THREAD_PIECES; ++piece) {
+            const float* const four = sums + 4 * (owner * THREAD_PIECES + piece);
+            if (owner != share) {
+                store_piece(place(owner, share, piece), four);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) kept[4 * piece + i] = four[i];
+            }
+        }
+    named_barrier<2, CONSUMERS>();
+#pragma unroll
+    for (int step = 1; step < WARPGROUP_SPLIT_K; ++step)
+#pragma unroll
+        for (int piece = 0; piece < THREAD_PIECES; ++piece) {
+            const float4 more = load_piece(place(share, step - 1 + (step - 1 >= share), piece));
+            kept[4 * piece] += more.x, kept[4 * piece + 1] += more.y;
+            kept[4 * piece + 2] += more.z, kept[4 * piece + 3] += more.w;
+        }
+}
+
+extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
+    nhwc_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
+               const Element* bias, const Element* residual, Element* output, int64 output_stride, int64 pixels,
+               int64 filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h, int64 stride_w,
+               int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels, int64 out_w,
+               int64 filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 by_filter_tiles, int64 by_taps,
+               int64 by_kernel_w, int64 relu, int64 paired, int64 weights_early) {
+    // [STAGES][pixels, weights], then the inbox, the sums of the warpgroups, and the barriers
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const unsigned inbox = shared_address(shared) + STAGES * STAGE_BYTES, partial = inbox + INBOX_BYTES;
+    uint64* const full = reinterpret_cast<uint64*>(shared + STAGES * STAGE_BYTES + INBOX_BYTES + PARTIAL_BYTES);
+    uint64* const received = full + 2 * STAGES;
+    Ring ring = {shared_address(shared), full, full + STAGES};
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = blockIdx.x % SPLIT_K;
+    unsigned filter_tile;
+    const int first_pixel = Divider(filter_tiles, by_filter_tiles)(blockIdx.x / SPLIT_K, filter_tile) * PIXELS;
+    const int first_filter = filter_tile * FILTERS, taps = (int)kernel_h * (int)kernel_w;
+    const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
+    const int all = (taps * channel_blocks + BOXES - 1) / BOXES, begin = all * rank / SPLIT_K;
+    const int stages = all * (rank + 1) / SPLIT_K - begin;
+    const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
+                         (int)dilation_h, (int)dilation_w, Divider(out_pixels, by_out_pixels), Divider(out_w, by_out_w)};
+    const auto first_place = [&] {
+        unsigned tap, column;
+        const int block = Divider(taps, by_taps)(begin * BOXES, tap);
+        const int row = Divider(kernel_w, by_kernel_w)(tap, column);
+        return Place{block * BOX_CHANNELS, row, (int)column};
+    };
+
+    if (warp == CONSUMER_WARPS) {
+        if (lane < STAGES) barrier_init(full + lane, 2), barrier_init(full + STAGES + lane, 4 * PIXEL_WARPGROUPS);
+        if (lane == 31) barrier_init(received, 1), barrier_expect(received, INBOX_BYTES);
+        fence_barrier_init();
+        __syncwarp();
+    }
+    if (warp == CONSUMER_WARPS + 1 && elect_one()) prefetch(pixel_map);
+    __syncthreads();
+    cluster_arrive_relaxed();
+    if (warp == CONSUMER_WARPS) {
+        if (elect_one()) {
+            if (!weights_early) wait_for_kernel_ahead();
+            produce_weights(ring, weight_map, first_filter, first_place(), stages, layer);
+        }
+        __syncwarp();
+        launch_dependents();
+        cluster_wait();
+    } else if (warp == CONSUMER_WARPS + 1) {
+        if (elect_one()) {
+            const Corner corner(first_pixel, layer);
+            const Place place = first_place();
+            wait_for_kernel_ahead();
+            produce_pixels(ring, pixel_map, corner, place, stages, layer);
+        }
+        __syncwarp();
+        launch_dependents();
+        cluster_wait();
+    } else {
+        const Epilogue out = {bias, residual, output, output_stride, (int)filters, (int)pixels, relu != 0, paired != 0};
+        const int warpgroup = warp / 4, row_group = warpgroup % PIXEL_WARPGROUPS, share = warpgroup / PIXEL_WARPGROUPS;
+        float sums[1][WGMMA_SUMS];
+        ring.advance(share);
+        consume<WARPGROUP_SPLIT_K>(sums, ring, stages - share, row_group * 64, 0);
+        if (share >= stages)
+#pragma unroll
+            for (int i = 0; i < WGMMA_SUMS; ++i) sums[0][i] = 0.0f;
+        launch_dependents();
+        float kept[4 * THREAD_PIECES];
+        add_warpgroups(kept, sums[0], partial, row_group, share);
+
+        // Send each piece to its owner: the pieces of the tile are numbered by 64 pixels, 8 filters and threads.
+        cluster_wait();
+#pragma unroll
+        for (int i = 0; i < THREAD_PIECES; ++i) {
+            const int piece = (row_group * (FILTERS / 8) + share * THREAD_PIECES + i) * 128 + threadIdx.x % 128;
+            send_piece(inbox + (rank * OWNED + piece % OWNED) * 16, kept + 4 * i, received, piece / OWNED);
+        }
+        wait_for_kernel_ahead();
+        barrier_wait_cluster(received, 0);
+        for (int owned = threadIdx.x; owned < OWNED; owned += CONSUMERS) {
+            float4 sum = load_piece(inbox + owned * 16);
+#pragma unroll
+            for (int from = 1; from < SPLIT_K; ++from) {
+                const float4 more = load_piece(inbox + (from * OWNED + owned) * 16);
+                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+            }
+            const int piece = rank * OWNED + owned, thread = piece % 128, eights = piece / 128;
+            const int filter = first_filter + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
+            const int pixel = first_pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
+            out.write(sum.x, sum.y, pixel, filter);
+            out.write(sum.z, sum.w, pixel + 8, filter);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+"""Implicit GEMM with wgmma and tensor maps in half precision, for small outputs: a cluster shares a tile's reduction.
+
+`nhwc_split.cu` has the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.channels_last import channels_last
+from cuconv.algorithms.channels_last.channels_last import (
+    BARRIER_BYTES,
+    BOXES,
+    CONSUMER_THREADS,
+    PRODUCER_THREADS,
+    WARPGROUP_PIXELS,
+    Boxes,
+    ChannelsLast,
+)
+from cuconv.algorithms.common.divider import packed_divisor
+from cuconv.algorithms.common.limits import HOPPER_ARCH, require_fit
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import norm
+from cuconv.core.launch import Launch
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.device import H200, DeviceSpec
+
+MIN_STAGES = 3
+MAX_BLOCKS_PER_SM = 4  # beyond that many the outputs are not few
+SPLITS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants of the cost model, in microseconds of what each says."""
+
+    start: float = constant("a launch, and the first stage")
+    cluster: float = constant("added for blocks in a cluster")
+    latency: float = constant("a warpgroup's stage")
+    box: float = constant("added for each box of a stage but the first")
+    multiply: float = constant("an SM's time for 2**20 multiply-adds")
+    fetch: float = constant("an SM's time to copy 2**14 bytes of a stage")
+    traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
+    exchange: float = constant("an SM's time to exchange 2**12 sums within a cluster")
+    warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
+    write: float = constant("an SM's time to write 2**12 outputs")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block's tile of pixels x filters; warpgroup_split_k warpgroups share the reduction for each 64 pixels."""
+
+    pixels: int
+    filters: int
+    warpgroup_split_k: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of the block."""
+        warpgroups = self.pixels // WARPGROUP_PIXELS * self.warpgroup_split_k
+        return warpgroups * CONSUMER_THREADS + PRODUCER_THREADS
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory for the sums from the cluster's blocks and the block's other warpgroups, in bytes."""
+        return FLOAT_BYTES * self.pixels * self.filters * self.warpgroup_split_k
+
+    def __str__(self) -> str:
+        return f"{self.pixels}x{self.filters} warpgroups={self.pixels // WARPGROUP_PIXELS}x{self.warpgroup_split_k}"
+
+
+TILES = (
+    Tile(64, 16, 1),
+    Tile(64, 32, 1),
+    Tile(64, 32, 2),
+    Tile(64, 64, 1),
+    Tile(64, 64, 2),
+    Tile(64, 128, 1),
+    Tile(64, 128, 2),
+    Tile(128, 64, 1),
+    Tile(128, 128, 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A launch configuration: the tile, the blocks of a cluster, the boxes of a stage, and the stages of the ring."""
+
+    tile: Tile
+    split_k: int
+    boxes: Boxes
+    stages: int
+    resident: int
+    blocks: int
+    shared_bytes: int
+
+    workspace_bytes = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.tile.threads
+
+    def __str__(self) -> str:
+        return f"{self.tile} boxes={self.boxes} stages={self.stages} split_k={self.split_k}"
+
+
+class NhwcSplit(ChannelsLast[Config, Costs]):
+    """Implicit GEMM with wgmma and tensor maps in half precision, whose reduction a cluster shares, for Hopper."""
+
+    source = Path(__file__).with_suffix(".cu")
+    summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; clusters share the reduction."
+    costs_type = Costs
+
+    def variants(self, arch: str) -> list[Macros]:
+        """Every form for each element; none without Hopper's instructions."""
+        if arch != HOPPER_ARCH:
+            return []
+        return [{"BF16": bf16, **_macros(*form, *_ring(*form[::2], H200))} for form in _FORMS for bf16 in (0, 1)]
+
+    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """The forms of few blocks whose shares of the reduction are a stage at least."""
+        channels_last.check(problem, device)
+        p, found = problem, []
+        for tile, split_k, boxes in _FORMS:
+            blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * ceil_div(p.m, tile.filters) * split_k
+            deep = split_k * tile.warpgroup_split_k <= boxes.stages(p)
+            if deep and split_k <= device.max_cluster_blocks and blocks <= MAX_BLOCKS_PER_SM * device.sm_count:
+                stages, resident = _ring(tile, boxes, device)
+                shared = stages * (boxes.stage_bytes(tile.pixels, tile.filters) + 2 * BARRIER_BYTES)
+                shared += tile.sums_bytes + BARRIER_BYTES
+                found.append(Config(tile, split_k, boxes, stages, resident, blocks, shared))
+        return require_fit(found, problem, device, self.name)
+
+    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+        """The device time in microseconds: waves of as many clusters as the SMs hold.
+
+        A block's stages take the longest of their products, copies and steps. Copies of all SMs share the L2 cache,
+        and the operands' way through device memory hides behind all that, unless both take long.
+        """
+        p, tile, boxes, split_k = problem, config.tile, config.boxes, config.split_k
+        clusters = config.blocks // split_k
+        at_a_time = max(1, int(device.clusters_at_a_time(split_k)))
+        shares = ceil_div(clusters, at_a_time)  # blocks of the busiest SM
+        resident = min(config.resident, shares)
+        stages = ceil_div(boxes.stages(p), split_k)
+        stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
+        depth = boxes.channels * boxes.count
+        work = stages * costs.multiply * tile.pixels * max(tile.filters, 32) * depth / 2**20
+        fetch = stages * costs.fetch * stage_bytes / 2**14
+        steps = ceil_div(stages, tile.warpgroup_split_k) * costs.latency + stages * costs.box * (boxes.count - 1)
+        sums = tile.pixels * tile.filters / 2**12
+        ends = costs.write * sums / split_k + costs.exchange * sums * (split_k > 1)
+        ends += costs.warpgroup_sums * sums * (tile.warpgroup_split_k - 1)
+        begin = costs.cluster * (split_k > 1)
+        busy_us = ceil_div(shares, resident) * (begin + norm(norm(work, fetch) * resident, steps) + ends * resident)
+        traffic_us = costs.traffic * config.blocks * stages * stage_bytes / 2**20
+        us: float = costs.start + norm(norm(busy_us, traffic_us), costs.memory * p.min_bytes / 2**20)
+        return us
+
+    def summation(self, config: Config) -> Hashable:
+        """What orders the products of a sum: the boxes of a stage, and the shares of the reduction."""
+        return config.boxes, config.split_k, config.tile.warpgroup_split_k
+
+    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
+        """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
+        p, tile, boxes = problem, config.tile, config.boxes
+        macros = _macros(tile, config.split_k, boxes, config.stages, config.resident)
+        macros |= {"BF16": channels_last.is_bf16(p)}
+        filter_tiles = ceil_div(p.m, tile.filters)
+        arguments = (
+            channels_last.pixel_map(p, boxes, tile.pixels), channels_last.weight_map(p, boxes, tile.filters),
+            *channels_last.arguments_of(p, options), filter_tiles, *channels_last.dividers_of(p, filter_tiles),
+            packed_divisor(p.filter_area), packed_divisor(p.kw), *channels_last.flags_of(p, options),
+        )  # fmt: skip
+        grid = (config.blocks, config.threads)
+        return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
+
+
+def _macros(tile: Tile, split_k: int, boxes: Boxes, stages: int, resident: int) -> Macros:
+    """The macros of a kernel variant, without that of the element."""
+    more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": resident}
+    return channels_last.macros_of(boxes, tile.pixels, tile.filters, 1, stages) | more
+
+
+@cache
+def _ring(tile: Tile, boxes: Boxes, device: DeviceSpec) -> tuple[int, int]:
+    """The stages of a ring, and the blocks that an SM holds: two where three stages of each fit."""
+    stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
+    for resident in (2, 1):
+        other_bytes = tile.sums_bytes + BARRIER_BYTES
+        stages = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident)
+        if stages >= MIN_STAGES:
+            break
+    return stages, resident
+
+
+_FORMS = [
+    (tile, split_k, boxes)
+    for tile in TILES
+    for split_k in SPLITS
+    for boxes in BOXES
+    if _ring(tile, boxes, H200)[0] >= MIN_STAGES and tile.pixels * tile.filters // 4 >= split_k * CONSUMER_THREADS
+]
