@@ -176,7 +176,8 @@ class TorchArrays:
         """A function that returns a new, uninitialised tensor on the GPU, in the layout of the element's type."""
         torch, dtype = self._torch, self._types[element]
         strides = _strides(shape, channels_last=element != FP32)
-        on_device = partial(torch.empty_strided, shape, strides, dtype=dtype, device=torch.device("cuda", device))
+        gpu = torch.device("cuda", device)
+        on_device = partial(torch.empty_strided, shape, strides, dtype=dtype, device=gpu)
         empty_strided = _private(torch, "_C._dynamo.guards._empty_strided_cuda")
         if empty_strided is None:
             return on_device

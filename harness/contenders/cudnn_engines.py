@@ -1,7 +1,7 @@
 """cuDNN's graph API: every execution plan of its heuristics, and one of each engine that they leave out.
 
-In FP32 each plan is an algorithm of its own. In the other precisions, whose engines have dozens of plans each, an engine
-is an algorithm, and its plans are the ways among which the sweep chooses.
+In FP32 each plan is an algorithm of its own. In the other precisions, whose engines have dozens of plans each, an
+engine is an algorithm, and its plans are the ways among which the sweep chooses.
 """
 
 from __future__ import annotations

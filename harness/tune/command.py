@@ -14,11 +14,8 @@ from harness.store import environment
 from harness.tune import candidates, costs_file
 from harness.tune.costs_file import CSV
 
-FOLDERS = {
-    FP32: "tune",
-    TF32: "tune-tf32",
-    FP16: "tune-fp16",
-}  # under results/DEVICE, for the candidates of each precision
+# Under results/DEVICE, for the candidates of each precision; BF16 has the constants of FP16.
+FOLDERS = {FP32: "tune", TF32: "tune-tf32", FP16: "tune-fp16"}
 MINUTES = 4.0
 
 

@@ -24,8 +24,15 @@ class TensorsOfGpu3(TorchArrays):
     def current_stream(self, device):
         return lambda: (self.stream, device)
 
-    def allocator(self, shape, device):
-        return lambda: self.allocated.append(self.empty(shape)) or self.allocated[-1]
+    def allocator(self, shape, device, element="fp32"):
+        def new():
+            made = self.empty(shape)
+            if element != "fp32":
+                made = made.to(self._types[element], memory_format=torch.channels_last)
+            self.allocated.append(made)
+            return made
+
+        return new
 
     def lifetime(self, arrays, device):
         return Kept(self, arrays)

@@ -63,10 +63,12 @@ class FakeTorch(SimpleNamespace):
         super().__init__(
             Tensor=torch.Tensor,
             float32=torch.float32,
+            float16=torch.float16,
+            bfloat16=torch.bfloat16,
             device=torch.device,
             is_grad_enabled=torch.is_grad_enabled,
             autograd=torch.autograd,
-            empty=lambda shape, dtype, device: self.made.append((shape, dtype, str(device), None)),
+            empty_strided=lambda shape, strides, dtype, device: self.made.append((shape, dtype, str(device), strides)),
             cuda=SimpleNamespace(
                 current_device=lambda: current,
                 current_stream=lambda device: SimpleNamespace(cuda_stream=("public", device)),
@@ -103,6 +105,12 @@ def test_the_stream_is_read_by_the_fast_function_where_torch_has_it():
 def test_a_new_tensor_is_on_the_gpu_asked_for_whatever_torch_lacks(current, missing, expected):
     fake = FakeTorch(current, missing)
     TorchArrays(fake).allocator((2, 3, 4, 5), 1)()
-    ((shape, dtype, where, strides),) = fake.made
-    assert (shape, dtype, where) == ((2, 3, 4, 5), torch.float32, expected)
-    assert strides in (None, X.stride())
+    assert fake.made == [((2, 3, 4, 5), torch.float32, expected, X.stride())]
+
+
+@pytest.mark.parametrize(("element", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_a_new_tensor_in_half_precision_is_channels_last(element, dtype):
+    fake = FakeTorch(1)
+    TorchArrays(fake).allocator((2, 3, 4, 5), 1, element)()
+    like = torch.empty(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last)
+    assert fake.made == [((2, 3, 4, 5), dtype, "current", like.stride())]

@@ -1,20 +1,20 @@
-"""The options of a call: they are in the macros and arguments of its kernels, or in a kernel more."""
+"""The options of a call in FP32: they are in the macros and arguments of its kernels, or in a kernel more."""
 
 from dataclasses import replace
 
 import pytest
 
-from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
 from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, typical_problem
 
-CASES = [(algorithm, typical_problem(name)) for name, algorithm in ALGORITHMS.items()]
+CASES = [(ALGORITHMS[name], typical_problem(name)) for name in offering("fp32")]
 each_algorithm = pytest.mark.parametrize(
     ("algorithm", "problem", "config"),
     [(one, problem, one.configure(problem, H200)) for one, problem in CASES],
-    ids=ALGORITHMS,
+    ids=offering("fp32"),
 )
 
 

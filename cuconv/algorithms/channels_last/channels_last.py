@@ -73,6 +73,8 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem that tensor maps and the kernels' integers do not reach."""
     require_hopper(problem, device)
     p = problem
+    if not p.is_half:
+        raise UnsupportedProblem(f"{p.label}: precision={p.precision!r}, must be one of {', '.join(HALVES)}")
     if p.groups > 1:
         raise UnsupportedProblem(f"{p.label}: {p.groups} groups, and half precision is computed with one")
     if p.c % VECTOR_CHANNELS:
@@ -164,7 +166,7 @@ def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
     return options.aligned and options.output_planes(problem) % VECTOR_CHANNELS == 0
 
 
-def stages_that_fit(stage_bytes: int, other_bytes: int, device: DeviceSpec, blocks: int) -> int:
-    """The stages of a ring with which an SM holds a number of blocks; up to MAX_STAGES."""
+def stages_that_fit(stage_bytes: int, other_bytes: int, device: DeviceSpec, blocks: int, unit: int = 1) -> int:
+    """The stages of a ring with which an SM holds a number of blocks: a multiple of `unit` up to MAX_STAGES."""
     room = device.shared_bytes_per_sm // blocks - (device.shared_bytes_per_sm - device.shared_bytes_per_block)
-    return min(MAX_STAGES, (room - other_bytes) // (stage_bytes + 2 * BARRIER_BYTES))
+    return min(MAX_STAGES, (room - other_bytes) // (stage_bytes + 2 * BARRIER_BYTES)) // unit * unit

@@ -25,7 +25,8 @@ constexpr int CONSUMER_WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 64;
 constexpr int PIECES = PIXELS * FILTERS / 4, OWNED = PIECES / SPLIT_K, THREAD_PIECES = FILTERS / 8 / WARPGROUP_SPLIT_K;
 constexpr int INBOX_BYTES = PIECES * 16, PARTIAL_BYTES = (WARPGROUP_SPLIT_K - 1) * INBOX_BYTES;
 static_assert(FILTERS / 8 % WARPGROUP_SPLIT_K == 0 && PIECES % SPLIT_K == 0, "equal shares");
-static_assert(WARPGROUP_SPLIT_K <= STAGES, "a warpgroup's first stage is of the ring's first round");
+// A warpgroup that skipped rounds of a barrier would take a phase for the one two rounds later: both have one parity.
+static_assert(STAGES % WARPGROUP_SPLIT_K == 0, "each stage of the ring is always one warpgroup's");
 
 __device__ __forceinline__ void store_piece(unsigned to, const float* sums) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]),

@@ -190,11 +190,14 @@ def _macros(tile: Tile, split_k: int, boxes: Boxes, stages: int, resident: int) 
 
 @cache
 def _ring(tile: Tile, boxes: Boxes, device: DeviceSpec) -> tuple[int, int]:
-    """The stages of a ring, and the blocks that an SM holds: two where three stages of each fit."""
+    """The stages of a ring, and the blocks that an SM holds: two where three stages of each fit.
+
+    Warpgroups that share the reduction have as many stages each.
+    """
     stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
     for resident in (2, 1):
         other_bytes = tile.sums_bytes + BARRIER_BYTES
-        stages = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident)
+        stages = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident, tile.warpgroup_split_k)
         if stages >= MIN_STAGES:
             break
     return stages, resident

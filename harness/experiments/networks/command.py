@@ -22,7 +22,7 @@ from harness.experiment import Experiment
 from harness.experiments.networks import energy
 from harness.experiments.networks import measure as networks
 from harness.experiments.networks import models as network_models
-from harness.experiments.networks.contenders import CONTENDERS, of_precision, set_torch
+from harness.experiments.networks.contenders import CONTENDERS, MEASURED, of_precision, set_torch
 from harness.experiments.networks.resources import energy_table
 from harness.experiments.networks.rows import (
     BREAKDOWN,
@@ -35,7 +35,6 @@ from harness.experiments.networks.rows import (
 )
 from harness.experiments.networks.table import breakdown_table, networks_table
 from harness.isolation import Begins, Say, WorkerEnded
-from harness.precision import MEASURED
 from harness.stopwatch import profiler
 from harness.store.files import stored
 from harness.store.table import Cleared

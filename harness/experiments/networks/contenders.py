@@ -22,7 +22,7 @@ from harness.experiments.networks.rows import (
     TORCH_FASTEST_ENGINES,
     TORCH_FROZEN_CHANNELS_LAST,
 )
-from harness.precision import FP32, MEASURED, PRECISIONS, TF32
+from harness.precision import FP16, FP32, PRECISIONS, TF32
 
 Forward = Callable[[], torch.Tensor]
 
@@ -105,6 +105,7 @@ CONTENDERS: dict[str, Prepare] = {
     CUCONV: _cuconv,
     CUCONV_ENABLED: _enabled,
 }
+MEASURED = (*PRECISIONS, FP16)  # in which networks are measured
 LIMITED = {TORCH_FASTEST_ENGINES: (FP32,), CUCONV: PRECISIONS, CUCONV_ENABLED: PRECISIONS}  # not in every precision
 
 

@@ -33,6 +33,8 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "tf32x3_shallow": {"c": 8, **pointwise},
         "fp16x3_pointwise": pointwise,
         "depthwise": {"groups": 96, "m": 96},
+        "nhwc_wgmma": {"precision": "fp16"},
+        "nhwc_split": {"precision": "fp16"},
         "gemv": {"h": 7, "w": 7, "kh": 7, "kw": 7, "pad_h": 0, "pad_w": 0},
     }
     return replace(TYPICAL, **changes.get(algorithm, {}))

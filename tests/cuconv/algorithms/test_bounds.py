@@ -22,6 +22,8 @@ SIZES = [replace(p, h=p.h + 5, w=2 * p.w + 3) for p in SOME[::2]]
 def test_no_predicted_time_is_below_the_bound(name, prepared, device):
     algorithm = ALGORITHMS[name]
     problems = [*SOME, *SIZES]
+    if "fp32" not in algorithm.precisions:
+        problems = in_precision(algorithm.precisions[0], problems)
     if "tf32" in algorithm.precisions:
         problems += in_precision("tf32", SOME[::3])
     for problem in problems:
