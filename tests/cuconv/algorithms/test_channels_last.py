@@ -1,0 +1,159 @@
+"""The algorithms in half precision: tensor maps, refusals, options, and what a call of conv2d makes of its tensors."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import cuconv
+from cuconv import UnsupportedProblem
+from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.algorithms.base import CallOptions
+from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
+from cuconv.core.launch import TensorMap
+from cuconv.device import A100, H200
+from tests.cuconv.algorithms.problems import TYPICAL, in_precision
+from tests.cuconv.fake_gpu import Recorder
+from tests.cuconv.layers import problems_of
+
+NAMES = offering("fp16")
+HALF = replace(TYPICAL, precision="fp16")
+OTHERS = [one for sweep in ("strided", "unseen") for one in problems_of(sweep)]
+COMPUTED = [p for p in in_precision("fp16", [*problems_of("paper", (1, 8)), *OTHERS]) if p.c % 8 == 0 and p.groups == 1]
+each_name = pytest.mark.parametrize("name", NAMES)
+
+
+def launch_of(name, problem, options=CallOptions()):
+    algorithm = ALGORITHMS[name]
+    (launch,) = algorithm.launches(problem, algorithm.configure(problem, H200), options)
+    return launch
+
+
+def test_copies_start_at_every_filter_of_an_image_and_nowhere_else():
+    for p in COMPUTED:
+        (left, top), (right, bottom) = corners_of(p)
+        columns = range(left, p.w + right, p.stride_w)  # of the pixels from corner to corner
+        rows = range(top, p.h + bottom, p.stride_h)
+        assert list(columns) == [x * p.stride_w - p.pad_w for x in range(p.out_w)], p.label
+        assert list(rows) == [y * p.stride_h - p.pad_h for y in range(p.out_h)], p.label
+
+
+def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
+    for p in COMPUTED:
+        for boxes in BOXES:
+            maps = pixel_map(p, boxes, 256), weight_map(p, boxes, 256), output_map(p, 64, CallOptions())
+            elements = p.n * p.c * p.h * p.w, p.m * p.c * p.filter_area, p.n * p.m * p.out_pixels
+            for one, count in zip(maps, elements, strict=True):
+                assert one.strides[-1] * one.sizes[-1] == 2 * count
+                assert all(size <= 256 for size in one.box) and one.box[0] * 2 == one.swizzle
+                assert all(stride % 16 == 0 for stride in one.strides) or p.m % 8
+
+
+@each_name
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"c": 12}, "multiple of 8"),
+        ({"groups": 2}, "groups"),
+        ({"kh": 1, "kw": 300, "w": 400, "pad_h": 0}, "filters up to"),
+        ({"stride_w": 9}, "strides up to"),
+        ({"pad_w": 200, "kw": 1}, "padding"),
+        ({"precision": "tf32"}, "fp16"),
+    ],
+)
+def test_what_tensor_maps_do_not_reach_is_refused(name, change, words):
+    with pytest.raises(UnsupportedProblem, match=words):
+        ALGORITHMS[name].candidates(replace(HALF, **change), H200)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_refusal_of_auto_says_why(precision):
+    problem = replace(HALF, precision=precision)
+    with pytest.raises(UnsupportedProblem, match="3 channels"):
+        cuconv.plan(replace(problem, c=3), H200)
+    with pytest.raises(UnsupportedProblem, match="sm_80"):
+        cuconv.plan(problem, A100)
+
+
+@each_name
+def test_each_warpgroup_of_a_reduction_has_stages_of_its_own(name):
+    for p in COMPUTED[::5]:
+        try:
+            configs = ALGORITHMS[name].candidates(p, H200)
+        except UnsupportedProblem:  # too many outputs for clusters
+            continue
+        for config in configs:
+            shares = getattr(config.tile, "warpgroup_split_k", 1)
+            assert config.stages % shares == 0 and config.stages >= 2 * shares
+
+
+@each_name
+def test_options_are_arguments_of_the_one_kernel(name):
+    relu, paired, early = -3, -2, -1
+    assert launch_of(name, HALF).arguments[relu:] == (0, 1, 0)
+    assert launch_of(name, HALF, CallOptions(relu=True, packed=True)).arguments[relu:] == (1, 1, 1)
+    assert launch_of(name, HALF, CallOptions(aligned=False)).arguments[paired] == 0
+    odd = replace(HALF, m=65)
+    assert launch_of(name, odd).arguments[paired] == 0
+    assert launch_of(name, HALF, CallOptions(output_channels=HALF.m + 1)).arguments[paired] == 0
+    assert launch_of(name, replace(HALF, precision="bf16")).macros["BF16"] == 1
+    assert launch_of(name, HALF, CallOptions(packed=True)).arguments[early] == 1
+
+
+def test_a_tensor_map_writes_where_pixels_start_at_multiples_of_16_bytes():
+    assert launch_of("nhwc_wgmma", HALF).macros["WHOLE"] == 1
+    for problem, options in [
+        (replace(HALF, m=68), CallOptions()),
+        (HALF, CallOptions(aligned=False)),
+        (HALF, CallOptions(output_channels=HALF.m + 4)),
+    ]:
+        launch = launch_of("nhwc_wgmma", problem, options)
+        assert launch.macros["WHOLE"] == 0
+        assert all(stride % 16 == 0 for one in launch.arguments if isinstance(one, TensorMap) for stride in one.strides)
+
+
+# What conv2d makes of its tensors.
+
+
+def tensors(dtype=torch.float16, n=2, c=16, m=24):
+    x, weight = torch.zeros(n, c, 6, 5), torch.zeros(m, c, 3, 3)
+    return (one.to(dtype, memory_format=torch.channels_last) for one in (x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_output_has_the_type_and_the_layout_of_the_input(dtype, cuda):
+    x, weight = tensors(dtype)
+    out = cuconv.conv2d(x, weight, padding=1)
+    assert out.dtype == dtype and out.shape == (2, 24, 6, 5)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    (launch,), *_ = Recorder.enqueued[-1]
+    assert launch.macros["BF16"] == (dtype == torch.bfloat16)
+    assert isinstance(launch.arguments[0], TensorMap)
+
+
+def test_a_slice_of_channels_is_written_by_the_kernel(cuda):
+    x, weight = tensors()
+    whole = torch.zeros(2, 48, 6, 5, dtype=x.dtype).to(memory_format=torch.channels_last)
+    cuconv.conv2d(x, weight, padding=1, out=whole[:, 8:32])
+    (launch,), _, addresses = Recorder.enqueued[-1]
+    assert whole[:, 8:32].data_ptr() in addresses and 48 in launch.arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"out": torch.zeros(2, 24, 6, 5, dtype=torch.float16)}, "channels last"),
+        ({"bias": torch.zeros(24)}, "use one type"),
+        ({"precision": "tf32"}, "precision='tf32'"),
+        ({"precision": "bf16"}, "precision='bf16'"),
+    ],
+)
+def test_what_does_not_fit_the_input_s_type_is_refused(options, words, cuda):
+    x, weight = tensors()
+    with pytest.raises(UnsupportedProblem, match=words):
+        cuconv.conv2d(x, weight, padding=1, **options)
+
+
+def test_float32_is_not_computed_in_half_precision(cuda):
+    with pytest.raises(UnsupportedProblem, match="precision='fp16'"):
+        cuconv.conv2d(torch.zeros(1, 8, 4, 4), torch.zeros(8, 8, 1, 1), precision="fp16")

@@ -1,0 +1,106 @@
+"""Problems in half precision for the tests on a GPU, their operands, and how outputs are checked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, reference
+from cuconv.algorithms.base import Algorithm, CallOptions
+from cuconv.device import device_spec
+from cuconv.runtime.launch_sequence import LaunchSequence
+from harness.contenders.compiling import compile_launches
+from tests.gpu.problems import rel_l2_error
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+WORSE = 1.05  # the most of an output's error over that of rounding the true output once
+
+# Planes, filters and batches that no tile divides; channels of less than a box and of boxes and a half; filters that
+# are not square or larger than the image; strides, dilations and padding, unequal on the axes; outputs of one column.
+PROBLEMS = [
+    ConvProblem(2, 24, 13, 9, 40, 3, 3, 1, 1),
+    ConvProblem(3, 96, 7, 7, 72, 3, 5, 1, 2, stride_h=2, stride_w=2),
+    ConvProblem(1, 8, 14, 14, 200, 3, 3, 2, 1, dilation_h=2, dilation_w=2),
+    ConvProblem(4, 64, 5, 1, 8, 1, 1),
+    ConvProblem(2, 48, 17, 17, 33, 5, 5, 2, 2),
+    ConvProblem(1, 136, 9, 9, 7, 3, 3, 1, 1),
+    ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1),
+    ConvProblem(1, 320, 6, 6, 257, 1, 1),
+    ConvProblem(2, 72, 11, 11, 64, 2, 4, 0, 3, stride_h=3, stride_w=1),
+    ConvProblem(1, 16, 4, 5, 24, 3, 3, 4, 4),
+    ConvProblem(70, 16, 7, 5, 8, 7, 1, 3, 0),
+    ConvProblem(1, 40, 20, 18, 32, 3, 5, 4, 8, dilation_h=4, dilation_w=4),
+]
+# Many blocks for each SM, which a cluster's blocks leave one after the other; many stages, few of which fit.
+LARGE = [ConvProblem(8, 32, 28, 28, 96, 5, 5, 2, 2), ConvProblem(8, 48, 27, 27, 200, 5, 5, 2, 2)]
+each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+each_large = pytest.mark.parametrize("problem", LARGE, ids=lambda problem: problem.label)
+each_half = pytest.mark.parametrize("precision", DTYPES)
+
+
+def tensors(problem: ConvProblem, seed: int = 3, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and weight of a problem: normal data times `scale`, rounded to the problem's type, channels last."""
+    generator, dtype = torch.Generator("cuda").manual_seed(seed), DTYPES[problem.precision]
+    shapes = problem.input_shape, problem.weight_shape
+    values = (scale * torch.randn(shape, generator=generator, device="cuda") for shape in shapes)
+    input, weight = (value.to(dtype, memory_format=torch.channels_last) for value in values)
+    return input, weight
+
+
+def poisoned(problem: ConvProblem, channels: int | None = None) -> torch.Tensor:
+    """An output full of NaN, channels last; with more channels, a slice of them that starts at the second."""
+    n, m, h, w = problem.output_shape
+    shape = (n, channels or m, h, w)
+    out = torch.full(shape, torch.nan, device="cuda", dtype=DTYPES[problem.precision])
+    out = out.to(memory_format=torch.channels_last)
+    return out if channels is None else out[:, 1 : 1 + m]
+
+
+def assert_rounded_once(out: torch.Tensor, truth: torch.Tensor, what: object = "") -> None:
+    """Check an output against the true one in float64: hardly worse than the true one rounded to the output's type."""
+    rounded = truth.to(out.dtype)
+    assert torch.equal(out.isnan(), rounded.isnan()), what
+    infinite = rounded.isinf()
+    assert torch.equal(out.isinf(), infinite) and torch.equal(out[infinite], rounded[infinite]), what
+    finite = rounded.isfinite()
+    error, once = rel_l2_error(out[finite], truth[finite]), rel_l2_error(rounded[finite], truth[finite])
+    assert error <= WORSE * once + 1e-7, (what, error, once)
+
+
+def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repeats: int = 3) -> None:
+    """Check every configuration with and without each option of a call, and for equal bits in repeated calls."""
+    spec = device_spec(torch.cuda.current_device())
+    x, weight = tensors(problem)
+    dtype = DTYPES[problem.precision]
+    bias = torch.randn(problem.m, device="cuda").to(dtype)
+    residual = torch.randn(problem.output_shape, device="cuda").to(dtype, memory_format=torch.channels_last)
+    plain = reference.conv2d(x, weight, **problem.geometry)
+    full = (plain + bias.double()[:, None, None] + residual.double()).clamp_min(0)
+    calls = [
+        (CallOptions(), plain),
+        (CallOptions(packed=True, relu=True, residual=True), full),
+        (CallOptions(aligned=False, relu=True, residual=True, output_channels=problem.m + 3), full),
+    ]
+    configs = algorithm.candidates(problem, spec)
+    compile_launches(
+        (launch for one in configs for options, _ in calls for launch in algorithm.launches(problem, one, options)),
+        spec.arch,
+    )
+    for config in configs:
+        for options, truth in calls:
+            sequence = LaunchSequence(algorithm.launches(problem, config, options), spec.arch, x.device.index)
+            outs = [poisoned(problem, options.output_channels) for _ in range(repeats)]
+            extra = (bias.data_ptr(), residual.data_ptr()) if options.residual else (0, 0)
+            stream = torch.cuda.current_stream().cuda_stream
+            for out in outs:  # one right after the other, so that they overlap
+                sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), extra[0], out.data_ptr(), 0, extra[1])
+            assert_rounded_once(outs[0], truth, (config, options))
+            assert all(torch.equal(out, outs[0]) for out in outs[1:]), (config, options)
+            if options.output_channels:
+                base = outs[0]._base
+                assert base is not None and base[:, 0].isnan().all() and base[:, 1 + problem.m :].isnan().all()
+
+
+def in_half(problem: ConvProblem, precision: str) -> ConvProblem:
+    """The problem in FP16 or BF16."""
+    return replace(problem, precision=precision)

@@ -1,0 +1,147 @@
+"""Tests of half precision on a GPU through the library's entry points: layouts, slices, extreme numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cuconv import ConvProblem, UnsupportedProblem, conv2d, prepare, reference
+from tests.gpu.half import DTYPES, assert_rounded_once, each_half, each_problem, in_half, poisoned, tensors
+
+SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
+SPLIT = ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1)
+each_small = pytest.mark.parametrize("problem", [SMALL, SPLIT], ids=lambda problem: problem.label)
+each_algorithm = pytest.mark.parametrize("algorithm", ["auto", "batch_invariant", "nhwc_wgmma", "nhwc_split"])
+
+
+@each_half
+@each_problem
+def test_auto_keeps_type_and_layout_and_rounds_once(problem, precision):
+    problem = in_half(problem, precision)
+    x, weight = tensors(problem)
+    out = conv2d(x, weight, **problem.geometry)
+    assert out.dtype == x.dtype and out.is_contiguous(memory_format=torch.channels_last)
+    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+
+
+@each_half
+@each_small
+@each_algorithm
+def test_bias_residual_and_relu_are_added_before_the_one_rounding(algorithm, problem, precision):
+    problem = in_half(problem, precision)
+    x, weight = tensors(problem)
+    bias = 30 * torch.randn(problem.m, device="cuda").to(x.dtype)
+    residual = 30 * torch.randn(problem.output_shape, device="cuda").to(x.dtype, memory_format=torch.channels_last)
+    truth = reference.conv2d(x, weight, bias=bias, **problem.geometry) + residual.double()
+    geometry = problem.geometry
+    out = conv2d(x, weight, bias, **geometry, residual=residual, relu=True, algorithm=algorithm)
+    assert_rounded_once(out, truth.clamp_min(0))
+    layer = prepare(weight, bias, **geometry, relu=True, algorithm=algorithm)
+    for _ in range(3):
+        assert torch.equal(layer(x, residual), out)
+
+
+@each_half
+@each_small
+@pytest.mark.parametrize("channels", [0, 1, 8, 136])
+def test_it_writes_to_a_slice_of_channels_and_to_nothing_else(channels, problem, precision):
+    problem = in_half(problem, precision)
+    x, weight = tensors(problem)
+    whole = poisoned(
+        in_half(ConvProblem(problem.n, 1, *problem.output_shape[2:], problem.m + channels, 1, 1), precision)
+    )
+    for start in {0, channels // 2, channels}:
+        whole.fill_(torch.nan)
+        out = whole[:, start : start + problem.m]
+        assert conv2d(x, weight, **problem.geometry, out=out) is out
+        assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+        assert whole[:, :start].isnan().all() and whole[:, start + problem.m :].isnan().all()
+
+
+@each_half
+@each_small
+@each_algorithm
+def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them(algorithm, problem, precision):
+    problem = in_half(problem, precision)
+    x, weight = tensors(problem)
+    x[0, 3, 2, 4], x[-1, 5, 0, 0] = torch.inf, torch.nan
+    weight[1, 2, 1, 1], weight[-1, 0, 0, 0] = -torch.inf, torch.nan
+    out = conv2d(x, weight, **problem.geometry, algorithm=algorithm)
+    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+
+
+@each_half
+@each_small
+@each_algorithm
+def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(algorithm, problem, precision):
+    problem = in_half(problem, precision)
+    for scale in (1e2, 4e-4) if precision == "fp16" else (1e18, 1e-18):
+        x, weight = tensors(problem, scale=scale)
+        truth = reference.conv2d(x, weight, **problem.geometry)
+        assert_rounded_once(conv2d(x, weight, **problem.geometry, algorithm=algorithm), truth)
+    x, weight = tensors(problem, scale=3e3 if precision == "fp16" else 3e18)
+    out = conv2d(x, weight, **problem.geometry, algorithm=algorithm)
+    truth = reference.conv2d(x, weight, **problem.geometry)
+    limit = torch.finfo(out.dtype).max
+    far = (truth.abs() > 1.01 * limit) | (truth.abs() < 0.99 * limit)  # near the limit the last bit decides
+    assert torch.equal(out[far].isinf(), truth.to(out.dtype)[far].isinf()) and not out.isnan().any()
+
+
+@each_half
+def test_an_image_does_not_depend_on_its_batch(precision):
+    for n in (1, 3, 33):
+        problem = in_half(ConvProblem(n, 64, 14, 14, 72, 3, 3, 1, 1), precision)
+        x, weight = tensors(problem)
+        one = conv2d(x[:1], weight, padding=1, algorithm="batch_invariant")
+        assert torch.equal(conv2d(x, weight, padding=1, algorithm="batch_invariant")[:1], one)
+
+
+@each_half
+def test_a_graph_gives_the_same_as_calls(precision):
+    problem = in_half(SPLIT, precision)
+    x, weight = tensors(problem)
+    layer = prepare(weight, **problem.geometry)
+    expected = layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [layer(x) for _ in range(5)]
+    for _ in range(3):
+        graph.replay()
+    assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_tensors_at_other_addresses_have_maps_of_their_own():
+    problem = in_half(SMALL, "fp16")
+    pairs = [tensors(problem, seed) for seed in range(4)]
+    outs = [conv2d(x, weight, **problem.geometry) for x, weight in pairs]
+    for out, (x, weight) in zip(outs, pairs, strict=True):
+        assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, w: (x.contiguous(), w), "channels_last"),
+        (lambda x, w: (x, w.float()), "use one type"),
+        (lambda x, w: (x.bfloat16(), w), "use one type"),
+        (lambda x, w: (x[:, :, :, 1:], w), "channels last"),
+        (lambda x, w: (dense(x[:, :20]), dense(w[:, :20])), "multiple of 8"),
+    ],
+)
+def test_what_is_not_computed_is_refused(change, words):
+    x, weight = change(*tensors(in_half(SMALL, "fp16")))
+    with pytest.raises(UnsupportedProblem, match=words):
+        conv2d(x, weight, padding=1)
+
+
+def dense(tensor):
+    """A copy in channels_last."""
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+@each_half
+def test_it_agrees_with_torch(precision):
+    x, weight = tensors(in_half(SMALL, precision))
+    ours, theirs = conv2d(x, weight, padding=1), F.conv2d(x, weight, padding=1)
+    tolerance = 4e-3 if precision == "fp16" else 3e-2
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert ours.dtype == DTYPES[precision]
