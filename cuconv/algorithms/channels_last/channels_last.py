@@ -36,9 +36,9 @@ class Boxes:
         """Bytes of a pixel's, or filter's, channels in a box: also the width of its swizzle."""
         return HALF_BYTES * self.channels
 
-    def stage_bytes(self, pixels: int, filters: int) -> int:
-        """Shared memory of a stage in bytes, for a tile of pixels x filters."""
-        return self.count * self.row_bytes * (pixels + filters)
+    def stage_bytes(self, rows: int) -> int:
+        """Shared memory of a stage in bytes, of so many pixels and filters."""
+        return self.count * self.row_bytes * rows
 
     def stages(self, problem: ConvProblem) -> int:
         """Stages of the whole reduction of a problem."""
@@ -124,7 +124,7 @@ def output_map(problem: ConvProblem, box_filters: int, options: CallOptions) -> 
     return TensorMap(OUTPUT, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
 
 
-def macros_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int, stages: int) -> Macros:
+def macros_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> Macros:
     """The macros that all kernels of the family have, without that of the element."""
     return {
         "PIXELS": pixels,
@@ -132,7 +132,6 @@ def macros_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgrou
         "FILTER_WARPGROUPS": filter_warpgroups,
         "BOX_CHANNELS": boxes.channels,
         "BOXES": boxes.count,
-        "STAGES": stages,
     }
 
 
@@ -155,10 +154,10 @@ def dividers_of(problem: ConvProblem, filter_tiles: int) -> tuple[int, ...]:
     return tuple(map(packed_divisor, (problem.out_pixels, problem.out_w, filter_tiles)))
 
 
-def flags_of(problem: ConvProblem, options: CallOptions) -> tuple[int, ...]:
-    """The kernels' arguments `relu`, `paired` and `weights_early`."""
+def last_arguments(problem: ConvProblem, ring: int, options: CallOptions) -> tuple[int, ...]:
+    """The kernels' arguments `ring_stages`, `relu`, `paired` and `weights_early`."""
     even = problem.m % 2 == 0 and options.output_planes(problem) % 2 == 0
-    return int(options.relu), int(options.aligned and even), int(options.packed)
+    return ring, int(options.relu), int(options.aligned and even), int(options.packed)
 
 
 def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:

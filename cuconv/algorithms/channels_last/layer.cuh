@@ -7,7 +7,7 @@
 // FILTER_WARPGROUPS  warpgroups over the filters of a tile
 // BOX_CHANNELS       channels of a copy: 16, 32 or 64, in rows of twice as many bytes with a swizzle of that width
 // BOXES              copies of each operand in a stage
-// STAGES             stages of the ring
+// RESIDENT_WEIGHTS   1 where a block's weights stay in shared memory, and stages of the ring have pixels alone
 //
 // Output pixels of all images are counted in one sequence. The reduction is one, too: blocks of BOX_CHANNELS channels
 // outside and filter positions inside, so that the pixels which neighbouring positions share are read from the L2
@@ -50,7 +50,9 @@ __device__ __forceinline__ float value_of(Element element) {
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
 constexpr int ROW_BYTES = BOX_CHANNELS * sizeof(Element);
 constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // of a box
-constexpr int STAGE_BYTES = BOXES * (PIXEL_BYTES + FILTER_BYTES);
+constexpr int STAGE_PIXEL_BYTES = BOXES * PIXEL_BYTES, STAGE_WEIGHT_BYTES = BOXES * FILTER_BYTES;
+constexpr int STAGE_BYTES = STAGE_PIXEL_BYTES + (RESIDENT_WEIGHTS ? 0 : STAGE_WEIGHT_BYTES);
+constexpr int PRODUCERS = RESIDENT_WEIGHTS ? 1 : 2;  // of a stage
 
 // Sizes of a layer, and divisions by them.
 struct Layer {
@@ -83,19 +85,26 @@ struct Place {
     }
 };
 
-// A ring of stages in shared memory, as one producer or consumer walks it. A stage holds BOXES boxes of pixels, then
-// BOXES boxes of weights. `full` barriers wait for two producers and all their bytes, `empty` ones for the consumers.
+// A ring of stages in shared memory, as one producer or consumer walks it. A stage holds BOXES boxes of pixels, and then
+// of weights. `full` barriers wait for the producers and all their bytes, `empty` ones for the consumers.
 struct Ring {
     unsigned start;  // of the stages
     uint64 *full, *empty;
+    int stages;
     int stage = 0, phase = 0;
 
     __device__ __forceinline__ unsigned pixels() const { return start + stage * STAGE_BYTES; }
-    __device__ __forceinline__ unsigned weights() const { return pixels() + BOXES * PIXEL_BYTES; }
+    __device__ __forceinline__ unsigned weights() const { return pixels() + STAGE_PIXEL_BYTES; }
     __device__ __forceinline__ void advance(int by = 1) {
         stage += by;
-        if (stage >= STAGES) stage -= STAGES, phase ^= 1;
+        if (stage >= stages) stage -= stages, phase ^= 1;
     }
+};
+
+// Weights that stay in shared memory: every stage of the reduction, each with a barrier that completes once.
+struct ResidentWeights {
+    unsigned start;
+    uint64* full;
 };
 
 // Producer of pixels: copies `stages` stages of the reduction, from a place on, for the tile that starts at a corner.
@@ -104,7 +113,7 @@ __device__ __forceinline__ void produce_pixels(Ring& ring, const TensorMap& map,
     for (; stages > 0; --stages) {
         uint64* const full = ring.full + ring.stage;
         barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
-        barrier_expect(full, BOXES * PIXEL_BYTES);
+        barrier_expect(full, STAGE_PIXEL_BYTES);
 #pragma unroll
         for (int box = 0; box < BOXES; ++box) {
             copy_pixels(ring.pixels() + box * PIXEL_BYTES, map, place.channel, corner.x, corner.y, corner.image,
@@ -115,55 +124,75 @@ __device__ __forceinline__ void produce_pixels(Ring& ring, const TensorMap& map,
     }
 }
 
-// Producer of weights: the same for the filters from `filter` on.
+// Copies the boxes of a stage for the filters from `filter` on.
+__device__ __forceinline__ void copy_weights(unsigned target, uint64* full, const TensorMap& map, int filter,
+                                             Place& place, const Layer& layer) {
+    barrier_expect(full, STAGE_WEIGHT_BYTES);
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box) {
+        copy_box(target + box * FILTER_BYTES, map, place.channel, place.row * layer.kernel_w + place.column, filter,
+                 full);
+        place.next(layer);
+    }
+}
+
+// Producer of weights: the same as that of pixels, for the filters from `filter` on.
 __device__ __forceinline__ void produce_weights(Ring& ring, const TensorMap& map, int filter, Place place, int stages,
                                                 const Layer& layer) {
     for (; stages > 0; --stages) {
-        uint64* const full = ring.full + ring.stage;
         barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
-        barrier_expect(full, BOXES * FILTER_BYTES);
-#pragma unroll
-        for (int box = 0; box < BOXES; ++box) {
-            copy_box(ring.weights() + box * FILTER_BYTES, map, place.channel, place.row * layer.kernel_w + place.column,
-                     filter, full);
-            place.next(layer);
-        }
+        copy_weights(ring.weights(), ring.full + ring.stage, map, filter, place, layer);
         ring.advance();
     }
 }
 
-// Consumer: adds the products of every STEP-th of `stages` stages to the sums of a warpgroup, which start at 0. The
-// warpgroup has ROW_TILES times 64 rows of the stage's pixels, from first_row on, and WGMMA_N filters, from first_column
-// on. A stage is given back when the products of the next one have started.
+// Starts the products of a stage. FIRST: they replace the sums, which are added to otherwise.
+template <bool FIRST, int ROW_TILES>
+__device__ __forceinline__ void start_products(float (&sums)[ROW_TILES][WGMMA_SUMS], unsigned pixels,
+                                               unsigned weights) {
+    wgmma_fence();
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box)
+#pragma unroll
+        for (int k = 0; k < BOX_CHANNELS / 16; ++k)
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; ++tile)
+                wgmma_half(sums[tile],
+                           tile_descriptor<ROW_BYTES>(pixels + box * PIXEL_BYTES + tile * 64 * ROW_BYTES + k * 32),
+                           tile_descriptor<ROW_BYTES>(weights + box * FILTER_BYTES + k * 32), !FIRST || box + k > 0);
+    wgmma_commit();
+}
+
+// Consumer: adds up the products of every STEP-th of `stages` stages, one at least. The warpgroup has ROW_TILES times 64
+// rows of a stage's pixels, from first_row on, and WGMMA_N filters, from first_column on. A stage is given back when the
+// products of the next one have started. resident: where weights stay.
 template <int STEP, int ROW_TILES>
-__device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ring& ring, int stages, int first_row,
-                                        int first_column) {
-    uint64* behind = nullptr;
+__device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ring& ring,
+                                        const ResidentWeights& resident, int stages, int first_row, int first_column) {
     const bool leader = threadIdx.x % 32 == 0;
-#pragma unroll 1
-    for (int i = 0; i < stages; i += STEP) {
-        const unsigned pixels = ring.pixels() + first_row * ROW_BYTES;
-        const unsigned weights = ring.weights() + first_column * ROW_BYTES;
+    unsigned pixels, weights;
+    const auto await_stage = [&](int i) {
+        pixels = ring.pixels() + first_row * ROW_BYTES;
+        weights = (RESIDENT_WEIGHTS ? resident.start + i * STAGE_WEIGHT_BYTES : ring.weights()) + first_column * ROW_BYTES;
+        if (RESIDENT_WEIGHTS) barrier_wait(resident.full + i, 0);
         barrier_wait(ring.full + ring.stage, ring.phase);
-        wgmma_fence();
-#pragma unroll
-        for (int box = 0; box < BOXES; ++box)
-#pragma unroll
-            for (int k = 0; k < BOX_CHANNELS / 16; ++k)
-#pragma unroll
-                for (int tile = 0; tile < ROW_TILES; ++tile)
-                    wgmma_half(sums[tile],
-                               tile_descriptor<ROW_BYTES>(pixels + box * PIXEL_BYTES + tile * 64 * ROW_BYTES + k * 32),
-                               tile_descriptor<ROW_BYTES>(weights + box * FILTER_BYTES + k * 32), i + box + k > 0);
-        wgmma_commit();
+    };
+    await_stage(0);
+    start_products<true>(sums, pixels, weights);
+    uint64* behind = ring.empty + ring.stage;
+    ring.advance(STEP);
+#pragma unroll 1
+    for (int i = STEP; i < stages; i += STEP) {
+        await_stage(i);
+        start_products<false>(sums, pixels, weights);
         wgmma_wait_for_all_but_one();
-        if (leader && behind) barrier_arrive(behind);
+        if (leader) barrier_arrive(behind);
         behind = ring.empty + ring.stage;
         ring.advance(STEP);
     }
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile) wgmma_wait(sums[tile]);
-    if (leader && behind) barrier_arrive(behind);
+    if (leader) barrier_arrive(behind);
 }
 
 // What is done to sums on their way to the output.
@@ -175,33 +204,46 @@ struct Epilogue {
     bool relu;
     bool paired;  // whether two neighbouring filters of a pixel can be read and written at once
 
-    __device__ __forceinline__ float bias_of(int filter) const {
-        return bias && filter < filters ? value_of(bias[filter]) : 0.0f;
-    }
-    // Two sums of neighbouring filters, the first of which is even, as they are stored.
-    __device__ __forceinline__ unsigned finished(float first, float second, int pixel, int filter, float first_bias,
-                                                 float second_bias) const {
-        first += first_bias, second += second_bias;
-        if (residual && pixel < pixels && filter < filters) {
-            const Element* const from = residual + (int64)pixel * filters + filter;
-            if (paired) {
-                const unsigned pair = *reinterpret_cast<const unsigned*>(from);
-                first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
-            } else {
-                first += value_of(from[0]);
-                if (filter + 1 < filters) second += value_of(from[1]);
+    // Adds bias and residual to a thread's sums, and applies ReLU. A thread has, in each group of 64 rows and for every 8
+    // filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even.
+    template <int ROW_TILES, int COUNT>
+    __device__ __forceinline__ void finish(float (&sums)[ROW_TILES][COUNT], int pixel, int filter) const {
+        if (bias)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const int at = filter + i / 4 * 8 + i % 2;
+                const float value = at < filters ? value_of(bias[at]) : 0.0f;
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; ++tile) sums[tile][i] += value;
             }
-        }
-        if (relu) {  // a NaN stays
-            if (first < 0.0f) first = 0.0f;
-            if (second < 0.0f) second = 0.0f;
-        }
-        return packed(first, second);
+        if (residual)
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; ++tile)
+#pragma unroll
+                for (int i = 0; i < COUNT; i += 2)
+                    add_residual(sums[tile][i], sums[tile][i + 1], pixel + tile * 64 + i % 4 * 4, filter + i / 4 * 8);
+        if (relu)
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; ++tile)
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (sums[tile][i] < 0.0f) sums[tile][i] = 0.0f;  // a NaN stays
     }
-    // Writes two sums of neighbouring filters, the first of which is even, to the output.
+    __device__ __forceinline__ void add_residual(float& first, float& second, int pixel, int filter) const {
+        if (pixel >= pixels || filter >= filters) return;
+        const Element* const from = residual + (int64)pixel * filters + filter;
+        if (paired) {
+            const unsigned pair = *reinterpret_cast<const unsigned*>(from);
+            first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
+        } else {
+            first += value_of(from[0]);
+            if (filter + 1 < filters) second += value_of(from[1]);
+        }
+    }
+    // Writes two finished sums of neighbouring filters, the first of which is even.
     __device__ __forceinline__ void write(float first, float second, int pixel, int filter) const {
         if (pixel >= pixels || filter >= filters) return;
-        const unsigned pair = finished(first, second, pixel, filter, bias_of(filter), bias_of(filter + 1));
+        const unsigned pair = packed(first, second);
         Element* const to = output + pixel * output_stride + filter;
         if (paired) {
             *reinterpret_cast<unsigned*>(to) = pair;

@@ -12,9 +12,10 @@
 // SPLIT_K            blocks of a cluster
 // WARPGROUP_SPLIT_K  consumer warpgroups that share the reduction of a block
 // MIN_BLOCKS_PER_SM  bounds the registers
-// The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 here.
+// The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 here, and RESIDENT_WEIGHTS 0.
 //
-// The arguments are as those of nhwc_wgmma. The blocks of a cluster are neighbours, and so are tiles that differ in
+// The arguments are as those of nhwc_wgmma. ring_stages is a multiple of WARPGROUP_SPLIT_K, so that each stage is
+// always one warpgroup's: a warpgroup that skipped rounds of a barrier could not tell a phase from the one before it. The blocks of a cluster are neighbours, and so are tiles that differ in
 // their filters alone.
 
 #include "channels_last/layer.cuh"
@@ -25,8 +26,6 @@ constexpr int CONSUMER_WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 64;
 constexpr int PIECES = PIXELS * FILTERS / 4, OWNED = PIECES / SPLIT_K, THREAD_PIECES = FILTERS / 8 / WARPGROUP_SPLIT_K;
 constexpr int INBOX_BYTES = PIECES * 16, PARTIAL_BYTES = (WARPGROUP_SPLIT_K - 1) * INBOX_BYTES;
 static_assert(FILTERS / 8 % WARPGROUP_SPLIT_K == 0 && PIECES % SPLIT_K == 0, "equal shares");
-// A warpgroup that skipped rounds of a barrier would take a phase for the one two rounds later: both have one parity.
-static_assert(STAGES % WARPGROUP_SPLIT_K == 0, "each stage of the ring is always one warpgroup's");
 
 __device__ __forceinline__ void store_piece(unsigned to, const float* sums) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]),
@@ -89,13 +88,14 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
                int64 filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h, int64 stride_w,
                int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels, int64 out_w,
                int64 filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 by_filter_tiles, int64 by_taps,
-               int64 by_kernel_w, int64 relu, int64 paired, int64 weights_early) {
-    // [STAGES][pixels, weights], then the inbox, the sums of the warpgroups, and the barriers
+               int64 by_kernel_w, int64 ring_stages, int64 relu, int64 paired, int64 weights_early) {
+    // The ring's stages, the inbox, the sums of the warpgroups, and the barriers
     extern __shared__ __align__(1024) unsigned char shared[];
-    const unsigned inbox = shared_address(shared) + STAGES * STAGE_BYTES, partial = inbox + INBOX_BYTES;
-    uint64* const full = reinterpret_cast<uint64*>(shared + STAGES * STAGE_BYTES + INBOX_BYTES + PARTIAL_BYTES);
-    uint64* const received = full + 2 * STAGES;
-    Ring ring = {shared_address(shared), full, full + STAGES};
+    const int ring_bytes = (int)ring_stages * STAGE_BYTES;
+    const unsigned inbox = shared_address(shared) + ring_bytes, partial = inbox + INBOX_BYTES;
+    uint64* const full = reinterpret_cast<uint64*>(shared + ring_bytes + INBOX_BYTES + PARTIAL_BYTES);
+    uint64* const received = full + 2 * ring_stages;
+    Ring ring = {shared_address(shared), full, full + ring_stages, (int)ring_stages};
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = blockIdx.x % SPLIT_K;
     unsigned filter_tile;
     const int first_pixel = Divider(filter_tiles, by_filter_tiles)(blockIdx.x / SPLIT_K, filter_tile) * PIXELS;
@@ -113,7 +113,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
     };
 
     if (warp == CONSUMER_WARPS) {
-        if (lane < STAGES) barrier_init(full + lane, 2), barrier_init(full + STAGES + lane, 4 * PIXEL_WARPGROUPS);
+        if (lane < ring_stages) barrier_init(full + lane, 2), barrier_init(ring.empty + lane, 4 * PIXEL_WARPGROUPS);
         if (lane == 31) barrier_init(received, 1), barrier_expect(received, INBOX_BYTES);
         fence_barrier_init();
         __syncwarp();
@@ -144,10 +144,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         const int warpgroup = warp / 4, row_group = warpgroup % PIXEL_WARPGROUPS, share = warpgroup / PIXEL_WARPGROUPS;
         float sums[1][WGMMA_SUMS];
         ring.advance(share);
-        consume<WARPGROUP_SPLIT_K>(sums, ring, stages - share, row_group * 64, 0);
-        if (share >= stages)
-#pragma unroll
-            for (int i = 0; i < WGMMA_SUMS; ++i) sums[0][i] = 0.0f;
+        consume<WARPGROUP_SPLIT_K>(sums, ring, ResidentWeights(), stages - share, row_group * 64, 0);
         launch_dependents();
         float kept[4 * THREAD_PIECES];
         add_warpgroups(kept, sums[0], partial, row_group, share);
@@ -162,17 +159,18 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         wait_for_kernel_ahead();
         barrier_wait_cluster(received, 0);
         for (int owned = threadIdx.x; owned < OWNED; owned += CONSUMERS) {
-            float4 sum = load_piece(inbox + owned * 16);
+            float sum[1][4] = {};
 #pragma unroll
-            for (int from = 1; from < SPLIT_K; ++from) {
+            for (int from = 0; from < SPLIT_K; ++from) {
                 const float4 more = load_piece(inbox + (from * OWNED + owned) * 16);
-                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+                sum[0][0] += more.x, sum[0][1] += more.y, sum[0][2] += more.z, sum[0][3] += more.w;
             }
             const int piece = rank * OWNED + owned, thread = piece % 128, eights = piece / 128;
             const int filter = first_filter + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
             const int pixel = first_pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
-            out.write(sum.x, sum.y, pixel, filter);
-            out.write(sum.z, sum.w, pixel + 8, filter);
+            out.finish(sum, pixel, filter);
+            out.write(sum[0][0], sum[0][1], pixel, filter);
+            out.write(sum[0][2], sum[0][3], pixel + 8, filter);
         }
     }
 }

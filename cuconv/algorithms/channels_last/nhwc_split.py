@@ -121,7 +121,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """Every form for each element; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        return [{"BF16": bf16, **_macros(*form, *_ring(*form[::2], H200))} for form in _FORMS for bf16 in (0, 1)]
+        return [{"BF16": bf16, **_macros(*form)} for form in _FORMS for bf16 in (0, 1)]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""
@@ -132,7 +132,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             deep = split_k * tile.warpgroup_split_k <= boxes.stages(p)
             if deep and split_k <= device.max_cluster_blocks and blocks <= MAX_BLOCKS_PER_SM * device.sm_count:
                 stages, resident = _ring(tile, boxes, device)
-                shared = stages * (boxes.stage_bytes(tile.pixels, tile.filters) + 2 * BARRIER_BYTES)
+                shared = stages * (boxes.stage_bytes(tile.pixels + tile.filters) + 2 * BARRIER_BYTES)
                 shared += tile.sums_bytes + BARRIER_BYTES
                 found.append(Config(tile, split_k, boxes, stages, resident, blocks, shared))
         return require_fit(found, problem, device, self.name)
@@ -149,7 +149,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         shares = ceil_div(clusters, at_a_time)  # blocks of the busiest SM
         resident = min(config.resident, shares)
         stages = ceil_div(boxes.stages(p), split_k)
-        stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
+        stage_bytes = boxes.stage_bytes(tile.pixels + tile.filters)
         depth = boxes.channels * boxes.count
         work = stages * costs.multiply * tile.pixels * max(tile.filters, 32) * depth / 2**20
         fetch = stages * costs.fetch * stage_bytes / 2**14
@@ -170,22 +170,23 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
         p, tile, boxes = problem, config.tile, config.boxes
-        macros = _macros(tile, config.split_k, boxes, config.stages, config.resident)
-        macros |= {"BF16": channels_last.is_bf16(p)}
+        macros = _macros(tile, config.split_k, boxes) | {"BF16": channels_last.is_bf16(p)}
         filter_tiles = ceil_div(p.m, tile.filters)
         arguments = (
             channels_last.pixel_map(p, boxes, tile.pixels), channels_last.weight_map(p, boxes, tile.filters),
             *channels_last.arguments_of(p, options), filter_tiles, *channels_last.dividers_of(p, filter_tiles),
-            packed_divisor(p.filter_area), packed_divisor(p.kw), *channels_last.flags_of(p, options),
+            packed_divisor(p.filter_area), packed_divisor(p.kw), 
+            *channels_last.last_arguments(p, config.stages, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 
-def _macros(tile: Tile, split_k: int, boxes: Boxes, stages: int, resident: int) -> Macros:
+def _macros(tile: Tile, split_k: int, boxes: Boxes) -> Macros:
     """The macros of a kernel variant, without that of the element."""
+    _, resident = _ring(tile, boxes, H200)
     more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": resident}
-    return channels_last.macros_of(boxes, tile.pixels, tile.filters, 1, stages) | more
+    return channels_last.macros_of(boxes, tile.pixels, tile.filters) | more | {"RESIDENT_WEIGHTS": 0}
 
 
 @cache
@@ -194,7 +195,7 @@ def _ring(tile: Tile, boxes: Boxes, device: DeviceSpec) -> tuple[int, int]:
 
     Warpgroups that share the reduction have as many stages each.
     """
-    stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
+    stage_bytes = boxes.stage_bytes(tile.pixels + tile.filters)
     for resident in (2, 1):
         other_bytes = tile.sums_bytes + BARRIER_BYTES
         stages = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident, tile.warpgroup_split_k)

@@ -9,14 +9,15 @@
 //   two consumer warpgroups  multiply a stage with wgmma, both operands from shared memory; then write their tile
 //   a warp for pixels        copies the stages' pixels
 //   a warp for weights       copies the stages' weights
-// The producers run ahead of the consumers by up to STAGES stages, also into the next tile while one is written.
+// The producers run ahead of the consumers by the stages of a ring, also into the next tile while one is written.
+// Where RESIDENT_WEIGHTS is 1, a block computes tiles of the same filters, and copies their weights once.
 //
 // MIN_BLOCKS_PER_SM  bounds the registers
 // WHOLE              1 where rows of the output start at multiples of 16 bytes: copies write it, otherwise threads do
 // The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 or 2 here.
 //
-// Every argument but the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). weights_early: whether
-// the weights may be read before the kernel ahead ends.
+// Every argument but the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). ring_stages: those of
+// the ring. weights_early: whether the weights may be read before the kernel ahead ends.
 
 #include "channels_last/layer.cuh"
 
@@ -28,57 +29,34 @@ constexpr int BOX_ROW_BYTES = BOX_FILTERS * sizeof(Element), BOX_BYTES = 64 * BO
 constexpr int OUTPUT_BYTES = WHOLE ? 4 * BOX_BYTES : 0;
 static_assert(ROW_TILES * 64 * PIXEL_WARPGROUPS == PIXELS, "a warpgroup has whole instructions of 64 rows");
 
-// Copies a warpgroup's sums through shared memory to the output. slots: the warpgroup's two boxes, of which `slot` is
-// the next one. pixel, filter: the first of the warpgroup.
-__device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SUMS], const Epilogue& out,
-                                         const TensorMap& map, unsigned slots, int& slot, int pixel, int filter,
-                                         int warpgroup) {
+// Copies a warpgroup's finished sums through shared memory to the output. slots: the warpgroup's two boxes, of which
+// `slot` is the next one. pixel, filter: the first of the warpgroup.
+__device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SUMS], const TensorMap& map,
+                                         unsigned slots, int& slot, int pixel, int filter, int warpgroup) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int row = warp * 16 + lane % 16, swizzle = row * BOX_ROW_BYTES / 128 % (BOX_ROW_BYTES / 16);
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
         for (int box = 0; box < WARPGROUP_FILTERS / BOX_FILTERS; ++box) {
             const unsigned place = slots + slot * BOX_BYTES;
-            const int first_pixel = pixel + tile * 64, first_filter = filter + box * BOX_FILTERS;
             if (warp == 0 && elect_one()) wait_for_reads_of_stores<1>();
             named_barrier<128>(1 + warpgroup);
 #pragma unroll
-            for (int pair = 0; pair < BOX_FILTERS / 16; ++pair) {  // of 8x8 matrices
+            for (int pair = 0; pair < BOX_FILTERS / 16; ++pair) {  // of 8x8 matrices side by side
                 const float* const sum = sums[tile] + (box * BOX_FILTERS + pair * 16) / 2;
-                unsigned matrices[4];
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int column = first_filter + pair * 16 + half * 8 + lane % 4 * 2;
-                    const int row = first_pixel + warp * 16 + lane / 4;
-                    const float first = out.bias_of(column), second = out.bias_of(column + 1);
-                    matrices[2 * half] = out.finished(sum[4 * half], sum[4 * half + 1], row, column, first, second);
-                    matrices[2 * half + 1] =
-                        out.finished(sum[4 * half + 2], sum[4 * half + 3], row + 8, column, first, second);
-                }
-                const int row = warp * 16 + lane % 16, chunk = pair * 2 + lane / 16;
-                const int swizzle = row * BOX_ROW_BYTES / 128 % (BOX_ROW_BYTES / 16);
-                store_matrices(place + row * BOX_ROW_BYTES + (chunk ^ swizzle) * 16, matrices[0], matrices[1],
-                               matrices[2], matrices[3]);
+                store_matrices(place + row * BOX_ROW_BYTES + ((pair * 2 + lane / 16) ^ swizzle) * 16,
+                               packed(sum[0], sum[1]), packed(sum[2], sum[3]), packed(sum[4], sum[5]),
+                               packed(sum[6], sum[7]));
             }
             fence_async_shared();
             named_barrier<128>(1 + warpgroup);
             if (warp == 0 && elect_one()) {
-                store_box(map, place, first_filter, first_pixel);
+                store_box(map, place, filter + box * BOX_FILTERS, pixel + tile * 64);
                 commit_stores();
             }
             slot ^= 1;
         }
-}
-
-// Writes a warpgroup's sums to the output, two at a time.
-__device__ __forceinline__ void write_out(const float (&sums)[ROW_TILES][WGMMA_SUMS], const Epilogue& out, int pixel,
-                                          int filter) {
-    const int row = pixel + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, column = filter + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile)
-#pragma unroll
-        for (int i = 0; i < WGMMA_SUMS; i += 2)
-            out.write(sums[tile][i], sums[tile][i + 1], row + tile * 64 + i % 4 * 4, column + i / 4 * 8);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
@@ -87,21 +65,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
                Element* output, int64 output_stride, int64 pixels, int64 filters, int64 channels, int64 kernel_h,
                int64 kernel_w, int64 stride_h, int64 stride_w, int64 pad_h, int64 pad_w, int64 dilation_h,
                int64 dilation_w, int64 out_pixels, int64 out_w, int64 filter_tiles, int64 tiles, int64 by_out_pixels,
-               int64 by_out_w, int64 by_filter_tiles, int64 relu, int64 paired, int64 weights_early) {
-    // [STAGES][pixels, weights], then two boxes of output for each warpgroup, then the barriers
+               int64 by_out_w, int64 by_filter_tiles, int64 ring_stages, int64 relu, int64 paired,
+               int64 weights_early) {
+    // The ring's stages, two boxes of output for each warpgroup, weights that stay, and the barriers of all these
     extern __shared__ __align__(1024) unsigned char shared[];
-    const unsigned slots = shared_address(shared) + STAGES * STAGE_BYTES;
-    uint64* const full = reinterpret_cast<uint64*>(shared + STAGES * STAGE_BYTES + OUTPUT_BYTES);
-    Ring ring = {shared_address(shared), full, full + STAGES};
     const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
                          (int)dilation_h, (int)dilation_w, Divider(out_pixels, by_out_pixels), Divider(out_w, by_out_w)};
     const Divider by_tiles(filter_tiles, by_filter_tiles);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
     const int stages = ((int)kernel_h * (int)kernel_w * channel_blocks + BOXES - 1) / BOXES;
+    const int ring_bytes = (int)ring_stages * STAGE_BYTES;
+    const unsigned slots = shared_address(shared) + ring_bytes;
+    const unsigned kept_bytes = RESIDENT_WEIGHTS ? stages * STAGE_WEIGHT_BYTES : 0;
+    uint64* const full = reinterpret_cast<uint64*>(shared + ring_bytes + OUTPUT_BYTES + kept_bytes);
+    Ring ring = {shared_address(shared), full, full + ring_stages, (int)ring_stages};
+    const ResidentWeights resident = {slots + OUTPUT_BYTES, full + 2 * ring_stages};
 
     if (warp == CONSUMER_WARPS) {
-        if (lane < STAGES) barrier_init(full + lane, 2), barrier_init(full + STAGES + lane, CONSUMER_WARPS);
+        if (lane < ring_stages) barrier_init(full + lane, PRODUCERS), barrier_init(ring.empty + lane, CONSUMER_WARPS);
+        for (int i = lane; RESIDENT_WEIGHTS && i < stages; i += 32) barrier_init(resident.full + i, 1);
         fence_barrier_init();
     }
     __syncthreads();
@@ -111,7 +94,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
         if (elect_one()) {
             prefetch(weight_map);
             if (!weights_early) wait_for_kernel_ahead();
-            for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+            Place place = {};
+            unsigned kept_tile;
+            by_tiles(blockIdx.x, kept_tile);
+            for (int i = 0; RESIDENT_WEIGHTS && i < stages; ++i)
+                copy_weights(resident.start + i * STAGE_WEIGHT_BYTES, resident.full + i, weight_map,
+                             kept_tile * FILTERS, place, layer);
+            for (unsigned tile = blockIdx.x; !RESIDENT_WEIGHTS && tile < tiles; tile += gridDim.x) {
                 unsigned filter_tile;
                 by_tiles(tile, filter_tile);
                 produce_weights(ring, weight_map, filter_tile * FILTERS, Place(), stages, layer);
@@ -132,17 +121,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
         const int warpgroup = warp / 4;
         const int row = warpgroup / FILTER_WARPGROUPS * ROW_TILES * 64;
         const int column = warpgroup % FILTER_WARPGROUPS * WARPGROUP_FILTERS;
-        int slot = 0;
-        float sums[ROW_TILES][WGMMA_SUMS];
+        const int first_row = warp % 4 * 16 + lane / 4, first_column = lane % 4 * 2;  // of the thread's sums
+        [[maybe_unused]] int slot = 0;
         wait_for_kernel_ahead();
         for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             unsigned filter_tile;
             const int pixel = by_tiles(tile, filter_tile) * PIXELS + row, filter = filter_tile * FILTERS + column;
-            consume<1>(sums, ring, stages, row, column);
+            float sums[ROW_TILES][WGMMA_SUMS];  // new for each tile, so that the compiler carries none to the next
+            consume<1>(sums, ring, resident, stages, row, column);
+            out.finish(sums, pixel + first_row, filter + first_column);
 #if WHOLE
-            copy_out(sums, out, output_map, slots + warpgroup * 2 * BOX_BYTES, slot, pixel, filter, warpgroup);
+            copy_out(sums, output_map, slots + warpgroup * 2 * BOX_BYTES, slot, pixel, filter, warpgroup);
 #else
-            write_out(sums, out, pixel, filter);
+#pragma unroll
+            for (int i = 0; i < ROW_TILES * WGMMA_SUMS; i += 2)
+                out.write((&sums[0][0])[i], (&sums[0][0])[i + 1],
+                          pixel + first_row + i / WGMMA_SUMS * 64 + i % 4 * 4,
+                          filter + first_column + i % WGMMA_SUMS / 4 * 8);
 #endif
         }
         if (WHOLE && warp % 4 == 0 && elect_one()) wait_for_stores();

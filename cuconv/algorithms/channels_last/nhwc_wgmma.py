@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
+from itertools import product
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
@@ -26,11 +26,12 @@ from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
-from cuconv.device import H200, DeviceSpec
+from cuconv.device import DeviceSpec
 
 MIN_STAGES = 3
 WARPGROUPS = 2
 SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
+SMALL_PIXELS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class Tile:
         return self.pixels * self.filters // (WARPGROUPS * CONSUMER_THREADS)
 
     @property
+    def most_resident(self) -> int:
+        """Blocks that the registers of an SM hold without spills."""
+        return 2 if self.sums <= SMALL_SUMS and self.pixels <= SMALL_PIXELS else 1
+
+    @property
     def box_filters(self) -> int:
         """Filters of a box of the output."""
         return next(size for size in (64, 32, 16) if self.warpgroup_filters % size == 0)
@@ -84,17 +90,22 @@ class Tile:
 TILES = (
     *(Tile(64, filters, 2) for filters in (16, 32, 48, 64, 96, 128)),
     *(Tile(128, filters, 1) for filters in (16, 32, 48, 64, 96, 128, 192, 256)),
-    *(Tile(256, filters, 1) for filters in (32, 64, 96, 128)),
+    *(Tile(256, filters, 1) for filters in (32, 64, 96)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A launch configuration: the tile, the boxes of a stage, the stages of the ring, and the blocks of an SM."""
+    """A launch configuration.
+
+    boxes: those of a stage. keeps: whether a block's weights stay in shared memory. ring: stages of the ring.
+    resident: blocks of an SM.
+    """
 
     tile: Tile
     boxes: Boxes
-    stages: int
+    keeps: bool
+    ring: int
     resident: int
     blocks: int
     shared_bytes: int
@@ -103,7 +114,8 @@ class Config:
     workspace_bytes = 0
 
     def __str__(self) -> str:
-        return f"{self.tile} boxes={self.boxes} stages={self.stages} blocks={self.blocks}"
+        kept = " weights=kept" if self.keeps else ""
+        return f"{self.tile} boxes={self.boxes}{kept} stages={self.ring} blocks={self.blocks}"
 
 
 class NhwcWgmma(ChannelsLast[Config, Costs]):
@@ -118,20 +130,14 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         if arch != HOPPER_ARCH:
             return []
         return [
-            {"BF16": bf16, "WHOLE": whole, **_macros(tile, boxes, *_ring(tile, boxes, H200))}
-            for tile, boxes in _FORMS for bf16 in (0, 1) for whole in (0, 1)
+            {"BF16": bf16, "WHOLE": whole, **_macros(*form)}
+            for form in product(TILES, BOXES, (False, True)) for bf16 in (0, 1) for whole in (0, 1)
         ]  # fmt: skip
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """Every tile with all boxes, as many blocks as the SMs hold."""
+        """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""
         channels_last.check(problem, device)
-        found = []
-        for tile, boxes in _FORMS:
-            tiles = ceil_div(problem.n * problem.out_pixels, tile.pixels) * ceil_div(problem.m, tile.filters)
-            stages, resident = _ring(tile, boxes, device)
-            shared = stages * (boxes.stage_bytes(tile.pixels, tile.filters) + 2 * BARRIER_BYTES) + tile.output_bytes
-            found.append(Config(tile, boxes, stages, resident, min(tiles, resident * device.sm_count), shared))
-        return found
+        return [config for form in product(TILES, BOXES, (False, True)) if (config := _config(problem, device, *form))]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
@@ -140,21 +146,20 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         cache, and the operands' way through device memory hides behind all that, unless both take long.
         """
         p, tile, boxes = problem, config.tile, config.boxes
-        filter_tiles = ceil_div(p.m, tile.filters)
-        tiles = ceil_div(p.n * p.out_pixels, tile.pixels) * filter_tiles
-        blocks = ceil_div(tiles, device.sm_count)  # tiles of the busiest SM
+        tiles = _tiles(p, tile)
+        blocks = ceil_div(tiles, min(config.blocks, device.sm_count))  # tiles of the busiest SM
         resident = min(config.resident, blocks)
-        stages = boxes.stages(p)
-        stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
-        depth = boxes.channels * boxes.count
+        stages, depth = boxes.stages(p), boxes.channels * boxes.count
+        copied = boxes.stage_bytes(tile.pixels + (0 if config.keeps else tile.filters))
+        kept = stages * boxes.stage_bytes(tile.filters) if config.keeps else 0
         work = costs.multiply * tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * depth / 2**20
-        fetch = costs.fetch * stage_bytes / 2**14
         latency = (costs.latency + costs.box * (boxes.count - 1)) / resident
         whole = p.m % channels_last.VECTOR_CHANNELS == 0
         write = (costs.write + (0 if whole else costs.write_scalar)) * tile.pixels * tile.filters / 2**12
-        stage_us = norm(norm(work, fetch), latency)
+        stage_us = norm(norm(work, costs.fetch * copied / 2**14), latency)
         busy_us = blocks * (stages * stage_us + write) + ceil_div(blocks, resident) * costs.tile
-        traffic_us = costs.traffic * tiles * stages * stage_bytes / 2**20
+        busy_us += costs.fetch * resident * kept / 2**14
+        traffic_us = costs.traffic * (tiles * stages * copied + config.blocks * kept) / 2**20
         us: float = costs.start + norm(norm(busy_us, traffic_us), costs.memory * p.min_bytes / 2**20)
         return us
 
@@ -167,35 +172,43 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         p, tile, boxes = problem, config.tile, config.boxes
         whole = channels_last.has_whole_rows(p, options)
         filter_tiles = ceil_div(p.m, tile.filters)
-        tiles = ceil_div(p.n * p.out_pixels, tile.pixels) * filter_tiles
-        macros = _macros(tile, boxes, config.stages, config.resident)
-        macros |= {"BF16": channels_last.is_bf16(p), "WHOLE": int(whole)}
+        macros = _macros(tile, boxes, config.keeps) | {"BF16": channels_last.is_bf16(p), "WHOLE": int(whole)}
         written = channels_last.output_map(p, tile.box_filters, options)
         arguments = (
             channels_last.pixel_map(p, boxes, tile.pixels), channels_last.weight_map(p, boxes, tile.filters),
             written if whole else channels_last.weight_map(p, boxes, tile.filters),  # a map that is not used
-            *channels_last.arguments_of(p, options), filter_tiles, tiles,
-            *channels_last.dividers_of(p, filter_tiles), *channels_last.flags_of(p, options),
+            *channels_last.arguments_of(p, options), filter_tiles, _tiles(p, tile),
+            *channels_last.dividers_of(p, filter_tiles), *channels_last.last_arguments(p, config.ring, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
 
 
-def _macros(tile: Tile, boxes: Boxes, stages: int, resident: int) -> Macros:
+def _macros(tile: Tile, boxes: Boxes, keeps: bool) -> Macros:
     """The macros of a kernel variant, without those of the element and of the way to write."""
-    common = channels_last.macros_of(boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups, stages)
-    return common | {"MIN_BLOCKS_PER_SM": resident}
+    common = channels_last.macros_of(boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
+    return common | {"RESIDENT_WEIGHTS": int(keeps), "MIN_BLOCKS_PER_SM": tile.most_resident}
 
 
-@cache
-def _ring(tile: Tile, boxes: Boxes, device: DeviceSpec) -> tuple[int, int]:
-    """The stages of a ring, and the blocks that an SM holds: two where registers and three stages of each allow it."""
-    stage_bytes = boxes.stage_bytes(tile.pixels, tile.filters)
-    for resident in (2, 1):
-        stages = channels_last.stages_that_fit(stage_bytes, tile.output_bytes, device, resident)
-        if stages >= MIN_STAGES and (resident == 1 or tile.sums <= SMALL_SUMS):
-            break
-    return stages, resident
+def _tiles(problem: ConvProblem, tile: Tile) -> int:
+    """The tiles of an output."""
+    return ceil_div(problem.n * problem.out_pixels, tile.pixels) * ceil_div(problem.m, tile.filters)
 
 
-_FORMS = [(tile, boxes) for tile in TILES for boxes in BOXES if _ring(tile, boxes, H200)[0] >= MIN_STAGES]
+def _config(problem: ConvProblem, device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool) -> Config | None:
+    """The configuration of a tile, with as many blocks on an SM as have a ring of enough stages; None where none has.
+
+    The blocks of weights that stay are a multiple of the tiles over the filters, so that each has the same filters.
+    """
+    stages, filter_tiles, tiles = boxes.stages(problem), ceil_div(problem.m, tile.filters), _tiles(problem, tile)
+    kept = stages * (boxes.stage_bytes(tile.filters) + BARRIER_BYTES) if keeps else 0
+    stage_bytes = boxes.stage_bytes(tile.pixels + (0 if keeps else tile.filters))
+    for resident in range(tile.most_resident, 0, -1):
+        ring = channels_last.stages_that_fit(stage_bytes, tile.output_bytes + kept, device, resident)
+        blocks = resident * device.sm_count
+        if keeps:
+            blocks = blocks // filter_tiles * filter_tiles
+        if ring >= MIN_STAGES and blocks and not (keeps and tiles <= blocks):
+            shared = ring * (stage_bytes + 2 * BARRIER_BYTES) + tile.output_bytes + kept
+            return Config(tile, boxes, keeps, ring, resident, min(tiles, blocks), shared)
+    return None
