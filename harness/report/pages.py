@@ -32,7 +32,7 @@ from harness.experiments.networks.table import (
     modes_section,
     networks_section,
 )
-from harness.precision import FP16, FP32, PRECISIONS
+from harness.precision import FP16, FP32, HALVES, PRECISIONS
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import errors_table
 from harness.report.api import api_table
@@ -40,7 +40,7 @@ from harness.report.choice import algorithm_table, choice_table, invariance_tabl
 from harness.report.devices import devices_table, reference
 from harness.report.figure_index import figures_table
 from harness.report.front import front_table
-from harness.report.half import half_table
+from harness.report.half import half_table, in_half
 from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.options import add_results
 from harness.report.paper import paper_table
@@ -56,7 +56,7 @@ from harness.report.speedups import (
 )
 from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
-from harness.store.times import NOTES
+from harness.store.times import NOTES, TIMES
 from harness.sweep.comparisons import Results, find_results, full_precision
 from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
@@ -174,6 +174,17 @@ def _sweep(results: Results, plots: str, name: str) -> str:
     ])  # fmt: skip
 
 
+def _halves(found: Sequence[Results]) -> str:
+    """cuConv against cuDNN in FP16 and in BF16, hot, separated and cold, on each GPU where it was measured."""
+    tables = [
+        _beside(results, table, (precision,), (precision,))
+        for results in found
+        for precision in HALVES
+        if (table := "\n\n".join(filter(None, (in_half(results.at(time), precision) for time in TIMES))))
+    ]
+    return "\n\n".join(tables) or "Not measured: 'python -m harness.run --precision fp16' measures it on a GPU."
+
+
 def _accuracy(results: Results) -> str:
     return "\n\n".join([
         "Relative L2 error over the paper's sweep, normal data:",
@@ -186,6 +197,7 @@ def _accuracy(results: Results) -> str:
 # The tables that look at every GPU, by their names in markers: a function of the results of all.
 OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
     "front": front_table,
+    "halves": _halves,
     "api": lambda found: api_table(),
     "devices": lambda found: devices_table(found, (SWEEP, *SWEEPS)),
 }
