@@ -30,6 +30,10 @@ PROBLEMS = [
     ConvProblem(1, 16, 4, 5, 24, 3, 3, 4, 4),
     ConvProblem(70, 16, 7, 5, 8, 7, 1, 3, 0),
     ConvProblem(1, 40, 20, 18, 32, 3, 5, 4, 8, dilation_h=4, dilation_w=4),
+    # Channels that are padded.
+    ConvProblem(2, 3, 31, 33, 64, 7, 7, 3, 3, stride_h=2, stride_w=2),
+    ConvProblem(3, 1, 9, 5, 3, 3, 3, 1, 1),
+    ConvProblem(1, 129, 7, 7, 33, 1, 1),
 ]
 # Many blocks for each SM, which a cluster's blocks leave one after the other; many stages, few of which fit.
 LARGE = [ConvProblem(8, 32, 28, 28, 96, 5, 5, 2, 2), ConvProblem(8, 48, 27, 27, 200, 5, 5, 2, 2)]
@@ -92,8 +96,11 @@ def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repea
             outs = [poisoned(problem, options.output_channels) for _ in range(repeats)]
             extra = (bias.data_ptr(), residual.data_ptr()) if options.residual else (0, 0)
             stream = torch.cuda.current_stream().cuda_stream
+            workspace = torch.full((config.workspace_bytes // 2 + 1,), torch.nan, device="cuda", dtype=dtype)
             for out in outs:  # one right after the other, so that they overlap
-                sequence.enqueue(stream, x.data_ptr(), weight.data_ptr(), extra[0], out.data_ptr(), 0, extra[1])
+                sequence.enqueue(
+                    stream, x.data_ptr(), weight.data_ptr(), extra[0], out.data_ptr(), workspace.data_ptr(), extra[1]
+                )
             assert_rounded_once(outs[0], truth, (config, options))
             assert all(torch.equal(out, outs[0]) for out in outs[1:]), (config, options)
             if options.output_channels:

@@ -124,18 +124,12 @@ def test_tensors_at_other_addresses_have_maps_of_their_own():
         (lambda x, w: (x, w.float()), "use one type"),
         (lambda x, w: (x.bfloat16(), w), "use one type"),
         (lambda x, w: (x[:, :, :, 1:], w), "channels last"),
-        (lambda x, w: (dense(x[:, :20]), dense(w[:, :20])), "multiple of 8"),
     ],
 )
 def test_what_is_not_computed_is_refused(change, words):
     x, weight = change(*tensors(in_half(SMALL, "fp16")))
     with pytest.raises(UnsupportedProblem, match=words):
         conv2d(x, weight, padding=1)
-
-
-def dense(tensor):
-    """A copy in channels_last."""
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 @each_half

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.channels_last import pad_channels
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, on_padded
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_hopper
-from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Address, TensorMap
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
 from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
-VECTOR_CHANNELS = 8  # 16 bytes: strides of a tensor map are multiples of them
 BARRIER_BYTES = 8
 MAX_STAGES = 8
 # Limits of a tensor map in im2col mode: of a corner, of a filter position in the filter, and of a stride.
@@ -55,11 +57,47 @@ Costs = TypeVar("Costs")
 
 
 class ChannelsLast(Algorithm[Config, Costs]):  # type: ignore[type-var]
-    """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its one kernel."""
+    """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its main kernel.
+
+    A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py).
+    """
 
     precisions = HALVES
     fuses_residual = True
     writes_slices = True
+
+    @abstractmethod
+    def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """Every configuration of the main kernel; raises UnsupportedProblem where there is none."""
+
+    @abstractmethod
+    def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+        """The device time of the main kernel in microseconds."""
+
+    @abstractmethod
+    def main_launch(
+        self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
+    ) -> Launch:
+        """The launch of the main kernel; operands: where it finds input and weight."""
+
+    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """Every configuration that can run; raises UnsupportedProblem where there is none."""
+        check(problem, device)
+        found = self.configurations(on_padded(problem), device)
+        more = pad_channels.workspace_bytes(problem)
+        return [replace(one, workspace_bytes=more) for one in found] if more else found  # type: ignore[type-var]
+
+    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+        """The device time of all kernels in microseconds, by the cost model with the given constants."""
+        return self.main_us(on_padded(problem), device, config, costs) + pad_channels.predicted_us(problem)
+
+    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
+        """The launch of the main kernel, which waits for the kernel ahead itself, behind that which pads channels."""
+        padding = pad_channels.launches(problem)
+        if padding:  # weights in the workspace are not constant
+            options = replace(options, packed=False)
+        main = self.main_launch(on_padded(problem), config, options, pad_channels.operands(problem))
+        return (*padding, main)
 
     def fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
         """The options as they are: constant weights are not packed, but read before the kernel ahead ends."""
@@ -77,8 +115,6 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(f"{p.label}: precision={p.precision!r}, must be one of {', '.join(HALVES)}")
     if p.groups > 1:
         raise UnsupportedProblem(f"{p.label}: {p.groups} groups, and half precision is computed with one")
-    if p.c % VECTOR_CHANNELS:
-        raise UnsupportedProblem(f"{p.label}: {p.c} channels, and half precision needs a multiple of {VECTOR_CHANNELS}")
     pixels = p.n * p.out_pixels
     sizes = [("output pixels", pixels + 256), ("filters", p.m + 256), ("channels", p.c + 64)]
     check_sizes(p, "half precision", [(what, size, MAX_INDEX) for what, size in sizes])
@@ -99,7 +135,7 @@ def corners_of(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     return (-p.pad_w, -p.pad_h), (columns - p.pad_w + 1 - p.w, rows - p.pad_h + 1 - p.h)
 
 
-def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, of: Address = INPUT) -> TensorMap:
+def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, of: Address) -> TensorMap:
     """The map by which one filter position of `pixels` successive output pixels is copied."""
     p = problem
     pixel = HALF_BYTES * p.c
@@ -108,7 +144,7 @@ def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, of: Address = INP
     return TensorMap(of, p.precision, sizes, strides, box, boxes.row_bytes, corners_of(p), steps)
 
 
-def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, of: Address = WEIGHT) -> TensorMap:
+def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, of: Address) -> TensorMap:
     """The map by which one filter position of `filters` successive filters is copied."""
     p = problem
     position = HALF_BYTES * p.c

@@ -25,7 +25,7 @@ from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, require_fit
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
-from cuconv.core.launch import Launch
+from cuconv.core.launch import Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import H200, DeviceSpec
 
@@ -98,8 +98,7 @@ class Config:
     resident: int
     blocks: int
     shared_bytes: int
-
-    workspace_bytes = 0
+    workspace_bytes: int = 0
 
     @property
     def threads(self) -> int:
@@ -123,9 +122,8 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             return []
         return [{"BF16": bf16, **_macros(*form)} for form in _FORMS for bf16 in (0, 1)]
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+    def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""
-        channels_last.check(problem, device)
         p, found = problem, []
         for tile, split_k, boxes in _FORMS:
             blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * ceil_div(p.m, tile.filters) * split_k
@@ -137,7 +135,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
                 found.append(Config(tile, split_k, boxes, stages, resident, blocks, shared))
         return require_fit(found, problem, device, self.name)
 
-    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+    def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: waves of as many clusters as the SMs hold.
 
         A block's stages take the longest of their products, copies and steps. Copies of all SMs share the L2 cache,
@@ -167,19 +165,24 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """What orders the products of a sum: the boxes of a stage, and the shares of the reduction."""
         return config.boxes, config.split_k, config.tile.warpgroup_split_k
 
-    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
-        """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
+    def main_launch(
+        self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
+    ) -> Launch:
+        """The launch of the main kernel; operands: where it finds input and weight."""
+        input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
         macros = _macros(tile, config.split_k, boxes) | {"BF16": channels_last.is_bf16(p)}
         filter_tiles = ceil_div(p.m, tile.filters)
+        pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
+        weights = channels_last.weight_map(p, boxes, tile.filters, weight)
         arguments = (
-            channels_last.pixel_map(p, boxes, tile.pixels), channels_last.weight_map(p, boxes, tile.filters),
+            pixels, weights,
             *channels_last.arguments_of(p, options), filter_tiles, *channels_last.dividers_of(p, filter_tiles),
             packed_divisor(p.filter_area), packed_divisor(p.kw), 
             *channels_last.last_arguments(p, config.stages, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)
-        return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
+        return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
 
 
 def _macros(tile: Tile, split_k: int, boxes: Boxes) -> Macros:

@@ -21,10 +21,11 @@ from cuconv.algorithms.channels_last.channels_last import (
     Boxes,
     ChannelsLast,
 )
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.limits import HOPPER_ARCH
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
-from cuconv.core.launch import Launch
+from cuconv.core.launch import Address, Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -109,9 +110,9 @@ class Config:
     resident: int
     blocks: int
     shared_bytes: int
+    workspace_bytes: int = 0
 
     threads = WARPGROUPS * CONSUMER_THREADS + PRODUCER_THREADS
-    workspace_bytes = 0
 
     def __str__(self) -> str:
         kept = " weights=kept" if self.keeps else ""
@@ -134,12 +135,11 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
             for form in product(TILES, BOXES, (False, True)) for bf16 in (0, 1) for whole in (0, 1)
         ]  # fmt: skip
 
-    def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+    def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""
-        channels_last.check(problem, device)
         return [config for form in product(TILES, BOXES, (False, True)) if (config := _config(problem, device, *form))]
 
-    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+    def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
 
         A stage takes the longest of what its products, its copies and its steps take. Copies of all SMs share the L2
@@ -154,7 +154,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         kept = stages * boxes.stage_bytes(tile.filters) if config.keeps else 0
         work = costs.multiply * tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * depth / 2**20
         latency = (costs.latency + costs.box * (boxes.count - 1)) / resident
-        whole = p.m % channels_last.VECTOR_CHANNELS == 0
+        whole = p.m % VECTOR_CHANNELS == 0
         write = (costs.write + (0 if whole else costs.write_scalar)) * tile.pixels * tile.filters / 2**12
         stage_us = norm(norm(work, costs.fetch * copied / 2**14), latency)
         busy_us = blocks * (stages * stage_us + write) + ceil_div(blocks, resident) * costs.tile
@@ -167,21 +167,26 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         """The channels of a box: they order the products of a sum."""
         return config.boxes.channels
 
-    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
-        """The launch of the one kernel, which overlaps with the kernel ahead and waits for it itself."""
+    def main_launch(
+        self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
+    ) -> Launch:
+        """The launch of the main kernel; operands: where it finds input and weight."""
+        input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
         whole = channels_last.has_whole_rows(p, options)
         filter_tiles = ceil_div(p.m, tile.filters)
         macros = _macros(tile, boxes, config.keeps) | {"BF16": channels_last.is_bf16(p), "WHOLE": int(whole)}
         written = channels_last.output_map(p, tile.box_filters, options)
+        pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
+        weights = channels_last.weight_map(p, boxes, tile.filters, weight)
         arguments = (
-            channels_last.pixel_map(p, boxes, tile.pixels), channels_last.weight_map(p, boxes, tile.filters),
-            written if whole else channels_last.weight_map(p, boxes, tile.filters),  # a map that is not used
+            pixels, weights,
+            written if whole else weights,  # a map that is not used
             *channels_last.arguments_of(p, options), filter_tiles, _tiles(p, tile),
             *channels_last.dividers_of(p, filter_tiles), *channels_last.last_arguments(p, config.ring, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)
-        return (Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True),)
+        return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
 
 
 def _macros(tile: Tile, boxes: Boxes, keeps: bool) -> Macros:

@@ -10,7 +10,7 @@ from cuconv import UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
-from cuconv.core.launch import TensorMap
+from cuconv.core.launch import INPUT, WEIGHT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, in_precision
 from tests.cuconv.fake_gpu import Recorder
@@ -41,7 +41,7 @@ def test_copies_start_at_every_filter_of_an_image_and_nowhere_else():
 def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
     for p in COMPUTED:
         for boxes in BOXES:
-            maps = pixel_map(p, boxes, 256), weight_map(p, boxes, 256), output_map(p, 64, CallOptions())
+            maps = pixel_map(p, boxes, 256, INPUT), weight_map(p, boxes, 256, WEIGHT), output_map(p, 64, CallOptions())
             elements = p.n * p.c * p.h * p.w, p.m * p.c * p.filter_area, p.n * p.m * p.out_pixels
             for one, count in zip(maps, elements, strict=True):
                 assert one.strides[-1] * one.sizes[-1] == 2 * count
@@ -53,7 +53,6 @@ def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"c": 12}, "multiple of 8"),
         ({"groups": 2}, "groups"),
         ({"kh": 1, "kw": 300, "w": 400, "pad_h": 0}, "filters up to"),
         ({"stride_w": 9}, "strides up to"),
@@ -69,8 +68,8 @@ def test_what_tensor_maps_do_not_reach_is_refused(name, change, words):
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_refusal_of_auto_says_why(precision):
     problem = replace(HALF, precision=precision)
-    with pytest.raises(UnsupportedProblem, match="3 channels"):
-        cuconv.plan(replace(problem, c=3), H200)
+    with pytest.raises(UnsupportedProblem, match="2 groups"):
+        cuconv.plan(replace(problem, groups=2), H200)
     with pytest.raises(UnsupportedProblem, match="sm_80"):
         cuconv.plan(problem, A100)
 
@@ -112,6 +111,23 @@ def test_a_tensor_map_writes_where_pixels_start_at_multiples_of_16_bytes():
         launch = launch_of("nhwc_wgmma", problem, options)
         assert launch.macros["WHOLE"] == 0
         assert all(stride % 16 == 0 for one in launch.arguments if isinstance(one, TensorMap) for stride in one.strides)
+
+
+@each_name
+@pytest.mark.parametrize("c", [1, 3, 7, 12, 257])
+def test_channels_are_padded_in_the_workspace(name, c):
+    problem, algorithm = replace(HALF, c=c), ALGORITHMS[name]
+    padded = -(-c // 8) * 8
+    config = algorithm.configure(problem, H200)
+    padding, main = algorithm.launches(problem, config, CallOptions(packed=True))
+    rows = problem.n * problem.h * problem.w, problem.m * problem.filter_area
+    assert padding.kernel == "pad_channels" and padding.arguments[3:] == (*rows, c, padded // 8)
+    assert padding.blocks * padding.threads >= sum(rows) * padded // 8
+    assert config.workspace_bytes == 2 * padded * sum(rows)
+    pixels, weights = main.arguments[:2]
+    assert (pixels.address, weights.address) == (WORKSPACE, WORKSPACE + 2 * padded * rows[0])
+    assert pixels.sizes[0] == weights.sizes[0] == padded
+    assert main.arguments[-1] == 0  # the kernel ahead writes the weights
 
 
 # What conv2d makes of its tensors.
