@@ -78,11 +78,12 @@ def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(algorith
         x, weight = tensors(problem, scale=scale)
         truth = reference.conv2d(x, weight, **problem.geometry)
         assert_rounded_once(conv2d(x, weight, **problem.geometry, algorithm=algorithm), truth)
-    x, weight = tensors(problem, scale=3e3 if precision == "fp16" else 3e18)
+    if precision == "bf16":  # its range is that of the FP32 sums: where they overflow depends on their order
+        return
+    x, weight = tensors(problem, scale=3e3)
     out = conv2d(x, weight, **problem.geometry, algorithm=algorithm)
     truth = reference.conv2d(x, weight, **problem.geometry)
-    limit = torch.finfo(out.dtype).max
-    far = (truth.abs() > 1.01 * limit) | (truth.abs() < 0.99 * limit)  # near the limit the last bit decides
+    far = (truth.abs() / torch.finfo(out.dtype).max - 1).abs() > 0.01  # near the limit the last bit decides
     assert torch.equal(out[far].isinf(), truth.to(out.dtype)[far].isinf()) and not out.isnan().any()
 
 
@@ -121,7 +122,7 @@ def test_tensors_at_other_addresses_have_maps_of_their_own():
     ("change", "words"),
     [
         (lambda x, w: (x.contiguous(), w), "channels_last"),
-        (lambda x, w: (x, w.float()), "use one type"),
+        (lambda x, w: (x, w.float().contiguous()), "use one type"),
         (lambda x, w: (x.bfloat16(), w), "use one type"),
         (lambda x, w: (x[:, :, :, 1:], w), "channels last"),
     ],
