@@ -19,7 +19,7 @@ WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
-MAX_STAGES = 8
+MAX_STAGES = 16
 # Limits of a tensor map in im2col mode: of a corner, of a filter position in the filter, and of a stride.
 MIN_CORNER, MAX_CORNER = -128, 127
 MAX_FILTER_OFFSET = 255

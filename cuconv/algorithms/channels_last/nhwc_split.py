@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
@@ -30,6 +29,7 @@ from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import H200, DeviceSpec
 
 MIN_STAGES = 3
+MOST_RESIDENT = 2  # blocks that the registers of an SM hold
 MAX_BLOCKS_PER_SM = 4  # beyond that many the outputs are not few
 SPLITS = (1, 2, 4, 8, 16)
 
@@ -106,7 +106,7 @@ class Config:
         return self.tile.threads
 
     def __str__(self) -> str:
-        return f"{self.tile} boxes={self.boxes} stages={self.stages} split_k={self.split_k}"
+        return f"{self.tile} boxes={self.boxes} stages={self.stages} split_k={self.split_k} resident={self.resident}"
 
 
 class NhwcSplit(ChannelsLast[Config, Costs]):
@@ -128,8 +128,11 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         for tile, split_k, boxes in _FORMS:
             blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * ceil_div(p.m, tile.filters) * split_k
             deep = split_k * tile.warpgroup_split_k <= boxes.stages(p)
-            if deep and split_k <= device.max_cluster_blocks and blocks <= MAX_BLOCKS_PER_SM * device.sm_count:
-                stages, resident = _ring(tile, boxes, device)
+            if not deep or split_k > device.max_cluster_blocks or blocks > MAX_BLOCKS_PER_SM * device.sm_count:
+                continue
+            most = ceil_div(ceil_div(boxes.stages(p), split_k), tile.warpgroup_split_k) * tile.warpgroup_split_k
+            for resident, ring in enumerate(_rings(tile, boxes, device)[: ceil_div(blocks, device.sm_count)], 1):
+                stages = min(ring, max(most, 2 * tile.warpgroup_split_k))
                 shared = stages * (boxes.stage_bytes(tile.pixels + tile.filters) + 2 * BARRIER_BYTES)
                 shared += tile.sums_bytes + BARRIER_BYTES
                 found.append(Config(tile, split_k, boxes, stages, resident, blocks, shared))
@@ -187,24 +190,19 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
 
 def _macros(tile: Tile, split_k: int, boxes: Boxes) -> Macros:
     """The macros of a kernel variant, without that of the element."""
-    _, resident = _ring(tile, boxes, H200)
-    more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": resident}
+    more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": MOST_RESIDENT}
     return channels_last.macros_of(boxes, tile.pixels, tile.filters) | more | {"RESIDENT_WEIGHTS": 0}
 
 
-@cache
-def _ring(tile: Tile, boxes: Boxes, device: DeviceSpec) -> tuple[int, int]:
-    """The stages of a ring, and the blocks that an SM holds: two where three stages of each fit.
+def _rings(tile: Tile, boxes: Boxes, device: DeviceSpec) -> list[int]:
+    """The stages of the ring of a block that has an SM for itself, and of one that shares it with another.
 
-    Warpgroups that share the reduction have as many stages each.
+    Warpgroups that share the reduction have as many stages each, two at least.
     """
-    stage_bytes = boxes.stage_bytes(tile.pixels + tile.filters)
-    for resident in (2, 1):
-        other_bytes = tile.sums_bytes + BARRIER_BYTES
-        stages = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident, tile.warpgroup_split_k)
-        if stages >= MIN_STAGES:
-            break
-    return stages, resident
+    stage_bytes, other_bytes = boxes.stage_bytes(tile.pixels + tile.filters), tile.sums_bytes + BARRIER_BYTES
+    shares = tile.warpgroup_split_k
+    found = [channels_last.stages_that_fit(stage_bytes, other_bytes, device, blocks, shares) for blocks in (1, 2)]
+    return [ring for ring in found if ring >= max(MIN_STAGES, 2 * shares)]
 
 
 _FORMS = [
@@ -212,5 +210,5 @@ _FORMS = [
     for tile in TILES
     for split_k in SPLITS
     for boxes in BOXES
-    if _ring(tile, boxes, H200)[0] >= MIN_STAGES and tile.pixels * tile.filters // 4 >= split_k * CONSUMER_THREADS
+    if _rings(tile, boxes, H200) and tile.pixels * tile.filters // 4 >= split_k * CONSUMER_THREADS
 ]

@@ -5,7 +5,7 @@ Blocks stay on their SM and compute one tile of pixels x filters after the other
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -137,7 +137,8 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""
-        return [config for form in product(TILES, BOXES, (False, True)) if (config := _config(problem, device, *form))]
+        forms = product(TILES, BOXES, (False, True))
+        return [config for form in forms for config in _configs(problem, device, *form)]
 
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
@@ -200,20 +201,20 @@ def _tiles(problem: ConvProblem, tile: Tile) -> int:
     return ceil_div(problem.n * problem.out_pixels, tile.pixels) * ceil_div(problem.m, tile.filters)
 
 
-def _config(problem: ConvProblem, device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool) -> Config | None:
-    """The configuration of a tile, with as many blocks on an SM as have a ring of enough stages; None where none has.
+def _configs(problem: ConvProblem, device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool) -> Iterator[Config]:
+    """The configurations of a tile: with one block on an SM, whose ring is deep, and with two.
 
     The blocks of weights that stay are a multiple of the tiles over the filters, so that each has the same filters.
     """
     stages, filter_tiles, tiles = boxes.stages(problem), ceil_div(problem.m, tile.filters), _tiles(problem, tile)
     kept = stages * (boxes.stage_bytes(tile.filters) + BARRIER_BYTES) if keeps else 0
     stage_bytes = boxes.stage_bytes(tile.pixels + (0 if keeps else tile.filters))
-    for resident in range(tile.most_resident, 0, -1):
-        ring = channels_last.stages_that_fit(stage_bytes, tile.output_bytes + kept, device, resident)
-        blocks = resident * device.sm_count
+    for resident in range(1, 1 + min(tile.most_resident, ceil_div(tiles, device.sm_count))):
+        blocks = min(tiles, resident * device.sm_count)
         if keeps:
             blocks = blocks // filter_tiles * filter_tiles
+        ring = channels_last.stages_that_fit(stage_bytes, tile.output_bytes + kept, device, resident)
         if ring >= MIN_STAGES and blocks and not (keeps and tiles <= blocks):
+            ring = min(ring, stages * ceil_div(tiles, blocks))
             shared = ring * (stage_bytes + 2 * BARRIER_BYTES) + tile.output_bytes + kept
-            return Config(tile, boxes, keeps, ring, resident, min(tiles, blocks), shared)
-    return None
+            yield Config(tile, boxes, keeps, ring, resident, blocks, shared)
