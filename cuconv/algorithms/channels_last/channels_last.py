@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import cache
+from math import gcd
 from typing import Any, TypeVar
 
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
@@ -19,6 +21,7 @@ WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
+LINE_BYTES = 128  # of the L2 cache
 MAX_STAGES = 16
 # Limits of a tensor map in im2col mode: of a corner, of a filter position in the filter, and of a stride.
 MIN_CORNER, MAX_CORNER = -128, 127
@@ -42,12 +45,23 @@ class Boxes:
         """Shared memory of a stage in bytes, of so many pixels and filters."""
         return self.count * self.row_bytes * rows
 
+    def requests(self, problem: ConvProblem, rows: int) -> float:
+        """The lines of the L2 cache that a stage's copies of so many pixels and filters touch."""
+        return self.count * rows * _lines(min(self.row_bytes, HALF_BYTES * problem.c), HALF_BYTES * problem.c)
+
     def stages(self, problem: ConvProblem) -> int:
         """Stages of the whole reduction of a problem."""
         return ceil_div(problem.filter_area * ceil_div(problem.c, self.channels), self.count)
 
     def __str__(self) -> str:
         return f"{self.count}x{self.channels}"
+
+
+@cache
+def _lines(width: int, pitch: int) -> float:
+    """The mean number of cache lines that a row of `width` bytes touches, where rows are `pitch` bytes apart."""
+    starts = range(0, LINE_BYTES, gcd(pitch, LINE_BYTES))
+    return sum(ceil_div(start + width, LINE_BYTES) for start in starts) / len(starts)
 
 
 BOXES = (Boxes(16, 4), Boxes(32, 2), Boxes(32, 4), Boxes(64, 1), Boxes(64, 2))
