@@ -14,7 +14,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED, ListedVariants, variant_key
 from cuconv.core.launch import KernelVariant
-from cuconv.core.problem import FP32, TF32, ConvProblem, UnsupportedProblem
+from cuconv.core.problem import FP16, FP32, TF32, ConvProblem, UnsupportedProblem
 from cuconv.device import H200
 from cuconv.runtime import compiler
 from cuconv.select import MAX_WORKSPACE_BYTES
@@ -43,8 +43,16 @@ SWEEPS = (PAPER, "strided", "grouped", "fully_connected", "unseen")
 RANDOM_PROBLEMS = 1200  # drawn for each precision
 # What a list may lose in the geometric mean of a group's layers, as a share, and how much the group weighs: by the
 # precision and the kind of group. Random layers and those with a residual have little in common.
-LIMITS = {FP32: {PAPER: 0.003, SWEEP: 0.006, OTHERS: 0.06}, TF32: {PAPER: 0.03, SWEEP: 0.03, OTHERS: 0.09}}
-WEIGHTS = {FP32: {PAPER: 16.0, SWEEP: 4.0, OTHERS: 1.0}, TF32: {PAPER: 1.0, SWEEP: 1.0, OTHERS: 0.5}}
+LIMITS = {
+    FP32: {PAPER: 0.003, SWEEP: 0.006, OTHERS: 0.06},
+    TF32: {PAPER: 0.03, SWEEP: 0.03, OTHERS: 0.09},
+    FP16: {PAPER: 0.005, SWEEP: 0.01, OTHERS: 0.02},
+}
+WEIGHTS = {
+    FP32: {PAPER: 16.0, SWEEP: 4.0, OTHERS: 1.0},
+    TF32: {PAPER: 1.0, SWEEP: 1.0, OTHERS: 0.5},
+    FP16: {PAPER: 4.0, SWEEP: 2.0, OTHERS: 1.0},
+}
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
 SQUARE = 12.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
@@ -62,14 +70,14 @@ class Asked:
     options: CallOptions
 
 
-def asked(seed: int) -> Iterator[Asked]:
-    """The calls by which variants are chosen, with prepared weights and without, in both precisions, some unaligned."""
+def asked(seed: int, precisions: Sequence[str]) -> Iterator[Asked]:
+    """The calls by which variants are chosen, with prepared weights and without, in the precisions, some unaligned."""
     chance = random.Random(seed)
     problems = {sweep: [case.problem for case in load_sweep(sweep).cases] for sweep in SWEEPS}
     problems["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
     residual = (one for one in problems[PAPER] + problems["random"] if one.is_dense and one.kh in (1, 3))
     problems["residual"] = [one for one in residual if chance.random() < 0.25]
-    for precision in (FP32, TF32):
+    for precision in precisions:
         for group, members in problems.items():
             for problem, packed in product(members, (False, True)):
                 aligned = group != "random" or chance.random() > 0.2
@@ -101,7 +109,7 @@ def random_problem(chance: random.Random) -> ConvProblem:
 def times_of(one: Asked) -> dict[Variant | None, float]:
     """The least predicted time of each listed algorithm's variants, and, by None, of all other algorithms."""
     found: dict[Variant | None, float] = {}
-    for precision in dict.fromkeys((one.problem.precision, FP32)):
+    for precision in (TF32, FP32) if one.problem.precision == TF32 else (one.problem.precision,):
         problem = replace(one.problem, precision=precision)
         for name in offering(precision):
             algorithm = ALGORITHMS[name]
@@ -144,11 +152,11 @@ class Losses:
 
 
 def losses_of(calls: list[Asked]) -> Losses:
-    """The loss of every variant on every call that it computes."""
+    """The loss of every variant on every call that it computes; calls that nothing computes are left out."""
     of: dict[Variant, list[tuple[int, float]]] = defaultdict(list)
-    without = np.full(len(calls), FAR)
-    for i, one in enumerate(progress.counted(calls)):
-        times = times_of(one)
+    timed = [(one, times) for one in progress.counted(calls) if (times := times_of(one))]
+    calls, without = [one for one, _ in timed], np.full(len(timed), FAR)
+    for i, (_, times) in enumerate(timed):
         for variant, us in times.items():
             loss = min(FAR, np.log(us / min(times.values())))
             if variant is None:
@@ -228,12 +236,12 @@ def text_of(variants: list[Macros]) -> str:
     return "\n".join([",".join(columns), *map(",".join, cells)]) + "\n"
 
 
-def write(variants: list[Variant]) -> None:
-    """Write the list of each algorithm next to its source; raises RuntimeError where an algorithm would have none."""
+def write(variants: list[Variant], precisions: Sequence[str]) -> None:
+    """Write the lists of the algorithms of some precisions; raises RuntimeError where an algorithm would have none."""
     rows = {
         algorithm.name: [dict(macros) for owner, macros in variants if owner == algorithm.name]
         for algorithm in ALGORITHMS.values()
-        if isinstance(algorithm, ListedVariants)
+        if isinstance(algorithm, ListedVariants) and set(precisions) & set(algorithm.precisions)
     }
     without = [name for name, of_algorithm in rows.items() if not of_algorithm]
     if without:
@@ -244,15 +252,17 @@ def write(variants: list[Variant]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    losses = losses_of(list(asked(options.seed)))
+    precisions = options.precision or list(LIMITS)
+    losses = losses_of(list(asked(options.seed, precisions)))
     while worse := spilling(found := chosen(losses)):
         print(f"{len(worse)} of these variants spill registers: chosen again, without them")
         for variant in worse:
             del losses.of[variant]
-    write(found)
+    write(found, precisions)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--precision", nargs="+", choices=list(LIMITS), help="of the lists to write (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of the random layers (default: 0)")
 
 

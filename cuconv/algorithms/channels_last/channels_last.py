@@ -6,13 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd
+from pathlib import Path
 from typing import Any, TypeVar
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
+from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.channels_last import pad_channels
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, on_padded
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes, require_hopper
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
+from cuconv.algorithms.common.listed import Forms, ListedVariants, fastest_listed, listed
 from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
 from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
@@ -21,6 +23,7 @@ WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
+BF16_MACRO = "BF16"
 LINE_BYTES = 128  # of the L2 cache
 MAX_STAGES = 16
 # Limits of a tensor map in im2col mode: of a corner, of a filter position in the filter, and of a stride.
@@ -70,15 +73,22 @@ Config = TypeVar("Config")
 Costs = TypeVar("Costs")
 
 
-class ChannelsLast(Algorithm[Config, Costs]):  # type: ignore[type-var]
+class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
     """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its main kernel.
 
-    A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py).
+    A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py). Files list
+    variants of both types at once, without the macro BF16.
     """
 
     precisions = HALVES
     fuses_residual = True
     writes_slices = True
+
+    def variants(self, arch: str) -> list[Macros]:
+        """The listed variants for each element; none without Hopper's instructions."""
+        if arch != HOPPER_ARCH:
+            return []
+        return [macros | {BF16_MACRO: bf16} for macros in listed(self.source) for bf16 in (0, 1)]
 
     @abstractmethod
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
@@ -119,6 +129,11 @@ class ChannelsLast(Algorithm[Config, Costs]):  # type: ignore[type-var]
 
     def _possible(self, problem: ConvProblem, options: CallOptions) -> CallOptions:
         return options
+
+
+def longest(*times_us: float) -> float:
+    """About the longest of times that overlap, but smooth: the norm of exponent 4."""
+    return sum(us**4 for us in times_us) ** 0.25
 
 
 def check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -185,9 +200,9 @@ def macros_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgrou
     }
 
 
-def is_bf16(problem: ConvProblem) -> int:
-    """The macro BF16 of a problem."""
-    return int(problem.precision == BF16)
+def launched(source: Path, problem: ConvProblem, forms: Forms) -> Macros:
+    """The macros of the fastest form that is listed, or of the first, for the type of a problem."""
+    return fastest_listed(source, forms) | {BF16_MACRO: int(problem.precision == BF16)}
 
 
 def arguments_of(problem: ConvProblem, options: CallOptions) -> tuple[Any, ...]:

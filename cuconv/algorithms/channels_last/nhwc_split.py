@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import log2
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
@@ -19,11 +20,12 @@ from cuconv.algorithms.channels_last.channels_last import (
     WARPGROUP_PIXELS,
     Boxes,
     ChannelsLast,
+    longest,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import HOPPER_ARCH, require_fit
+from cuconv.algorithms.common.limits import require_fit
+from cuconv.algorithms.common.listed import Forms
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import norm
 from cuconv.core.launch import Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 from cuconv.device import H200, DeviceSpec
@@ -38,14 +40,17 @@ SPLITS = (1, 2, 4, 8, 16)
 class Costs:
     """The constants of the cost model, in microseconds of what each says."""
 
-    start: float = constant("a launch, and the first stage")
-    cluster: float = constant("added for blocks in a cluster")
+    start: float = constant("a launch, and a block from start to end, without its stages and sums")
     latency: float = constant("a warpgroup's stage")
-    box: float = constant("added for each box of a stage but the first")
+    box: float = constant("added latency for each box of a stage but the first")
+    load: float = constant("a copy's latency, which the stages of the ring share")
+    load_bytes: float = constant("added latency of a copy for 2**14 bytes")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
-    fetch: float = constant("an SM's time to copy 2**14 bytes of a stage")
+    request: float = constant("an SM's time to copy 2**7 cache lines")
+    crowd: float = constant("added to that where all SMs copy")
     traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
     exchange: float = constant("an SM's time to exchange 2**12 sums within a cluster")
+    exchange_blocks: float = constant("added for each doubling of a cluster")
     warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
     write: float = constant("an SM's time to write 2**12 outputs")
     memory: float = constant("2**20 bytes of operands through device memory")
@@ -116,11 +121,9 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; clusters share the reduction."
     costs_type = Costs
 
-    def variants(self, arch: str) -> list[Macros]:
-        """Every form for each element; none without Hopper's instructions."""
-        if arch != HOPPER_ARCH:
-            return []
-        return [{"BF16": bf16, **_macros(*form)} for form in _FORMS for bf16 in (0, 1)]
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
+        """The one variant of a configuration."""
+        return [(1.0, _macros(config.tile, config.split_k, config.boxes))]
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""
@@ -141,28 +144,27 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: waves of as many clusters as the SMs hold.
 
-        A block's stages take the longest of their products, copies and steps. Copies of all SMs share the L2 cache,
-        and the operands' way through device memory hides behind all that, unless both take long.
+        A block's stages take the longest of their products, copies and steps, as those of nhwc_wgmma. What all SMs copy
+        through the L2 cache, and the operands' way through device memory, hide behind all that, unless they take long.
         """
         p, tile, boxes, split_k = problem, config.tile, config.boxes, config.split_k
-        clusters = config.blocks // split_k
         at_a_time = max(1, int(device.clusters_at_a_time(split_k)))
-        shares = ceil_div(clusters, at_a_time)  # blocks of the busiest SM
-        resident = min(config.resident, shares)
-        stages = ceil_div(boxes.stages(p), split_k)
-        stage_bytes = boxes.stage_bytes(tile.pixels + tile.filters)
-        depth = boxes.channels * boxes.count
-        work = stages * costs.multiply * tile.pixels * max(tile.filters, 32) * depth / 2**20
-        fetch = stages * costs.fetch * stage_bytes / 2**14
-        steps = ceil_div(stages, tile.warpgroup_split_k) * costs.latency + stages * costs.box * (boxes.count - 1)
+        blocks = ceil_div(config.blocks // split_k, at_a_time)  # of the busiest SM
+        resident = min(config.resident, blocks)
+        stages, rows = ceil_div(boxes.stages(p), split_k), tile.pixels + tile.filters
+        copied = boxes.stage_bytes(rows)
+        work = costs.multiply * tile.pixels * max(tile.filters, 32) * boxes.channels * boxes.count / 2**20
+        crowd = 1 + costs.crowd * min(1.0, config.blocks / device.sm_count)
+        copy = costs.request * boxes.requests(p, rows) / 2**7 * crowd
+        step = (costs.latency + costs.box * (boxes.count - 1)) / tile.warpgroup_split_k
+        step = max(step, (costs.load + costs.load_bytes * copied / 2**14) / config.stages)
         sums = tile.pixels * tile.filters / 2**12
-        ends = costs.write * sums / split_k + costs.exchange * sums * (split_k > 1)
-        ends += costs.warpgroup_sums * sums * (tile.warpgroup_split_k - 1)
-        begin = costs.cluster * (split_k > 1)
-        busy_us = ceil_div(shares, resident) * (begin + norm(norm(work, fetch) * resident, steps) + ends * resident)
-        traffic_us = costs.traffic * config.blocks * stages * stage_bytes / 2**20
-        us: float = costs.start + norm(norm(busy_us, traffic_us), costs.memory * p.min_bytes / 2**20)
-        return us
+        ends = (costs.write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1)) * sums
+        ends += costs.exchange * sums * (split_k > 1) + costs.exchange_blocks * log2(split_k)
+        busy_us = stages * longest(work * resident, copy * resident, step) + resident * ends
+        busy_us *= ceil_div(blocks, resident)
+        traffic_us = costs.traffic * config.blocks * stages * copied / 2**20
+        return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 
     def summation(self, config: Config) -> Hashable:
         """What orders the products of a sum: the boxes of a stage, and the shares of the reduction."""
@@ -174,7 +176,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """The launch of the main kernel; operands: where it finds input and weight."""
         input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
-        macros = _macros(tile, config.split_k, boxes) | {"BF16": channels_last.is_bf16(p)}
+        macros = channels_last.launched(self.source, p, self.forms(p, config, options))
         filter_tiles = ceil_div(p.m, tile.filters)
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
         weights = channels_last.weight_map(p, boxes, tile.filters, weight)

@@ -20,11 +20,11 @@ from cuconv.algorithms.channels_last.channels_last import (
     WARPGROUP_PIXELS,
     Boxes,
     ChannelsLast,
+    longest,
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
-from cuconv.algorithms.common.limits import HOPPER_ARCH
+from cuconv.algorithms.common.listed import Forms
 from cuconv.core.costs import constant
-from cuconv.core.elementwise import norm
 from cuconv.core.launch import Address, Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
@@ -33,18 +33,22 @@ MIN_STAGES = 3
 WARPGROUPS = 2
 SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
+WRITTEN_BY_THREADS = 1.3  # how many times as long a call takes whose threads write the output
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The constants of the cost model, in microseconds of what each says."""
 
-    start: float = constant("a launch, and the first tile's first stage")
-    tile: float = constant("a tile from start to end, without its stages")
+    start: float = constant("a launch, and a block from start to end, without its stages and outputs")
     latency: float = constant("a stage's steps of a producer and a consumer")
-    box: float = constant("added for each box of a stage but the first")
+    depth: float = constant("added latency for 64 channels of a stage")
+    box: float = constant("added latency for each box of a stage but the first")
+    load: float = constant("a copy's latency, which the stages of the ring share")
+    load_bytes: float = constant("added latency of a copy for 2**14 bytes")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
-    fetch: float = constant("an SM's time to copy 2**14 bytes of a stage")
+    request: float = constant("an SM's time to copy 2**7 cache lines")
+    crowd: float = constant("added to that where all SMs copy")
     traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
     write: float = constant("an SM's time to write 2**12 outputs")
     write_scalar: float = constant("added where threads write them")
@@ -126,14 +130,13 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
     summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; blocks stay for many tiles."
     costs_type = Costs
 
-    def variants(self, arch: str) -> list[Macros]:
-        """Every tile with all boxes, for each element and way to write; none without Hopper's instructions."""
-        if arch != HOPPER_ARCH:
-            return []
-        return [
-            {"BF16": bf16, "WHOLE": whole, **_macros(*form)}
-            for form in product(TILES, BOXES, (False, True)) for bf16 in (0, 1) for whole in (0, 1)
-        ]  # fmt: skip
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
+        """The variant of a configuration, and that whose threads write where a tensor map could."""
+        macros = _macros(config.tile, config.boxes, config.keeps)
+        by_threads = (1.0, macros | {"WHOLE": 0})
+        if not channels_last.has_whole_rows(problem, options):
+            return [by_threads]
+        return [(1.0, macros | {"WHOLE": 1}), (WRITTEN_BY_THREADS, by_threads[1])]
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""
@@ -143,26 +146,27 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
 
-        A stage takes the longest of what its products, its copies and its steps take. Copies of all SMs share the L2
-        cache, and the operands' way through device memory hides behind all that, unless both take long.
+        A stage takes the longest of its products, its copies and its steps. A step waits for a copy that began as many
+        stages ago as the ring has. What all SMs copy through the L2 cache, and the operands' way through device memory,
+        hide behind all that, unless they take long.
         """
         p, tile, boxes = problem, config.tile, config.boxes
-        tiles = _tiles(p, tile)
+        tiles, stages = _tiles(p, tile), boxes.stages(p)
         blocks = ceil_div(tiles, min(config.blocks, device.sm_count))  # tiles of the busiest SM
         resident = min(config.resident, blocks)
-        stages, depth = boxes.stages(p), boxes.channels * boxes.count
-        copied = boxes.stage_bytes(tile.pixels + (0 if config.keeps else tile.filters))
-        kept = stages * boxes.stage_bytes(tile.filters) if config.keeps else 0
+        rows = tile.pixels + (0 if config.keeps else tile.filters)
+        copied, kept = boxes.stage_bytes(rows), stages * boxes.stage_bytes(tile.filters) if config.keeps else 0
+        depth = boxes.channels * boxes.count
         work = costs.multiply * tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * depth / 2**20
-        latency = (costs.latency + costs.box * (boxes.count - 1)) / resident
-        whole = p.m % VECTOR_CHANNELS == 0
-        write = (costs.write + (0 if whole else costs.write_scalar)) * tile.pixels * tile.filters / 2**12
-        stage_us = norm(norm(work, costs.fetch * copied / 2**14), latency)
-        busy_us = blocks * (stages * stage_us + write) + ceil_div(blocks, resident) * costs.tile
-        busy_us += costs.fetch * resident * kept / 2**14
+        crowd = 1 + costs.crowd * min(1.0, tiles / device.sm_count)
+        copy = costs.request * boxes.requests(p, rows) / 2**7 * crowd
+        step = costs.latency + costs.depth * depth / 64 + costs.box * (boxes.count - 1)
+        step = max(step, (costs.load + costs.load_bytes * copied / 2**14) / config.ring)
+        write = (costs.write + (0 if p.m % VECTOR_CHANNELS == 0 else costs.write_scalar)) * tile.pixels * tile.filters
+        stage_us = longest(work * resident, copy * resident, step)
+        busy_us = ceil_div(blocks, resident) * (stages * stage_us + resident * write / 2**12)
         traffic_us = costs.traffic * (tiles * stages * copied + config.blocks * kept) / 2**20
-        us: float = costs.start + norm(norm(busy_us, traffic_us), costs.memory * p.min_bytes / 2**20)
-        return us
+        return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 
     def summation(self, config: Config) -> Hashable:
         """The channels of a box: they order the products of a sum."""
@@ -174,15 +178,14 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         """The launch of the main kernel; operands: where it finds input and weight."""
         input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
-        whole = channels_last.has_whole_rows(p, options)
         filter_tiles = ceil_div(p.m, tile.filters)
-        macros = _macros(tile, boxes, config.keeps) | {"BF16": channels_last.is_bf16(p), "WHOLE": int(whole)}
+        macros = channels_last.launched(self.source, p, self.forms(p, config, options))
         written = channels_last.output_map(p, tile.box_filters, options)
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
         weights = channels_last.weight_map(p, boxes, tile.filters, weight)
         arguments = (
             pixels, weights,
-            written if whole else weights,  # a map that is not used
+            written if macros["WHOLE"] else weights,  # a map that is not used
             *channels_last.arguments_of(p, options), filter_tiles, _tiles(p, tile),
             *channels_last.dividers_of(p, filter_tiles), *channels_last.last_arguments(p, config.ring, options),
         )  # fmt: skip
