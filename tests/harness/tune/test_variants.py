@@ -51,4 +51,4 @@ def test_a_file_lists_what_was_chosen(tmp_path):
 
 def test_an_algorithm_without_a_variant_is_an_error():
     with pytest.raises(RuntimeError, match="fp16x3_winograd"):
-        variants.write([("fp16x3", frozenset({("FILTERS", 8)}))])
+        variants.write([("fp16x3", frozenset({("FILTERS", 8)}))], ["fp32"])
