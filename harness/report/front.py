@@ -130,7 +130,7 @@ def front_table(found: Sequence[Results]) -> str:
     mixed = any(_is_mixed(line, results) for _, (line, results, _) in lines)
     parts = [tabulate("speedup", lines, columns, left=(0, 1, 2, 3)), f"Measured: {'; '.join(measured)}."]
     if mixed:
-        parts.append(f"{MIXED} Not all of these rows are of one code and one set of versions.")
+        parts.append(f"{MIXED} Mixes measurements of different versions of cuConv or cuDNN.")
     return "\n\n".join(parts)
 
 
