@@ -1,4 +1,4 @@
-"""cuConv: convolutions of CNN inference on NVIDIA GPUs, for float32 tensors in NCHW."""
+"""cuConv: convolutions of CNN inference on NVIDIA GPUs, in float32 and NCHW, or half precision, channels last."""
 
 import importlib.metadata
 
