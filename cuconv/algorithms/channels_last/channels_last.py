@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import gcd
 from pathlib import Path
 from typing import Any, TypeVar
@@ -230,6 +230,7 @@ def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
     return options.aligned and options.output_planes(problem) % VECTOR_CHANNELS == 0
 
 
+@lru_cache(maxsize=4096)
 def stages_that_fit(stage_bytes: int, other_bytes: int, device: DeviceSpec, blocks: int, unit: int = 1) -> int:
     """The stages of a ring with which an SM holds a number of blocks: a multiple of `unit` up to MAX_STAGES."""
     room = device.shared_bytes_per_sm // blocks - (device.shared_bytes_per_sm - device.shared_bytes_per_block)

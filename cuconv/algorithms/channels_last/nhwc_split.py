@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from math import log2
 from pathlib import Path
 
@@ -128,12 +129,13 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""
         p, found = problem, []
+        all_stages = {boxes: boxes.stages(p) for boxes in BOXES}
         for tile, split_k, boxes in _FORMS:
             blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * ceil_div(p.m, tile.filters) * split_k
-            deep = split_k * tile.warpgroup_split_k <= boxes.stages(p)
+            deep = split_k * tile.warpgroup_split_k <= all_stages[boxes]
             if not deep or split_k > device.max_cluster_blocks or blocks > MAX_BLOCKS_PER_SM * device.sm_count:
                 continue
-            most = ceil_div(ceil_div(boxes.stages(p), split_k), tile.warpgroup_split_k) * tile.warpgroup_split_k
+            most = ceil_div(ceil_div(all_stages[boxes], split_k), tile.warpgroup_split_k) * tile.warpgroup_split_k
             for resident, ring in enumerate(_rings(tile, boxes, device)[: ceil_div(blocks, device.sm_count)], 1):
                 stages = min(ring, max(most, 2 * tile.warpgroup_split_k))
                 shared = stages * (boxes.stage_bytes(tile.pixels + tile.filters) + 2 * BARRIER_BYTES)
@@ -196,6 +198,7 @@ def _macros(tile: Tile, split_k: int, boxes: Boxes) -> Macros:
     return channels_last.macros_of(boxes, tile.pixels, tile.filters) | more | {"RESIDENT_WEIGHTS": 0}
 
 
+@cache
 def _rings(tile: Tile, boxes: Boxes, device: DeviceSpec) -> list[int]:
     """The stages of the ring of a block that has an SM for itself, and of one that shares it with another.
 
