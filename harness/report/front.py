@@ -14,7 +14,7 @@ from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.report.half import compare_with_half
 from harness.store.markdown import NONE, Column, of, tabulate, times
 from harness.store.times import COLD
-from harness.sweep.comparisons import Results, compare_with_tf32, geometric_mean, rivals, timed
+from harness.sweep.comparisons import Results, compare, compare_with_tf32, geometric_mean, rivals, timed
 from harness.sweep.provenance import are_of_one_measurement, model, provenance
 
 BATCHES = (1, 8, 32)
@@ -83,6 +83,11 @@ def _cold(results: Results) -> pd.DataFrame:
     return results.at(COLD).of_subject()
 
 
+def _half(results: Results) -> pd.DataFrame:
+    cases = compare(results, FP16, (FP16,))
+    return cases[cases.subject == results.subject]
+
+
 NETWORKS = (
     _networks("fastest of torch in FP32", TORCH),
     _networks("cuDNN's fastest engines in FP32", ENGINES),
@@ -104,11 +109,12 @@ LAYERS = (
     _layers(FP32, "best cuDNN in TF32", compare_with_tf32, PRECISIONS),
     _layers(TF32, "best cuDNN in TF32", partial(compare_with_tf32, ours=TF32), PRECISIONS),
     _layers(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
+    _layers(FP16, "best cuDNN in FP16", _half, (FP16,)),
 )
 
 
 def front_table(found: Sequence[Results]) -> str:
-    """A line for each comparison, of the first GPU that has it: geometric means by batch, of all, and the cases won.
+    """A line for each comparison, of the GPU that has most cases: geometric means by batch, of all, and the cases won.
 
     found: the paper's sweep on each GPU. Sentences below say where and when the rows were measured, and which lines
     have rows of several codes, versions or kinds of machine.
@@ -137,14 +143,13 @@ def front_table(found: Sequence[Results]) -> str:
 def _lines(
     what: str, lines: Sequence[Line], found: Sequence[Results]
 ) -> list[tuple[str, tuple[Line, Results, pd.DataFrame]]]:
-    """Each line with the first results that have the comparison, and its cases."""
+    """Each line with the results that have most cases of it, the first of several, and these cases."""
     compared = []
     for line in lines:
-        for results in found:
-            cases = line.compare(results)
-            if len(cases := cases[cases.speedup.notna()]):
-                compared.append((what, (line, results, cases)))
-                break
+        cases = [(line, results, rows[rows.speedup.notna()]) for results in found for rows in [line.compare(results)]]
+        most = max(cases, key=lambda one: len(one[2]), default=None)
+        if most is not None and len(most[2]):
+            compared.append((what, most))
     return compared
 
 

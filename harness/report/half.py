@@ -54,8 +54,9 @@ def in_half(results: Results, precision: str) -> str:
     who = " and ".join(entry.label for provider, entry in PROVIDERS.items() if provider in measured)
     sentence = (
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
-        f"channels last, {results.time}: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} "
-        f"cases, least {times(float(rows.speedup.min()))}."
+        f"channels last, {results.time}, on {results.device}: geometric mean {times(total.geometric)}, faster on "
+        f"{of(total.wins, total.of)} cases, least {times(float(rows.speedup.min()))}. "
+        f"Measured so far: {of(total.of, len(results.of_subject()))} cases of the sweep."
     )
     return f"{sentence}\n\n{grid_table(rows)}"
 
