@@ -64,7 +64,7 @@ def convolve(
     """
     try:
         signature, pointer = library.signature, library.pointer
-        addresses = pointer(input) | pointer(weight)
+        read = addresses = pointer(input) | pointer(weight)
         out_signature = residual_signature = None
         if out is not None:
             addresses |= pointer(out)
@@ -73,7 +73,7 @@ def convolve(
             addresses |= pointer(residual)
             residual_signature = signature(residual)
         aligned = addresses % ALIGNMENT == 0  # a new output is always aligned
-        key = (options, signature(input), out_signature, residual_signature, aligned)
+        key = (options, signature(input), out_signature, residual_signature, aligned, aligned or read % ALIGNMENT == 0)
         call = _thread.ready_calls.get(key)
     except Exception:
         refuse(library, named(input, weight, bias, out, residual), _options_of(options, layer))

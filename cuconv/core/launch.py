@@ -74,7 +74,7 @@ class Launch:
 
     overlap: launch with programmatic stream serialization. The kernel may then start
     before the one ahead in the stream ends, and must execute griddepcontrol.wait (compute capability 9.0) before it
-    touches global memory.
+    touches global memory that a kernel ahead may write or read; constant weights may be read earlier.
     """
 
     source: Path

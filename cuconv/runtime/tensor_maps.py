@@ -10,7 +10,7 @@ from cuconv.core.problem import BF16, FP16
 from cuconv.runtime import driver
 
 MAP_BYTES = 128
-MAP_ALIGNMENT = 64
+HOST_ALIGNMENT = 64  # of a map in the host's memory
 # Values of the driver's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 TYPES = {FP16: 6, BF16: 9}
 SWIZZLES = {32: 1, 64: 2, 128: 3}
@@ -22,9 +22,9 @@ class EncodedMap:
     """A tensor map in memory that a launch reads; `pointer` is its address on the host."""
 
     def __init__(self, tensor_map: TensorMap):
-        self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        self._memory = ctypes.create_string_buffer(MAP_BYTES + HOST_ALIGNMENT)
         start = ctypes.addressof(self._memory)
-        self.pointer = start + -start % MAP_ALIGNMENT
+        self.pointer = start + -start % HOST_ALIGNMENT
         self._map = tensor_map
         self._address = 0  # none is encoded yet
         self._replace = driver.library().cuTensorMapReplaceAddress
@@ -34,7 +34,8 @@ class EncodedMap:
         """Let the map be of an operand at this address of the GPU's memory."""
         if address == self._address:
             return
-        if self._address:
+        encoded, self._address = self._address, 0  # whatever interrupts the change, the next call makes it again
+        if encoded:
             driver.check(self._replace(self._here, ctypes.c_void_p(address)))
         else:
             self._encode(address)

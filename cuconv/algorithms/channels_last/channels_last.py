@@ -145,20 +145,24 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     if p.groups > 1:
         raise UnsupportedProblem(f"{p.label}: {p.groups} groups, and half precision is computed with one")
     pixels = p.n * p.out_pixels
-    sizes = [("output pixels", pixels + 256), ("filters", p.m + 256), ("channels", p.c + 64)]
+    sizes = [
+        ("output pixels", pixels + 256),
+        ("filters", p.m + 256),
+        ("weights of a filter", p.filter_area * (p.c + 64)),
+    ]
     check_sizes(p, "half precision", [(what, size, MAX_INDEX) for what, size in sizes])
     lower, upper = corners_of(p)
     offsets = (p.kh - 1) * p.dilation_h, (p.kw - 1) * p.dilation_w
     within = min(*lower, *upper) >= MIN_CORNER and max(*lower, *upper) <= MAX_CORNER
     if not within or max(offsets) > MAX_FILTER_OFFSET or max(p.stride_h, p.stride_w) > MAX_STRIDE:
         raise UnsupportedProblem(
-            f"{p.label}: half precision is computed with strides up to {MAX_STRIDE}, and padding and filters up to "
-            f"{-MIN_CORNER} rows and columns"
+            f"{p.label}: half precision is computed with strides up to {MAX_STRIDE}, filters up to {MAX_FILTER_OFFSET} "
+            f"rows and columns with their dilation, and padding and filters up to {MAX_CORNER} beyond an image's ends"
         )
 
 
 def corners_of(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
-    """From an image's first pixel to the first filter's corner, and from its last pixel to the last; (column, row)."""
+    """Where filters start, as (column, row): the first from the image's first pixel, the last from its last pixel."""
     p = problem
     columns, rows = (p.out_w - 1) * p.stride_w, (p.out_h - 1) * p.stride_h
     return (-p.pad_w, -p.pad_h), (columns - p.pad_w + 1 - p.w, rows - p.pad_h + 1 - p.h)

@@ -14,8 +14,9 @@
 // MIN_BLOCKS_PER_SM  bounds the registers
 // The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 here, and RESIDENT_WEIGHTS 0.
 //
-// The arguments are as those of nhwc_wgmma. ring_stages is a multiple of WARPGROUP_SPLIT_K, so that each stage is
-// always one warpgroup's: a warpgroup that skipped rounds of a barrier could not tell a phase from the one before it. The blocks of a cluster are neighbours, and so are tiles that differ in
+// The arguments are as those of nhwc_wgmma. ring_stages is a multiple of WARPGROUP_SPLIT_K, so that each stage is always
+// the same warpgroup's: a barrier shows only the parity of its phase, and who skips a round would misread it.
+// The blocks of a cluster are neighbours, and so are tiles that differ in
 // their filters alone.
 
 #include "channels_last/layer.cuh"

@@ -24,11 +24,10 @@ from cuconv.algorithms.channels_last.channels_last import (
     longest,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import require_fit
 from cuconv.algorithms.common.listed import Forms
 from cuconv.core.costs import constant
 from cuconv.core.launch import Address, Launch
-from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import H200, DeviceSpec
 
 MIN_STAGES = 3
@@ -141,7 +140,11 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
                 shared = stages * (boxes.stage_bytes(tile.pixels + tile.filters) + 2 * BARRIER_BYTES)
                 shared += tile.sums_bytes + BARRIER_BYTES
                 found.append(Config(tile, split_k, boxes, stages, resident, blocks, shared))
-        return require_fit(found, problem, device, self.name)
+        if not found:
+            raise UnsupportedProblem(
+                f"{p.label}: {self.name} computes outputs of up to {MAX_BLOCKS_PER_SM} blocks an SM: use 'auto'"
+            )
+        return found
 
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: waves of as many clusters as the SMs hold.
@@ -168,9 +171,9 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         traffic_us = costs.traffic * config.blocks * stages * copied / 2**20
         return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 
-    def summation(self, config: Config) -> Hashable:
-        """What orders the products of a sum: the boxes of a stage, and the shares of the reduction."""
-        return config.boxes, config.split_k, config.tile.warpgroup_split_k
+    def summation(self, config: Config) -> Hashable | None:
+        """None: this algorithm computes small batches alone."""
+        return None
 
     def main_launch(
         self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
