@@ -89,9 +89,9 @@ def conv2d(
 
     Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
     on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some
-    algorithms, the residual are part of the last kernel. Operands are copied only where half precision pads their channels; temporary memory, of
-    `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
-    captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
+    algorithms, the residual are part of the last kernel. Operands are never copied, but for channels that half
+    precision pads; temporary memory, of `plan(...).workspace_bytes`, comes from the same library. After a first call of
+    the same shape a call can be captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
     cannot be computed, NotReady (an UnsupportedProblem) as above, ValueError for an unknown algorithm.

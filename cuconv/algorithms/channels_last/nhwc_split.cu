@@ -16,8 +16,7 @@
 //
 // The arguments are as those of nhwc_wgmma. ring_stages is a multiple of WARPGROUP_SPLIT_K, so that each stage is always
 // the same warpgroup's: a barrier shows only the parity of its phase, and who skips a round would misread it.
-// The blocks of a cluster are neighbours, and so are tiles that differ in
-// their filters alone.
+// The blocks of a cluster are neighbours, and so are tiles that differ in their filters alone.
 
 #include "channels_last/layer.cuh"
 
