@@ -156,8 +156,9 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     within = min(*lower, *upper) >= MIN_CORNER and max(*lower, *upper) <= MAX_CORNER
     if not within or max(offsets) > MAX_FILTER_OFFSET or max(p.stride_h, p.stride_w) > MAX_STRIDE:
         raise UnsupportedProblem(
-            f"{p.label}: half precision is computed with strides up to {MAX_STRIDE}, filters up to {MAX_FILTER_OFFSET + 1} "
-            f"rows and columns with their dilation, and padding and filters up to {MAX_CORNER} beyond an image's ends"
+            f"{p.label}: half precision is computed with strides up to {MAX_STRIDE}, filters of up to "
+            f"{MAX_FILTER_OFFSET + 1} rows and columns with their dilation, and padding and filters that reach up to "
+            f"{MAX_CORNER} beyond an image's ends"
         )
 
 

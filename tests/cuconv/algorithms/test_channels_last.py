@@ -54,7 +54,7 @@ def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
     ("change", "words"),
     [
         ({"groups": 2}, "groups"),
-        ({"kh": 1, "kw": 300, "w": 400, "pad_h": 0}, "filters up to"),
+        ({"kh": 1, "kw": 300, "w": 400, "pad_h": 0}, "filters of up to"),
         ({"stride_w": 9}, "strides up to"),
         ({"pad_w": 200, "kw": 1}, "padding"),
         ({"precision": "tf32"}, "fp16"),
