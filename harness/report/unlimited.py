@@ -39,7 +39,7 @@ def compare_without_limit(results: Results) -> pd.DataFrame:
 
 
 def unlimited_sentences(results: Results) -> str:
-    """What the limit of workspace changes: cases where a rival over it is the fastest, and the speedup over any rival.
+    """The effect of the workspace limit: cases where a rival over it is the fastest, and the speedup over any rival.
 
     Where no rival over the limit has a time, the text is the command that measures them.
     """

@@ -1,4 +1,7 @@
-"""What the algorithms for channels-last tensors in half precision share: limits, tensor maps, arguments and options."""
+"""The parts common to the algorithms for channels-last tensors in half precision.
+
+These are the limits, the boxes of a stage and their times, tensor maps, arguments and options.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, on_pad
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.algorithms.common.listed import Forms, ListedVariants, fastest_listed, listed
+from cuconv.core.costs import constant
 from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
 from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
@@ -68,6 +72,24 @@ def _lines(width: int, pitch: int) -> float:
 
 
 BOXES = (Boxes(16, 4), Boxes(32, 2), Boxes(32, 4), Boxes(64, 1), Boxes(64, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """The constants that both cost models have, in microseconds of what each says."""
+
+    start: float = constant("a launch, and a block from start to end, without its stages and outputs")
+    latency: float = constant("a stage's steps of a producer and a consumer")
+    box: float = constant("added latency for each box of a stage but the first")
+    load: float = constant("a copy's latency, which the stages of the ring share")
+    load_bytes: float = constant("added latency of a copy for 2**14 bytes")
+    multiply: float = constant("an SM's time for 2**20 multiply-adds")
+    request: float = constant("an SM's time to copy 2**7 cache lines")
+    crowd: float = constant("added to that where all SMs copy")
+    traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
+    write: float = constant("an SM's time to write 2**12 outputs")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
 
 Config = TypeVar("Config")
 Costs = TypeVar("Costs")
@@ -134,6 +156,29 @@ class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
 def longest(*times_us: float) -> float:
     """About the longest of times that overlap, but smooth: the norm of exponent 4."""
     return sum(us**4 for us in times_us) ** 0.25
+
+
+def stage_us(
+    costs: StageCosts,
+    problem: ConvProblem,
+    boxes: Boxes,
+    *,
+    products: int,
+    rows: int,
+    ring: int,
+    step: float,
+    busy: float,
+    resident: int,
+) -> float:
+    """The time of a stage in microseconds: about the longest of its products, its copies and its steps.
+
+    products: multiply-adds. rows: pixels and filters that are copied. ring: stages of the ring. A step waits for a copy
+    that began as many stages ago. step: the steps' own latency in microseconds. busy: the share of the SMs that copy.
+    resident: blocks of an SM, which share its throughput.
+    """
+    copy = costs.request * boxes.requests(problem, rows) / 2**7 * (1 + costs.crowd * min(1.0, busy))
+    waiting = (costs.load + costs.load_bytes * boxes.stage_bytes(rows) / 2**14) / ring
+    return longest(costs.multiply * products / 2**20 * resident, copy * resident, max(step, waiting))
 
 
 def check(problem: ConvProblem, device: DeviceSpec) -> None:

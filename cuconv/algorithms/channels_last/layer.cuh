@@ -1,5 +1,5 @@
-// What the kernels for channels-last tensors in FP16 and BF16 share: elements, sizes, and the ring of stages through
-// which the producer warps hand tiles of the operands to the consumer warpgroups.
+// The common parts of the kernels for channels-last tensors in FP16 and BF16: elements, sizes, and the ring of stages
+// through which the producer warps hand tiles of the operands to the consumer warpgroups.
 //
 // BF16               1 for BF16, 0 for FP16
 // PIXELS             output pixels of a tile
@@ -195,7 +195,7 @@ __device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ri
     if (leader) barrier_arrive(behind);
 }
 
-// What is done to sums on their way to the output.
+// The end of a call: bias, residual and ReLU on the sums, and their way to the output.
 struct Epilogue {
     const Element *bias, *residual;  // null where there is none
     Element* output;

@@ -21,7 +21,9 @@ from cuconv.algorithms.channels_last.channels_last import (
     WARPGROUP_PIXELS,
     Boxes,
     ChannelsLast,
+    StageCosts,
     longest,
+    stage_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.listed import Forms
@@ -37,23 +39,12 @@ SPLITS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
-    start: float = constant("a launch, and a block from start to end, without its stages and sums")
-    latency: float = constant("a warpgroup's stage")
-    box: float = constant("added latency for each box of a stage but the first")
-    load: float = constant("a copy's latency, which the stages of the ring share")
-    load_bytes: float = constant("added latency of a copy for 2**14 bytes")
-    multiply: float = constant("an SM's time for 2**20 multiply-adds")
-    request: float = constant("an SM's time to copy 2**7 cache lines")
-    crowd: float = constant("added to that where all SMs copy")
-    traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
     exchange: float = constant("an SM's time to exchange 2**12 sums within a cluster")
     exchange_blocks: float = constant("added for each doubling of a cluster")
     warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
-    write: float = constant("an SM's time to write 2**12 outputs")
-    memory: float = constant("2**20 bytes of operands through device memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +140,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: waves of as many clusters as the SMs hold.
 
-        A block's stages take the longest of their products, copies and steps, as those of nhwc_wgmma. What all SMs copy
+        What all SMs copy
         through the L2 cache, and the operands' way through device memory, hide behind all that, unless they take long.
         """
         p, tile, boxes, split_k = problem, config.tile, config.boxes, config.split_k
@@ -158,15 +149,15 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         resident = min(config.resident, blocks)
         stages, rows = ceil_div(boxes.stages(p), split_k), tile.pixels + tile.filters
         copied = boxes.stage_bytes(rows)
-        work = costs.multiply * tile.pixels * max(tile.filters, 32) * boxes.channels * boxes.count / 2**20
-        crowd = 1 + costs.crowd * min(1.0, config.blocks / device.sm_count)
-        copy = costs.request * boxes.requests(p, rows) / 2**7 * crowd
-        step = (costs.latency + costs.box * (boxes.count - 1)) / tile.warpgroup_split_k
-        step = max(step, (costs.load + costs.load_bytes * copied / 2**14) / config.stages)
+        one_us = stage_us(
+            costs, p, boxes, products=tile.pixels * max(tile.filters, 32) * boxes.channels * boxes.count, rows=rows,
+            ring=config.stages, step=(costs.latency + costs.box * (boxes.count - 1)) / tile.warpgroup_split_k,
+            busy=config.blocks / device.sm_count, resident=resident,
+        )  # fmt: skip
         sums = tile.pixels * tile.filters / 2**12
         ends = (costs.write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1)) * sums
         ends += costs.exchange * sums * (split_k > 1) + costs.exchange_blocks * log2(split_k)
-        busy_us = stages * longest(work * resident, copy * resident, step) + resident * ends
+        busy_us = stages * one_us + resident * ends
         busy_us *= ceil_div(blocks, resident)
         traffic_us = costs.traffic * config.blocks * stages * copied / 2**20
         return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)

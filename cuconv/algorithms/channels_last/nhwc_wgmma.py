@@ -20,7 +20,9 @@ from cuconv.algorithms.channels_last.channels_last import (
     WARPGROUP_PIXELS,
     Boxes,
     ChannelsLast,
+    StageCosts,
     longest,
+    stage_us,
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.listed import Forms
@@ -37,22 +39,11 @@ WRITTEN_BY_THREADS = 1.3  # how many times as long a call takes whose threads wr
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
-    start: float = constant("a launch, and a block from start to end, without its stages and outputs")
-    latency: float = constant("a stage's steps of a producer and a consumer")
     depth: float = constant("added latency for 64 channels of a stage")
-    box: float = constant("added latency for each box of a stage but the first")
-    load: float = constant("a copy's latency, which the stages of the ring share")
-    load_bytes: float = constant("added latency of a copy for 2**14 bytes")
-    multiply: float = constant("an SM's time for 2**20 multiply-adds")
-    request: float = constant("an SM's time to copy 2**7 cache lines")
-    crowd: float = constant("added to that where all SMs copy")
-    traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
-    write: float = constant("an SM's time to write 2**12 outputs")
-    write_scalar: float = constant("added where threads write them")
-    memory: float = constant("2**20 bytes of operands through device memory")
+    write_scalar: float = constant("added to the writing of 2**12 outputs where threads write them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +137,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
 
-        A stage takes the longest of its products, its copies and its steps. A step waits for a copy that began as many
-        stages ago as the ring has. What all SMs copy through the L2 cache, and the operands' way through device memory,
+        What all SMs copy through the L2 cache, and the operands' way through device memory,
         hide behind all that, unless they take long.
         """
         p, tile, boxes = problem, config.tile, config.boxes
@@ -157,14 +147,13 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         rows = tile.pixels + (0 if config.keeps else tile.filters)
         copied, kept = boxes.stage_bytes(rows), stages * boxes.stage_bytes(tile.filters) if config.keeps else 0
         depth = boxes.channels * boxes.count
-        work = costs.multiply * tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * depth / 2**20
-        crowd = 1 + costs.crowd * min(1.0, tiles / device.sm_count)
-        copy = costs.request * boxes.requests(p, rows) / 2**7 * crowd
-        step = costs.latency + costs.depth * depth / 64 + costs.box * (boxes.count - 1)
-        step = max(step, (costs.load + costs.load_bytes * copied / 2**14) / config.ring)
+        one_us = stage_us(
+            costs, p, boxes, products=tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * depth, rows=rows,
+            ring=config.ring, step=costs.latency + costs.depth * depth / 64 + costs.box * (boxes.count - 1),
+            busy=tiles / device.sm_count, resident=resident,
+        )  # fmt: skip
         write = (costs.write + (0 if p.m % VECTOR_CHANNELS == 0 else costs.write_scalar)) * tile.pixels * tile.filters
-        stage_us = longest(work * resident, copy * resident, step)
-        busy_us = ceil_div(blocks, resident) * (stages * stage_us + resident * write / 2**12)
+        busy_us = ceil_div(blocks, resident) * (stages * one_us + resident * write / 2**12)
         traffic_us = costs.traffic * (tiles * stages * copied + config.blocks * kept) / 2**20
         return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 

@@ -1,4 +1,4 @@
-"""What torch neither guards nor counts is seen: writes, hooks of a new layer, shared memory, replaced functions."""
+"""Changes that torch neither guards nor counts: writes, hooks of a new layer, shared memory, replaced functions."""
 
 import copy
 
