@@ -90,10 +90,10 @@ def keep_strides(graph: fx.Graph) -> None:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a value is a tensor like an image that does not have the memory format of its type."""
+    """Whether a value is like an image, and channels last or of a type for which cuConv's outputs are."""
     if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
         return False
-    return (order(value) == CHANNELS_LAST) != (value.dtype in HALVES)
+    return value.dtype in HALVES or order(value) == CHANNELS_LAST
 
 
 def is_viewed(tensor: Tensor, size: Sequence[Any]) -> bool:
@@ -104,7 +104,7 @@ def is_viewed(tensor: Tensor, size: Sequence[Any]) -> bool:
     with _disable_current_modes():
         try:
             torch.empty_strided(shape, strides, device="meta").view(wanted)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # of torch's own code, and of its code in Python
             return False
     return True
 

@@ -7,7 +7,7 @@ import torch._dynamo.guards
 from cuconv import UnsupportedProblem, reference
 from cuconv.device import H200
 from cuconv.nn import frozen, fusions, operator
-from cuconv.nn.formats import TYPES, is_laid_out, laid_out
+from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -50,7 +50,7 @@ def on_a_gpu(monkeypatch):
 
     def conv2d(input, weight, bias, *geometry, relu=False, residual=None, precision="fp32"):
         output = launch(input, weight, bias, *geometry, relu=relu, residual=residual)
-        note("plain", relu, residual, precision)
+        note("plain", relu, residual, precision_of(input, precision))
         return output
 
     def owned(weight, bias, *geometry, relu, precision):
