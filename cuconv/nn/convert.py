@@ -292,6 +292,6 @@ def _rows(known: list[Converted], model: nn.Module) -> list[Converted]:
 
 def _why_missing(layer: nn.Module) -> str:
     """Why no graph has a layer of cuConv's in a layer's place."""
-    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-    known = isinstance(layer, nn.Linear) and isinstance(weight, Tensor)
-    return (known and why_not_linear(weight, bias)) or "no graph has a call of it"
+    weight = getattr(layer, "weight", None)  # some layers compute theirs
+    why = why_not_linear(weight, layer.bias) if isinstance(layer, nn.Linear) and isinstance(weight, Tensor) else ""
+    return why or "no graph has a call of it"

@@ -140,9 +140,10 @@ def _row(node: Node) -> Converted:
 
 def _why_left(node: Node) -> str:
     """Why torch computes a convolution."""
-    values = (None if one is None else one.meta["val"] for one in node.args[:3])
-    *geometry, _, groups = node.args[3:9]  # of aten.convolution
-    return why_not_convolved(*values, *geometry, groups)
+    input, weight, bias, stride, padding, dilation, transposed, _, groups = (
+        one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args
+    )
+    return why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, groups)
 
 
 def why_not_convolved(
@@ -168,10 +169,11 @@ def why_not_convolved(
         return f"it is on a device of type {input.device.type}" if not input.is_cuda else "its GPU is not supported"
     if input.dtype not in HALVES:
         return ""  # every problem in float32 is computed, or torch says what is wrong at the call
-    sizes = [[hint(size) for size in one.shape] for one in (input, weight)]
-    geometry = Geometry(*((size[0], size[-1]) for size in (stride, padding, dilation)), groups)
+    shape, filters = (tuple(map(hint, one.shape)) for one in (input, weight))
+    steps, pads, jumps = ((size[0], size[-1]) for size in (stride, padding, dilation))
     try:
-        plan(geometry.problem(*map(tuple, sizes), precision_of(input, FP32)), spec_of(input))
+        problem = Geometry(steps, pads, jumps, groups).problem(shape, filters, precision_of(input, FP32))
+        plan(problem, spec_of(input))
     except UnsupportedProblem as error:
         return str(error)
     return ""
