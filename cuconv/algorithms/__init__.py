@@ -6,6 +6,7 @@ class and add an instance of it to the list below.
 """
 
 from cuconv.algorithms.base import registry
+from cuconv.algorithms.channels_last.nhwc_depthwise import NhwcDepthwise
 from cuconv.algorithms.channels_last.nhwc_split import NhwcSplit
 from cuconv.algorithms.channels_last.nhwc_wgmma import NhwcWgmma
 from cuconv.algorithms.depthwise.depthwise import Depthwise
@@ -31,6 +32,7 @@ ALGORITHMS = registry(
         Gemv(),
         NhwcWgmma(),
         NhwcSplit(),
+        NhwcDepthwise(),
     ]
 )
 

@@ -21,31 +21,10 @@
 #endif
 #define WGMMA_N WARPGROUP_FILTERS
 
+#include "channels_last/element.cuh"
 #include "common/divider.cuh"
 #include "common/tma.cuh"
 #include "common/wgmma.cuh"
-
-typedef unsigned short Element;
-
-// Two numbers, each rounded once; `first` is in the lower half, at the lower address.
-__device__ __forceinline__ unsigned packed(float first, float second) {
-    unsigned pair;
-#if BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-#endif
-    return pair;
-}
-__device__ __forceinline__ float value_of(Element element) {
-#if BF16
-    return __uint_as_float((unsigned)element << 16);
-#else
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(element));
-    return value;
-#endif
-}
 
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
 constexpr int ROW_BYTES = BOX_CHANNELS * sizeof(Element);
