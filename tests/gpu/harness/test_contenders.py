@@ -229,6 +229,19 @@ def plans_of(problem: ConvProblem, precision: str) -> cudnn_engines._Plans:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)
+def test_engines_that_got_ready_for_a_case_offer_the_same_and_others_nothing_of_it(problem):
+    engines, tensors = load("cudnn_engine"), case(problem)[0]
+    names = [offer.algorithm for offer in engines.offers(problem, tensors)]
+    engines.get_ready(problem)
+    assert [offer.algorithm for offer in engines.offers(problem, tensors)] == names
+    engines.get_ready(PROBLEMS[4])
+    offers = engines.offers(problem, tensors)
+    assert [offer.algorithm for offer in offers] == names
+    prepared = next(filter(None, map(prepared_and_called, offers)))
+    assert rel_l2_error(prepared.call(), case(problem)[1]) < WINOGRAD
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)
 def test_every_plan_of_cudnn_has_a_precision(problem):
     """The notes that tell the precisions apart leave no plan out."""
     graph = plans_of(problem, "fp32")._graph
