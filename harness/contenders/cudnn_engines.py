@@ -7,7 +7,7 @@ engine is an algorithm, and its plans are the ways among which the sweep chooses
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,7 @@ class Contender(base.Contender):
         self._workspace = Workspace()
         self._notes = _Notes(cudnn, self._handle)
         self._cases = 0
+        self._algorithms: frozenset[str] | None = None
         self._ready: tuple[ConvProblem | None, list[_Built]] = None, []
 
     def fastest(self, problem: ConvProblem, operands: Operands, limit: int, runs: int = 3) -> Plan:
@@ -92,6 +93,10 @@ class Contender(base.Contender):
                     times_us[name] = min(timed.runs_us)
         return times_us
 
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
+        """Take in which algorithms are measured, None for all: no plan of another is built."""
+        self._algorithms = algorithms
+
     def get_ready(self, problem: ConvProblem) -> None:
         """Build the plans of a case, all of them, because only a build tells the precision.
 
@@ -105,10 +110,17 @@ class Contender(base.Contender):
         for layout in LAYOUTS[self.precision]:
             plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout)
             plans.exclude_other_precision(self.precision)
-            distinct = plans.distinct()
+            distinct = plans.distinct(partial(self._is_measured, layout))
             notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout)
             found.append(_Built(layout, plans, distinct, notes))
         return found
+
+    def _algorithm(self, plan: str, layout: Layout) -> str:
+        """The name of the algorithm that a plan belongs to."""
+        return f"{plan if self.precision == FP32 else plan.split('_')[0]}{layout.suffix}"
+
+    def _is_measured(self, layout: Layout, plan: str) -> bool:
+        return self._algorithms is None or self._algorithm(plan, layout) in self._algorithms
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """One offer for each distinct plan name, or engine, of the precision.
@@ -129,11 +141,11 @@ class Contender(base.Contender):
         """The offers of the plans of one layout, on tensors of this layout."""
         ways: dict[str, list[Callable[[], Prepared]]] = {}
         for (name, index, failure), noted in zip(built.distinct, built.notes, strict=True):
-            algorithm, plan = (name, "") if self.precision == FP32 else (name.split("_")[0], name)
-            detail = ": ".join(part for part in (plan, noted) if part)
-            ways.setdefault(algorithm, []).append(partial(built.plans.prepare, index, operands, failure, detail))
+            detail = ": ".join(part for part in ("" if self.precision == FP32 else name, noted) if part)
+            way = partial(built.plans.prepare, index, operands, failure, detail)
+            ways.setdefault(self._algorithm(name, built.layout), []).append(way)
         for algorithm, (first, *others) in ways.items():
-            yield Offer("cudnn_engine", f"{algorithm}{built.layout.suffix}", first, self.precision, tuple(others))
+            yield Offer("cudnn_engine", algorithm, first, self.precision, tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +265,14 @@ class _Plans:
         """The name of every plan, by index."""
         return list(map(self._graph.get_plan_name_at_index, range(self._graph.get_execution_plan_count())))
 
-    def distinct(self) -> list[tuple[str, int, str]]:
-        """Name, index and reason of failure ("" where there is none) of every plan that is not excluded."""
+    def distinct(self, wanted: Callable[[str], bool] = lambda name: True) -> list[tuple[str, int, str]]:
+        """Name, index and reason of failure ("" where there is none) of every plan that is not excluded.
+
+        Plans whose names are not wanted are not built.
+        """
         found: dict[str, tuple[str, int, str]] = {}
         for index, name in enumerate(self.names):
-            if name not in found:
+            if name not in found and wanted(name):
                 failure = self.built(index)
                 if DESELECTED not in failure:
                     found[name] = (name, index, failure)
