@@ -126,6 +126,8 @@ def _begin(problems: list[ConvProblem], options: Options, load: Load, say: Say) 
         torch.cuda.set_device(options.device)
     torch.set_grad_enabled(False)
     entered = load(options.providers, options.precision, say)
-    for contender in entered.values():
-        contender.begin(problems, options.algorithms)
-    return partial(measure_case, entered=entered, options=options, turns=Turns.on(options.device))
+    turns = Turns.on(options.device)
+    with turns.taken():  # one process compiles kernels, and the others find them in the cache
+        for contender in entered.values():
+            contender.begin(problems, options.algorithms)
+    return partial(measure_case, entered=entered, options=options, turns=turns)

@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -45,13 +46,23 @@ class Turns:
     def take(self) -> Iterator[None]:
         """Wait for the turn, and take it; yields about once a second meanwhile, as a sign of life."""
         word_at = time.monotonic() + WORD_S
-        while not self._taken():
+        while not self._try():
             time.sleep(POLL_S)
             if time.monotonic() > word_at:
                 yield
                 word_at = time.monotonic() + WORD_S
 
-    def _taken(self) -> bool:
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold the turn, which is waited for without a sign of life."""
+        for _ in self.take():
+            pass
+        try:
+            yield
+        finally:
+            self.end()
+
+    def _try(self) -> bool:
         try:
             if self._descriptor is not None:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

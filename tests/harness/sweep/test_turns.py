@@ -42,6 +42,14 @@ def test_a_turn_is_one_process_s_until_it_ends(lock):
     assert next(first.take()) is None, "the second has it now"
 
 
+def test_a_turn_that_a_block_holds_ends_with_it_also_by_an_error(lock):
+    waiting = Turns(lock).take()
+    with pytest.raises(ZeroDivisionError), Turns(lock).taken():
+        next(waiting)
+        raise ZeroDivisionError
+    assert list(waiting) == []
+
+
 def _measure_forever(lock, began):
     taken(Turns(lock))
     began.set()
