@@ -72,7 +72,7 @@ def test_contenders_that_a_precision_lacks_are_refused(capsys):
 def test_by_default_five_networks_three_batches_eight_contenders_and_all_precisions_that_they_have(capsys):
     assert program.main(["--dry-run"]) == 0
     assert capsys.readouterr().out.endswith(f"{5 * 3 * (8 + 7 + 6) * 2} rows\n")  # in FP16 without `enabled`
-    assert program.main(["--dry-run", "--contender", "cuconv"]) == 0
+    assert program.main(["--dry-run", "--contender", "cuconv_enabled"]) == 0
     assert "fp16" not in capsys.readouterr().out
 
 
