@@ -48,7 +48,7 @@ def checked(
     precision = _precision_of(library, operands, precision)
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     _check_together(library, operands, problem, library.device(input))
-    if problem.is_half:
+    if problem.is_half and problem.c * problem.element_bytes % MAP_ALIGNMENT == 0:  # others are padded ahead
         _check_start(library, operands)
     return problem, library.device(input)
 
@@ -70,7 +70,7 @@ def _precision_of(library: Any, operands: dict[str, Any], precision: str) -> str
 
 
 def _check_start(library: Any, operands: dict[str, Any]) -> None:
-    """Raise UnsupportedProblem where tensor maps cannot be of input and weight."""
+    """Raise UnsupportedProblem where copies of 16 bytes cannot be of input and weight."""
     for name in ("input", "weight"):
         if library.pointer(operands[name]) % MAP_ALIGNMENT:
             raise UnsupportedProblem(

@@ -28,7 +28,10 @@ TIMES_TORCHS = 3  # the largest ratio of our error to torch's in the same precis
 LARGEST_ERROR = 0.1  # the largest error in any case: results that differ more have little in common
 SEED = 20_26
 GRADIENTS, INFERENCE = "gradients enabled", "inference mode"  # modes of torch, besides torch.no_grad()
-WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+WIDER = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    torch.complex64: torch.complex128,
+}
 MULTIPLIED: dict[Any, tuple[int, ...]] = {  # the places of both factors in the operations that torch's TF32 is about
     **dict.fromkeys((aten.convolution, aten._convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.linear), (0, 1)),
     **dict.fromkeys((aten.mm, aten.bmm, aten.matmul), (0, 1)),

@@ -20,7 +20,7 @@ from cuconv.device import device_spec
 from cuconv.nn import comparison
 from cuconv.nn.comparison import GRADIENTS, INFERENCE, Inputs, Truth
 from cuconv.nn.frozen import computed_by_torch
-from cuconv.nn.modules import LAYERS
+from cuconv.nn.modules import LAYERS, why_not_linear
 from cuconv.nn.operator import check_precision
 from cuconv.nn.report import Converted, Report
 from cuconv.precompile import computed, load_for_other_sizes, precompile_calls
@@ -286,5 +286,12 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _rows(known: list[Converted], model: nn.Module) -> list[Converted]:
     """Known rows, and one for each layer of a model that has none."""
     names = {row.name for row in known}
-    missing = [name for name, _ in _layers(model) if name not in names]
-    return [*known, *(Converted(name, reason="no graph has a call of it") for name in missing)]
+    missing = [(name, layer) for name, layer in _layers(model) if name not in names]
+    return [*known, *(Converted(name, reason=_why_missing(layer)) for name, layer in missing)]
+
+
+def _why_missing(layer: nn.Module) -> str:
+    """Why no graph has a layer of cuConv's in a layer's place."""
+    weight = getattr(layer, "weight", None)  # some layers compute theirs
+    why = why_not_linear(weight, layer.bias) if isinstance(layer, nn.Linear) and isinstance(weight, Tensor) else ""
+    return why or "no graph has a call of it"

@@ -14,6 +14,7 @@ from torch import Tensor
 from cuconv.call import NotReady
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import UnsupportedDevice
+from cuconv.nn.formats import empty, laid_out, precision_of
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, torch_in, writing_slices
 from cuconv.prepared import PreparedConv2d, owned
@@ -78,7 +79,7 @@ class FrozenConv2d:
         if self.names[1] is not None:
             bias = tensors(self.names[1]).detach()
         with torch.no_grad():
-            self.weight, self.bias = self._shaped(weight).contiguous(), None if bias is None else bias.contiguous()
+            self.weight, self.bias = laid_out(self._shaped(weight)), None if bias is None else bias.contiguous()
         self._prepared = None
 
     def _shaped(self, weight: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class FrozenConv2d:
     def prepared(self) -> PreparedConv2d:
         """The convolution with packed weights."""
         if self._prepared is None:
-            options: dict[str, Any] = {"relu": self.relu, "precision": self.precision}
+            options: dict[str, Any] = {"relu": self.relu, "precision": precision_of(self.weight, self.precision)}
             self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
         return self._prepared
 
@@ -179,7 +180,7 @@ class Concatenation:
         shapes = [convolution.output_shape(input) for convolution, input in calls]
         if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:  # torch says what is wrong
             return self._concatenated(calls)
-        output = inputs[0].new_empty((shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]))
+        output = empty((shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]), inputs[0])
         for (convolution, input), part in zip(calls, output.split([shape[1] for shape in shapes], 1), strict=True):
             convolution.write(input, part)
         return output

@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from cuconv.nn.layout import hint
+from cuconv.conv import plan
+from cuconv.core.geometry import Geometry
+from cuconv.core.problem import FP32, UnsupportedProblem
+from cuconv.device import DeviceSpec, device_spec
+from cuconv.nn.formats import HALVES, TYPES, laid_out, precision_of
+from cuconv.nn.layout import hint, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
 from cuconv.nn.report import Converted
@@ -43,8 +48,8 @@ class Operands(NamedTuple):
 def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
     """The decompositions to trace a graph with: they make a convolution cuConv's operator, where cuConv computes it.
 
-    The operator takes contiguous images, and its output is contiguous, also where torch's would have channels last.
-    Later operations, such as views, are traced for this layout.
+    The operator takes images in the memory format of their type, and so is its output, also where torch's would have
+    another one. Later operations are traced for this format; a view that it does not allow is a copy.
     """
 
     def convolution(
@@ -58,13 +63,11 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
         output_padding: Any,
         groups: int,
     ) -> Any:
-        operands = (input, weight) if bias is None else (input, weight, bias)
-        is_ours = not transposed and input.dim() == weight.dim() == 4 and is_supported(input)
-        if not is_ours or any(operand.dtype != torch.float32 for operand in operands):
+        if why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, groups):
             return NotImplemented
         geometry = ([size[0], size[-1]] for size in (stride, padding, dilation))
-        contiguous = (None if operand is None else operand.contiguous() for operand in (input, weight, bias))
-        return CONV2D(*contiguous, *geometry, groups, False, None, precision)
+        operands = (None if operand is None else laid_out(operand) for operand in (input, weight, bias))
+        return CONV2D(*operands, *geometry, groups, False, None, precision)
 
     def traced(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
         *sizes, groups = geometry
@@ -78,7 +81,11 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
         unused = mean.new_empty(0)
         return BATCH_NORM(input, weight, bias, mean, variance, eps), unused, unused
 
+    def view(input: Tensor, size: Any) -> Any:
+        return NotImplemented if is_viewed(input, size) else input.reshape(size)
+
     return {
+        aten.view.default: view,
         aten.convolution.default: convolution,
         CONVOLUTION: traced,
         aten._native_batch_norm_legit_no_training.default: norm,
@@ -133,14 +140,48 @@ def _row(node: Node) -> Converted:
 
 def _why_left(node: Node) -> str:
     """Why torch computes a convolution."""
-    input, weight = (one.meta["val"] for one in node.args[:2])
-    dimensions, is_transposed = weight.dim() - 2, node.args[6]  # of aten.convolution
-    if is_transposed or dimensions != 2:
-        return f"it is conv{'_transpose' if is_transposed else ''}{dimensions}d"
-    for name, value in (("input", input), ("weight", weight)):
-        if value.dtype != torch.float32:
+    input, weight, bias, stride, padding, dilation, transposed, _, groups = (
+        one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args
+    )
+    return why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, groups)
+
+
+def why_not_convolved(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    groups: int,
+) -> str:
+    """Why torch computes a convolution of tensors without data; "" where cuConv does."""
+    dimensions = weight.dim() - 2
+    if transposed or dimensions != 2:
+        return f"it is conv{'_transpose' if transposed else ''}{dimensions}d"
+    if input.dim() != 4:
+        return f"its input has {input.dim()} dimensions"
+    for name, value in (("input", input), ("weight", weight), ("bias", bias)):
+        if value is not None and (value.dtype not in TYPES or value.dtype != input.dtype):
             return f"its {name} is {value.dtype}"
-    return f"it is on a device of type {input.device.type}" if not input.is_cuda else "its GPU is not supported"
+    if not is_supported(input):
+        return f"it is on a device of type {input.device.type}" if not input.is_cuda else "its GPU is not supported"
+    if input.dtype not in HALVES:
+        return ""  # every problem in float32 is computed, or torch says what is wrong at the call
+    shape, filters = (tuple(map(hint, one.shape)) for one in (input, weight))
+    steps, pads, jumps = ((size[0], size[-1]) for size in (stride, padding, dilation))
+    try:
+        problem = Geometry(steps, pads, jumps, groups).problem(shape, filters, precision_of(input, FP32))
+        plan(problem, spec_of(input))
+    except UnsupportedProblem as error:
+        return str(error)
+    return ""
+
+
+def spec_of(tensor: Tensor) -> DeviceSpec:
+    """What is known of a tensor's GPU."""
+    return device_spec(tensor.device.index)
 
 
 def _flop(node: Node) -> int:

@@ -1,7 +1,7 @@
 """Changes to dynamo's graph before it is traced: interpolation stays one operator, and results keep their strides.
 
-In a folded graph images are contiguous, since cuConv's convolutions are. The model's own results may have channels
-last: those are converted where they leave the graph, once.
+In a folded graph images have the memory format of their type, since outputs of cuConv's convolutions have it. The
+model's own results may have another one: those are converted where they leave the graph, once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from cuconv.nn.formats import HALVES, laid_out
 
 _library = torch.library.Library("cuconv", "FRAGMENT")
 _library.define(
@@ -26,8 +29,8 @@ DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARAMETERS[1:]), "mode": "nearest", 
 
 
 def _interpolate(input: Tensor, *options: Any) -> Tensor:
-    """torch.nn.functional.interpolate, whose output is contiguous here."""
-    return F.interpolate(input, *options).contiguous()
+    """torch.nn.functional.interpolate, whose output has the memory format of its type."""
+    return laid_out(F.interpolate(input, *options))
 
 
 _library.impl("interpolate", _interpolate, "CompositeExplicitAutograd")
@@ -73,8 +76,8 @@ def keep_interpolation(graph: fx.Graph) -> None:
 
 
 def keep_strides(graph: fx.Graph) -> None:
-    """Convert results to the order of strides that torch's own operations give them, if images have channels last."""
-    if not any(_has_channels_last(node.meta.get("example_value")) for node in graph.nodes):
+    """Convert results to the order of strides that torch's own operations give them, if that of images may change."""
+    if not any(_may_change(node.meta.get("example_value")) for node in graph.nodes):
         return
     output = graph.output_node()
     with graph.inserting_before(output):
@@ -86,10 +89,24 @@ def keep_strides(graph: fx.Graph) -> None:
     output.args = fx.map_arg(output.args, lambda node: converted.get(node, node))
 
 
-def _has_channels_last(value: Any) -> bool:
+def _may_change(value: Any) -> bool:
+    """Whether a value is like an image, and channels last or of a type for which cuConv's outputs are."""
     if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
         return False
-    return order(value) == CHANNELS_LAST
+    return value.dtype in HALVES or order(value) == CHANNELS_LAST
+
+
+def is_viewed(tensor: Tensor, size: Sequence[Any]) -> bool:
+    """Whether a tensor without data can be viewed in another size, for the sizes of the example."""
+    shape, strides, wanted = ([hint(one) for one in sizes] for sizes in (tensor.shape, tensor.stride(), size))
+    if not all(shape):  # sizes that depend on data
+        return True
+    with _disable_current_modes():
+        try:
+            torch.empty_strided(shape, strides, device="meta").view(wanted)
+        except (RuntimeError, ValueError):  # of torch's own code, and of its code in Python
+            return False
+    return True
 
 
 def order(value: Tensor) -> list[int]:

@@ -67,6 +67,8 @@ def why_not_linear(weight: Tensor, bias: Tensor | None) -> str:
 
     torch takes a weight (K,), and a bias of any shape that can be added.
     """
+    if weight.dtype != torch.float32:
+        return f"its weight is {weight.dtype}"
     if weight.dim() != 2:
         return f"its weight has {weight.dim()} dimensions"
     if bias is not None and bias.shape != weight.shape[:1]:

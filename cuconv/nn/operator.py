@@ -27,6 +27,7 @@ from cuconv.core.geometry import Geometry
 from cuconv.core.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.nn.dispatch import by_torch_in_fp32, convolutions_by
+from cuconv.nn.formats import TYPES, empty, is_laid_out, laid_out, precision_of
 from cuconv.precompile import PlannedCall
 from cuconv.select import READY
 
@@ -64,15 +65,17 @@ def conv2d(
 ) -> Tensor:
     """The convolution of torch.nn.functional.conv2d, with a residual and ReLU: relu(conv(input) + bias + residual).
 
-    cuConv computes it where it can: float32, contiguous NCHW, on one GPU. Everything else that torch accepts goes to
-    torch: other types and layouts, CPU tensors, empty batches, autocast, padding="same" that is not the same on both
-    sides. torch also adds a residual of another shape or type than the output. Gradients are torch's
-    (aten.convolution_backward). Raises ValueError for an unknown precision.
+    cuConv computes it where it can: float32 in contiguous NCHW, float16 and bfloat16 in channels last, on one GPU.
+    Everything else that torch accepts goes to torch: other types and layouts, CPU tensors, empty batches, autocast,
+    padding="same" that is not the same on both sides. torch also adds a residual of another shape or type than the
+    output. Gradients are torch's (aten.convolution_backward).
+
+    precision: that of float32 tensors, "fp32" or "tf32"; raises ValueError for others.
     """
     check_precision(precision)
     is_plain = _is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
     pads = pads_of(padding, weight, stride, dilation) if is_plain else None
-    if pads is None or input.dim() != 4 or not (input.is_contiguous() and weight.is_contiguous()):
+    if pads is None or input.dim() != 4 or not (is_laid_out(input) and is_laid_out(weight)):
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, relu, residual)
     geometry = (_pair(stride), pads, _pair(dilation), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
@@ -103,18 +106,18 @@ def _compute(
     if _has_tangent(input, weight, bias, residual):
         raise NotImplementedError("torch.ops.cuconv.conv2d has no forward-mode derivative: use cuconv.nn.conv2d")
     if not qualifies(input, weight, bias):
-        return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
+        return laid_out(_by_torch(input, weight, bias, *geometry, relu, residual))
     fused = residual if residual is not None and _is_fused(residual, input, weight, geometry) else None
     last = residual is None or fused is not None  # whether cuConv's kernel is the last one
     try:
         output = _launch(input, weight, bias, *geometry, relu=relu and last, residual=fused, precision=precision)
     except NotReady:
         with torch_in(precision):
-            return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
+            return laid_out(_by_torch(input, weight, bias, *geometry, relu, residual))
     except UnsupportedProblem:
-        return _by_torch(input, weight, bias, *geometry, relu, residual).contiguous()
+        return laid_out(_by_torch(input, weight, bias, *geometry, relu, residual))
     if not last:
-        output = _finished(output, relu, residual).contiguous()
+        output = laid_out(_finished(output, relu, residual))
     return output
 
 
@@ -147,17 +150,17 @@ def _fake(
     """The operator's output without data; `recorded` collects the problem if cuConv computes this type."""
     shape = output_shape(input, weight, stride, padding, dilation)
     sizes = (*input.shape, *weight.shape)
-    if _thread.recordings and input.dtype == torch.float32 and all(isinstance(size, int) for size in sizes):
+    if _thread.recordings and input.dtype in TYPES and all(isinstance(size, int) for size in sizes):
         with suppress(UnsupportedProblem):  # torch computes it, or says what is wrong
             geometry = Geometry((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
-            problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision)
+            problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision_of(input, precision))
             outputs = _thread.output_channels
             channels = outputs[-1] if outputs and problem.n > 1 else None
             for found in _thread.recordings:
                 found.add(PlannedCall(problem, residual is not None, channels))
     if residual is not None:
         shape = list(torch.broadcast_shapes(shape, residual.shape))
-    return input.new_empty(shape)
+    return empty(shape, input)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -201,16 +204,20 @@ def _flops(
 
 
 def qualifies(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether cuConv takes these operands: plain tensors in float32, contiguous, not empty, all on one of its GPUs."""
+    """Whether cuConv takes these operands: plain tensors of one type, in its format, not empty, on one of its GPUs."""
     operands = (input, weight) if bias is None else (input, weight, bias)
-    return is_supported(input) and all(
-        type(t) in PLAIN
-        and t.dtype == torch.float32
-        and t.is_contiguous()
-        and t.numel() > 0
-        and t.device == input.device
-        and not t.is_neg()
-        for t in operands
+    return (
+        is_supported(input)
+        and input.dtype in TYPES
+        and all(
+            type(t) in PLAIN
+            and t.dtype == input.dtype
+            and is_laid_out(t)
+            and t.numel() > 0
+            and t.device == input.device
+            and not t.is_neg()
+            for t in operands
+        )
     )
 
 
@@ -277,10 +284,10 @@ def writing_slices(channels: int) -> Iterator[None]:
         _thread.output_channels.pop()
 
 
-def _launch(*operands: Any, **options: Any) -> Tensor:
+def _launch(*operands: Any, precision: str, **options: Any) -> Tensor:
     """cuconv.conv2d on operands whose gradients torch's operator takes care of, unless its kernels must compile."""
     with torch.no_grad():
-        return cuconv.conv2d(*operands, **options, algorithm=READY)
+        return cuconv.conv2d(*operands, **options, precision=precision_of(operands[0], precision), algorithm=READY)
 
 
 def autocasts(input: Tensor) -> bool:
@@ -290,11 +297,11 @@ def autocasts(input: Tensor) -> bool:
 
 
 def _is_fused(residual: Tensor, input: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
-    """Whether a residual is what the kernel adds: a contiguous tensor like the output."""
+    """Whether a residual is what the kernel adds: a tensor like the output, in its memory format."""
     stride, padding, dilation, _ = geometry
     shape = output_shape(input, weight, stride, padding, dilation)
-    same = list(residual.shape) == shape and residual.dtype == torch.float32 and residual.device == input.device
-    return same and residual.is_contiguous()
+    same = list(residual.shape) == shape and residual.dtype == input.dtype and residual.device == input.device
+    return same and is_laid_out(residual)
 
 
 def output_shape(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cuconv.nn.formats import TYPES
 from cuconv.nn.layout import CHANNELS_LAST, order
 from cuconv.nn.operator import autocasts, output_shape
 
@@ -95,7 +96,7 @@ def _class_of_torch(layer: nn.Module) -> type[nn.Module]:
 
 
 class Conv2d(_Traced, nn.Conv2d):
-    """torch.nn.Conv2d, which torch's compiler reads as CONVOLUTION where it is one in float32."""
+    """torch.nn.Conv2d, which torch's compiler reads as CONVOLUTION where it is one of a type that cuConv computes."""
 
     __module__ = nn.Conv2d.__module__
 
@@ -115,7 +116,7 @@ def _is_plain(layer: nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
         return False
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return False
-    return input.dim() == 4 and input.dtype == weight.dtype == torch.float32
+    return input.dim() == 4 and input.dtype == weight.dtype and input.dtype in TYPES
 
 
 class BatchNorm2d(_Traced, nn.BatchNorm2d):

@@ -148,7 +148,7 @@ class TorchArrays:
             if not is_channels_last(tuple(tensor.shape), tensor.stride()):
                 raise UnsupportedProblem(
                     f"{name} is {tensor.dtype} and not channels last (strides {tensor.stride()}): "
-                    "call .to(memory_format=torch.channels_last)"
+                    "call .to(memory_format=torch.channels_last), of a single image on image[None]"
                 )
         elif contiguous and not tensor.is_contiguous():
             raise UnsupportedProblem(

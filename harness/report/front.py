@@ -9,7 +9,17 @@ from functools import partial
 import pandas as pd
 
 from harness.experiments.networks.rows import CUCONV, GRAPH, TORCH_CONTENDERS
-from harness.experiments.networks.table import CONVERTED, DEFAULT, ENGINES, HALF, TORCH, Entry, beside, networks_results
+from harness.experiments.networks.table import (
+    CONVERTED,
+    CONVERTED_HALF,
+    DEFAULT,
+    ENGINES,
+    HALF,
+    TORCH,
+    Entry,
+    beside,
+    networks_results,
+)
 from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.report.half import compare_with_half
 from harness.store.markdown import NONE, Column, of, tabulate, times
@@ -95,6 +105,7 @@ NETWORKS = (
     _networks("fastest of torch in TF32", Entry(TORCH_CONTENDERS, TF32)),
     _networks("fastest of torch in TF32", Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32)),
     _networks("fastest of torch in FP16", HALF),
+    _networks("fastest of torch in FP16", HALF, CONVERTED_HALF),
 )
 LAYERS = (
     _layers(FP32, "best cuDNN in FP32", Results.of_subject),

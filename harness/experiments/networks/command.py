@@ -176,7 +176,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=f"these networks: {names}, torchvision:NAME, timm:NAME (default: the named)")  # fmt: skip
     add("--batch", nargs="+", type=int, metavar="N", default=list(BATCHES), help="batch sizes (default: 1 8 32)")
     add("--precision", nargs="+", choices=MEASURED,
-        help="tf32: torch and cuConv with TF32 allowed; fp16: torch in half precision (default: all)")  # fmt: skip
+        help="tf32: with TF32 allowed; fp16: models in half precision (default: all)")  # fmt: skip
     add("--contender", nargs="+", metavar="NAME", default=list(CONTENDERS),
         help=f"only these contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     also = parser.add_mutually_exclusive_group().add_argument

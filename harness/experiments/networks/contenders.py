@@ -1,7 +1,8 @@
 """The contenders on whole networks: torch in five ways, torch with cuDNN's fastest engines, and cuConv in two ways.
 
 A contender takes a model of its own on the GPU and an input, and returns the call of one forward. Model and input are
-in float32, and the settings of `set_torch` say whether TF32 is allowed; in the precision FP16 they are in float16.
+in float32, and the settings of `set_torch` say whether TF32 is allowed; in the precision FP16 they are in float16, and
+cuConv's are in channels_last.
 """
 
 from __future__ import annotations
@@ -80,9 +81,15 @@ def _fastest_engines(model: torch.nn.Module, images: torch.Tensor, precision: st
 def _cuconv(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
     nn = import_module("cuconv.nn")
     start = time.perf_counter()
-    converted, _ = nn.convert(model, images, precision=precision)
+    asked = precision if precision in PRECISIONS else FP32  # half precision is that of the model itself
+    converted, _ = nn.convert(model, images, precision=asked)
     torch.cuda.synchronize()
     return Prepared(lambda: logits(converted(images)), f"convert {time.perf_counter() - start:.2f} s")
+
+
+def _in_its_layout(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
+    """cuConv in the layout in which it computes a precision."""
+    return (_cuconv if precision in PRECISIONS else _in_channels_last(_cuconv))(model, images, precision)
 
 
 def _enabled(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
@@ -102,11 +109,11 @@ CONTENDERS: dict[str, Prepare] = {
     TORCH_COMPILE_FROZEN: _frozen,
     TORCH_FROZEN_CHANNELS_LAST: _in_channels_last(_frozen),
     TORCH_FASTEST_ENGINES: _fastest_engines,
-    CUCONV: _cuconv,
+    CUCONV: _in_its_layout,
     CUCONV_ENABLED: _enabled,
 }
 MEASURED = (*PRECISIONS, FP16)  # in which networks are measured
-LIMITED = {TORCH_FASTEST_ENGINES: (FP32,), CUCONV: PRECISIONS, CUCONV_ENABLED: PRECISIONS}  # not in every precision
+LIMITED = {TORCH_FASTEST_ENGINES: (FP32,), CUCONV_ENABLED: PRECISIONS}  # not in every precision
 
 
 def of_precision(names: Iterable[str], precision: str) -> list[str]:

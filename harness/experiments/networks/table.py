@@ -67,12 +67,14 @@ class Beside:
 TORCH, ENGINES = Entry(TORCH_CONTENDERS, FP32), Entry((TORCH_FASTEST_ENGINES,), FP32)
 DEFAULT = Entry(("torch",), TF32)  # torch as it comes: convolutions in TF32, NCHW
 HALF, CONVERTED = Entry(TORCH_CONTENDERS, FP16), Entry((CUCONV,), FP32)
+CONVERTED_HALF = Entry((CUCONV,), FP16)
 
 
 # What the first table compares: a title, an entry of torch and one of cuConv.
 COMPARED = (
     ("**cuConv in FP32, torch in FP32.**", TORCH, CONVERTED),
     ("**cuConv in TF32, torch in TF32.**", Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32)),
+    ("**cuConv in FP16, torch in FP16.**", HALF, CONVERTED_HALF),
 )
 
 
@@ -275,7 +277,7 @@ def errors_section(results_of_device: Path) -> str:
         return NETWORKS.missing(results_of_device.name)
     _, results = max(found, key=lambda one: len(one[1].frame))
     header = ["network", "cuConv FP32, 1e-7", "torch FP32, 1e-7", "cuConv TF32, 1e-3", "torch TF32, 1e-3",
-              "torch FP16, 1e-3"]  # fmt: skip
+              "cuConv FP16, 1e-3", "torch FP16, 1e-3"]  # fmt: skip
     return f"{markdown(header, _errors(results.frame))}\n\nMeasured on {provenance(results)}."
 
 
@@ -283,8 +285,7 @@ def _errors(frame: pd.DataFrame) -> list[list[str]]:
     """Each network's name, and the largest errors of its rows in the columns of `errors_section`."""
     rows = frame[frame.status == OK].copy()
     rows["named"] = [label(row.network, row.source) for row in each(rows)]
-    groups = [(names, precision) for precision in (FP32, TF32) for names in ((CUCONV,), TORCH_CONTENDERS)]
-    groups.append((TORCH_CONTENDERS, FP16))
+    groups = [(names, precision) for precision in (FP32, TF32, FP16) for names in ((CUCONV,), TORCH_CONTENDERS)]
     found = []
     for network in sorted(set(rows.named)):
         mine = rows[rows.named == network]

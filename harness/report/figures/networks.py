@@ -12,7 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.experiments.networks.rows import CUCONV, NETWORKS, TORCH_CONTENDERS
-from harness.experiments.networks.table import CONVERTED, DEFAULT, FIGURE, HALF, TORCH, Entry, beside, networks_results
+from harness.experiments.networks.table import (
+    CONVERTED,
+    CONVERTED_HALF,
+    DEFAULT,
+    FIGURE,
+    HALF,
+    TORCH,
+    Entry,
+    beside,
+    networks_results,
+)
 from harness.precision import TF32
 from harness.report.figures import style
 from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
@@ -33,6 +43,7 @@ OURS = "cuconv_fp32"
 BARS = (
     (OURS, "cuConv, FP32", style.FASTER, CONVERTED),
     ("cuconv_tf32", "cuConv, TF32", "#f0b9a0", Entry((CUCONV,), TF32)),
+    ("cuconv_fp16", "cuConv, FP16", "#8c3b1a", CONVERTED_HALF),
     ("torch_fp32", "fastest of torch, FP32", "#d0d0d0", TORCH),
     ("torch_tf32", "fastest of torch, TF32", "#a8a8a8", Entry(TORCH_CONTENDERS, TF32)),
     ("torch_fp16", "fastest of torch, FP16", "#6f6f6f", HALF),

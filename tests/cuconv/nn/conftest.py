@@ -5,7 +5,9 @@ import torch
 import torch._dynamo.guards
 
 from cuconv import UnsupportedProblem, reference
+from cuconv.device import H200
 from cuconv.nn import frozen, fusions, operator
+from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -22,7 +24,7 @@ def torch_does_no_more_than_is_needed():
 def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, residual, out=None):
     """What cuconv.conv2d computes, and what it refuses."""
     operands = [tensor for tensor in (input, weight, bias, residual) if tensor is not None]
-    if any(tensor.dtype != torch.float32 or not tensor.is_contiguous() or not tensor.numel() for tensor in operands):
+    if any(one.dtype not in TYPES or not is_laid_out(one) or not one.numel() for one in operands):
         raise UnsupportedProblem("another type or layout")
     result = reference.conv2d(
         input.reshape(-1, *input.shape[-3:]), weight, padding, bias, stride=stride, dilation=dilation, groups=groups
@@ -30,7 +32,7 @@ def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, resi
     if residual is not None and residual.shape != result.shape:
         raise UnsupportedProblem("a residual of another shape")
     result = result if residual is None else result + residual.double()
-    result = (result.relu() if relu else result).float()
+    result = laid_out((result.relu() if relu else result).to(input.dtype))
     return result if out is None else out.copy_(result)
 
 
@@ -48,7 +50,7 @@ def on_a_gpu(monkeypatch):
 
     def conv2d(input, weight, bias, *geometry, relu=False, residual=None, precision="fp32"):
         output = launch(input, weight, bias, *geometry, relu=relu, residual=residual)
-        note("plain", relu, residual, precision)
+        note("plain", relu, residual, precision_of(input, precision))
         return output
 
     def owned(weight, bias, *geometry, relu, precision):
@@ -61,11 +63,12 @@ def on_a_gpu(monkeypatch):
         return call
 
     def qualifies(input, weight, bias):
-        return input.dtype == torch.float32 and input.is_contiguous() and weight.is_contiguous() and input.numel() > 0
+        return input.dtype in TYPES and is_laid_out(input) and is_laid_out(weight) and input.numel() > 0
 
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
     monkeypatch.setattr(fusions, "is_supported", lambda input: True)
+    monkeypatch.setattr(fusions, "spec_of", lambda tensor: H200)
     monkeypatch.setattr(frozen, "owned", owned)
     monkeypatch.setattr(frozen, "is_on_gpu", lambda input: True)
     return calls

@@ -1,0 +1,41 @@
+"""The types and memory formats of the tensors that cuConv computes in torch.
+
+Images and weights in float32 are contiguous in NCHW. Those in half precision have channels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cuconv.core.problem import BF16, FP16
+
+HALVES = {torch.float16: FP16, torch.bfloat16: BF16}
+TYPES = (torch.float32, *HALVES)
+
+
+def precision_of(tensor: Tensor, precision: str) -> str:
+    """The precision of a convolution of a tensor: the one that was asked for, or the tensor's own in half precision."""
+    return HALVES.get(tensor.dtype, precision)
+
+
+def is_laid_out(tensor: Tensor) -> bool:
+    """Whether a tensor has the memory format that cuConv computes."""
+    return tensor.is_contiguous(memory_format=_format(tensor.dtype, tensor.dim()))
+
+
+def laid_out(tensor: Tensor) -> Tensor:
+    """A tensor in the memory format that cuConv computes: itself, or a copy."""
+    return tensor.contiguous(memory_format=_format(tensor.dtype, tensor.dim()))
+
+
+def empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A new tensor of a type and device, in the memory format that cuConv computes."""
+    memory_format = _format(like.dtype, len(shape))
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def _format(dtype: torch.dtype, dimensions: int) -> torch.memory_format:
+    return torch.channels_last if dtype in HALVES and dimensions == 4 else torch.contiguous_format

@@ -1,0 +1,113 @@
+"""Half precision in cuconv.nn on a CPU: which tensors cuConv takes, in which layout, and how exact models stay."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cuconv.nn
+from cuconv.nn import backend
+from cuconv.nn.formats import is_laid_out
+from tests.cuconv.nn.models import MODELS, close, made, operands
+from tests.cuconv.nn.zoo.entries import Model
+
+TYPES = {torch.float16: 3e-3, torch.bfloat16: 3e-2}  # and the largest relative L2 error of a small model
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+LEFT = {"branches": ["b.0"], "classifier": ["hidden.1", "last"]}  # layers that torch computes
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_model_computes_the_same(on_a_gpu, name, dtype, layout):
+    model, x = made(name)
+    model, x = model.to(dtype).to(memory_format=layout), x.to(dtype).contiguous(memory_format=layout)
+    truth = copy.deepcopy(model).double()(x.double())
+    converted, report = cuconv.nn.convert(model, x)
+    assert close(converted(x.clone()), truth, TYPES[dtype])
+    assert report.captured and on_a_gpu
+    assert [row.name for row in report.left] == LEFT.get(name, [])
+    assert {call["precision"] for call in on_a_gpu} == {"fp16" if dtype == torch.float16 else "bf16"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"freeze": True, "precision": "tf32"}])
+def test_a_compiled_model_computes_the_same(on_a_gpu, options):
+    model, x = made("block")
+    model, x = model.half(), x.half()
+    ours = torch.compile(model, backend=backend.cuconv, dynamic=True, options=options or None)
+    for images in (x, torch.cat([x, x, x])):
+        on_a_gpu.clear()
+        assert close(ours(images), copy.deepcopy(model).double()(images.double()), 3e-3)
+        assert len(on_a_gpu) == 3 and {call["precision"] for call in on_a_gpu} == {"fp16"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_of_another_layout_are_copies_and_results_keep_their_strides(on_a_gpu, layout):
+    def function(model, x):
+        y = F.relu(model.conv(x))
+        rows = y.permute(0, 2, 3, 1)
+        rows = rows.view(2, -1, 8) if layout == torch.channels_last else y.view(2, -1)
+        return y, rows, y.mean((2, 3)), y[:, ::2] + 1, F.interpolate(y, scale_factor=2).sum(1)
+
+    model = Model(function, conv=nn.Conv2d(4, 8, 3)).eval().half().to(memory_format=layout)
+    x = torch.randn(2, 4, 9, 11).half().contiguous(memory_format=layout)
+    theirs = model(x)
+    converted, report = cuconv.nn.convert(model, x)
+    for one, other in zip(converted(x), theirs, strict=True):
+        assert close(one, other, 3e-3) and one.stride() == other.stride()
+    assert report.captured and on_a_gpu
+
+
+@torch.no_grad()
+def test_branches_are_written_to_their_place(on_a_gpu):
+    model, x = made("fire")
+    _, report = cuconv.nn.convert(model.half(), x.half())
+    assert report.captured and any(call.get("out") for call in on_a_gpu)
+
+
+@torch.no_grad()
+def test_the_report_says_why_a_layer_is_left(on_a_gpu):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 2, stride=9, padding=1), nn.Conv2d(8, 4, 1))
+    _, report = cuconv.nn.convert(model.eval().half(), torch.randn(1, 8, 24, 24).half())
+    assert [row.name for row in report.replaced] == ["2"]
+    assert "groups" in report.left[0].reason and "strides" in report.left[1].reason
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_operator_takes_channels_last_alone(on_a_gpu, dtype):
+    x, weight, bias = (tensor.to(dtype) for tensor in operands())
+    with torch.no_grad():
+        truth = F.conv2d(*(tensor.double() for tensor in (x, weight, bias)), stride=2, padding=1)
+        assert close(cuconv.nn.conv2d(x, weight, bias, 2, 1), truth, TYPES[dtype]) and not on_a_gpu
+        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+        output = cuconv.nn.conv2d(x, weight, bias, 2, 1, precision="tf32")
+    assert close(output, truth, TYPES[dtype]) and is_laid_out(output) and len(on_a_gpu) == 1
+
+
+def test_the_operator_passes_torchs_checks(on_a_gpu):
+    x, weight, bias = (tensor.half().requires_grad_() for tensor in operands())
+    x, weight = (one.detach().contiguous(memory_format=torch.channels_last).requires_grad_() for one in (x, weight))
+    residual = torch.randn(2, 12, 5, 6).half().contiguous(memory_format=torch.channels_last).requires_grad_()
+    arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, True, residual, "fp32")
+    torch.library.opcheck(torch.ops.cuconv.conv2d.default, arguments, rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_fully_connected_layers_are_torchs(on_a_gpu):
+    model, x = made("classifier")
+    _, report = cuconv.nn.convert(model.half(), x.half())
+    assert [row.kind for row in report.replaced] == ["conv"] and "float16" in report.left[0].reason
+    assert cuconv.nn.Linear(8, 4).half()(torch.ones(2, 8).half()).shape == (2, 4)
