@@ -193,17 +193,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _device(wanted: str | None, group: Group | None) -> torch.device:
-    """The device asked for, checked to be there; of a group's processes each has its own GPU."""
+    """The device asked for, checked to be there; the GPUs of a host are dealt out to the processes of a group."""
     count = torch.cuda.device_count()
     if group and wanted != "cpu":
         if wanted is not None:
-            raise UsageError(f"--device {wanted}: torchrun gives each process its own GPU, so leave it out, or use cpu")
-        if group.local_rank >= count:
-            raise UsageError(
-                f"torchrun started process {group.local_rank} of this host, which has {count} GPUs: use "
-                "--nproc-per-node=gpu, or --device cpu"
-            )
-        return torch.device("cuda", group.local_rank)
+            raise UsageError(f"--device {wanted}: torchrun gives each process its GPU, so leave it out, or use cpu")
+        if not count:
+            raise UsageError("torchrun started this process on a host without a GPU: use --device cpu")
+        return torch.device("cuda", group.local_rank % count)
     if wanted is None:
         return torch.device("cuda", torch.cuda.current_device()) if count else torch.device("cpu")
     present = ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]

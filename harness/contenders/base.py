@@ -144,6 +144,12 @@ class Contender(ABC):
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:  # noqa: B027
         """Prepare once, before the first case, for all problems; algorithms None stands for every one."""
 
+    def get_ready(self, problem: ConvProblem) -> None:  # noqa: B027
+        """Do what the offers of a case need of the host alone; other processes may measure on the GPU meanwhile.
+
+        `offers` does the same where this was not called or has failed, so that errors are told once.
+        """
+
     @abstractmethod
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """Every algorithm of this contender for the case, those that cannot run included."""

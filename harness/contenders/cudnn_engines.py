@@ -7,8 +7,9 @@ engine is an algorithm, and its plans are the ways among which the sweep chooses
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,8 @@ class Contender(base.Contender):
         self._workspace = Workspace()
         self._notes = _Notes(cudnn, self._handle)
         self._cases = 0
+        self._algorithms: frozenset[str] | None = None
+        self._ready: tuple[ConvProblem | None, list[_Built]] = None, []
 
     def fastest(self, problem: ConvProblem, operands: Operands, limit: int, runs: int = 3) -> Plan:
         """The plan with the shortest hot time on a case, of those that compute it right within a limit of workspace.
@@ -90,9 +93,37 @@ class Contender(base.Contender):
                     times_us[name] = min(timed.runs_us)
         return times_us
 
+    def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
+        """Take in which algorithms are measured, None for all: no plan of another is built."""
+        self._algorithms = algorithms
+
+    def get_ready(self, problem: ConvProblem) -> None:
+        """Build the plans of a case, all of them, because only a build tells the precision.
+
+        The frontend holds Python's interpreter lock while it builds: threads would build one after the other.
+        """
+        self._ready = problem, self._built(problem)
+
+    def _built(self, problem: ConvProblem) -> list[_Built]:
+        """The plans of a case in each layout of the precision."""
+        found = []
+        for layout in LAYOUTS[self.precision]:
+            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout)
+            plans.exclude_other_precision(self.precision)
+            distinct = plans.distinct(partial(self._is_measured, layout))
+            notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout)
+            found.append(_Built(layout, plans, distinct, notes))
+        return found
+
+    def _algorithm(self, plan: str, layout: Layout) -> str:
+        """The name of the algorithm that a plan belongs to."""
+        return f"{plan if self.precision == FP32 else plan.split('_')[0]}{layout.suffix}"
+
+    def _is_measured(self, layout: Layout, plan: str) -> bool:
+        return self._algorithms is None or self._algorithm(plan, layout) in self._algorithms
+
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
-        """One offer for each distinct plan name, or engine, of the precision. All plans are built here, because only
-        a build tells the precision.
+        """One offer for each distinct plan name, or engine, of the precision.
 
         Plans of the other precision have no row. Plans of this precision that cannot be built have one.
         """
@@ -101,22 +132,30 @@ class Contender(base.Contender):
             gc.collect()
         self._cases += 1
 
-        offers = []
-        for layout in LAYOUTS[self.precision]:
-            mine = operands.laid_out(layout)
-            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout)
-            plans.exclude_other_precision(self.precision)
-            ways: dict[str, list[Callable[[], Prepared]]] = {}
-            distinct = plans.distinct()
-            notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout)
-            for (name, index, failure), noted in zip(distinct, notes, strict=True):
-                algorithm, plan = (name, "") if self.precision == FP32 else (name.split("_")[0], name)
-                detail = ": ".join(part for part in (plan, noted) if part)
-                ways.setdefault(algorithm, []).append(partial(plans.prepare, index, mine, failure, detail))
-            for algorithm, (first, *others) in ways.items():
-                named = f"{algorithm}{layout.suffix}"
-                offers.append(Offer("cudnn_engine", named, first, self.precision, tuple(others)))
-        return offers
+        (ready_for, ready), self._ready = self._ready, (None, [])
+        if ready_for != problem:
+            ready = self._built(problem)
+        return [offer for built in ready for offer in self._offers(built, operands.laid_out(built.layout))]
+
+    def _offers(self, built: _Built, operands: Operands) -> Iterator[Offer]:
+        """The offers of the plans of one layout, on tensors of this layout."""
+        ways: dict[str, list[Callable[[], Prepared]]] = {}
+        for (name, index, failure), noted in zip(built.distinct, built.notes, strict=True):
+            detail = ": ".join(part for part in ("" if self.precision == FP32 else name, noted) if part)
+            way = partial(built.plans.prepare, index, operands, failure, detail)
+            ways.setdefault(self._algorithm(name, built.layout), []).append(way)
+        for algorithm, (first, *others) in ways.items():
+            yield Offer("cudnn_engine", algorithm, first, self.precision, tuple(others))
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """The plans of a case in one layout: what `_Plans.distinct` returns of them, and the notes of each in words."""
+
+    layout: Layout
+    plans: _Plans
+    distinct: list[tuple[str, int, str]]
+    notes: list[str]
 
 
 def _version(cudnn: Any) -> int | None:
@@ -226,11 +265,14 @@ class _Plans:
         """The name of every plan, by index."""
         return list(map(self._graph.get_plan_name_at_index, range(self._graph.get_execution_plan_count())))
 
-    def distinct(self) -> list[tuple[str, int, str]]:
-        """Name, index and reason of failure ("" where there is none) of every plan that is not excluded."""
+    def distinct(self, wanted: Callable[[str], bool] = lambda name: True) -> list[tuple[str, int, str]]:
+        """Name, index and reason of failure ("" where there is none) of every plan that is not excluded.
+
+        Plans whose names are not wanted are not built.
+        """
         found: dict[str, tuple[str, int, str]] = {}
         for index, name in enumerate(self.names):
-            if name not in found:
+            if name not in found and wanted(name):
                 failure = self.built(index)
                 if DESELECTED not in failure:
                     found[name] = (name, index, failure)

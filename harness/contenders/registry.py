@@ -65,7 +65,7 @@ class Provider:
 
     def algorithms_in(self, precision: str) -> tuple[str, ...]:
         """The names in `algorithms` that are measured in a precision."""
-        return tuple(name for name in self.colours if precision != FP32 or not name.endswith(NHWC))
+        return tuple(name for name in self.colours if _computes(name, precision))
 
     def may_have(self, algorithm: str, precision: str) -> bool:
         """Whether a name is of one of its algorithms, or like those that it lists case by case, such as "eng3"."""
@@ -134,6 +134,13 @@ def own_contender(text: str) -> Path:
     if path.stem in (provider.name for provider in _ALL):
         raise ArgumentTypeError(f"{text!r} has the name of a contender of this project: rename the file")
     return path
+
+
+def _computes(algorithm: str, precision: str) -> bool:
+    """Whether an algorithm is measured in a precision."""
+    if algorithm in ALGORITHMS:
+        return precision in ALGORITHMS[algorithm].precisions
+    return precision != FP32 or not algorithm.endswith(NHWC)
 
 
 def names_of(providers: Sequence[str], precision: str) -> str:

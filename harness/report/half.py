@@ -6,6 +6,7 @@ import pandas as pd
 
 from harness.contenders.registry import PROVIDERS
 from harness.precision import FP16
+from harness.report import floor
 from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
 from harness.sweep.comparisons import (
@@ -43,7 +44,8 @@ def _rivals_in_half(results: Results) -> pd.DataFrame:
 def in_half(results: Results, precision: str) -> str:
     """Sentences and a table: cuConv against its rivals, all in FP16 or all in BF16; empty where there is no pair.
 
-    The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all.
+    The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all. Where
+    the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach.
     """
     rows = compare(results, precision, (precision,))
     rows = rows[(rows.subject == results.subject) & rows.rival_us.notna() & rows.mean_us.notna()]
@@ -58,7 +60,9 @@ def in_half(results: Results, precision: str) -> str:
         f"{of(total.wins, total.of)} cases, least {times(float(rows.speedup.min()))}. "
         f"Measured so far: {of(total.of, len(results.of_subject()))} cases of the sweep."
     )
-    return f"{sentence}\n\n{grid_table(rows)}"
+    shares = floor.columns(results, rows, precision)
+    sentences = " ".join([sentence, floor.explained(results.device)] if shares else [sentence])
+    return f"{sentences}\n\n{grid_table(rows, shares)}"
 
 
 def half_table(results: Results) -> str:

@@ -111,10 +111,13 @@ def _by_filter_and_batch(rows: pd.DataFrame) -> str:
     return markdown(["filter", "batch", "won", "geometric mean", "arithmetic mean", "maximum"], body)
 
 
-def grid_table(rows: pd.DataFrame) -> str:
-    """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of all."""
+def grid_table(rows: pd.DataFrame, more: Sequence[Column] = ()) -> str:
+    """Batch sizes x filter sizes of one subject's rows of `compare`: geometric mean, and cases won of all.
+
+    more: columns that follow.
+    """
     groups = [*((str(batch), members) for batch, members in grouped(rows, "batch")), (ALL, rows)]
-    return tabulate("batch", groups, by_filter(rows, _cell))
+    return tabulate("batch", groups, [*by_filter(rows, _cell), *more])
 
 
 def _cell(rows: pd.DataFrame) -> str:

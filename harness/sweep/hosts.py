@@ -1,4 +1,4 @@
-"""The cases of a sweep shared by the processes that torchrun started, one for each GPU, on one host or several.
+"""The cases of a sweep shared by the processes that torchrun started, one or more for each GPU, on one host or several.
 
 The store of torch.distributed has the queue. A process draws the next case when it has time, and sends its rows to the
 first process, which writes them into the one results folder. Where a process ends early, torchrun ends those of its

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any
 import nvtx
 import torch
 
-from cuconv.core.problem import FLOAT_BYTES, UnsupportedProblem
+from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from harness.cases.catalogue import Case
 from harness.contenders import base
 from harness.contenders.base import LAYOUTS, PLAIN, Contender, NoMemory, NotRunnable, Offer, Operands, Prepared
@@ -34,6 +35,7 @@ from harness.store.times import COLD, SEPARATED
 from harness.sweep import second_pass, ways
 from harness.sweep.records import CASE_COLUMNS, EXCEEDED, OK, Measurement
 from harness.sweep.rivals import takes_part
+from harness.sweep.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,31 @@ class Offered:
 Event = Begins | Offered | Note | Measurement
 
 
-def measure_case(task: Task, entered: Mapping[str, Contender], options: Options) -> Iterator[Event]:
+def measure_case(
+    task: Task, entered: Mapping[str, Contender], options: Options, turns: Turns | None = None
+) -> Iterator[Event]:
     """A row for each algorithm of each contender that has none yet, in an order shuffled by the seed.
 
-    Rows of the second pass follow, which replace earlier ones. Before each row comes what begins. Raises GpuLost where
-    a call broke the CUDA context.
+    Rows of the second pass follow, which replace earlier ones. Before each row comes what begins. turns: those on the
+    GPU, where other processes measure on it too. Raises GpuLost where a call broke the CUDA context.
     """
+    for provider in _offering(task, entered, options):
+        yield Begins(provider)
+        with suppress(Exception):  # `offers` fails in the same way, and its error is told
+            entered[provider].get_ready(_problem(task.case))
+    turns = turns or Turns()
     yield Begins()
+    for _ in turns.take():
+        yield Begins()
+    try:
+        yield from _measured(task, entered, options)
+        _release_memory()  # the tensors of the case are gone, and the next turn may be another process's
+    finally:
+        turns.end()
+
+
+def _measured(task: Task, entered: Mapping[str, Contender], options: Options) -> Iterator[Event]:
+    """The rows of a case, with what begins before each."""
     try:
         case = CaseUnderTest(task.case, options)
     except Exception as error:
@@ -103,24 +123,32 @@ def measure_case(task: Task, entered: Mapping[str, Contender], options: Options)
         detail = f"the case's tensors cannot be made: {first_line(error)}"
         yield from rows_without_times(Begins(), task, options, "error", detail)
         return
-    offers: list[Offer] = []
-    for provider, contender in entered.items():
+    for provider in entered:
         if (provider, "") in task.broken:
             yield from rows_without_times(Begins(provider), task, options, "error", task.broken[provider, ""])
-        elif _may_offer(task, provider, options):
-            yield Begins(provider)
-            try:
-                offers += contender.offers(case.problem, case.operands)
-            except Exception as error:
-                _after_error(f"{provider} on {task.case.label}", error, options.device)
-                yield from rows_without_times(Begins(provider), task, options, "error", said_of(error))
+    offers: list[Offer] = []
+    for provider in _offering(task, entered, options):
+        yield Begins(provider)
+        try:
+            offers += entered[provider].offers(case.problem, case.operands)
+        except Exception as error:
+            _after_error(f"{provider} on {task.case.label}", error, options.device)
+            yield from rows_without_times(Begins(provider), task, options, "error", said_of(error))
     offers = [offer for offer in offers if _wanted(task, offer.provider, offer.algorithm, options)]
     random.Random(case.seed).shuffle(offers)
     yield Offered(len(offers))
     with nvtx.annotate(task.case.label):
         yield from _both_passes(task, case, offers, options)
-    if options.device.type == "cuda" and _reserved_share(options.device) > 0.5:
-        torch.cuda.empty_cache()
+
+
+def _offering(task: Task, entered: Mapping[str, Contender], options: Options) -> list[str]:
+    """The providers that are asked for their algorithms: those that take part, and did not end a process there."""
+    return [name for name in entered if (name, "") not in task.broken and _may_offer(task, name, options)]
+
+
+def _problem(case: Case) -> ConvProblem:
+    """The problem of a case in the precision of this process."""
+    return replace(case.problem, precision=of_process())
 
 
 def _both_passes(task: Task, case: CaseUnderTest, offers: list[Offer], options: Options) -> Iterator[Event]:
@@ -160,7 +188,7 @@ class CaseUnderTest:
         """Raises MemoryError where the device has no room for the tensors."""
         _check_room(case, options)
         self._case, self._options = case, options
-        self.problem = replace(case.problem, precision=of_process())
+        self.problem = _problem(case)
         self.seed = zlib.crc32(f"{options.seed} {case.label}".encode())
         generator = torch.Generator(options.device).manual_seed(self.seed)
         self.operands = Operands.random(self.problem, generator)
@@ -358,10 +386,6 @@ def _check_room(case: Case, options: Options) -> None:
 def _release_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _reserved_share(device: torch.device) -> float:
-    return torch.cuda.memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
 
 
 def _after_error(what: str, error: Exception, device: torch.device) -> None:

@@ -21,6 +21,7 @@ from harness.isolation import Begins, Note, Say, WorkerEnded, started
 from harness.sweep.one_case import Algorithm, Event, Offered, Options, Task, measure_case, rows_without_times
 from harness.sweep.records import Measurement
 from harness.sweep.rivals import lacking_times
+from harness.sweep.turns import Turns
 from harness.sweep.work import Work
 
 MOST_ENDS = 2  # an algorithm that ended two processes of a sweep is not tried again
@@ -125,6 +126,8 @@ def _begin(problems: list[ConvProblem], options: Options, load: Load, say: Say) 
         torch.cuda.set_device(options.device)
     torch.set_grad_enabled(False)
     entered = load(options.providers, options.precision, say)
-    for contender in entered.values():
-        contender.begin(problems, options.algorithms)
-    return partial(measure_case, entered=entered, options=options)
+    turns = Turns.on(options.device)
+    with turns.taken():  # one process compiles kernels, and the others find them in the cache
+        for contender in entered.values():
+            contender.begin(problems, options.algorithms)
+    return partial(measure_case, entered=entered, options=options, turns=turns)

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cuconv import ConvProblem, algorithms, reference
+from cuconv import ConvProblem, reference
+from cuconv.algorithms import offering
 from cuconv.algorithms.tf32x3 import tf32x3_shallow
 from cuconv.algorithms.winograd import fp16x3_winograd
 from harness import libcudnn
@@ -35,7 +36,7 @@ PROBLEMS = [  # layers of the networks first, then odd sizes
     ConvProblem(1, 3, 5, 7, 2, 3, 5, 0, 2),
 ]
 MUST_RUN = {
-    "cuconv": {"auto", "batch_invariant", *algorithms()},
+    "cuconv": {"auto", "batch_invariant", *offering(FP32)},
     "cuconv_prepared": {"auto"},
     "cudnn": {"implicit_gemm", "implicit_precomp_gemm", "gemm"},
     "cudnn_engine": set(),  # cuDNN names them: at least three
@@ -229,6 +230,19 @@ def plans_of(problem: ConvProblem, precision: str) -> cudnn_engines._Plans:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)
+def test_engines_that_got_ready_for_a_case_offer_the_same_and_others_nothing_of_it(problem):
+    engines, tensors = load("cudnn_engine"), case(problem)[0]
+    names = [offer.algorithm for offer in engines.offers(problem, tensors)]
+    engines.get_ready(problem)
+    assert [offer.algorithm for offer in engines.offers(problem, tensors)] == names
+    engines.get_ready(PROBLEMS[4])
+    offers = engines.offers(problem, tensors)
+    assert [offer.algorithm for offer in offers] == names
+    prepared = next(filter(None, map(prepared_and_called, offers)))
+    assert rel_l2_error(prepared.call(), case(problem)[1]) < WINOGRAD
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:4], ids=lambda problem: problem.label)
 def test_every_plan_of_cudnn_has_a_precision(problem):
     """The notes that tell the precisions apart leave no plan out."""
     graph = plans_of(problem, "fp32")._graph
@@ -252,11 +266,12 @@ def test_a_sweep_with_tf32_allowed_rounds_to_it(tmp_path):
     assert rounded.algorithm.str.match("eng58").any()  # cuBLAS under cuDNN
 
 
-def test_a_sweep_in_half_precision_is_of_cudnn_in_both_orders(tmp_path):
+def test_a_sweep_in_half_precision_has_cudnn_in_both_orders(tmp_path):
     command = [sys.executable, "-m", "harness.run", "--config", "smoke", "--batch", "8", "--runs", "1"]
     subprocess.run([*command, "--precision", "fp16", "--hot-only", "--out", str(tmp_path)], check=True)
     rows = read(tmp_path / "measurements.csv")
-    assert set(rows.precision) == {"fp16"} and set(rows.provider) == {"cudnn_engine", "torch"}
+    assert set(rows.precision) == {"fp16"}
+    assert set(rows.provider) == {"cuconv", "cuconv_prepared", "cudnn_engine", "torch"}
     ran = rows[rows.status == "ok"]
     for provider in ("cudnn_engine", "torch"):
         last = ran[ran.provider == provider].algorithm.str.endswith("_nhwc")

@@ -1,5 +1,6 @@
 """Contenders without a GPU: the CPU's algorithms, and what of the others is plain logic."""
 
+import sys
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -296,6 +297,43 @@ def test_an_engine_has_the_notes_that_its_plans_are_selected_by(monkeypatch):
     both, fft, none = "numerical notes FFT, TENSOR_CORE", "numerical notes FFT", "no numerical note"
     assert found == [both, fft, both, none, ""]
     assert asked.of(engines, PROBLEMS[1], PLAIN) == found and len(graphs) == 2, "asked for twice"
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """The contender in FP16 on a made-up cuDNN, and the graphs that it makes: one for each layout, without notes."""
+    graphs = []
+    cudnn = SimpleNamespace(
+        cudnnGraphNotSupportedError=Refused,
+        heur_mode=SimpleNamespace(A="A", B="B", FALLBACK="FALLBACK"),
+        numerical_note=SimpleNamespace(__members__={}),
+        backend_version=torch.backends.cudnn.version,
+        create_handle=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "cudnn", cudnn)
+    monkeypatch.setattr(cudnn_engines, "_graph", lambda *_: (graphs.append(FakeGraph()) or graphs[-1], ()))
+    return cudnn_engines.Contender("fp16"), graphs
+
+
+def test_plans_that_were_built_ahead_are_offered_once_and_for_their_case_alone(engines):
+    contender, graphs = engines
+    contender.get_ready(PROBLEMS[1])
+    ahead = [offer.algorithm for offer in contender.offers(PROBLEMS[1], operands_of(PROBLEMS[1]))]
+    assert len(graphs) == 2 and {"eng1", "eng4_nhwc"} <= set(ahead)
+    assert [offer.algorithm for offer in contender.offers(PROBLEMS[1], operands_of(PROBLEMS[1]))] == ahead
+    assert len(graphs) == 4
+    contender.get_ready(PROBLEMS[2])
+    contender.offers(PROBLEMS[1], operands_of(PROBLEMS[1]))
+    assert len(graphs) == 8, "plans of another case were offered"
+
+
+def test_only_plans_of_measured_engines_are_built(engines):
+    contender, graphs = engines
+    contender.begin([], frozenset({"auto", "eng3", "eng1_nhwc", "eng4_nhwc"}))
+    offers = contender.offers(PROBLEMS[0], operands_of(PROBLEMS[0]))
+    assert [offer.algorithm for offer in offers] == ["eng3", "eng1_nhwc", "eng4_nhwc"]
+    names = [[graph.plans[index][1] for index in graph.built] for graph in graphs]
+    assert names == [["eng3_k11=2"], ["eng1_k2=1", "eng4"]]
 
 
 def test_a_plan_that_cannot_be_built_says_why(plans):

@@ -162,12 +162,15 @@ def test_torchrun_measures_one_sweep_and_resumes_it_after_a_process_was_killed(t
     assert said.read_text().count("8 rows: 8 ok") == 1, "one process tells"
 
 
-def test_torchrun_with_more_processes_than_gpus_is_told_the_remedy():
-    one = Group(0, 2, 99, None)
-    with pytest.raises(UsageError, match=r"process 99 of this host, which has \d+ GPUs: use --nproc-per-node=gpu"):
-        run._device(None, one)
-    with pytest.raises(UsageError, match="--device cuda:1: torchrun gives each process its own GPU"):
-        run._device("cuda:1", one)
+def test_torchrun_deals_out_the_gpus_of_a_host(monkeypatch):
+    """More processes than GPUs share them."""
+    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 2)
+    assert [run._device(None, Group(rank, 5, rank, None)).index for rank in range(5)] == [0, 1, 0, 1, 0]
+    with pytest.raises(UsageError, match="--device cuda:1: torchrun gives each process its GPU"):
+        run._device("cuda:1", Group(0, 2, 1, None))
+    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match="without a GPU: use --device cpu"):
+        run._device(None, Group(0, 2, 1, None))
 
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -162,7 +162,7 @@ def test_a_workspace_over_the_limit_is_measured_where_the_memory_suffices(tiny, 
         "breaks_within": ("error", 0, None, "OutOfMemoryError: no memory left"),
     }
     assert rows["over"].rel_l2_error < 1e-6 and rows["over"].timing == "loop"
-    assert len(freed) == 4, "after each row over the limit"
+    assert len(freed) == 5, "after each row over the limit, and at the end of the case"
 
 
 HUGE = dict(h=10**9, w=10**9, c=3, m=4, k=3, pad=1)
@@ -200,8 +200,8 @@ def test_what_is_broken_has_a_row_and_is_not_tried(tiny):
 
 def test_what_may_break_is_said_before(tiny):
     events = list(sweep.measure_case(Task(tiny.cases[0]), {"cpu": Faulty()}, OPTIONS))
-    assert events[:3] == [Begins(), Begins("cpu"), Offered(8)]
-    for begins, row in zip(events[3::2], events[4::2], strict=True):
+    assert events[:4] == [Begins("cpu"), Begins(), Begins("cpu"), Offered(8)]
+    for begins, row in zip(events[4::2], events[5::2], strict=True):
         assert begins == Begins(row.provider, row.algorithm)
 
 

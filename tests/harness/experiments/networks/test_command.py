@@ -54,8 +54,8 @@ def test_a_dry_run_needs_no_gpu_and_no_package(capsys):
         "batches: 1, 8",
         "contenders in fp32: torch, cuconv",
         "contenders in tf32: torch, cuconv",
-        "contenders in fp16: torch",
-        "2 networks x 2 batches x 5 contenders in these precisions x 2 modes (graph, eager) = 40 rows",
+        "contenders in fp16: torch, cuconv",
+        "2 networks x 2 batches x 6 contenders in these precisions x 2 modes (graph, eager) = 48 rows",
     ]
 
 
@@ -64,15 +64,15 @@ def test_contenders_that_a_precision_lacks_are_refused(capsys):
     assert program.main([*only, "fp32"]) == 0
     assert capsys.readouterr().out.endswith("30 rows\n")
     assert "torch_fastest_engines: none of them computes in tf32" in refused(capsys, *only, "fp32", "tf32")
-    assert "cuconv: none of them computes in fp16" in refused(
-        capsys, "--contender", "cuconv", "--dry-run", "--precision", "fp16"
+    assert "cuconv_enabled: none of them computes in fp16" in refused(
+        capsys, "--contender", "cuconv_enabled", "--dry-run", "--precision", "fp16"
     )
 
 
 def test_by_default_five_networks_three_batches_eight_contenders_and_all_precisions_that_they_have(capsys):
     assert program.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith(f"{5 * 3 * (8 + 7 + 5) * 2} rows\n")  # torch's five ways alone in FP16
-    assert program.main(["--dry-run", "--contender", "cuconv"]) == 0
+    assert capsys.readouterr().out.endswith(f"{5 * 3 * (8 + 7 + 6) * 2} rows\n")  # in FP16 without `enabled`
+    assert program.main(["--dry-run", "--contender", "cuconv_enabled"]) == 0
     assert "fp16" not in capsys.readouterr().out
 
 
