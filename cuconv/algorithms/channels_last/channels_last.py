@@ -31,9 +31,9 @@ BF16_MACRO, GROUPED_MACRO = "BF16", "GROUPED"
 LINE_BYTES = 128  # of the L2 cache
 MAX_STAGES = 16
 MAX_STRIDE = 8  # of a tensor map
-# The bits of a corner, which is signed, and of a filter position in the filter, for tensor maps in im2col mode: by
-# whether the map has a dimension for groups (CUDA driver API, cuTensorMapEncodeIm2col).
-IM2COL_BITS = {False: 8, True: 5}
+# Bits of a corner, which is signed, and of a filter position in the filter, for a tensor map in im2col mode of four
+# dimensions, and of five, where there are groups (CUDA driver API, cuTensorMapEncodeIm2col).
+IM2COL_BITS, GROUPED_IM2COL_BITS = 8, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     check_sizes(p, "half precision", [(what, size, MAX_INDEX) for what, size in sizes])
     lower, upper = corners_of(p)
     offsets = (p.kh - 1) * p.dilation_h, (p.kw - 1) * p.dilation_w
-    limit = 2 ** IM2COL_BITS[p.groups > 1]
+    limit = 2 ** (IM2COL_BITS if p.groups == 1 else GROUPED_IM2COL_BITS)
     within = min(*lower, *upper) >= -limit // 2 and max(*lower, *upper) < limit // 2
     if not within or max(offsets) >= limit or max(p.stride_h, p.stride_w) > MAX_STRIDE:
         precision = "half precision" if p.groups == 1 else "half precision with groups"

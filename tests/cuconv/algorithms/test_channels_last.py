@@ -114,7 +114,7 @@ def test_auto_computes_groups_by_listed_kernels_whatever_the_filters_of_a_group(
             launches = cuconv.select.launches_of(plan, p, options)
             assert kernel_set.holds(H200.arch, launches), p.label
             assert all(launch.macros["GROUPED"] == 1 for launch in launches)
-            assert options.aligned and p.group_filters % 8 == 0 or not launches[-1].macros.get("WHOLE")
+            assert (options.aligned and p.group_filters % 8 == 0) or not launches[-1].macros.get("WHOLE")
 
 
 @each_name
