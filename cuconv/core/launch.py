@@ -46,7 +46,8 @@ class TensorMap:
     box       elements of each dimension that a copy takes; in im2col mode channels and pixels
     swizzle   bytes of a row of the box in shared memory: 32, 64 or 128
     corners   in im2col mode: from the image's first pixel to the first that a copy may start at, and from its last
-              pixel to the last one, by (column, row); None for a copy of a plain box
+              pixel to the last one, by (column, row), and 0 for the image where groups are a fifth dimension; None for
+              a copy of a plain box
     steps     in im2col mode: columns and rows from one output pixel to the next
     """
 
@@ -56,7 +57,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
-    corners: tuple[tuple[int, int], tuple[int, int]] | None = None
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     steps: tuple[int, int] = (1, 1)
 
 

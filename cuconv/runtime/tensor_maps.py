@@ -53,6 +53,6 @@ class EncodedMap:
             box, steps = (ctypes.c_uint32 * rank)(*one.box), (ctypes.c_uint32 * rank)(*[1] * rank)
             driver.check(driver.library().cuTensorMapEncodeTiled(*begin, box, steps, *end))
         else:
-            corners = [(ctypes.c_int * 2)(*corner) for corner in one.corners]
-            steps = (ctypes.c_uint32 * rank)(1, *one.steps, 1)
+            corners = [(ctypes.c_int * len(corner))(*corner) for corner in one.corners]
+            steps = (ctypes.c_uint32 * rank)(1, *one.steps, *[1] * (rank - 3))
             driver.check(driver.library().cuTensorMapEncodeIm2col(*begin, *corners, *one.box, steps, *end))

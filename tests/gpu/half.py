@@ -34,9 +34,21 @@ PROBLEMS = [
     ConvProblem(2, 3, 31, 33, 64, 7, 7, 3, 3, stride_h=2, stride_w=2),
     ConvProblem(3, 1, 9, 5, 3, 3, 3, 1, 1),
     ConvProblem(1, 129, 7, 7, 33, 1, 1),
+    # Groups: channels of less than a box, of boxes and a half, and of whole ones; filters of a group that a tensor map
+    # writes and that threads write, in pairs and one by one; the largest padding and dilation.
+    ConvProblem(3, 64, 11, 9, 64, 3, 3, 1, 1, groups=8),
+    ConvProblem(2, 72, 13, 7, 60, 3, 5, 1, 2, stride_h=2, groups=3),
+    ConvProblem(1, 128, 9, 14, 26, 3, 3, 2, 2, dilation_h=2, dilation_w=2, groups=2),
+    ConvProblem(5, 256, 7, 7, 256, 3, 3, 1, 1, stride_h=2, stride_w=2, groups=32),
+    ConvProblem(70, 48, 7, 5, 144, 1, 1, groups=2),
+    ConvProblem(1, 16, 40, 36, 6, 2, 2, 15, 15, dilation_h=31, dilation_w=31, groups=2),
 ]
 # Many blocks for each SM, which a cluster's blocks leave one after the other; many stages, few of which fit.
-LARGE = [ConvProblem(8, 32, 28, 28, 96, 5, 5, 2, 2), ConvProblem(8, 48, 27, 27, 200, 5, 5, 2, 2)]
+LARGE = [
+    ConvProblem(8, 32, 28, 28, 96, 5, 5, 2, 2),
+    ConvProblem(8, 48, 27, 27, 200, 5, 5, 2, 2),
+    ConvProblem(8, 96, 27, 27, 160, 5, 5, 2, 2, groups=4),
+]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 each_large = pytest.mark.parametrize("problem", LARGE, ids=lambda problem: problem.label)
 each_half = pytest.mark.parametrize("precision", DTYPES)

@@ -9,7 +9,12 @@ from tests.gpu.half import DTYPES, assert_rounded_once, each_half, each_problem,
 
 SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
 SPLIT = ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1)
-each_small = pytest.mark.parametrize("problem", [SMALL, SPLIT], ids=lambda problem: problem.label)
+GROUPED = [
+    ConvProblem(3, 72, 14, 13, 60, 3, 3, 1, 1, groups=3),
+    ConvProblem(2, 64, 15, 9, 64, 3, 3, 1, 1, groups=8),
+]
+each_small = pytest.mark.parametrize("problem", [SMALL, SPLIT, *GROUPED], ids=lambda problem: problem.label)
+each_grouped = pytest.mark.parametrize("problem", GROUPED, ids=lambda problem: problem.label)
 each_algorithm = pytest.mark.parametrize("algorithm", ["auto", "batch_invariant", "nhwc_wgmma", "nhwc_split"])
 
 
@@ -70,6 +75,23 @@ def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them(algorithm,
 
 
 @each_half
+@each_grouped
+@each_algorithm
+def test_numbers_of_another_group_do_not_reach_a_group(algorithm, problem, precision):
+    problem = in_half(problem, precision)
+    for number in (torch.inf, torch.nan):
+        for group in range(problem.groups):
+            x, weight = tensors(problem)
+            x.chunk(problem.groups, 1)[group].fill_(number)
+            weight.chunk(problem.groups)[group].fill_(number)
+            out = conv2d(x, weight, **problem.geometry, algorithm=algorithm)
+            of_group = out.chunk(problem.groups, 1)
+            assert not of_group[group].isfinite().any()
+            assert all(one.isfinite().all() for i, one in enumerate(of_group) if i != group)
+            assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+
+
+@each_half
 @each_small
 @each_algorithm
 def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(algorithm, problem, precision):
@@ -88,12 +110,13 @@ def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(algorith
 
 
 @each_half
-def test_an_image_does_not_depend_on_its_batch(precision):
+@pytest.mark.parametrize("groups", [1, 4])
+def test_an_image_does_not_depend_on_its_batch(groups, precision):
     for n in (1, 3, 33):
-        problem = in_half(ConvProblem(n, 64, 14, 14, 72, 3, 3, 1, 1), precision)
+        problem = in_half(ConvProblem(n, 64, 14, 14, 72, 3, 3, 1, 1, groups=groups), precision)
         x, weight = tensors(problem)
-        one = conv2d(x[:1], weight, padding=1, algorithm="batch_invariant")
-        assert torch.equal(conv2d(x, weight, padding=1, algorithm="batch_invariant")[:1], one)
+        one = conv2d(x[:1], weight, **problem.geometry, algorithm="batch_invariant")
+        assert torch.equal(conv2d(x, weight, **problem.geometry, algorithm="batch_invariant")[:1], one)
 
 
 @each_half

@@ -27,13 +27,13 @@ WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
-BF16_MACRO = "BF16"
+BF16_MACRO, GROUPED_MACRO = "BF16", "GROUPED"
 LINE_BYTES = 128  # of the L2 cache
 MAX_STAGES = 16
-# Limits of a tensor map in im2col mode: of a corner, of a filter position in the filter, and of a stride.
-MIN_CORNER, MAX_CORNER = -128, 127
-MAX_FILTER_OFFSET = 255
-MAX_STRIDE = 8
+MAX_STRIDE = 8  # of a tensor map
+# Bits of a corner, which is signed, and of a filter position in the filter, for a tensor map in im2col mode of four
+# dimensions, and of five, where there are groups (CUDA driver API, cuTensorMapEncodeIm2col).
+IM2COL_BITS, GROUPED_IM2COL_BITS = 8, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,13 @@ class Boxes:
         return self.count * self.row_bytes * rows
 
     def requests(self, problem: ConvProblem, rows: int) -> float:
-        """The lines of the L2 cache that a stage's copies of so many pixels and filters touch."""
-        return self.count * rows * _lines(min(self.row_bytes, HALF_BYTES * problem.c), HALF_BYTES * problem.c)
+        """The lines of the L2 cache that a stage's copies of so many pixels and filters touch, on average."""
+        group_bytes = HALF_BYTES * problem.group_channels
+        return self.count * rows * _lines(min(self.row_bytes, group_bytes), group_bytes)
 
     def stages(self, problem: ConvProblem) -> int:
         """Stages of the whole reduction of a problem."""
-        return ceil_div(problem.filter_area * ceil_div(problem.c, self.channels), self.count)
+        return ceil_div(problem.filter_area * ceil_div(problem.group_channels, self.channels), self.count)
 
     def __str__(self) -> str:
         return f"{self.count}x{self.channels}"
@@ -66,7 +67,7 @@ class Boxes:
 
 @cache
 def _lines(width: int, pitch: int) -> float:
-    """The mean number of cache lines that a row of `width` bytes touches, where rows are `pitch` bytes apart."""
+    """The mean number of cache lines that a row of `width` bytes touches, where rows start at multiples of `pitch`."""
     starts = range(0, LINE_BYTES, gcd(pitch, LINE_BYTES))
     return sum(ceil_div(start + width, LINE_BYTES) for start in starts) / len(starts)
 
@@ -187,23 +188,28 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     p = problem
     if not p.is_half:
         raise UnsupportedProblem(f"{p.label}: precision={p.precision!r}, must be one of {', '.join(HALVES)}")
-    if p.groups > 1:
-        raise UnsupportedProblem(f"{p.label}: {p.groups} groups, and half precision is computed with one")
+    if p.groups > 1 and p.group_channels % VECTOR_CHANNELS:
+        raise UnsupportedProblem(
+            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and half precision is computed with "
+            f"one group, or with a multiple of {VECTOR_CHANNELS} channels in each"
+        )
     pixels = p.n * p.out_pixels
     sizes = [
         ("output pixels", pixels + 256),
         ("filters", p.m + 256),
-        ("weights of a filter", p.filter_area * (p.c + 64)),
+        ("weights of a filter", p.filter_area * (p.group_channels + 64)),
     ]
     check_sizes(p, "half precision", [(what, size, MAX_INDEX) for what, size in sizes])
     lower, upper = corners_of(p)
     offsets = (p.kh - 1) * p.dilation_h, (p.kw - 1) * p.dilation_w
-    within = min(*lower, *upper) >= MIN_CORNER and max(*lower, *upper) <= MAX_CORNER
-    if not within or max(offsets) > MAX_FILTER_OFFSET or max(p.stride_h, p.stride_w) > MAX_STRIDE:
+    limit = 2 ** (IM2COL_BITS if p.groups == 1 else GROUPED_IM2COL_BITS)
+    within = min(*lower, *upper) >= -limit // 2 and max(*lower, *upper) < limit // 2
+    if not within or max(offsets) >= limit or max(p.stride_h, p.stride_w) > MAX_STRIDE:
+        precision = "half precision" if p.groups == 1 else "half precision with groups"
         raise UnsupportedProblem(
-            f"{p.label}: half precision is computed with strides up to {MAX_STRIDE}, filters of up to "
-            f"{MAX_FILTER_OFFSET + 1} rows and columns with their dilation, and padding and filters that reach up to "
-            f"{MAX_CORNER} beyond an image's ends"
+            f"{p.label}: {precision} is computed with strides up to {MAX_STRIDE}, filters of up to {limit} rows and "
+            f"columns with their dilation, and padding and filters that reach up to {limit // 2 - 1} beyond an image's "
+            "ends"
         )
 
 
@@ -215,33 +221,46 @@ def corners_of(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, of: Address) -> TensorMap:
-    """The map by which one filter position of `pixels` successive output pixels is copied."""
+    """The map by which one filter position of `pixels` successive output pixels is copied.
+
+    Groups are a fifth dimension. Copies then run on from image to image as from plane to plane of a 3D convolution, and
+    write zeros for the channels behind those of the group.
+    """
     p = problem
     pixel = HALF_BYTES * p.c
-    sizes, strides = (p.c, p.w, p.h, p.n), (pixel, pixel * p.w, pixel * p.w * p.h)
-    box, steps = (boxes.channels, pixels), (p.stride_w, p.stride_h)
-    return TensorMap(of, p.precision, sizes, strides, box, boxes.row_bytes, corners_of(p), steps)
+    sizes, strides = (p.group_channels, p.w, p.h, p.n), (pixel, pixel * p.w, pixel * p.w * p.h)
+    groups, group_strides, images = ((p.groups,), (HALF_BYTES * p.group_channels,), (0,)) if p.groups > 1 else ((),) * 3
+    lower, upper = corners_of(p)
+    return TensorMap(
+        of, p.precision, (*sizes, *groups), (*strides, *group_strides), (boxes.channels, pixels), boxes.row_bytes,
+        ((*lower, *images), (*upper, *images)), (p.stride_w, p.stride_h),
+    )  # fmt: skip
 
 
 def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, of: Address) -> TensorMap:
     """The map by which one filter position of `filters` successive filters is copied."""
     p = problem
-    position = HALF_BYTES * p.c
-    sizes, strides = (p.c, p.filter_area, p.m), (position, position * p.filter_area)
+    position = HALF_BYTES * p.group_channels
+    sizes, strides = (p.group_channels, p.filter_area, p.m), (position, position * p.filter_area)
     return TensorMap(of, p.precision, sizes, strides, (boxes.channels, 1, filters), boxes.row_bytes)
 
 
 def output_map(problem: ConvProblem, box_filters: int, options: CallOptions) -> TensorMap:
-    """The map by which 64 pixels of `box_filters` filters are copied to the output."""
+    """The map by which 64 pixels of `box_filters` filters of a group are copied to the output."""
     p = problem
-    sizes, strides = (p.m, p.n * p.out_pixels), (HALF_BYTES * options.output_planes(p),)
-    box = (box_filters, WARPGROUP_PIXELS)
+    groups = ((p.groups, HALF_BYTES * p.group_filters, 1),) if p.groups > 1 else ()
+    pixels = (p.n * p.out_pixels, HALF_BYTES * options.output_planes(p), WARPGROUP_PIXELS)
+    sizes, strides, box = zip(*groups, pixels, strict=True)
+    sizes, box = (p.group_filters, *sizes), (box_filters, *box)
     return TensorMap(OUTPUT, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
 
 
-def macros_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> Macros:
+def macros_of(
+    problem: ConvProblem, boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1
+) -> Macros:
     """The macros that all kernels of the family have, without that of the element."""
     return {
+        GROUPED_MACRO: int(problem.groups > 1),
         "PIXELS": pixels,
         "WARPGROUP_FILTERS": warpgroup_filters,
         "FILTER_WARPGROUPS": filter_warpgroups,
@@ -255,29 +274,33 @@ def launched(source: Path, problem: ConvProblem, forms: Forms) -> Macros:
     return fastest_listed(source, forms) | {BF16_MACRO: int(problem.precision == BF16)}
 
 
-def arguments_of(problem: ConvProblem, options: CallOptions) -> tuple[Any, ...]:
-    """The kernels' arguments from `bias` to `out_w`."""
+def filter_tiles(problem: ConvProblem, filters: int) -> int:
+    """The tiles of so many filters, of which each is of one group, over the filters of all groups."""
+    return problem.groups * ceil_div(problem.group_filters, filters)
+
+
+def arguments_of(problem: ConvProblem, options: CallOptions, filters: int) -> tuple[Any, ...]:
+    """The kernels' arguments from `bias` to `by_group_tiles`; filters: those of a tile."""
     p = problem
+    tiles = filter_tiles(p, filters), ceil_div(p.group_filters, filters)
+    dividers = map(packed_divisor, (p.out_pixels, p.out_w, *tiles))
     return (
-        BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.n * p.out_pixels, p.m, p.c, p.kh, p.kw,
-        p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.out_pixels, p.out_w,
+        BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.n * p.out_pixels, p.m, p.group_filters, p.group_channels,
+        p.kh, p.kw, p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.out_pixels, p.out_w,
+        *tiles, *dividers,
     )  # fmt: skip
-
-
-def dividers_of(problem: ConvProblem, filter_tiles: int) -> tuple[int, ...]:
-    """The kernels' arguments `by_out_pixels`, `by_out_w` and `by_filter_tiles`."""
-    return tuple(map(packed_divisor, (problem.out_pixels, problem.out_w, filter_tiles)))
 
 
 def last_arguments(problem: ConvProblem, ring: int, options: CallOptions) -> tuple[int, ...]:
     """The kernels' arguments `ring_stages`, `relu`, `paired` and `weights_early`."""
-    even = problem.m % 2 == 0 and options.output_planes(problem) % 2 == 0
+    even = problem.group_filters % 2 == 0 and options.output_planes(problem) % 2 == 0
     return ring, int(options.relu), int(options.aligned and even), int(options.packed)
 
 
 def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
-    """Whether every pixel of the output starts at a multiple of 16 bytes, so that a tensor map may write it."""
-    return options.aligned and options.output_planes(problem) % VECTOR_CHANNELS == 0
+    """Whether the filters of every pixel and group start at a multiple of 16 bytes, so that a tensor map may write."""
+    starts = options.output_planes(problem), problem.group_filters if problem.groups > 1 else 0
+    return options.aligned and all(start % VECTOR_CHANNELS == 0 for start in starts)
 
 
 @lru_cache(maxsize=4096)

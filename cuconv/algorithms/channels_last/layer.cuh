@@ -8,10 +8,12 @@
 // BOX_CHANNELS       channels of a copy: 16, 32 or 64, in rows of twice as many bytes with a swizzle of that width
 // BOXES              copies of each operand in a stage
 // RESIDENT_WEIGHTS   1 where a block's weights stay in shared memory, and stages of the ring have pixels alone
+// GROUPED            1 where there are groups: the map of pixels has a dimension for them
 //
 // Output pixels of all images are counted in one sequence. The reduction is one, too: blocks of BOX_CHANNELS channels
 // outside and filter positions inside, so that the pixels which neighbouring positions share are read from the L2
-// cache. A box of that sequence is one channel block of one filter position.
+// cache. A box of that sequence is one channel block of one filter position. A tile has filters of one group alone, and
+// the channels of its reduction are those of the group.
 #pragma once
 
 #if BF16
@@ -39,13 +41,34 @@ struct Layer {
     Divider by_out_pixels, by_out_w;
 };
 
-// Where the filter of an output pixel starts in its image.
-struct Corner {
-    int x, y, image;
+// A tile of the output: its first pixel, its group, the group's first filter, and the tile's first one, counted in the
+// group.
+struct Tile {
+    int pixel, group, group_start, filter;
 
-    __device__ __forceinline__ Corner(unsigned pixel, const Layer& layer) {
-        unsigned column;
-        image = layer.by_out_pixels(pixel, pixel);
+    __device__ __forceinline__ int first_filter() const { return group_start + filter; }
+};
+
+// The tiles of the output. Those of the same pixels are neighbours, and among them those of the same group.
+struct Tiles {
+    Divider by_filter_tiles, by_group_tiles;  // the filter tiles of all groups, and of one
+    int group_filters;
+
+    __device__ __forceinline__ Tile operator[](unsigned index) const {
+        unsigned filter_tile;
+        const int pixel = by_filter_tiles(index, filter_tile) * PIXELS;
+        const int group = GROUPED ? by_group_tiles(filter_tile, filter_tile) : 0;
+        return {pixel, group, group * group_filters, (int)filter_tile * FILTERS};
+    }
+};
+
+// Where the filter of a tile's first output pixel starts in its image, and the tile's group.
+struct Corner {
+    int x, y, image, group;
+
+    __device__ __forceinline__ Corner(const Tile& tile, const Layer& layer) : group(tile.group) {
+        unsigned pixel, column;
+        image = layer.by_out_pixels(tile.pixel, pixel);
         y = (int)layer.by_out_w(pixel, column) * layer.stride_h - layer.pad_h;
         x = (int)column * layer.stride_w - layer.pad_w;
     }
@@ -96,6 +119,9 @@ __device__ __forceinline__ void produce_pixels(Ring& ring, const TensorMap& map,
 #pragma unroll
         for (int box = 0; box < BOXES; ++box) {
             copy_pixels(ring.pixels() + box * PIXEL_BYTES, map, place.channel, corner.x, corner.y, corner.image,
+#if GROUPED
+                        corner.group,
+#endif
                         place.column * layer.dilation_w, place.row * layer.dilation_h, full);
             place.next(layer);
         }
@@ -181,17 +207,18 @@ struct Epilogue {
     int64 output_stride;  // elements from one pixel of the output to the next
     int filters, pixels;
     bool relu;
-    bool paired;  // whether two neighbouring filters of a pixel can be read and written at once
+    bool paired;      // whether two neighbouring filters of a pixel can be read and written at once
+    int filters_end;  // one behind the last filter of the tile's group
 
-    // Adds bias and residual to a thread's sums, and applies ReLU. A thread has, in each group of 64 rows and for every 8
-    // filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even.
+    // Adds bias and residual to a thread's sums, and applies ReLU. A thread has, in each 64 rows and for every 8
+    // filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even where `paired`.
     template <int ROW_TILES, int COUNT>
     __device__ __forceinline__ void finish(float (&sums)[ROW_TILES][COUNT], int pixel, int filter) const {
         if (bias)
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 const int at = filter + i / 4 * 8 + i % 2;
-                const float value = at < filters ? value_of(bias[at]) : 0.0f;
+                const float value = at < filters_end ? value_of(bias[at]) : 0.0f;
 #pragma unroll
                 for (int tile = 0; tile < ROW_TILES; ++tile) sums[tile][i] += value;
             }
@@ -209,26 +236,26 @@ struct Epilogue {
                     if (sums[tile][i] < 0.0f) sums[tile][i] = 0.0f;  // a NaN stays
     }
     __device__ __forceinline__ void add_residual(float& first, float& second, int pixel, int filter) const {
-        if (pixel >= pixels || filter >= filters) return;
+        if (pixel >= pixels || filter >= filters_end) return;
         const Element* const from = residual + (int64)pixel * filters + filter;
         if (paired) {
             const unsigned pair = *reinterpret_cast<const unsigned*>(from);
             first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
         } else {
             first += value_of(from[0]);
-            if (filter + 1 < filters) second += value_of(from[1]);
+            if (filter + 1 < filters_end) second += value_of(from[1]);
         }
     }
-    // Writes two finished sums of neighbouring filters, the first of which is even.
+    // Writes two finished sums of neighbouring filters.
     __device__ __forceinline__ void write(float first, float second, int pixel, int filter) const {
-        if (pixel >= pixels || filter >= filters) return;
+        if (pixel >= pixels || filter >= filters_end) return;
         const unsigned pair = packed(first, second);
         Element* const to = output + pixel * output_stride + filter;
         if (paired) {
             *reinterpret_cast<unsigned*>(to) = pair;
         } else {
             to[0] = (Element)pair;
-            if (filter + 1 < filters) to[1] = (Element)(pair >> 16);
+            if (filter + 1 < filters_end) to[1] = (Element)(pair >> 16);
         }
     }
 };

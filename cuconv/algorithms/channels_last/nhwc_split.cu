@@ -85,10 +85,11 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[4 * THREAD_PIECES],
 extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
                const Element* bias, const Element* residual, Element* output, int64 output_stride, int64 pixels,
-               int64 filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h, int64 stride_w,
-               int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels, int64 out_w,
-               int64 filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 by_filter_tiles, int64 by_taps,
-               int64 by_kernel_w, int64 ring_stages, int64 relu, int64 paired, int64 weights_early) {
+               int64 filters, int64 group_filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h,
+               int64 stride_w, int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels,
+               int64 out_w, int64 filter_tiles, int64 group_tiles, int64 by_out_pixels, int64 by_out_w,
+               int64 by_filter_tiles, int64 by_group_tiles, int64 by_taps, int64 by_kernel_w, int64 ring_stages,
+               int64 relu, int64 paired, int64 weights_early) {
     // The ring's stages, the inbox, the sums of the warpgroups, and the barriers
     extern __shared__ __align__(1024) unsigned char shared[];
     const int ring_bytes = (int)ring_stages * STAGE_BYTES;
@@ -97,9 +98,10 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
     uint64* const received = full + 2 * ring_stages;
     Ring ring = {shared_address(shared), full, full + ring_stages, (int)ring_stages};
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = blockIdx.x % SPLIT_K;
-    unsigned filter_tile;
-    const int first_pixel = Divider(filter_tiles, by_filter_tiles)(blockIdx.x / SPLIT_K, filter_tile) * PIXELS;
-    const int first_filter = filter_tile * FILTERS, taps = (int)kernel_h * (int)kernel_w;
+    const Tiles tile_at = {Divider(filter_tiles, by_filter_tiles), Divider(group_tiles, by_group_tiles),
+                           (int)group_filters};
+    const Tile tile = tile_at[blockIdx.x / SPLIT_K];
+    const int taps = (int)kernel_h * (int)kernel_w;
     const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
     const int all = (taps * channel_blocks + BOXES - 1) / BOXES, begin = all * rank / SPLIT_K;
     const int stages = all * (rank + 1) / SPLIT_K - begin;
@@ -124,14 +126,14 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
     if (warp == CONSUMER_WARPS) {
         if (elect_one()) {
             if (!weights_early) wait_for_kernel_ahead();
-            produce_weights(ring, weight_map, first_filter, first_place(), stages, layer);
+            produce_weights(ring, weight_map, tile.first_filter(), first_place(), stages, layer);
         }
         __syncwarp();
         launch_dependents();
         cluster_wait();
     } else if (warp == CONSUMER_WARPS + 1) {
         if (elect_one()) {
-            const Corner corner(first_pixel, layer);
+            const Corner corner(tile, layer);
             const Place place = first_place();
             wait_for_kernel_ahead();
             produce_pixels(ring, pixel_map, corner, place, stages, layer);
@@ -140,7 +142,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         launch_dependents();
         cluster_wait();
     } else {
-        const Epilogue out = {bias, residual, output, output_stride, (int)filters, (int)pixels, relu != 0, paired != 0};
+        const Epilogue out = {bias,        residual,  output,      output_stride, (int)filters,
+                              (int)pixels, relu != 0, paired != 0, tile.group_start + (int)group_filters};
         const int warpgroup = warp / 4, row_group = warpgroup % PIXEL_WARPGROUPS, share = warpgroup / PIXEL_WARPGROUPS;
         float sums[1][WGMMA_SUMS];
         ring.advance(share);
@@ -166,8 +169,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
                 sum[0][0] += more.x, sum[0][1] += more.y, sum[0][2] += more.z, sum[0][3] += more.w;
             }
             const int piece = rank * OWNED + owned, thread = piece % 128, eights = piece / 128;
-            const int filter = first_filter + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
-            const int pixel = first_pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
+            const int filter = tile.first_filter() + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
+            const int pixel = tile.pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
             out.finish(sum, pixel, filter);
             out.write(sum[0][0], sum[0][1], pixel, filter);
             out.write(sum[0][2], sum[0][3], pixel + 8, filter);

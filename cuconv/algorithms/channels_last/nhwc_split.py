@@ -114,14 +114,15 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
 
     def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
         """The one variant of a configuration."""
-        return [(1.0, _macros(config.tile, config.split_k, config.boxes))]
+        return [(1.0, _macros(problem, config.tile, config.split_k, config.boxes))]
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""
         p, found = problem, []
         all_stages = {boxes: boxes.stages(p) for boxes in BOXES}
         for tile, split_k, boxes in _FORMS:
-            blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * ceil_div(p.m, tile.filters) * split_k
+            filter_tiles = channels_last.filter_tiles(p, tile.filters)
+            blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * filter_tiles * split_k
             deep = split_k * tile.warpgroup_split_k <= all_stages[boxes]
             if not deep or split_k > device.max_cluster_blocks or blocks > MAX_BLOCKS_PER_SM * device.sm_count:
                 continue
@@ -173,23 +174,22 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
         macros = channels_last.launched(self.source, p, self.forms(p, config, options))
-        filter_tiles = ceil_div(p.m, tile.filters)
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
         weights = channels_last.weight_map(p, boxes, tile.filters, weight)
         arguments = (
             pixels, weights,
-            *channels_last.arguments_of(p, options), filter_tiles, *channels_last.dividers_of(p, filter_tiles),
-            packed_divisor(p.filter_area), packed_divisor(p.kw), 
+            *channels_last.arguments_of(p, options, tile.filters),
+            packed_divisor(p.filter_area), packed_divisor(p.kw),
             *channels_last.last_arguments(p, config.stages, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
 
 
-def _macros(tile: Tile, split_k: int, boxes: Boxes) -> Macros:
+def _macros(problem: ConvProblem, tile: Tile, split_k: int, boxes: Boxes) -> Macros:
     """The macros of a kernel variant, without that of the element."""
     more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": MOST_RESIDENT}
-    return channels_last.macros_of(boxes, tile.pixels, tile.filters) | more | {"RESIDENT_WEIGHTS": 0}
+    return channels_last.macros_of(problem, boxes, tile.pixels, tile.filters) | more | {"RESIDENT_WEIGHTS": 0}
 
 
 @cache

@@ -16,8 +16,9 @@
 // WHOLE              1 where rows of the output start at multiples of 16 bytes: copies write it, otherwise threads do
 // The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 or 2 here.
 //
-// Every argument but the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). ring_stages: those of
-// the ring. weights_early: whether the weights may be read before the kernel ahead ends.
+// Every argument but the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). group_filters,
+// channels and group_tiles are those of one group, filters and filter_tiles those of all. ring_stages: those of the
+// ring. weights_early: whether the weights may be read before the kernel ahead ends.
 
 #include "channels_last/layer.cuh"
 
@@ -30,9 +31,10 @@ constexpr int OUTPUT_BYTES = WHOLE ? 4 * BOX_BYTES : 0;
 static_assert(ROW_TILES * 64 * PIXEL_WARPGROUPS == PIXELS, "a warpgroup has whole instructions of 64 rows");
 
 // Copies a warpgroup's finished sums through shared memory to the output. slots: the warpgroup's two boxes, of which
-// `slot` is the next one. pixel, filter: the first of the warpgroup.
+// `slot` is the next one. pixel, filter: the first of the warpgroup; filters are counted in the group.
 __device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SUMS], const TensorMap& map,
-                                         unsigned slots, int& slot, int pixel, int filter, int warpgroup) {
+                                         unsigned slots, int& slot, int pixel, int filter, int group,
+                                         int warpgroup) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int row = warp * 16 + lane % 16, swizzle = row * BOX_ROW_BYTES / 128 % (BOX_ROW_BYTES / 16);
 #pragma unroll
@@ -52,7 +54,11 @@ __device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SU
             fence_async_shared();
             named_barrier<128>(1 + warpgroup);
             if (warp == 0 && elect_one()) {
+#if GROUPED
+                store_box(map, place, filter + box * BOX_FILTERS, group, pixel + tile * 64);
+#else
                 store_box(map, place, filter + box * BOX_FILTERS, pixel + tile * 64);
+#endif
                 commit_stores();
             }
             slot ^= 1;
@@ -62,16 +68,17 @@ __device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SU
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_wgmma(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
                const __grid_constant__ TensorMap output_map, const Element* bias, const Element* residual,
-               Element* output, int64 output_stride, int64 pixels, int64 filters, int64 channels, int64 kernel_h,
-               int64 kernel_w, int64 stride_h, int64 stride_w, int64 pad_h, int64 pad_w, int64 dilation_h,
-               int64 dilation_w, int64 out_pixels, int64 out_w, int64 filter_tiles, int64 tiles, int64 by_out_pixels,
-               int64 by_out_w, int64 by_filter_tiles, int64 ring_stages, int64 relu, int64 paired,
-               int64 weights_early) {
+               Element* output, int64 output_stride, int64 pixels, int64 filters, int64 group_filters, int64 channels,
+               int64 kernel_h, int64 kernel_w, int64 stride_h, int64 stride_w, int64 pad_h, int64 pad_w,
+               int64 dilation_h, int64 dilation_w, int64 out_pixels, int64 out_w, int64 filter_tiles, int64 group_tiles,
+               int64 by_out_pixels, int64 by_out_w, int64 by_filter_tiles, int64 by_group_tiles, int64 tiles,
+               int64 ring_stages, int64 relu, int64 paired, int64 weights_early) {
     // The ring's stages, two boxes of output for each warpgroup, weights that stay, and the barriers of all these
     extern __shared__ __align__(1024) unsigned char shared[];
     const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
                          (int)dilation_h, (int)dilation_w, Divider(out_pixels, by_out_pixels), Divider(out_w, by_out_w)};
-    const Divider by_tiles(filter_tiles, by_filter_tiles);
+    const Tiles tile_at = {Divider(filter_tiles, by_filter_tiles), Divider(group_tiles, by_group_tiles),
+                           (int)group_filters};
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
     const int stages = ((int)kernel_h * (int)kernel_w * channel_blocks + BOXES - 1) / BOXES;
@@ -95,43 +102,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             prefetch(weight_map);
             if (!weights_early) wait_for_kernel_ahead();
             Place place = {};
-            unsigned kept_tile;
-            by_tiles(blockIdx.x, kept_tile);
+            const int kept_filter = tile_at[blockIdx.x].first_filter();
             for (int i = 0; RESIDENT_WEIGHTS && i < stages; ++i)
-                copy_weights(resident.start + i * STAGE_WEIGHT_BYTES, resident.full + i, weight_map,
-                             kept_tile * FILTERS, place, layer);
-            for (unsigned tile = blockIdx.x; !RESIDENT_WEIGHTS && tile < tiles; tile += gridDim.x) {
-                unsigned filter_tile;
-                by_tiles(tile, filter_tile);
-                produce_weights(ring, weight_map, filter_tile * FILTERS, Place(), stages, layer);
-            }
+                copy_weights(resident.start + i * STAGE_WEIGHT_BYTES, resident.full + i, weight_map, kept_filter, place,
+                             layer);
+            for (unsigned i = blockIdx.x; !RESIDENT_WEIGHTS && i < tiles; i += gridDim.x)
+                produce_weights(ring, weight_map, tile_at[i].first_filter(), Place(), stages, layer);
         }
     } else if (warp == CONSUMER_WARPS + 1) {
         if (elect_one()) {
             prefetch(pixel_map);
             wait_for_kernel_ahead();
-            for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-                unsigned filter_tile;
-                const Corner corner(by_tiles(tile, filter_tile) * PIXELS, layer);
-                produce_pixels(ring, pixel_map, corner, Place(), stages, layer);
-            }
+            for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x)
+                produce_pixels(ring, pixel_map, Corner(tile_at[i], layer), Place(), stages, layer);
         }
     } else {
-        const Epilogue out = {bias, residual, output, output_stride, (int)filters, (int)pixels, relu != 0, paired != 0};
+        Epilogue out = {bias, residual, output, output_stride, (int)filters, (int)pixels, relu != 0, paired != 0};
         const int warpgroup = warp / 4;
         const int row = warpgroup / FILTER_WARPGROUPS * ROW_TILES * 64;
         const int column = warpgroup % FILTER_WARPGROUPS * WARPGROUP_FILTERS;
         const int first_row = warp % 4 * 16 + lane / 4, first_column = lane % 4 * 2;  // of the thread's sums
         [[maybe_unused]] int slot = 0;
         wait_for_kernel_ahead();
-        for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            unsigned filter_tile;
-            const int pixel = by_tiles(tile, filter_tile) * PIXELS + row, filter = filter_tile * FILTERS + column;
+        for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x) {
+            const Tile tile = tile_at[i];
+            const int pixel = tile.pixel + row, filter = tile.first_filter() + column;
+            out.filters_end = tile.group_start + (int)group_filters;
             float sums[ROW_TILES][WGMMA_SUMS];  // new for each tile, so that the compiler carries none to the next
             consume<1>(sums, ring, resident, stages, row, column);
             out.finish(sums, pixel + first_row, filter + first_column);
 #if WHOLE
-            copy_out(sums, output_map, slots + warpgroup * 2 * BOX_BYTES, slot, pixel, filter, warpgroup);
+            copy_out(sums, output_map, slots + warpgroup * 2 * BOX_BYTES, slot, pixel, tile.filter + column, tile.group,
+                     warpgroup);
 #else
 #pragma unroll
             for (int i = 0; i < ROW_TILES * WGMMA_SUMS; i += 2)

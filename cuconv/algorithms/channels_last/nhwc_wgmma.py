@@ -123,7 +123,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
 
     def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
         """The variant of a configuration, and that whose threads write where a tensor map could."""
-        macros = _macros(config.tile, config.boxes, config.keeps)
+        macros = _macros(problem, config.tile, config.boxes, config.keeps)
         by_threads = (1.0, macros | {"WHOLE": 0})
         if not channels_last.has_whole_rows(problem, options):
             return [by_threads]
@@ -152,8 +152,8 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
             ring=config.ring, step=costs.latency + costs.depth * depth / 64 + costs.box * (boxes.count - 1),
             busy=tiles / device.sm_count, resident=resident,
         )  # fmt: skip
-        write = (costs.write + (0 if p.m % VECTOR_CHANNELS == 0 else costs.write_scalar)) * tile.pixels * tile.filters
-        busy_us = ceil_div(blocks, resident) * (stages * one_us + resident * write / 2**12)
+        write = costs.write + (0 if p.group_filters % VECTOR_CHANNELS == 0 else costs.write_scalar)
+        busy_us = ceil_div(blocks, resident) * (stages * one_us + resident * write * tile.pixels * tile.filters / 2**12)
         traffic_us = costs.traffic * (tiles * stages * copied + config.blocks * kept) / 2**20
         return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 
@@ -167,7 +167,6 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         """The launch of the main kernel; operands: where it finds input and weight."""
         input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
-        filter_tiles = ceil_div(p.m, tile.filters)
         macros = channels_last.launched(self.source, p, self.forms(p, config, options))
         written = channels_last.output_map(p, tile.box_filters, options)
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
@@ -175,22 +174,22 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         arguments = (
             pixels, weights,
             written if macros["WHOLE"] else weights,  # a map that is not used
-            *channels_last.arguments_of(p, options), filter_tiles, _tiles(p, tile),
-            *channels_last.dividers_of(p, filter_tiles), *channels_last.last_arguments(p, config.ring, options),
+            *channels_last.arguments_of(p, options, tile.filters), _tiles(p, tile),
+            *channels_last.last_arguments(p, config.ring, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
 
 
-def _macros(tile: Tile, boxes: Boxes, keeps: bool) -> Macros:
+def _macros(problem: ConvProblem, tile: Tile, boxes: Boxes, keeps: bool) -> Macros:
     """The macros of a kernel variant, without those of the element and of the way to write."""
-    common = channels_last.macros_of(boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
+    common = channels_last.macros_of(problem, boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
     return common | {"RESIDENT_WEIGHTS": int(keeps), "MIN_BLOCKS_PER_SM": tile.most_resident}
 
 
 def _tiles(problem: ConvProblem, tile: Tile) -> int:
     """The tiles of an output."""
-    return ceil_div(problem.n * problem.out_pixels, tile.pixels) * ceil_div(problem.m, tile.filters)
+    return ceil_div(problem.n * problem.out_pixels, tile.pixels) * channels_last.filter_tiles(problem, tile.filters)
 
 
 def _configs(problem: ConvProblem, device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool) -> Iterator[Config]:
@@ -198,7 +197,8 @@ def _configs(problem: ConvProblem, device: DeviceSpec, tile: Tile, boxes: Boxes,
 
     The blocks of weights that stay are a multiple of the tiles over the filters, so that each has the same filters.
     """
-    stages, filter_tiles, tiles = boxes.stages(problem), ceil_div(problem.m, tile.filters), _tiles(problem, tile)
+    stages, tiles = boxes.stages(problem), _tiles(problem, tile)
+    filter_tiles = channels_last.filter_tiles(problem, tile.filters)
     kept = stages * (boxes.stage_bytes(tile.filters) + BARRIER_BYTES) if keeps else 0
     stage_bytes = boxes.stage_bytes(tile.pixels + (0 if keeps else tile.filters))
     for resident in range(1, 1 + min(tile.most_resident, ceil_div(tiles, device.sm_count))):

@@ -36,6 +36,18 @@ __device__ __forceinline__ void copy_pixels(unsigned target, const TensorMap& ma
         : "memory");
 }
 
+// The same of a map of five dimensions, the outermost of which is the group: images take the place of the depth, where
+// the filter has one position.
+__device__ __forceinline__ void copy_pixels(unsigned target, const TensorMap& map, int channel, int x, int y, int image,
+                                            int group, int tap_x, int tap_y, uint64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], {%8, %9, %10};" ::"r"(target),
+        "l"(&map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(group), "r"(shared_address(barrier)),
+        "h"((short)tap_x), "h"((short)tap_y), "h"((short)0)
+        : "memory");
+}
+
 // Copies a box of three dimensions to shared memory: .tile. The barrier must expect the whole box, as above.
 __device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, int x, int y, int z, uint64* barrier) {
     asm volatile(
@@ -49,6 +61,12 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, 
 __device__ __forceinline__ void store_box(const TensorMap& map, unsigned source, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
                  "r"(y), "r"(source)
+                 : "memory");
+}
+// The same of three dimensions.
+__device__ __forceinline__ void store_box(const TensorMap& map, unsigned source, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+                 "r"(x), "r"(y), "r"(z), "r"(source)
                  : "memory");
 }
 // cp.async.bulk.commit_group: closes the group of this thread's stores since the last one.

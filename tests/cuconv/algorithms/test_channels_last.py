@@ -7,10 +7,10 @@ import torch
 
 import cuconv
 from cuconv import UnsupportedProblem
-from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
-from cuconv.core.launch import INPUT, WEIGHT, WORKSPACE, TensorMap
+from cuconv.core.launch import INPUT, OUTPUT, WEIGHT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, in_precision
 from tests.cuconv.fake_gpu import Recorder
@@ -20,6 +20,14 @@ NAMES = ("nhwc_wgmma", "nhwc_split")
 HALF = replace(TYPICAL, precision="fp16")
 OTHERS = [one for sweep in ("strided", "unseen") for one in problems_of(sweep)]
 COMPUTED = [p for p in in_precision("fp16", [*problems_of("paper", (1, 8)), *OTHERS]) if p.c % 8 == 0 and p.groups == 1]
+# Groups of channels in less than a box, in boxes and a half, and in many; filters of a group in no whole tile or pair.
+RESNEXT = [p for p in in_precision("fp16", problems_of("grouped")) if p.groups > 1 and p.group_channels % 8 == 0]
+GROUPED = [
+    *RESNEXT,
+    replace(HALF, groups=4, m=132),
+    replace(HALF, groups=12, m=12),
+    replace(HALF, groups=2, m=2 * 200, n=1, h=7, w=9, stride_w=2, dilation_h=3, pad_h=4),
+]
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -49,11 +57,74 @@ def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
                 assert all(stride % 16 == 0 for stride in one.strides) or p.m % 8
 
 
+def test_maps_of_groups_reach_no_other_group():
+    for p in GROUPED:
+        for boxes in BOXES:
+            pixels, weights = pixel_map(p, boxes, 256, INPUT), weight_map(p, boxes, 256, WEIGHT)
+            assert pixels.sizes == (p.group_channels, p.w, p.h, p.n, p.groups)
+            assert weights.sizes[0] == p.group_channels and weights.sizes[-1] == p.m
+            assert all(stride % 16 == 0 for stride in (*pixels.strides, *weights.strides))
+            # The place in memory of each group's first channel in the last pixel: its coordinates times the strides.
+            last = (p.w - 1, p.h - 1, p.n - 1)
+            for group in range(p.groups):
+                place = sum(i * stride for i, stride in zip((*last, group), pixels.strides, strict=True))
+                assert place == 2 * ((p.n * p.h * p.w - 1) * p.c + group * p.group_channels)
+            for corner, plane in zip(pixels.corners, corners_of(p), strict=True):
+                assert corner == (*plane, 0) and all(-16 <= place <= 15 for place in corner)
+
+
+def test_a_map_of_groups_writes_no_filter_of_another_group():
+    p = replace(HALF, groups=4, m=96)
+    one = output_map(p, 16, CallOptions(output_channels=128))
+    assert (one.sizes, one.strides, one.box) == ((24, 4, p.n * p.out_pixels), (48, 256), (16, 1, 64))
+
+
+@each_name
+def test_the_tiles_of_a_layer_hold_every_filter_of_every_group_once(name):
+    for p in GROUPED:
+        try:
+            configs = ALGORITHMS[name].candidates(p, H200)
+        except UnsupportedProblem:  # too many outputs for clusters
+            continue
+        for config in configs[:: 1 + len(configs) // 8]:
+            (launch,) = ALGORITHMS[name].launches(p, config)
+            start = launch.arguments.index(OUTPUT)
+            filters, group_filters = launch.arguments[start + 3 : start + 5]
+            tiles, group_tiles = launch.arguments[start + 16 : start + 18]
+            covered = [
+                tile // group_tiles * group_filters + in_group
+                for tile in range(tiles)
+                for in_group in range(tile % group_tiles * config.tile.filters, group_filters)[: config.tile.filters]
+            ]
+            assert covered == list(range(filters)) == list(range(p.m))
+
+
+def test_weights_stay_only_where_a_block_has_one_group_s_filters():
+    for p in GROUPED:
+        for config in ALGORITHMS["nhwc_wgmma"].candidates(p, H200):
+            tiles = p.groups * -(-p.group_filters // config.tile.filters)
+            assert not config.keeps or config.blocks % tiles == 0
+
+
+def test_auto_computes_groups_by_listed_kernels_whatever_the_filters_of_a_group():
+    calls = CallOptions(), CallOptions(aligned=False), CallOptions(residual=True)
+    for p in GROUPED:
+        for options in calls:
+            plan = cuconv.select.plan(p, H200, "auto", False, options.residual, options.aligned)
+            launches = cuconv.select.launches_of(plan, p, options)
+            assert kernel_set.holds(H200.arch, launches), p.label
+            assert all(launch.macros["GROUPED"] == 1 for launch in launches)
+            assert (options.aligned and p.group_filters % 8 == 0) or not launches[-1].macros.get("WHOLE")
+
+
 @each_name
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"groups": 2}, "groups"),
+        ({"groups": 8}, "12 channels in each of 8 groups"),
+        ({"groups": 96, "m": 96}, "multiple of 8 channels"),
+        ({"groups": 4, "kh": 1, "kw": 33, "w": 400, "pad_h": 0}, "filters of up to 32"),
+        ({"groups": 4, "kh": 1, "pad_h": 17}, "reach up to 15"),
         ({"kh": 1, "kw": 300, "w": 400, "pad_h": 0}, "filters of up to"),
         ({"stride_w": 9}, "strides up to"),
         ({"pad_w": 200, "kw": 1}, "padding"),
@@ -68,8 +139,8 @@ def test_what_tensor_maps_do_not_reach_is_refused(name, change, words):
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_refusal_of_auto_says_why(precision):
     problem = replace(HALF, precision=precision)
-    with pytest.raises(UnsupportedProblem, match="2 groups"):
-        cuconv.plan(replace(problem, groups=2), H200)
+    with pytest.raises(UnsupportedProblem, match="8 groups"):
+        cuconv.plan(replace(problem, groups=8), H200)
     with pytest.raises(UnsupportedProblem, match="sm_80"):
         cuconv.plan(problem, A100)
 
@@ -94,8 +165,8 @@ def test_options_are_arguments_of_the_one_kernel(name):
     assert launch_of(name, HALF).arguments[relu:] == (0, 1, 0)
     assert launch_of(name, HALF, CallOptions(relu=True, packed=True)).arguments[relu:] == (1, 1, 1)
     assert launch_of(name, HALF, CallOptions(aligned=False)).arguments[paired] == 0
-    odd = replace(HALF, m=65)
-    assert launch_of(name, odd).arguments[paired] == 0
+    for odd in (replace(HALF, m=65), replace(HALF, groups=4, m=100)):
+        assert launch_of(name, odd).arguments[paired] == 0
     assert launch_of(name, HALF, CallOptions(output_channels=HALF.m + 1)).arguments[paired] == 0
     assert launch_of(name, replace(HALF, precision="bf16")).macros["BF16"] == 1
     assert launch_of(name, HALF, CallOptions(packed=True)).arguments[early] == 1
@@ -107,6 +178,7 @@ def test_a_tensor_map_writes_where_pixels_start_at_multiples_of_16_bytes():
         (replace(HALF, m=68), CallOptions()),
         (HALF, CallOptions(aligned=False)),
         (HALF, CallOptions(output_channels=HALF.m + 4)),
+        (replace(HALF, groups=4, m=48), CallOptions()),
     ]:
         launch = launch_of("nhwc_wgmma", problem, options)
         assert launch.macros["WHOLE"] == 0
