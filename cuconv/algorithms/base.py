@@ -268,10 +268,12 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """
         constants = self.costs(problem.precision)
         predict = self.prepared_us if options.packed else self.estimate_us
-        times = [(predict(problem, device, one, constants), one) for one in self.candidates(problem, device)]
-        if closed:
-            times = [(us * self.slowdown(problem, device, one, options), one) for us, one in times]
-        return sorted(((us, one) for us, one in times if us < inf), key=lambda timed: timed[0])
+        times = []
+        for one in self.candidates(problem, device):
+            slowdown = self.slowdown(problem, device, one, options) if closed else 1.0
+            if slowdown < inf:
+                times.append((predict(problem, device, one, constants) * slowdown, one))
+        return sorted((timed for timed in times if timed[0] < inf), key=lambda timed: timed[0])
 
     def not_in_set(self, problem: ConvProblem) -> NotInSet:
         """The error for a problem that the closed set has no kernels of this algorithm for."""

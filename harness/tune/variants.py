@@ -217,9 +217,10 @@ def spilling(variants: list[Variant]) -> list[Variant]:
 
     def spills(variant: Variant) -> bool:
         name, macros = variant
-        algorithm, forms = ALGORITHMS[name], [dict(macros)]
+        algorithm: Any = ALGORITHMS[name]
+        forms = algorithm.of_row(dict(macros))
         if type(algorithm).packing is not Algorithm.packing:  # its weights can be prepared
-            forms.append(forms[0] | {PREPARED: 1})
+            forms += [form | {PREPARED: 1} for form in forms]
         compiled = (KernelVariant.of(algorithm.source, H200.arch, form) for form in forms)
         kernels = (one for variant in compiled for one in compiler.resources(variant))
         return any(kernel.spill_bytes for kernel in kernels)

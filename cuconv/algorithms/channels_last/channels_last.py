@@ -8,16 +8,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from math import gcd
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.channels_last import pad_channels
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, on_padded
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
-from cuconv.algorithms.common.listed import Forms, ListedVariants, fastest_listed, listed
+from cuconv.algorithms.common.listed import Forms, ListedVariants, least_slowdown, listed
 from cuconv.core.costs import constant
 from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
 from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
@@ -28,7 +26,6 @@ CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
 BF16_MACRO, GROUPED_MACRO = "BF16", "GROUPED"
-LINE_BYTES = 128  # of the L2 cache
 MAX_STAGES = 16
 MAX_STRIDE = 8  # of a tensor map
 # Bits of a corner, which is signed, and of a filter position in the filter, for a tensor map in im2col mode of four
@@ -52,11 +49,6 @@ class Boxes:
         """Shared memory of a stage in bytes, of so many pixels and filters."""
         return self.count * self.row_bytes * rows
 
-    def requests(self, problem: ConvProblem, rows: int) -> float:
-        """The lines of the L2 cache that a stage's copies of so many pixels and filters touch, on average."""
-        group_bytes = HALF_BYTES * problem.group_channels
-        return self.count * rows * _lines(min(self.row_bytes, group_bytes), group_bytes)
-
     def stages(self, problem: ConvProblem) -> int:
         """Stages of the whole reduction of a problem."""
         return ceil_div(problem.filter_area * ceil_div(problem.group_channels, self.channels), self.count)
@@ -65,14 +57,7 @@ class Boxes:
         return f"{self.count}x{self.channels}"
 
 
-@cache
-def _lines(width: int, pitch: int) -> float:
-    """The mean number of cache lines that a row of `width` bytes touches, where rows start at multiples of `pitch`."""
-    starts = range(0, LINE_BYTES, gcd(pitch, LINE_BYTES))
-    return sum(ceil_div(start + width, LINE_BYTES) for start in starts) / len(starts)
-
-
-BOXES = (Boxes(16, 4), Boxes(32, 2), Boxes(32, 4), Boxes(64, 1), Boxes(64, 2))
+BOXES = (Boxes(16, 4), Boxes(32, 2), Boxes(64, 1), Boxes(64, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +66,16 @@ class StageCosts:
 
     start: float = constant("a launch, and a block from start to end, without its stages and outputs")
     latency: float = constant("a stage's steps of a producer and a consumer")
-    box: float = constant("added latency for each box of a stage but the first")
     load: float = constant("a copy's latency, which the stages of the ring share")
-    load_bytes: float = constant("added latency of a copy for 2**14 bytes")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
-    request: float = constant("an SM's time to copy 2**7 cache lines")
-    crowd: float = constant("added to that where all SMs copy")
+    box: float = constant("an SM's time to start the copy of a box")
+    row: float = constant("an SM's time to copy 2**7 rows of boxes, without their bytes")
+    inside: float = constant("added for 2**7 times 16 bytes of rows that exist")
+    outside: float = constant("added for 2**7 times 16 bytes of rows behind the last channel")
+    crowd: float = constant("the share by which copies take longer where all SMs copy, a factor")
     traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
     write: float = constant("an SM's time to write 2**12 outputs")
+    write_single: float = constant("added where the numbers of filters are odd, so that threads write one at a time")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
@@ -99,8 +86,8 @@ Costs = TypeVar("Costs")
 class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
     """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its main kernel.
 
-    A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py). Files list
-    variants of both types at once, without the macro BF16.
+    A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py). A row of
+    the list stands for several variants, and has none of the macros in which they differ.
     """
 
     precisions = HALVES
@@ -108,10 +95,24 @@ class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
     writes_slices = True
 
     def variants(self, arch: str) -> list[Macros]:
-        """The listed variants for each element; none without Hopper's instructions."""
-        if arch != HOPPER_ARCH:
-            return []
-        return [macros | {BF16_MACRO: bf16} for macros in listed(self.source) for bf16 in (0, 1)]
+        """The variants that the list stands for; none without Hopper's instructions."""
+        return [one for row in listed(self.source) for one in self.of_row(row)] if arch == HOPPER_ARCH else []
+
+    def of_row(self, macros: Macros) -> list[Macros]:
+        """The kernel variants that a row of the list stands for: one for each type."""
+        return [macros | {BF16_MACRO: bf16} for bf16 in (0, 1)]
+
+    @abstractmethod
+    def row_of(self, variant: tuple[Any, ...], grouped: bool) -> Macros:
+        """The row of the list for the `variant` of a configuration, with groups or without."""
+
+    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
+        """The one row of a configuration."""
+        return [(1.0, self.row_of(config.variant, problem.groups > 1))]  # type: ignore[attr-defined]
+
+    def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
+        """1 where the list has the row of a configuration, inf otherwise: it has no slower form."""
+        return _slowdown(self, config.variant, problem.groups > 1)  # type: ignore[attr-defined]
 
     @abstractmethod
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
@@ -154,32 +155,64 @@ class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
         return options
 
 
+@cache
+def _slowdown(algorithm: ChannelsLast[Any, Any], variant: tuple[Any, ...], grouped: bool) -> float:
+    """1 where an algorithm lists the row of a configuration's variant, inf otherwise."""
+    return least_slowdown(algorithm.source, [(1.0, algorithm.row_of(variant, grouped))])
+
+
 def longest(*times_us: float) -> float:
     """About the longest of times that overlap, but smooth: the norm of exponent 4."""
     return sum(us**4 for us in times_us) ** 0.25
 
 
+def row_us(costs: StageCosts, problem: ConvProblem, boxes: Boxes) -> float:
+    """The time of an SM to copy 2**7 rows of boxes in microseconds, where no other SM copies.
+
+    Channels behind the last are written as zeros. Rows that start at odd multiples of 16 bytes are copied in halves.
+    """
+    channels, width = problem.group_channels, boxes.channels // VECTOR_CHANNELS
+    inside = channels / VECTOR_CHANNELS / ceil_div(channels, boxes.channels)
+    halves = 1 + channels // VECTOR_CHANNELS % 2
+    return (costs.row + costs.inside * inside) * halves + costs.outside * (width - inside)
+
+
+class Stages(NamedTuple):
+    """The times of a block's stages in microseconds: of each in a sequence, of the first alone, and of a filter's row.
+
+    The first stage is copied before it is multiplied, and the others meanwhile.
+    """
+
+    each: float
+    first: float
+    row: float
+
+
 def stage_us(
     costs: StageCosts,
-    problem: ConvProblem,
+    row_us: float,
     boxes: Boxes,
     *,
     products: int,
     rows: int,
+    operands: int,
     ring: int,
     step: float,
     busy: float,
     resident: int,
-) -> float:
-    """The time of a stage in microseconds: about the longest of its products, its copies and its steps.
+) -> Stages:
+    """The times of a stage, of which each is about the longest of its products, its copies and its steps.
 
-    products: multiply-adds. rows: pixels and filters that are copied. ring: stages of the ring. A step waits for a copy
-    that began as many stages ago. step: the steps' own latency in microseconds. busy: the share of the SMs that copy.
-    resident: blocks of an SM, which share its throughput.
+    row_us: that of the boxes. products: multiply-adds. rows: pixels and filters that are copied, of one or two
+    operands. ring: stages of the ring. A step waits for a copy that began as many stages ago. step: the steps' own
+    latency in microseconds. busy: the share of the SMs that copy. resident: blocks of an SM, which share its
+    throughput.
     """
-    copy = costs.request * boxes.requests(problem, rows) / 2**7 * (1 + costs.crowd * min(1.0, busy))
-    waiting = (costs.load + costs.load_bytes * boxes.stage_bytes(rows) / 2**14) / ring
-    return longest(costs.multiply * products / 2**20 * resident, copy * resident, max(step, waiting))
+    crowded = resident * boxes.count * (1 + costs.crowd * min(1.0, busy))
+    row = row_us * crowded / 2**7
+    multiply, copy = costs.multiply * products / 2**20 * resident, rows * row + operands * costs.box * crowded
+    latency = max(step, costs.load / ring)
+    return Stages(longest(multiply, copy, latency), multiply + copy + latency, row)
 
 
 def check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -255,12 +288,10 @@ def output_map(problem: ConvProblem, box_filters: int, options: CallOptions) -> 
     return TensorMap(OUTPUT, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
 
 
-def macros_of(
-    problem: ConvProblem, boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1
-) -> Macros:
+def macros_of(grouped: bool, boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> Macros:
     """The macros that all kernels of the family have, without that of the element."""
     return {
-        GROUPED_MACRO: int(problem.groups > 1),
+        GROUPED_MACRO: int(grouped),
         "PIXELS": pixels,
         "WARPGROUP_FILTERS": warpgroup_filters,
         "FILTER_WARPGROUPS": filter_warpgroups,
@@ -269,9 +300,9 @@ def macros_of(
     }
 
 
-def launched(source: Path, problem: ConvProblem, forms: Forms) -> Macros:
-    """The macros of the fastest form that is listed, or of the first, for the type of a problem."""
-    return fastest_listed(source, forms) | {BF16_MACRO: int(problem.precision == BF16)}
+def type_macro(problem: ConvProblem) -> Macros:
+    """The macro of a problem's type."""
+    return {BF16_MACRO: int(problem.precision == BF16)}
 
 
 def filter_tiles(problem: ConvProblem, filters: int) -> int:

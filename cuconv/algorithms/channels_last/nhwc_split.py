@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from math import log2
+from math import hypot, log2
 from pathlib import Path
+from typing import Any
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.channels_last import channels_last
@@ -22,11 +23,9 @@ from cuconv.algorithms.channels_last.channels_last import (
     Boxes,
     ChannelsLast,
     StageCosts,
-    longest,
     stage_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.listed import Forms
 from cuconv.core.costs import constant
 from cuconv.core.launch import Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
@@ -77,7 +76,6 @@ TILES = (
     Tile(64, 64, 1),
     Tile(64, 64, 2),
     Tile(64, 128, 1),
-    Tile(64, 128, 2),
     Tile(128, 64, 1),
     Tile(128, 128, 1),
 )
@@ -101,6 +99,11 @@ class Config:
         """Threads of a block."""
         return self.tile.threads
 
+    @property
+    def variant(self) -> tuple[Tile, int, Boxes]:
+        """What a kernel variant is made for."""
+        return self.tile, self.split_k, self.boxes
+
     def __str__(self) -> str:
         return f"{self.tile} boxes={self.boxes} stages={self.stages} split_k={self.split_k} resident={self.resident}"
 
@@ -112,9 +115,12 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; clusters share the reduction."
     costs_type = Costs
 
-    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
-        """The one variant of a configuration."""
-        return [(1.0, _macros(problem, config.tile, config.split_k, config.boxes))]
+    def row_of(self, variant: tuple[Any, ...], grouped: bool) -> Macros:
+        """The row of the list for a tile, the blocks of a cluster, and the boxes."""
+        tile, split_k, boxes = variant
+        common = channels_last.macros_of(grouped, boxes, tile.pixels, tile.filters)
+        more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": MOST_RESIDENT}
+        return common | more | {"RESIDENT_WEIGHTS": 0}
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""
@@ -149,19 +155,18 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         blocks = ceil_div(config.blocks // split_k, at_a_time)  # of the busiest SM
         resident = min(config.resident, blocks)
         stages, rows = ceil_div(boxes.stages(p), split_k), tile.pixels + tile.filters
-        copied = boxes.stage_bytes(rows)
-        one_us = stage_us(
-            costs, p, boxes, products=tile.pixels * max(tile.filters, 32) * boxes.channels * boxes.count, rows=rows,
-            ring=config.stages, step=(costs.latency + costs.box * (boxes.count - 1)) / tile.warpgroup_split_k,
-            busy=config.blocks / device.sm_count, resident=resident,
+        stage = stage_us(
+            costs, channels_last.row_us(costs, p, boxes), boxes,
+            products=tile.pixels * max(tile.filters, 32) * boxes.channels * boxes.count, rows=rows, operands=2,
+            ring=config.stages, step=costs.latency / tile.warpgroup_split_k, busy=config.blocks / device.sm_count,
+            resident=resident,
         )  # fmt: skip
-        sums = tile.pixels * tile.filters / 2**12
-        ends = (costs.write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1)) * sums
-        ends += costs.exchange * sums * (split_k > 1) + costs.exchange_blocks * log2(split_k)
-        busy_us = stages * one_us + resident * ends
-        busy_us *= ceil_div(blocks, resident)
-        traffic_us = costs.traffic * config.blocks * stages * copied / 2**20
-        return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
+        write = costs.write + costs.write_single * (p.group_filters % 2)
+        sum_us = write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) + costs.exchange * (split_k > 1)
+        ends_us = sum_us * tile.pixels * tile.filters / 2**12 + costs.exchange_blocks * log2(split_k)
+        busy_us = ceil_div(blocks, resident) * (stages * stage.each + resident * ends_us) + stage.first - stage.each
+        traffic_us = costs.traffic * config.blocks * stages * boxes.stage_bytes(rows) / 2**20
+        return costs.start + hypot(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 
     def summation(self, config: Config) -> Hashable | None:
         """None: this algorithm computes small batches alone."""
@@ -173,7 +178,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """The launch of the main kernel; operands: where it finds input and weight."""
         input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
-        macros = channels_last.launched(self.source, p, self.forms(p, config, options))
+        macros = self.row_of(config.variant, p.groups > 1) | channels_last.type_macro(p)
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
         weights = channels_last.weight_map(p, boxes, tile.filters, weight)
         arguments = (
@@ -184,12 +189,6 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         )  # fmt: skip
         grid = (config.blocks, config.threads)
         return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
-
-
-def _macros(problem: ConvProblem, tile: Tile, split_k: int, boxes: Boxes) -> Macros:
-    """The macros of a kernel variant, without that of the element."""
-    more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": MOST_RESIDENT}
-    return channels_last.macros_of(problem, boxes, tile.pixels, tile.filters) | more | {"RESIDENT_WEIGHTS": 0}
 
 
 @cache

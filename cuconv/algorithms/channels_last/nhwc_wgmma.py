@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import hypot
 from pathlib import Path
+from typing import Any
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.channels_last import channels_last
@@ -21,11 +23,9 @@ from cuconv.algorithms.channels_last.channels_last import (
     Boxes,
     ChannelsLast,
     StageCosts,
-    longest,
     stage_us,
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
-from cuconv.algorithms.common.listed import Forms
 from cuconv.core.costs import constant
 from cuconv.core.launch import Address, Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
@@ -35,15 +35,16 @@ MIN_STAGES = 3
 WARPGROUPS = 2
 SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
-WRITTEN_BY_THREADS = 1.3  # how many times as long a call takes whose threads write the output
+RESERVED_BYTES = 1024  # of shared memory, for each block
+WHOLE_MACRO = "WHOLE"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
-    depth: float = constant("added latency for 64 channels of a stage")
-    write_scalar: float = constant("added to the writing of 2**12 outputs where threads write them")
+    write_pair: float = constant("added to the writing of 2**12 outputs where threads write two at a time")
+    uneven: float = constant("added where blocks of the next launch leave some SMs two of this one's, and others none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,11 @@ class Config:
 
     threads = WARPGROUPS * CONSUMER_THREADS + PRODUCER_THREADS
 
+    @property
+    def variant(self) -> tuple[Tile, Boxes, bool]:
+        """What a kernel variant is made for."""
+        return self.tile, self.boxes, self.keeps
+
     def __str__(self) -> str:
         kept = " weights=kept" if self.keeps else ""
         return f"{self.tile} boxes={self.boxes}{kept} stages={self.ring} blocks={self.blocks}"
@@ -121,18 +127,25 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
     summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; blocks stay for many tiles."
     costs_type = Costs
 
-    def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
-        """The variant of a configuration, and that whose threads write where a tensor map could."""
-        macros = _macros(problem, config.tile, config.boxes, config.keeps)
-        by_threads = (1.0, macros | {"WHOLE": 0})
-        if not channels_last.has_whole_rows(problem, options):
-            return [by_threads]
-        return [(1.0, macros | {"WHOLE": 1}), (WRITTEN_BY_THREADS, by_threads[1])]
+    def of_row(self, macros: Macros) -> list[Macros]:
+        """The kernel variants that a row of the list stands for: for each type, and for both ways to write."""
+        return [one | {WHOLE_MACRO: whole} for one in super().of_row(macros) for whole in (0, 1)]
+
+    def row_of(self, variant: tuple[Any, ...], grouped: bool) -> Macros:
+        """The row of the list for a tile, its boxes, and whether weights stay."""
+        tile, boxes, keeps = variant
+        common = channels_last.macros_of(grouped, boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
+        return common | {"RESIDENT_WEIGHTS": int(keeps), "MIN_BLOCKS_PER_SM": tile.most_resident}
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""
-        forms = product(TILES, BOXES, (False, True))
-        return [config for form in forms for config in _configs(problem, device, *form)]
+        stages = [(boxes, boxes.stages(problem)) for boxes in BOXES]
+        found: list[Config] = []
+        for tile in TILES:
+            tiles, filter_tiles = _tiles(problem, tile), channels_last.filter_tiles(problem, tile.filters)
+            for (boxes, reduction), keeps in product(stages, (False, True)):
+                found += _configs(device, tile, boxes, keeps, reduction, tiles, filter_tiles)
+        return found
 
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
@@ -145,17 +158,18 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         blocks = ceil_div(tiles, min(config.blocks, device.sm_count))  # tiles of the busiest SM
         resident = min(config.resident, blocks)
         rows = tile.pixels + (0 if config.keeps else tile.filters)
-        copied, kept = boxes.stage_bytes(rows), stages * boxes.stage_bytes(tile.filters) if config.keeps else 0
-        depth = boxes.channels * boxes.count
-        one_us = stage_us(
-            costs, p, boxes, products=tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * depth, rows=rows,
-            ring=config.ring, step=costs.latency + costs.depth * depth / 64 + costs.box * (boxes.count - 1),
+        stage = stage_us(
+            costs, channels_last.row_us(costs, p, boxes), boxes,
+            products=tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * boxes.channels * boxes.count,
+            rows=rows, operands=1 if config.keeps else 2, ring=config.ring, step=costs.latency,
             busy=tiles / device.sm_count, resident=resident,
         )  # fmt: skip
-        write = costs.write + (0 if p.group_filters % VECTOR_CHANNELS == 0 else costs.write_scalar)
-        busy_us = ceil_div(blocks, resident) * (stages * one_us + resident * write * tile.pixels * tile.filters / 2**12)
-        traffic_us = costs.traffic * (tiles * stages * copied + config.blocks * kept) / 2**20
-        return costs.start + longest(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
+        ends_us = resident * tile.pixels / 2**12 * _filter_us(costs, p, tile)
+        busy_us = ceil_div(blocks, resident) * (stages * stage.each + ends_us) + stage.first - stage.each
+        kept = stages * tile.filters if config.keeps else 0
+        busy_us += kept * stage.row + (costs.uneven if _is_uneven(config, device) else 0.0)
+        copied = tiles * stages * boxes.stage_bytes(rows) + config.blocks * kept * boxes.stage_bytes(1)
+        return costs.start + hypot(busy_us, costs.traffic * copied / 2**20, costs.memory * p.min_bytes / 2**20)
 
     def summation(self, config: Config) -> Hashable:
         """The channels of a box: they order the products of a sum."""
@@ -167,13 +181,14 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         """The launch of the main kernel; operands: where it finds input and weight."""
         input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
-        macros = channels_last.launched(self.source, p, self.forms(p, config, options))
+        whole = channels_last.has_whole_rows(p, options)
+        macros = self.row_of(config.variant, p.groups > 1) | channels_last.type_macro(p) | {WHOLE_MACRO: int(whole)}
         written = channels_last.output_map(p, tile.box_filters, options)
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
         weights = channels_last.weight_map(p, boxes, tile.filters, weight)
         arguments = (
             pixels, weights,
-            written if macros["WHOLE"] else weights,  # a map that is not used
+            written if whole else weights,  # a map that is not used
             *channels_last.arguments_of(p, options, tile.filters), _tiles(p, tile),
             *channels_last.last_arguments(p, config.ring, options),
         )  # fmt: skip
@@ -181,10 +196,23 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
 
 
-def _macros(problem: ConvProblem, tile: Tile, boxes: Boxes, keeps: bool) -> Macros:
-    """The macros of a kernel variant, without those of the element and of the way to write."""
-    common = channels_last.macros_of(problem, boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
-    return common | {"RESIDENT_WEIGHTS": int(keeps), "MIN_BLOCKS_PER_SM": tile.most_resident}
+def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
+    """The time of an SM to write 2**12 pixels of a tile in microseconds; threads skip filters that do not exist."""
+    filters = problem.group_filters
+    if filters % VECTOR_CHANNELS == 0:
+        return costs.write * tile.filters
+    one_us = costs.write + (costs.write_single if filters % 2 else costs.write_pair)
+    return one_us * filters / ceil_div(filters, tile.filters)
+
+
+def _is_uneven(config: Config, device: DeviceSpec) -> bool:
+    """Whether an SM may hold two blocks of a launch and another SM none.
+
+    The next launch starts early, beside the blocks of this one. It then finds some SMs with room for two blocks, where
+    both blocks and launches are neither few nor many.
+    """
+    fits_twice = 2 * (config.shared_bytes + RESERVED_BYTES) <= device.shared_bytes_per_sm
+    return fits_twice and config.tile.most_resident > 1 and device.sm_count / 4 < config.blocks < device.sm_count
 
 
 def _tiles(problem: ConvProblem, tile: Tile) -> int:
@@ -192,21 +220,25 @@ def _tiles(problem: ConvProblem, tile: Tile) -> int:
     return ceil_div(problem.n * problem.out_pixels, tile.pixels) * channels_last.filter_tiles(problem, tile.filters)
 
 
-def _configs(problem: ConvProblem, device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool) -> Iterator[Config]:
+def _configs(
+    device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool, stages: int, tiles: int, filter_tiles: int
+) -> Iterator[Config]:
     """The configurations of a tile: with one block on an SM, whose ring is deep, and with two.
 
     The blocks of weights that stay are a multiple of the tiles over the filters, so that each has the same filters.
+    stages: those of the reduction. tiles, filter_tiles: those of the output, and those over the filters.
     """
-    stages, tiles = boxes.stages(problem), _tiles(problem, tile)
-    filter_tiles = channels_last.filter_tiles(problem, tile.filters)
     kept = stages * (boxes.stage_bytes(tile.filters) + BARRIER_BYTES) if keeps else 0
+    if kept > device.shared_bytes_per_block:
+        return
     stage_bytes = boxes.stage_bytes(tile.pixels + (0 if keeps else tile.filters))
+    other_bytes = tile.output_bytes + kept
     for resident in range(1, 1 + min(tile.most_resident, ceil_div(tiles, device.sm_count))):
         blocks = min(tiles, resident * device.sm_count)
         if keeps:
             blocks = blocks // filter_tiles * filter_tiles
-        ring = channels_last.stages_that_fit(stage_bytes, tile.output_bytes + kept, device, resident)
+        ring = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident)
         if ring >= MIN_STAGES and blocks and not (keeps and tiles <= blocks):
             ring = min(ring, stages * ceil_div(tiles, blocks))
-            shared = ring * (stage_bytes + 2 * BARRIER_BYTES) + tile.output_bytes + kept
+            shared = ring * (stage_bytes + 2 * BARRIER_BYTES) + other_bytes
             yield Config(tile, boxes, keeps, ring, resident, blocks, shared)

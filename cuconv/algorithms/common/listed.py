@@ -38,10 +38,14 @@ class ListedVariants(Algorithm[Config, Costs]):
         list by them. options: those that `kernels` takes.
         """
 
+    def of_row(self, macros: Macros) -> list[Macros]:
+        """The kernel variants that a row of the list stands for, without those for prepared weights."""
+        return [macros]
+
     def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
         """How many times as long the fastest form that is listed takes as the first; inf where none is listed."""
         forms = self.forms(problem, config, self.fulfilled(problem, config, options))
-        return min((factor for factor, _ in _listed_of(self.source, forms)), default=inf)
+        return least_slowdown(self.source, forms)
 
 
 def listed(source: Path) -> list[Macros]:
@@ -58,6 +62,11 @@ def with_prepared(variants: list[Macros]) -> list[Macros]:
 def fastest_listed(source: Path, forms: Forms) -> Macros:
     """The fastest form that the file of a CUDA source lists; the first where it lists none."""
     return min(_listed_of(source, forms), key=lambda form: form[0], default=forms[0])[1]
+
+
+def least_slowdown(source: Path, forms: Forms) -> Number:
+    """The slowdown of the fastest form that the file of a CUDA source lists; inf where it lists none."""
+    return min((factor for factor, _ in _listed_of(source, forms)), default=inf)
 
 
 def _listed_of(source: Path, forms: Forms) -> Forms:
