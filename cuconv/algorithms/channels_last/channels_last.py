@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.base import CallOptions, Configuration, Macros
 from cuconv.algorithms.channels_last import pad_channels
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, on_padded
 from cuconv.algorithms.common.divider import packed_divisor
@@ -27,6 +27,9 @@ PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
 BF16_MACRO, GROUPED_MACRO = "BF16", "GROUPED"
 MAX_STAGES = 16
+# wgmma multiplies 64 rows with N filters in N / 2 clocks, and reads them from shared memory in 16 + N / 4: together as
+# long as products of about this many filters more.
+READ_FILTERS = 21
 MAX_STRIDE = 8  # of a tensor map
 # Bits of a corner, which is signed, and of a filter position in the filter, for a tensor map in im2col mode of four
 # dimensions, and of five, where there are groups (CUDA driver API, cuTensorMapEncodeIm2col).
@@ -72,18 +75,26 @@ class StageCosts:
     row: float = constant("an SM's time to copy 2**7 rows of boxes, without their bytes")
     inside: float = constant("added for 2**7 times 16 bytes of rows that exist")
     outside: float = constant("added for 2**7 times 16 bytes of rows behind the last channel")
-    crowd: float = constant("the share by which copies take longer where all SMs copy, a factor")
+    crowd: float = constant("the factor, less 1, by which copies take longer where all SMs copy")
     traffic: float = constant("2**20 bytes that all SMs copy, through the L2 cache")
     write: float = constant("an SM's time to write 2**12 outputs")
-    write_single: float = constant("added where the numbers of filters are odd, so that threads write one at a time")
+    write_single: float = constant("added to the writing of 2**12 outputs where threads write one at a time")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-Config = TypeVar("Config")
+class OfVariant(Configuration, Protocol):
+    """A launch configuration that knows its kernel variant."""
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """The parts of the configuration that a kernel variant is compiled for."""
+
+
+Config = TypeVar("Config", bound=OfVariant)
 Costs = TypeVar("Costs")
 
 
-class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
+class ChannelsLast(ListedVariants[Config, Costs]):
     """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its main kernel.
 
     A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py). A row of
@@ -108,11 +119,11 @@ class ChannelsLast(ListedVariants[Config, Costs]):  # type: ignore[type-var]
 
     def forms(self, problem: ConvProblem, config: Config, options: CallOptions) -> Forms:
         """The one row of a configuration."""
-        return [(1.0, self.row_of(config.variant, problem.groups > 1))]  # type: ignore[attr-defined]
+        return [(1.0, self.row_of(config.variant, problem.groups > 1))]
 
     def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
         """1 where the list has the row of a configuration, inf otherwise: it has no slower form."""
-        return _slowdown(self, config.variant, problem.groups > 1)  # type: ignore[attr-defined]
+        return _slowdown(self, config.variant, problem.groups > 1)
 
     @abstractmethod
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
@@ -166,21 +177,12 @@ def longest(*times_us: float) -> float:
     return sum(us**4 for us in times_us) ** 0.25
 
 
-def row_us(costs: StageCosts, problem: ConvProblem, boxes: Boxes) -> float:
-    """The time of an SM to copy 2**7 rows of boxes in microseconds, where no other SM copies.
+class StageTimes(NamedTuple):
+    """The times of a block's stages in microseconds.
 
-    Channels behind the last are written as zeros. Rows that start at odd multiples of 16 bytes are copied in halves.
-    """
-    channels, width = problem.group_channels, boxes.channels // VECTOR_CHANNELS
-    inside = channels / VECTOR_CHANNELS / ceil_div(channels, boxes.channels)
-    halves = 1 + channels // VECTOR_CHANNELS % 2
-    return (costs.row + costs.inside * inside) * halves + costs.outside * (width - inside)
-
-
-class Stages(NamedTuple):
-    """The times of a block's stages in microseconds: of each in a sequence, of the first alone, and of a filter's row.
-
-    The first stage is copied before it is multiplied, and the others meanwhile.
+    each   a stage among others, whose copies, products and steps overlap
+    first  the first stage, whose products wait for its copies
+    row    a copied row of all boxes of a stage
     """
 
     each: float
@@ -188,9 +190,14 @@ class Stages(NamedTuple):
     row: float
 
 
-def stage_us(
+def products_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> int:
+    """The multiply-adds of a stage, with as many as take the time in which wgmma reads the rows of pixels."""
+    return pixels * filter_warpgroups * (warpgroup_filters + READ_FILTERS) * boxes.channels * boxes.count
+
+
+def stage_times(
     costs: StageCosts,
-    row_us: float,
+    problem: ConvProblem,
     boxes: Boxes,
     *,
     products: int,
@@ -200,19 +207,31 @@ def stage_us(
     step: float,
     busy: float,
     resident: int,
-) -> Stages:
-    """The times of a stage, of which each is about the longest of its products, its copies and its steps.
+) -> StageTimes:
+    """The times of a stage: each is about the longest of its products, its copies and its steps.
 
-    row_us: that of the boxes. products: multiply-adds. rows: pixels and filters that are copied, of one or two
-    operands. ring: stages of the ring. A step waits for a copy that began as many stages ago. step: the steps' own
-    latency in microseconds. busy: the share of the SMs that copy. resident: blocks of an SM, which share its
-    throughput.
+    products: as by `products_of`. rows: pixels and filters that are copied, of one or two operands. ring: stages
+    of the ring. A step waits for a copy that began as many stages ago. step: the steps' own latency in microseconds.
+    busy: the share of the SMs that copy. resident: blocks of an SM, which share its throughput.
     """
     crowded = resident * boxes.count * (1 + costs.crowd * min(1.0, busy))
-    row = row_us * crowded / 2**7
+    row = crowded * _rows_us(costs, problem.group_channels, boxes) / 2**7
     multiply, copy = costs.multiply * products / 2**20 * resident, rows * row + operands * costs.box * crowded
     latency = max(step, costs.load / ring)
-    return Stages(longest(multiply, copy, latency), multiply + copy + latency, row)
+    return StageTimes(longest(multiply, copy, latency), multiply + copy + latency, row)
+
+
+def _rows_us(costs: StageCosts, channels: int, boxes: Boxes) -> float:
+    """The time of an SM to copy 2**7 rows of boxes in microseconds, where no other SM copies.
+
+    A row behind the last channel is filled with zeros. Rows that start at odd multiples of 16 bytes, since the vectors
+    of a pixel are odd in number, take twice as long.
+    """
+    vectors = channels // VECTOR_CHANNELS
+    inside = vectors / ceil_div(channels, boxes.channels)
+    slowdown = 1 + vectors % 2
+    outside = boxes.channels / VECTOR_CHANNELS - inside
+    return slowdown * (costs.row + costs.inside * inside) + costs.outside * outside
 
 
 def check(problem: ConvProblem, device: DeviceSpec) -> None:

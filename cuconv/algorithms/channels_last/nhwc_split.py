@@ -23,7 +23,7 @@ from cuconv.algorithms.channels_last.channels_last import (
     Boxes,
     ChannelsLast,
     StageCosts,
-    stage_us,
+    stage_times,
 )
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.core.costs import constant
@@ -126,9 +126,10 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """The forms of few blocks whose shares of the reduction are a stage at least."""
         p, found = problem, []
         all_stages = {boxes: boxes.stages(p) for boxes in BOXES}
+        pixels = p.n * p.out_pixels
+        tiles = {tile: ceil_div(pixels, tile.pixels) * channels_last.filter_tiles(p, tile.filters) for tile in TILES}
         for tile, split_k, boxes in _FORMS:
-            filter_tiles = channels_last.filter_tiles(p, tile.filters)
-            blocks = ceil_div(p.n * p.out_pixels, tile.pixels) * filter_tiles * split_k
+            blocks = tiles[tile] * split_k
             deep = split_k * tile.warpgroup_split_k <= all_stages[boxes]
             if not deep or split_k > device.max_cluster_blocks or blocks > MAX_BLOCKS_PER_SM * device.sm_count:
                 continue
@@ -147,17 +148,16 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: waves of as many clusters as the SMs hold.
 
-        What all SMs copy
-        through the L2 cache, and the operands' way through device memory, hide behind all that, unless they take long.
+        Copies of all SMs through the L2 cache, and the operands' way through device memory, overlap with them.
         """
         p, tile, boxes, split_k = problem, config.tile, config.boxes, config.split_k
         at_a_time = max(1, int(device.clusters_at_a_time(split_k)))
         blocks = ceil_div(config.blocks // split_k, at_a_time)  # of the busiest SM
         resident = min(config.resident, blocks)
         stages, rows = ceil_div(boxes.stages(p), split_k), tile.pixels + tile.filters
-        stage = stage_us(
-            costs, channels_last.row_us(costs, p, boxes), boxes,
-            products=tile.pixels * max(tile.filters, 32) * boxes.channels * boxes.count, rows=rows, operands=2,
+        stage = stage_times(
+            costs, p, boxes,
+            products=channels_last.products_of(boxes, tile.pixels, tile.filters), rows=rows, operands=2,
             ring=config.stages, step=costs.latency / tile.warpgroup_split_k, busy=config.blocks / device.sm_count,
             resident=resident,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from cuconv.algorithms.channels_last.channels_last import (
     Boxes,
     ChannelsLast,
     StageCosts,
-    stage_us,
+    stage_times,
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.core.costs import constant
@@ -150,17 +150,16 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds: the busiest SM's tiles, one after the other.
 
-        What all SMs copy through the L2 cache, and the operands' way through device memory,
-        hide behind all that, unless they take long.
+        Copies of all SMs through the L2 cache, and the operands' way through device memory, overlap with them.
         """
         p, tile, boxes = problem, config.tile, config.boxes
         tiles, stages = _tiles(p, tile), boxes.stages(p)
         blocks = ceil_div(tiles, min(config.blocks, device.sm_count))  # tiles of the busiest SM
         resident = min(config.resident, blocks)
         rows = tile.pixels + (0 if config.keeps else tile.filters)
-        stage = stage_us(
-            costs, channels_last.row_us(costs, p, boxes), boxes,
-            products=tile.pixels * max(tile.filters, 32 * tile.filter_warpgroups) * boxes.channels * boxes.count,
+        stage = stage_times(
+            costs, p, boxes,
+            products=channels_last.products_of(boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups),
             rows=rows, operands=1 if config.keeps else 2, ring=config.ring, step=costs.latency,
             busy=tiles / device.sm_count, resident=resident,
         )  # fmt: skip
@@ -208,8 +207,8 @@ def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
 def _is_uneven(config: Config, device: DeviceSpec) -> bool:
     """Whether an SM may hold two blocks of a launch and another SM none.
 
-    The next launch starts early, beside the blocks of this one. It then finds some SMs with room for two blocks, where
-    both blocks and launches are neither few nor many.
+    The next launch starts early, beside the blocks of this one, and some SMs have room for two of its blocks. Fewer
+    blocks than a quarter of the SMs do not meet.
     """
     fits_twice = 2 * (config.shared_bytes + RESERVED_BYTES) <= device.shared_bytes_per_sm
     return fits_twice and config.tile.most_resident > 1 and device.sm_count / 4 < config.blocks < device.sm_count

@@ -185,6 +185,17 @@ def test_a_tensor_map_writes_where_pixels_start_at_multiples_of_16_bytes():
         assert all(stride % 16 == 0 for one in launch.arguments if isinstance(one, TensorMap) for stride in one.strides)
 
 
+def test_what_auto_launches_is_listed_wherever_the_output_starts():
+    calls = [CallOptions(), CallOptions(aligned=False)]
+    calls += [CallOptions(output_channels=4096 + more, residual=added) for more in (0, 1, 4) for added in (False, True)]
+    for p in COMPUTED[::3]:
+        for m in (p.m, p.m + 1, p.m + 2):
+            problem = replace(p, m=m)
+            plan = cuconv.plan(problem, H200)  # without knowing where an output will start
+            for options in calls:
+                assert kernel_set.holds(H200.arch, cuconv.select.launches_of(plan, problem, options)), problem.label
+
+
 @each_name
 @pytest.mark.parametrize("c", [1, 3, 7, 12, 257])
 def test_channels_are_padded_in_the_workspace(name, c):
