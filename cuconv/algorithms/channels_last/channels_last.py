@@ -69,7 +69,7 @@ class StageCosts:
 
     start: float = constant("a launch, and a block from start to end, without its stages and outputs")
     latency: float = constant("a stage's steps of a producer and a consumer")
-    load: float = constant("a copy's latency, which the stages of the ring share")
+    load: float = constant("a copy's latency where the ring is filled again, which its stages share")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
     box: float = constant("an SM's time to start the copy of a box")
     row: float = constant("an SM's time to copy 2**7 rows of boxes, without their bytes")
@@ -204,6 +204,7 @@ def stage_times(
     rows: int,
     operands: int,
     ring: int,
+    stages: int,
     step: float,
     busy: float,
     resident: int,
@@ -211,13 +212,15 @@ def stage_times(
     """The times of a stage: each is about the longest of its products, its copies and its steps.
 
     products: as by `products_of`. rows: pixels and filters that are copied, of one or two operands. ring: stages
-    of the ring. A step waits for a copy that began as many stages ago. step: the steps' own latency in microseconds.
-    busy: the share of the SMs that copy. resident: blocks of an SM, which share its throughput.
+    of the ring. stages: those of a block. Where a ring is filled again, a step waits for a copy that began a ring ago.
+    step: the steps' own latency in microseconds. busy: the share of the SMs that copy. resident: blocks of an SM, which
+    share its throughput.
     """
-    crowded = resident * boxes.count * (1 + costs.crowd * min(1.0, busy))
+    crowd = 1 + costs.crowd * min(1.0, busy)
+    crowded = resident * boxes.count * crowd
     row = crowded * _rows_us(costs, problem.group_channels, boxes) / 2**7
     multiply, copy = costs.multiply * products / 2**20 * resident, rows * row + operands * costs.box * crowded
-    latency = max(step, costs.load / ring)
+    latency = max(step, costs.load * crowd / ring if ring < stages else 0.0)
     return StageTimes(longest(multiply, copy, latency), multiply + copy + latency, row)
 
 

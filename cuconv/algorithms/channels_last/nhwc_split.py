@@ -158,8 +158,8 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         stage = stage_times(
             costs, p, boxes,
             products=channels_last.products_of(boxes, tile.pixels, tile.filters), rows=rows, operands=2,
-            ring=config.stages, step=costs.latency / tile.warpgroup_split_k, busy=config.blocks / device.sm_count,
-            resident=resident,
+            ring=config.stages, stages=stages, step=costs.latency / tile.warpgroup_split_k,
+            busy=config.blocks / device.sm_count, resident=resident,
         )  # fmt: skip
         write = costs.write + costs.write_single * (p.group_filters % 2)
         sum_us = write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) + costs.exchange * (split_k > 1)
