@@ -24,7 +24,7 @@ from cuconv.device import DeviceSpec
 
 MAX_EXTENT = 2**30  # rows or columns of the padded image
 MAX_WEIGHT_BYTES = 48 * 1024  # of a block
-MAX_VECTORS = 32  # of a block: a warp reads whole cache lines
+MAX_VECTORS = 8  # of a block: a pixel's are a cache line
 THREADS = (64, 128, 256)
 SM_THREADS, SM_REGISTERS = 2048, 2**16
 
@@ -52,7 +52,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The output pixels of a thread; registers: those that a thread has, by the compiler's report."""
+    """The output pixels of a thread; registers: about those that it has, by the compiler's report."""
 
     rows: int
     columns: int
@@ -61,12 +61,12 @@ class Strip:
 
 ANY = Geometry()
 STRIPS = {
-    Geometry(3, 3, 1): (Strip(1, 1, 62), Strip(1, 4, 108), Strip(2, 4, 184)),
-    Geometry(3, 3, 2): (Strip(1, 1, 62), Strip(1, 4, 148)),
-    Geometry(5, 5, 1): (Strip(1, 1, 78), Strip(1, 4, 148)),
-    Geometry(5, 5, 2): (Strip(1, 1, 78), Strip(1, 4, 193)),
-    Geometry(7, 7, 1): (Strip(1, 1, 78), Strip(1, 4, 148)),
-    ANY: (Strip(1, 1, 64), Strip(1, 4, 80)),
+    Geometry(3, 3, 1): (Strip(1, 1, 64), Strip(1, 2, 80), Strip(1, 4, 128), Strip(2, 4, 184)),
+    Geometry(3, 3, 2): (Strip(1, 1, 64), Strip(1, 2, 96), Strip(1, 4, 152)),
+    Geometry(5, 5, 1): (Strip(1, 1, 80), Strip(1, 2, 112), Strip(1, 4, 152)),
+    Geometry(5, 5, 2): (Strip(1, 1, 80), Strip(1, 2, 120), Strip(1, 4, 200)),
+    Geometry(7, 7, 1): (Strip(1, 1, 80), Strip(1, 2, 120), Strip(1, 4, 152)),
+    ANY: (Strip(1, 1, 72), Strip(1, 4, 104)),
 }
 
 
@@ -193,7 +193,7 @@ def _resident(config: Config) -> int:
 
 
 def _config(problem: ConvProblem, device: DeviceSpec, strip: Strip, threads: int) -> Config:
-    """As many blocks as the SMs hold, or as there are strips; a block's channels are about a warp's vectors."""
+    """As many blocks as the SMs hold, or as there are strips."""
     all_vectors, weight_bytes = problem.c // VECTOR_CHANNELS, FLOAT_BYTES * VECTOR_CHANNELS * problem.filter_area
     most = max(1, min(MAX_VECTORS, MAX_WEIGHT_BYTES // weight_bytes))
     channel_blocks = ceil_div(all_vectors, most)
