@@ -15,7 +15,7 @@ from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, has_whole_rows
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Launch
@@ -102,12 +102,15 @@ class NhwcDepthwise(Algorithm[Config, Costs]):
     writes_slices = True
 
     def variants(self, arch: str) -> list[Macros]:
-        """All kernel variants; they are the same for every architecture."""
+        """All kernel variants; none without Hopper, for which alone they are written."""
+        if arch != HOPPER_ARCH:
+            return []
         forms = [(geometry, strip) for geometry, strips in STRIPS.items() for strip in strips]
         return [_macros(*form) | {BF16_MACRO: bf16} for form, bf16 in product(forms, (0, 1))]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every strip with every number of threads; raises UnsupportedProblem where there is none."""
+        require_hopper(problem, device)
         _check(problem)
         return [_config(problem, device, *form) for form in product(STRIPS[_geometry_of(problem)], THREADS)]
 
@@ -205,7 +208,7 @@ def _config(problem: ConvProblem, device: DeviceSpec, strip: Strip, threads: int
 
 
 def _check(problem: ConvProblem) -> None:
-    """Raise UnsupportedProblem for what the kernel does not compute, whatever the device."""
+    """Raise UnsupportedProblem for what the kernel does not compute."""
     p = problem
     if p.groups == 1 or p.group_channels > 1 or p.group_filters > 1 or p.c % VECTOR_CHANNELS:
         raise UnsupportedProblem(
