@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][VECTOR], c
     }
 #else
     for (int ky = 0; ky < layer.kernel_h; ++ky)
-#pragma unroll 4
+#pragma unroll 2
         for (int kx = 0; kx < layer.kernel_w; ++kx) {
             weights.read(weight, ky * layer.kernel_w + kx);
 #pragma unroll
