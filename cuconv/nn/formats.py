@@ -23,18 +23,23 @@ def precision_of(tensor: Tensor, precision: str) -> str:
 
 def is_laid_out(tensor: Tensor) -> bool:
     """Whether a tensor has the memory format that cuConv computes."""
-    return tensor.is_contiguous(memory_format=_format(tensor.dtype, tensor.dim()))
+    return tensor.is_contiguous(memory_format=format_of(tensor))
 
 
 def laid_out(tensor: Tensor) -> Tensor:
     """A tensor in the memory format that cuConv computes: itself, or a copy."""
-    return tensor.contiguous(memory_format=_format(tensor.dtype, tensor.dim()))
+    return tensor.contiguous(memory_format=format_of(tensor))
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     """A new tensor of a type and device, in the memory format that cuConv computes."""
     memory_format = _format(like.dtype, len(shape))
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def format_of(tensor: Tensor) -> torch.memory_format:
+    """The memory format in which cuConv computes a tensor of such a type and number of dimensions."""
+    return _format(tensor.dtype, tensor.dim())
 
 
 def _format(dtype: torch.dtype, dimensions: int) -> torch.memory_format:

@@ -18,7 +18,7 @@ from cuconv.conv import plan
 from cuconv.core.geometry import Geometry
 from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
-from cuconv.nn.formats import HALVES, TYPES, laid_out, precision_of
+from cuconv.nn.formats import HALVES, TYPES, format_of, is_laid_out, laid_out, precision_of
 from cuconv.nn.layout import hint, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
@@ -245,7 +245,18 @@ def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     others = [one for one in user.args if one is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or _kind(others[0]) != _kind(node):
         return None
-    return operands._replace(residual=others[0])
+    with node.graph.inserting_before(user):
+        return operands._replace(residual=_laid_out(others[0]))
+
+
+def _laid_out(node: Node) -> Node:
+    """A node in the memory format that cuConv computes: itself, or a copy."""
+    value = node.meta["val"]
+    if is_laid_out(value):
+        return node
+    copy = node.graph.call_function(aten.clone.default, (node,), {"memory_format": format_of(value)})
+    copy.meta["val"] = laid_out(value)
+    return copy
 
 
 def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from cuconv.algorithms.base import CallOptions, Configuration, Macros
 from cuconv.algorithms.channels_last import pad_channels
-from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, on_padded
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Operands, computed
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.algorithms.common.listed import Forms, ListedVariants, least_slowdown, listed
 from cuconv.core.costs import constant
-from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Launch, TensorMap
 from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -97,7 +97,7 @@ Costs = TypeVar("Costs")
 class ChannelsLast(ListedVariants[Config, Costs]):
     """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its main kernel.
 
-    A subclass plans problems whose channels are a multiple of 8; others are padded ahead (pad_channels.py). A row of
+    A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
     the list stands for several variants, and has none of the macros in which they differ.
     """
 
@@ -134,28 +134,26 @@ class ChannelsLast(ListedVariants[Config, Costs]):
         """The device time of the main kernel in microseconds."""
 
     @abstractmethod
-    def main_launch(
-        self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
-    ) -> Launch:
+    def main_launch(self, problem: ConvProblem, config: Config, options: CallOptions, operands: Operands) -> Launch:
         """The launch of the main kernel; operands: where it finds input and weight."""
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         check(problem, device)
-        found = self.configurations(on_padded(problem), device)
+        found = self.configurations(computed(problem), device)
         more = pad_channels.workspace_bytes(problem)
         return [replace(one, workspace_bytes=more) for one in found] if more else found  # type: ignore[type-var]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time of all kernels in microseconds, by the cost model with the given constants."""
-        return self.main_us(on_padded(problem), device, config, costs) + pad_channels.predicted_us(problem)
+        return self.main_us(computed(problem), device, config, costs) + pad_channels.predicted_us(problem)
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
-        """The launch of the main kernel, which waits for the kernel ahead itself, behind that which pads channels."""
+        """The launch of the main kernel, which waits for the kernel ahead itself, behind that which copies operands."""
         padding = pad_channels.launches(problem)
         if padding:  # weights in the workspace are not constant
             options = replace(options, packed=False)
-        main = self.main_launch(on_padded(problem), config, options, pad_channels.operands(problem))
+        main = self.main_launch(computed(problem), config, options, pad_channels.operands(problem))
         return (*padding, main)
 
     def fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
@@ -275,29 +273,28 @@ def corners_of(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     return (-p.pad_w, -p.pad_h), (columns - p.pad_w + 1 - p.w, rows - p.pad_h + 1 - p.h)
 
 
-def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, of: Address) -> TensorMap:
+def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, operands: Operands) -> TensorMap:
     """The map by which one filter position of `pixels` successive output pixels is copied.
 
     Groups are a fifth dimension. Copies then run on from image to image as from plane to plane of a 3D convolution, and
     write zeros for the channels behind those of the group.
     """
-    p = problem
-    pixel = HALF_BYTES * p.c
-    sizes, strides = (p.group_channels, p.w, p.h, p.n), (pixel, pixel * p.w, pixel * p.w * p.h)
+    p, pixel, row = problem, HALF_BYTES * operands.pixel, HALF_BYTES * operands.row
+    sizes, strides = (p.group_channels, p.w, p.h, p.n), (pixel, row, row * p.h)
     groups, group_strides, images = ((p.groups,), (HALF_BYTES * p.group_channels,), (0,)) if p.groups > 1 else ((),) * 3
-    lower, upper = corners_of(p)
+    (lower, upper), box = corners_of(p), (boxes.channels, pixels)
     return TensorMap(
-        of, p.precision, (*sizes, *groups), (*strides, *group_strides), (boxes.channels, pixels), boxes.row_bytes,
+        operands.input, p.precision, (*sizes, *groups), (*strides, *group_strides), box, boxes.row_bytes,
         ((*lower, *images), (*upper, *images)), (p.stride_w, p.stride_h),
     )  # fmt: skip
 
 
-def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, of: Address) -> TensorMap:
+def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, operands: Operands) -> TensorMap:
     """The map by which one filter position of `filters` successive filters is copied."""
-    p = problem
-    position = HALF_BYTES * p.group_channels
+    p, position = problem, HALF_BYTES * operands.position
     sizes, strides = (p.group_channels, p.filter_area, p.m), (position, position * p.filter_area)
-    return TensorMap(of, p.precision, sizes, strides, (boxes.channels, 1, filters), boxes.row_bytes)
+    box = boxes.channels, 1, filters
+    return TensorMap(operands.weight, p.precision, sizes, strides, box, boxes.row_bytes)
 
 
 def output_map(problem: ConvProblem, box_filters: int, options: CallOptions) -> TensorMap:

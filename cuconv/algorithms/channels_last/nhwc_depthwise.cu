@@ -85,6 +85,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][VECTOR], c
     }
 #else
     for (int ky = 0; ky < layer.kernel_h; ++ky)
+#pragma unroll 2
         for (int kx = 0; kx < layer.kernel_w; ++kx) {
             weights.read(weight, ky * layer.kernel_w + kx);
 #pragma unroll
@@ -152,10 +153,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 #if __CUDA_ARCH__ >= 900
     if (!weights_early) wait_for_kernel_ahead();
 #endif
-    for (int i = threadIdx.x; i < elements; i += blockDim.x) {
-        const int filter = i / taps, tap = i - filter * taps;
-        const int half = filter / 4 % 2, of = filter / VECTOR;
-        shared[((tap * 2 + half) * (int)vectors + of) * 4 + filter % 4] = value_of(weight[(int64)first_channel * taps + i]);
+#pragma unroll 2
+    for (int i = threadIdx.x * VECTOR; i < elements; i += blockDim.x * VECTOR) {
+        float values[VECTOR];
+        load(values, weight + (int64)first_channel * taps + i, true);
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+            const int filter = (i + j) / taps, tap = i + j - filter * taps;
+            shared[((tap * 2 + filter / 4 % 2) * (int)vectors + filter / VECTOR) * 4 + filter % 4] = values[j];
+        }
     }
     __syncthreads();
 #if __CUDA_ARCH__ >= 900

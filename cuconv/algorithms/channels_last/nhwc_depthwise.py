@@ -15,7 +15,7 @@ from cuconv.algorithms.base import Algorithm, CallOptions, Macros
 from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, has_whole_rows
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Launch
@@ -24,7 +24,7 @@ from cuconv.device import DeviceSpec
 
 MAX_EXTENT = 2**30  # rows or columns of the padded image
 MAX_WEIGHT_BYTES = 48 * 1024  # of a block
-MAX_VECTORS = 32  # of a block: a warp reads whole cache lines
+MAX_VECTORS = 8  # of a block: a pixel's are a cache line
 THREADS = (64, 128, 256)
 SM_THREADS, SM_REGISTERS = 2048, 2**16
 
@@ -52,7 +52,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The output pixels of a thread; registers: those that a thread has, by the compiler's report."""
+    """The output pixels of a thread; registers: about those that it has, by the compiler's report."""
 
     rows: int
     columns: int
@@ -61,12 +61,12 @@ class Strip:
 
 ANY = Geometry()
 STRIPS = {
-    Geometry(3, 3, 1): (Strip(1, 1, 62), Strip(1, 4, 108), Strip(2, 4, 184)),
-    Geometry(3, 3, 2): (Strip(1, 1, 62), Strip(1, 4, 148)),
-    Geometry(5, 5, 1): (Strip(1, 1, 78), Strip(1, 4, 148)),
-    Geometry(5, 5, 2): (Strip(1, 1, 78), Strip(1, 4, 193)),
-    Geometry(7, 7, 1): (Strip(1, 1, 78), Strip(1, 4, 148)),
-    ANY: (Strip(1, 1, 64), Strip(1, 4, 80)),
+    Geometry(3, 3, 1): (Strip(1, 1, 64), Strip(1, 2, 80), Strip(1, 4, 128), Strip(2, 4, 184)),
+    Geometry(3, 3, 2): (Strip(1, 1, 64), Strip(1, 2, 96), Strip(1, 4, 152)),
+    Geometry(5, 5, 1): (Strip(1, 1, 80), Strip(1, 2, 112), Strip(1, 4, 152)),
+    Geometry(5, 5, 2): (Strip(1, 1, 80), Strip(1, 2, 120), Strip(1, 4, 200)),
+    Geometry(7, 7, 1): (Strip(1, 1, 80), Strip(1, 2, 120), Strip(1, 4, 152)),
+    ANY: (Strip(1, 1, 72), Strip(1, 4, 104)),
 }
 
 
@@ -102,12 +102,15 @@ class NhwcDepthwise(Algorithm[Config, Costs]):
     writes_slices = True
 
     def variants(self, arch: str) -> list[Macros]:
-        """All kernel variants; they are the same for every architecture."""
+        """All kernel variants; none without Hopper, for which alone they are written."""
+        if arch != HOPPER_ARCH:
+            return []
         forms = [(geometry, strip) for geometry, strips in STRIPS.items() for strip in strips]
         return [_macros(*form) | {BF16_MACRO: bf16} for form, bf16 in product(forms, (0, 1))]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every strip with every number of threads; raises UnsupportedProblem where there is none."""
+        require_hopper(problem, device)
         _check(problem)
         return [_config(problem, device, *form) for form in product(STRIPS[_geometry_of(problem)], THREADS)]
 
@@ -193,7 +196,7 @@ def _resident(config: Config) -> int:
 
 
 def _config(problem: ConvProblem, device: DeviceSpec, strip: Strip, threads: int) -> Config:
-    """As many blocks as the SMs hold, or as there are strips; a block's channels are about a warp's vectors."""
+    """As many blocks as the SMs hold, or as there are strips."""
     all_vectors, weight_bytes = problem.c // VECTOR_CHANNELS, FLOAT_BYTES * VECTOR_CHANNELS * problem.filter_area
     most = max(1, min(MAX_VECTORS, MAX_WEIGHT_BYTES // weight_bytes))
     channel_blocks = ceil_div(all_vectors, most)
@@ -205,7 +208,7 @@ def _config(problem: ConvProblem, device: DeviceSpec, strip: Strip, threads: int
 
 
 def _check(problem: ConvProblem) -> None:
-    """Raise UnsupportedProblem for what the kernel does not compute, whatever the device."""
+    """Raise UnsupportedProblem for what the kernel does not compute."""
     p = problem
     if p.groups == 1 or p.group_channels > 1 or p.group_filters > 1 or p.c % VECTOR_CHANNELS:
         raise UnsupportedProblem(

@@ -25,9 +25,10 @@ from cuconv.algorithms.channels_last.channels_last import (
     StageCosts,
     stage_times,
 )
+from cuconv.algorithms.channels_last.pad_channels import Operands
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.core.costs import constant
-from cuconv.core.launch import Address, Launch
+from cuconv.core.launch import Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import H200, DeviceSpec
 
@@ -172,15 +173,12 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """None: this algorithm computes small batches alone."""
         return None
 
-    def main_launch(
-        self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
-    ) -> Launch:
+    def main_launch(self, problem: ConvProblem, config: Config, options: CallOptions, operands: Operands) -> Launch:
         """The launch of the main kernel; operands: where it finds input and weight."""
-        input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
         macros = self.row_of(config.variant, p.groups > 1) | channels_last.type_macro(p)
-        pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
-        weights = channels_last.weight_map(p, boxes, tile.filters, weight)
+        pixels = channels_last.pixel_map(p, boxes, tile.pixels, operands)
+        weights = channels_last.weight_map(p, boxes, tile.filters, operands)
         arguments = (
             pixels, weights,
             *channels_last.arguments_of(p, options, tile.filters),

@@ -25,9 +25,9 @@ from cuconv.algorithms.channels_last.channels_last import (
     StageCosts,
     stage_times,
 )
-from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Operands
 from cuconv.core.costs import constant
-from cuconv.core.launch import Address, Launch
+from cuconv.core.launch import Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -175,17 +175,14 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         """The channels of a box: they order the products of a sum."""
         return config.boxes.channels
 
-    def main_launch(
-        self, problem: ConvProblem, config: Config, options: CallOptions, operands: tuple[Address, Address]
-    ) -> Launch:
+    def main_launch(self, problem: ConvProblem, config: Config, options: CallOptions, operands: Operands) -> Launch:
         """The launch of the main kernel; operands: where it finds input and weight."""
-        input, weight = operands
         p, tile, boxes = problem, config.tile, config.boxes
         whole = channels_last.has_whole_rows(p, options)
         macros = self.row_of(config.variant, p.groups > 1) | channels_last.type_macro(p) | {WHOLE_MACRO: int(whole)}
         written = channels_last.output_map(p, tile.box_filters, options)
-        pixels = channels_last.pixel_map(p, boxes, tile.pixels, input)
-        weights = channels_last.weight_map(p, boxes, tile.filters, weight)
+        pixels = channels_last.pixel_map(p, boxes, tile.pixels, operands)
+        weights = channels_last.weight_map(p, boxes, tile.filters, operands)
         arguments = (
             pixels, weights,
             written if whole else weights,  # a map that is not used

@@ -35,6 +35,7 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "depthwise": {"groups": 96, "m": 96},
         "nhwc_wgmma": {"precision": "fp16"},
         "nhwc_split": {"precision": "fp16"},
+        "nhwc_depthwise": {"precision": "fp16", "groups": 96, "m": 96},
         "gemv": {"h": 7, "w": 7, "kh": 7, "kw": 7, "pad_h": 0, "pad_w": 0},
     }
     return replace(TYPICAL, **changes.get(algorithm, {}))

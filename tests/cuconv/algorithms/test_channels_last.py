@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import UnsupportedProblem
+from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
-from cuconv.core.launch import INPUT, OUTPUT, WEIGHT, WORKSPACE, TensorMap
+from cuconv.algorithms.channels_last.pad_channels import copies_of, operands
+from cuconv.core.launch import OUTPUT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, in_precision
 from tests.cuconv.fake_gpu import Recorder
@@ -49,7 +50,11 @@ def test_copies_start_at_every_filter_of_an_image_and_nowhere_else():
 def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
     for p in COMPUTED:
         for boxes in BOXES:
-            maps = pixel_map(p, boxes, 256, INPUT), weight_map(p, boxes, 256, WEIGHT), output_map(p, 64, CallOptions())
+            maps = (
+                pixel_map(p, boxes, 256, operands(p)),
+                weight_map(p, boxes, 256, operands(p)),
+                output_map(p, 64, CallOptions()),
+            )
             elements = p.n * p.c * p.h * p.w, p.m * p.c * p.filter_area, p.n * p.m * p.out_pixels
             for one, count in zip(maps, elements, strict=True):
                 assert one.strides[-1] * one.sizes[-1] == 2 * count
@@ -60,7 +65,7 @@ def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
 def test_maps_of_groups_reach_no_other_group():
     for p in GROUPED:
         for boxes in BOXES:
-            pixels, weights = pixel_map(p, boxes, 256, INPUT), weight_map(p, boxes, 256, WEIGHT)
+            pixels, weights = pixel_map(p, boxes, 256, operands(p)), weight_map(p, boxes, 256, operands(p))
             assert pixels.sizes == (p.group_channels, p.w, p.h, p.n, p.groups)
             assert weights.sizes[0] == p.group_channels and weights.sizes[-1] == p.m
             assert all(stride % 16 == 0 for stride in (*pixels.strides, *weights.strides))
@@ -196,20 +201,59 @@ def test_what_auto_launches_is_listed_wherever_the_output_starts():
                 assert kernel_set.holds(H200.arch, cuconv.select.launches_of(plan, problem, options)), problem.label
 
 
-@each_name
-@pytest.mark.parametrize("c", [1, 3, 7, 12, 257])
-def test_channels_are_padded_in_the_workspace(name, c):
-    problem, algorithm = replace(HALF, c=c), ALGORITHMS[name]
-    padded = -(-c // 8) * 8
-    config = algorithm.configure(problem, H200)
-    padding, main = algorithm.launches(problem, config, CallOptions(packed=True))
-    rows = problem.n * problem.h * problem.w, problem.m * problem.filter_area
-    assert padding.kernel == "pad_channels" and padding.arguments[3:] == (*rows, c, padded // 8)
-    assert padding.blocks * padding.threads >= sum(rows) * padded // 8
-    assert config.workspace_bytes == 2 * padded * sum(rows)
+STEMS = [  # channels that are few or odd, and the channels of the equal problem
+    (ConvProblem(2, 3, 31, 33, 64, 7, 7, 3, 3, stride_h=2, stride_w=2), 28),
+    (ConvProblem(1, 3, 20, 24, 64, 3, 3, 1, 1), 24),
+    (ConvProblem(1, 3, 47, 43, 16, 11, 11, 2, 2, stride_h=4, stride_w=4), 44),
+    (ConvProblem(3, 1, 9, 5, 3, 3, 3, 1, 1), 24),
+    (ConvProblem(2, 12, 11, 9, 8, 3, 5, 1, 2, dilation_h=2), 80),
+    (ConvProblem(1, 3, 15, 16, 8, 3, 3, 2, 2, dilation_w=2), 8),
+    (ConvProblem(2, 129, 7, 7, 33, 1, 1), 136),
+    (ConvProblem(1, 100, 7, 6, 33, 3, 3, 1, 1), 104),
+]
+
+
+def copied(x, rows, pixel, left, vectors, channels, width):
+    """The copy that the kernel makes of rows of pixels, by its description."""
+    found = torch.zeros(rows, vectors * 8, dtype=x.dtype)
+    places = torch.arange(vectors * 8)
+    at, channel = places // pixel - left, places % pixel
+    inside = (at >= 0) & (at < width) & (channel < channels)
+    found[:, inside] = x.reshape(rows, width, channels)[:, at[inside], channel[inside]]
+    return found.flatten()
+
+
+def read(memory, tensor_map, sizes):
+    """What a tensor map reads of elements, with as many channels as it has."""
+    steps = [1, *(stride // 2 for stride in tensor_map.strides)]
+    return memory.as_strided(sizes[::-1], steps[::-1], tensor_map.address.offset // 2)
+
+
+@pytest.mark.parametrize(("problem", "channels"), STEMS, ids=lambda value: getattr(value, "label", ""))
+def test_copies_of_few_channels_make_an_equal_problem(problem, channels):
+    p, algorithm = replace(problem, precision="fp16"), ALGORITHMS["nhwc_wgmma"]
+    config = algorithm.configure(p, H200)
+    padding, main = algorithm.launches(p, config, CallOptions(packed=True))
+    x, weight = torch.randn(p.n, p.h, p.w, p.c).double(), torch.randn(p.m, p.kh, p.kw, p.c).double()
+    input_rows, weight_rows, c, pixel, width, kernel_w, left, of_input, of_weight = padding.arguments[3:]
+    memory = torch.cat(
+        [
+            copied(x, input_rows, pixel, left, of_input, c, width),
+            copied(weight, weight_rows, pixel, 0, of_weight, c, kernel_w),
+        ]
+    )
+    assert config.workspace_bytes == 2 * len(memory) and padding.blocks * padding.threads * 8 >= len(memory)
     pixels, weights = main.arguments[:2]
-    assert (pixels.address, weights.address) == (WORKSPACE, WORKSPACE + 2 * padded * rows[0])
-    assert pixels.sizes[0] == weights.sizes[0] == padded
+    equal = copies_of(p).problem
+    assert pixels.sizes == (equal.c, equal.w, equal.h, equal.n) and equal.c == channels
+    assert pixels.address == WORKSPACE and weights.address.operand == WORKSPACE.operand
+    images = read(memory, pixels, pixels.sizes).permute(0, 3, 1, 2)
+    filters = read(memory, weights, weights.sizes).reshape(p.m, equal.kh, equal.kw, equal.c).permute(0, 3, 1, 2)
+    found = torch.nn.functional.conv2d(images, filters, **equal.geometry)
+    wanted = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), **p.geometry)
+    torch.testing.assert_close(found, wanted)
+    assert all(stride % 16 == 0 for one in (pixels, weights) for stride in one.strides)
+    assert pixels.address.offset % 16 == weights.address.offset % 16 == 0
     assert main.arguments[-1] == 0  # the kernel ahead writes the weights
 
 

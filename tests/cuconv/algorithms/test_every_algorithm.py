@@ -25,7 +25,15 @@ from tests.cuconv.algorithms.problems import (
 from tests.cuconv.layers import problems_of
 
 B200 = DeviceSpec("NVIDIA B200", (10, 0), 148)
-HOPPER_ONLY = ["fp16x3", "fp16x3_pointwise", "fp16x3_winograd", "tf32x3_wgmma", "nhwc_wgmma", "nhwc_split"]
+HOPPER_ONLY = [
+    "fp16x3",
+    "fp16x3_pointwise",
+    "fp16x3_winograd",
+    "tf32x3_wgmma",
+    "nhwc_wgmma",
+    "nhwc_split",
+    "nhwc_depthwise",
+]
 WAITING, AT_A_TIME = HOPPER_ONLY[:3], {1: 132, 2: 2 * 66, 3: 3 * 39}  # blocks of an H200 by the size of clusters
 OTHERS = [one for sweep in ("strided", "grouped", "fully_connected") for one in problems_of(sweep)[::5]]
 STEM = ConvProblem(8, 3, 224, 224, 64, 3, 3, 1, 1)  # the first layer of a network
