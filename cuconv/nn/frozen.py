@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuconv.call import NotReady
+from cuconv.core.activation import activation_of
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import UnsupportedDevice
 from cuconv.nn.formats import empty, laid_out, precision_of
@@ -127,8 +128,9 @@ class FrozenConv2d:
     def prepared(self) -> PreparedConv2d:
         """The convolution with packed weights."""
         if self._prepared is None:
-            options: dict[str, Any] = {"relu": self.relu, "precision": precision_of(self.weight, self.precision)}
-            self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
+            precision = precision_of(self.weight, self.precision)
+            activation = activation_of(None, self.relu)
+            self._prepared = owned(self.weight, self.bias, *self.geometry, activation=activation, precision=precision)
         return self._prepared
 
     def output_shape(self, input: Tensor) -> list[int]:

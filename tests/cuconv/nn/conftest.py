@@ -5,6 +5,7 @@ import torch
 import torch._dynamo.guards
 
 from cuconv import UnsupportedProblem, reference
+from cuconv.core.activation import RELU
 from cuconv.device import H200
 from cuconv.nn import frozen, fusions, operator
 from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
@@ -53,7 +54,9 @@ def on_a_gpu(monkeypatch):
         note("plain", relu, residual, precision_of(input, precision))
         return output
 
-    def owned(weight, bias, *geometry, relu, precision):
+    def owned(weight, bias, *geometry, activation, precision):
+        relu = activation == RELU
+
         def call(input, residual=None, *, out=None):
             output = launch(input, weight, bias, *geometry, relu=relu, residual=residual, out=out)
             note("prepared", relu, residual, precision, out=out is not None)
