@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from math import e as EULER
 from math import inf, isnan, log2, pi, sqrt
 from numbers import Real
@@ -108,18 +107,17 @@ def _parts(activation: Any) -> tuple[Any, ...]:
     )
 
 
-@lru_cache(maxsize=1024)
 def named(name: str, *numbers: float) -> Activation:
     """The activation of a name, with torch's default numbers where none are given.
 
     Equal functions are one Activation: hardtanh from 0 to 6 is relu6. Raises ValueError as `activation_of` does.
     """
+    if not numbers and name in _FIXED:  # at once: the operator of torch asks in each call
+        return _FIXED[name]
     if name not in NAMES:
         raise ValueError(f"activation={shown(name)}: must be one of {', '.join(NAMES)}")
     if name in _FIXED:
-        if numbers:
-            raise ValueError(f"activation={shown((name, *numbers))}: {name} takes no numbers")
-        return _FIXED[name]
+        raise ValueError(f"activation={shown((name, *numbers))}: {name} takes no numbers")
     kind, meaning, defaults = _WITH_NUMBERS[name]
     if numbers and (len(numbers) != len(defaults) or any(map(isnan, numbers))):
         raise ValueError(f"activation={shown((name, *numbers))}: give {name} {meaning}, or no number for {defaults}")
