@@ -188,7 +188,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of input, weight, bias and residual.
 
-    That of ReLU follows from the output. What another activation was computed of is computed again.
+    That of ReLU follows from the output. For other activations the convolution is computed again.
     """
     input, weight, output, bias, residual = ctx.saved_tensors
     geometry = (ctx.stride, ctx.padding, ctx.dilation, ctx.groups)
