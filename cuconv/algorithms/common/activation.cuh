@@ -1,8 +1,8 @@
 // Activations of values in registers, which come after bias and residual.
 //
-// The kinds and their two numbers are those of cuconv/core/activation.py. Kind and numbers are the same for all threads,
-// so a switch over the kinds is around the loops over the values. There is no call of a function and no slow path: both
-// would serialise wgmma. A NaN stays a NaN, and infinities give what the formulas give, as in torch: silu(-inf) is a NaN.
+// The kinds and their two numbers are those of cuconv/core/activation.py. They are equal for all threads, so that the
+// switch over the kinds stands outside the loops over values. No function is called and no slow path exists: both
+// would serialise wgmma. A NaN stays a NaN, and infinities give what torch's formulas give: silu(-inf) is a NaN.
 #pragma once
 
 #include "common/convolution.cuh"
@@ -14,7 +14,9 @@ struct Activation {
     float first, second;
 
     __device__ __forceinline__ Activation(int64 kind, int64 numbers)
-        : kind((int)kind), first(__uint_as_float((unsigned)numbers)), second(__uint_as_float((unsigned)(numbers >> 32))) {}
+        : kind((int)kind),
+          first(__uint_as_float((unsigned)numbers)),
+          second(__uint_as_float((unsigned)(numbers >> 32))) {}
 };
 
 // x, at least `low` and at most `high`.
@@ -29,10 +31,10 @@ __device__ __forceinline__ float clamped(float x, float low, float high) {
 #endif
 }
 
-// 1 / (1 + 2^(linear x + cubic x^3)). The error is 3e-7 of the result and, where x is negative, 6e-8 of the exponent.
+// 1 / (1 + 2^(linear x + cubic x^3)). The error is 4e-7 of the result and, where x is negative, 1e-7 of the exponent.
 // Results below 2^-126 are 0.
 __device__ __forceinline__ float logistic(float x, float linear, float cubic) {
-    const float square = fminf(x * x, 1e30f);  // so that cubic = 0 times it is 0; a NaN of x comes from the next product
+    const float square = fminf(x * x, 1e30f);  // finite, so that 0 times it is 0; a NaN comes back with the factor x
     float power, inverse;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * fmaf(cubic, square, linear)));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
@@ -44,11 +46,13 @@ struct Factor {
     unsigned kept, set;
 
     __device__ __forceinline__ Factor(bool gate) : kept(gate ? ~0u : 0u), set(gate ? 0u : 0x3f800000u) {}
-    __device__ __forceinline__ float operator()(float x) const { return __uint_as_float((__float_as_uint(x) & kept) | set); }
+    __device__ __forceinline__ float operator()(float x) const {
+        return __uint_as_float((__float_as_uint(x) & kept) | set);
+    }
 };
 
-// Computes the activation of each value. It branches once for every eight values, since the compiler would move what two
-// formulas share ahead of the branch, and need a second register for each value there.
+// Computes the activation of each value. The switch is repeated for every eight values: the compiler moves what two
+// formulas share ahead of a switch, where it needs a second register for each value.
 template <int COUNT>
 __device__ __forceinline__ void activate(float (&values)[COUNT], const Activation& activation) {
     constexpr int GROUP = COUNT % 8 ? COUNT : 8;

@@ -1,6 +1,6 @@
 // Adds a residual to an output and computes its activation, after a convolution whose kernel does not do it itself.
 //
-// VECTOR  floats of a load: 4 where all arrays start at a multiple of 16 bytes and have a multiple of four elements, or 1
+// VECTOR  floats of a load: 4 where all arrays start at a multiple of 16 bytes and have a multiple of 4 elements, or 1
 //
 // Every argument has eight bytes: a pointer or a long long. residual: null where there is none.
 
