@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
+from cuconv.core.activation import Activation
 from cuconv.core.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
 from cuconv.operands import Target
 from cuconv.runtime.arrays import CupyArrays, TorchArrays
@@ -26,7 +27,7 @@ class Options(NamedTuple):
     padding: Any
     dilation: Any
     groups: int
-    relu: bool
+    activation: Activation
     algorithm: str
     precision: str
 

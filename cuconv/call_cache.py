@@ -21,6 +21,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.call import Call, Layer, Options, Packing, PendingCall
+from cuconv.core.activation import Activation
 from cuconv.core.geometry import Geometry
 from cuconv.core.launch import Address, KernelVariant, Launch
 from cuconv.core.problem import ConvProblem
@@ -159,8 +160,8 @@ def _made(
     """
     geometry = Geometry(options.stride, options.padding, options.dilation, options.groups)
     problem, device = checked(library, operands, geometry, options.precision)
-    spec, residual = device_spec(device), "residual" in operands
-    made = _Made(library, operands, problem, device, aligned, options.relu, constant)
+    spec, residual = device_spec(device), "residual" in operands and select.fuses(problem, options.activation)
+    made = _Made(library, operands, problem, device, aligned, options.activation, constant)
     in_vectors = aligned and made.images_aligned
     best = made.kernels(select.plan(problem, spec, options.algorithm, constant, residual, in_vectors))
     missing = made.missing(best)
@@ -204,7 +205,7 @@ class _Made:
     problem: ConvProblem
     device: int
     aligned: bool
-    relu: bool
+    activation: Activation
     constant: bool  # whether weight and bias are those of a layer
 
     @property
@@ -219,10 +220,10 @@ class _Made:
 
     def kernels(self, plan: select.LaunchPlan) -> _Kernels:
         """The launches of a plan for these operands."""
-        target = target_of(self.library, self.operands, self.problem, plan)
+        target = target_of(self.library, self.operands, self.problem, plan, self.activation)
         output_channels = target.channels if target.sliced else None
         wanted = CallOptions(
-            self.aligned, self.relu, "residual" in self.operands, output_channels, self.constant,
+            self.aligned, self.activation, "residual" in self.operands, output_channels, self.constant,
             device_spec(self.device).has_dependent_launch,
         )  # fmt: skip
         algorithm = ALGORITHMS[plan.algorithm]

@@ -8,8 +8,9 @@ from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.call import Options
 from cuconv.call_cache import convolve, refuse
+from cuconv.core.activation import Activated, activation_of
 from cuconv.core.geometry import pair
-from cuconv.core.problem import FP32, ConvProblem, shown, truth, whole_number
+from cuconv.core.problem import FP32, ConvProblem, shown, whole_number
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.operands import named
 from cuconv.runtime import driver
@@ -28,11 +29,12 @@ def plan(
     *,
     prepared: bool = False,
     residual: bool = False,
+    activation: Activated = None,
 ) -> select.LaunchPlan:
     """The algorithm and launch configuration that conv2d would use for a problem, without running anything.
 
     The plan prints as one line and has `workspace_bytes`. device: a DeviceSpec, a GPU's ordinal, or None for the
-    current GPU. prepared: what `prepare` would use. residual: what a call with a residual would use. Raises
+    current GPU. prepared: what `prepare` would use. residual, activation: what a call with them would use. Raises
     UnsupportedProblem and ValueError as conv2d does.
     """
     select.check_options(algorithm, FP32)
@@ -43,6 +45,7 @@ def plan(
     if device is None:
         device = driver.current_gpu()
     spec = device_spec(device) if isinstance(device, int) else device
+    residual = residual and select.fuses(problem, activation_of(activation))
     return select.plan(problem, spec, algorithm, prepared, residual)
 
 
@@ -56,6 +59,7 @@ def conv2d(
     groups: int = 1,
     *,
     relu: bool = False,
+    activation: Activated = None,
     residual: Any = None,
     algorithm: str = "auto",
     precision: str = FP32,
@@ -76,8 +80,11 @@ def conv2d(
                stride 1 only: the output has the input's size)
     dilation   rows and columns of the padded input from one filter position to the next
     groups     equal parts of the channels; each part of the filters, M / groups, reads one of them
-    relu       whether outputs that are negative after bias and residual become 0; a NaN stays a NaN
-    residual   (N, M, OH, OW), added to the output before ReLU; None for no residual
+    relu       True for activation="relu"
+    activation the function of each output, after bias and residual: None, "relu", "relu6", "silu", "sigmoid",
+               "hardswish", "hardsigmoid", "gelu_tanh" (torch's gelu with approximate="tanh"), "leaky_relu" or
+               ("leaky_relu", slope), "hardtanh" or ("hardtanh", least, largest). A NaN stays a NaN
+    residual   (N, M, OH, OW), added to the output before the activation; None for no residual
     algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
                which an image's output is bit for bit the same in every batch, where all outputs are finite; "ready" is
                "auto", but raises NotReady where it would have to wait for kernels to compile
@@ -89,12 +96,13 @@ def conv2d(
 
     Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
     on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some
-    algorithms, the residual are part of the last kernel. Operands are never copied, but for channels that half
-    precision pads; temporary memory, of `plan(...).workspace_bytes`, comes from the same library. After a first call of
-    the same shape a call can be captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
+    algorithms, the residual are part of the last kernel. So are other activations in half precision; in float32 one
+    more kernel computes them. Operands are never copied, but for channels that half precision pads; temporary memory,
+    of `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
+    captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
-    cannot be computed, NotReady (an UnsupportedProblem) as above, ValueError for an unknown algorithm.
+    cannot be computed, NotReady (an UnsupportedProblem) as above, ValueError for an unknown algorithm or activation.
     """
     library = library_of(input)
     if type(stride) is not int:
@@ -105,13 +113,13 @@ def conv2d(
         dilation = pair("dilation", dilation)
     if type(groups) is not int:
         groups = whole_number("groups", groups)
-    relu = truth("relu", relu)
+    function = activation_of(activation, relu)
     try:
         weight_signature = library.signature(weight)
         bias_signature = None if bias is None else library.signature(bias)
     except Exception:
-        unsigned = Options(None, None, stride, padding, dilation, groups, relu, algorithm, precision)
+        unsigned = Options(None, None, stride, padding, dilation, groups, function, algorithm, precision)
         refuse(library, named(input, weight, bias, out, residual), unsigned)
         raise
-    options = (weight_signature, bias_signature, stride, padding, dilation, groups, relu, algorithm, precision)
+    options = (weight_signature, bias_signature, stride, padding, dilation, groups, function, algorithm, precision)
     return convolve(library, options, input, weight, bias, out, residual)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuconv import select
+from cuconv.core.activation import Activation
 from cuconv.core.geometry import Geometry
 from cuconv.core.problem import HALVES, PRECISIONS, ConvProblem, UnsupportedProblem, shown
 from cuconv.runtime.arrays import CupyArrays, TorchArrays
@@ -139,7 +140,11 @@ def _check_together(library: Any, operands: dict[str, Any], problem: ConvProblem
 
 
 def target_of(
-    library: TorchArrays | CupyArrays, operands: dict[str, Any], problem: ConvProblem, plan: select.LaunchPlan
+    library: TorchArrays | CupyArrays,
+    operands: dict[str, Any],
+    problem: ConvProblem,
+    plan: select.LaunchPlan,
+    activation: Activation,
 ) -> Target:
     """Where a call of a plan writes, by the layout of `out`.
 
@@ -158,7 +163,7 @@ def target_of(
         )
     if channels == problem.m:
         return Target(problem.m)
-    direct = problem.is_half or select.writes_slices(plan, "residual" in operands)
+    direct = problem.is_half or select.writes_slices(plan, "residual" in operands, activation)
     return Target(channels, sliced=direct, copied=not direct)
 
 

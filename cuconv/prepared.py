@@ -12,8 +12,9 @@ from cuconv import select
 from cuconv.call import Options, Packing
 from cuconv.call_cache import convolve
 from cuconv.conv import conv2d
+from cuconv.core.activation import Activated, Activation, activation_of
 from cuconv.core.geometry import Geometry
-from cuconv.core.problem import FLOAT_BYTES, FP32, HALVES, UnsupportedProblem, truth
+from cuconv.core.problem import FLOAT_BYTES, FP32, HALVES, UnsupportedProblem
 from cuconv.operands import check_frozen
 from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
 from cuconv.runtime.driver import capture_of, made_current
@@ -30,6 +31,7 @@ def prepare(
     groups: int = 1,
     *,
     relu: bool = False,
+    activation: Activated = None,
     algorithm: str = "auto",
     precision: str = FP32,
 ) -> PreparedConv2d:
@@ -44,7 +46,7 @@ def prepare(
     """
     library = library_of(weight)
     geometry = Geometry(stride, padding, dilation, groups).checked()
-    relu = truth("relu", relu)
+    function = activation_of(activation, relu)
     select.check_options(algorithm, precision)
     device = check_frozen(library, weight, bias)
     with made_current(device):
@@ -52,7 +54,7 @@ def prepare(
             raise UnsupportedProblem("prepare copies the weights: call it before a capture, not in it")
         weight, bias = library.frozen(weight), None if bias is None else library.frozen(bias)
         library.synchronize(device)  # the copies are there for every stream
-    return PreparedConv2d(weight, bias, geometry, relu, algorithm, precision)
+    return PreparedConv2d(weight, bias, geometry, function, algorithm, precision)
 
 
 def owned(
@@ -63,7 +65,7 @@ def owned(
     dilation: tuple[int, int],
     groups: int,
     *,
-    relu: bool,
+    activation: Activation,
     precision: str,
 ) -> PreparedConv2d:
     """`prepare` for weight and bias that the caller owns and never changes: without a copy, and checked at the call.
@@ -78,7 +80,8 @@ def owned(
             if capture_of(library.current_stream(device)()):
                 raise UnsupportedProblem("constant weights in half precision: call once before a capture")
             library.synchronize(device)
-    return PreparedConv2d(weight, bias, Geometry(stride, padding, dilation, groups), relu, select.READY, precision)
+    geometry = Geometry(stride, padding, dilation, groups)
+    return PreparedConv2d(weight, bias, geometry, activation, select.READY, precision)
 
 
 class PreparedConv2d:
@@ -87,16 +90,18 @@ class PreparedConv2d:
     It can be copied and pickled. A CUDA graph reads its memory: the graph must not outlive it. It records no gradients.
     """
 
-    def __init__(self, weight: Any, bias: Any, geometry: Geometry, relu: bool, algorithm: str, precision: str) -> None:
+    def __init__(
+        self, weight: Any, bias: Any, geometry: Geometry, activation: Activation, algorithm: str, precision: str
+    ) -> None:
         """Take weight and bias without a copy: arrays that never change."""
-        self._arguments = (weight, bias, geometry, relu, algorithm, precision)
+        self._arguments = (weight, bias, geometry, activation, algorithm, precision)
         library: TorchArrays | CupyArrays = library_of(weight)
         self._library = library
         self._weight, self._bias = library.detached(weight), None if bias is None else library.detached(bias)
         self._device = library.device(weight)
         self.options = Options(
             library.signature(self._weight), None if bias is None else library.signature(self._bias),
-            geometry.stride, geometry.padding, geometry.dilation, geometry.groups, relu, algorithm, precision,
+            geometry.stride, geometry.padding, geometry.dilation, geometry.groups, activation, algorithm, precision,
         )  # fmt: skip
         self._key = _keys.setdefault(self.options, _Key())
         self.lifetime = library.lifetime(
@@ -106,7 +111,7 @@ class PreparedConv2d:
         self._packed: dict[Hashable, _PackedWeights] = {}
 
     def __call__(self, input: Any, residual: Any = None, *, out: Any = None) -> Any:
-        """relu(conv(input) + bias + residual): arguments, result and errors are those of `conv2d`.
+        """activation(conv(input) + bias + residual): arguments, result and errors are those of `conv2d`.
 
         A CUDA graph uses packed weights if a call with operands of the same shapes came before its capture; otherwise
         it computes as conv2d does.
@@ -133,10 +138,10 @@ class PreparedConv2d:
 
     def plain(self, input: Any, residual: Any, out: Any) -> Any:
         """The same as a call of conv2d, which packs the weights anew."""
-        _, _, geometry, relu, algorithm, precision = self._arguments
+        _, _, geometry, activation, algorithm, precision = self._arguments
         return conv2d(
-            input, self._weight, self._bias, *astuple(geometry), relu=relu, residual=residual, algorithm=algorithm,
-            precision=precision, out=out,
+            input, self._weight, self._bias, *astuple(geometry), activation=activation, residual=residual,
+            algorithm=algorithm, precision=precision, out=out,
         )  # fmt: skip
 
     def _pack(self, packing: Packing) -> _PackedWeights:

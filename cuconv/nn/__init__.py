@@ -1,6 +1,6 @@
 """cuConv in torch: an operator, a module, and models that are converted, exported, or sent to cuConv as they run.
 
-    model, report = cuconv.nn.convert(model.eval(), x)  # batch norm, bias, residual and ReLU folded into convolutions
+    model, report = cuconv.nn.convert(model.eval(), x)  # batch norm, bias, residual, activation are folded
     with cuconv.nn.enabled():                           # the same model, unchanged
         y = model(x)
 

@@ -41,7 +41,7 @@ def cuconv(
     options:
     freeze     whether parameters, and the statistics of batch norms, are constant: batch norms are multiplied into the
                weights, which are packed once, and again where torch's version counters tell of a change. False by
-               default: weights are read at each call, and bias, residual and ReLU alone are fused
+               default: weights are read at each call, and bias, residual and activation alone are fused
     precision  "fp32" by default: the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
 
     made: called with each folded graph.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuconv.core.activation import NONE, RELU
 from cuconv.nn.dispatch import inside
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
 from cuconv.nn.fusions import CONV2D, Operands, aten, fully_connected, only_user
@@ -239,14 +240,14 @@ class _Frozen:
     def _freeze(self, node: Node, operands: Operands) -> None:
         geometry = (tuple(operands.stride), tuple(operands.padding), tuple(operands.dilation), operands.groups)
         weights = self._named(operands.weight), self._named(operands.bias)
-        layer = FrozenConv2d(*weights, geometry, operands.relu, operands.precision)
+        layer = FrozenConv2d(*weights, geometry, operands.function, operands.precision)
         inputs = (operands.input,) if operands.residual is None else (operands.input, operands.residual)
         self._call(node, layer, inputs)
 
     def _freeze_linear(self, node: Node) -> None:
         input, weight, bias, relu, precision = node.args
         geometry = ((1, 1), (0, 0), (1, 1), 1)
-        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, relu, precision)
+        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, RELU if relu else NONE, precision)
         self._call(node, layer, (input,))
 
     def _concatenate(self, node: Node) -> None:

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuconv.call import NotReady
+from cuconv.core.activation import Activation
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import UnsupportedDevice
+from cuconv.nn.activated import activated
 from cuconv.nn.formats import empty, laid_out, precision_of
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, torch_in, writing_slices
@@ -56,19 +58,19 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 class FrozenConv2d:
-    """relu(conv(input) + bias + residual) with constant weights, which `bind` takes by their names."""
+    """activation(conv(input) + bias + residual) with constant weights, which `bind` takes by their names."""
 
     def __init__(
         self,
         weight: str,
         bias: str | None,
         geometry: tuple[Any, ...],
-        relu: bool,
+        activation: Activation,
         precision: str,
     ):
         """geometry: stride, padding, dilation and groups in numbers, as `cuconv.conv2d` takes them."""
         self.names = (weight, bias)
-        self.geometry, self.relu, self.precision = geometry, relu, precision
+        self.geometry, self.activation, self.precision = geometry, activation, precision
         self.weight: Tensor = torch.empty(0)
         self.bias: Tensor | None = None
         self._prepared: PreparedConv2d | None = None
@@ -101,12 +103,11 @@ class FrozenConv2d:
     def _by_torch(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """The same by torch's own convolution."""
         output = F.conv2d(input, self.weight, self.bias, *self.geometry)
-        output = output if residual is None else output + residual
-        return output.relu() if self.relu else output
+        return activated(output if residual is None else output + residual, self.activation)
 
     def _by_operator(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """The same where packed weights cannot be used."""
-        options: dict[str, Any] = {"relu": self.relu, "residual": residual, "precision": self.precision}
+        options: dict[str, Any] = {"activation": self.activation, "residual": residual, "precision": self.precision}
         return conv2d(input, self.weight, self.bias, *self.geometry, **options)
 
     def write(self, input: Tensor, out: Tensor) -> None:
@@ -127,7 +128,10 @@ class FrozenConv2d:
     def prepared(self) -> PreparedConv2d:
         """The convolution with packed weights."""
         if self._prepared is None:
-            options: dict[str, Any] = {"relu": self.relu, "precision": precision_of(self.weight, self.precision)}
+            options: dict[str, Any] = {
+                "activation": self.activation,
+                "precision": precision_of(self.weight, self.precision),
+            }
             self._prepared = owned(self.weight, self.bias, *self.geometry, **options)
         return self._prepared
 
@@ -142,7 +146,7 @@ class FrozenConv2d:
 
 
 class FrozenLinear(FrozenConv2d):
-    """relu(input @ weight.T + bias) with constant weights; few rows are a 1x1 convolution of images of one pixel."""
+    """activation(input @ weight.T + bias) with constant weights; few rows are a 1x1 convolution of one-pixel images."""
 
     def _shaped(self, weight: Tensor) -> Tensor:
         return weight[:, :, None, None]
@@ -150,8 +154,7 @@ class FrozenLinear(FrozenConv2d):
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """(..., M) for an input (..., K)."""
         if _thread.by_torch or not is_small(input):
-            output = F.linear(input, self.weight.flatten(1), self.bias)
-            return output.relu() if self.relu else output
+            return activated(F.linear(input, self.weight.flatten(1), self.bias), self.activation)
         output = super().__call__(as_images(input))
         return output.reshape(*input.shape[:-1], output.shape[1])
 

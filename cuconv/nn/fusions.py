@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, fx
 
 from cuconv.conv import plan
+from cuconv.core.activation import NONE, Activation, named
 from cuconv.core.geometry import Geometry
 from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
+from cuconv.nn.activated import activation_in
 from cuconv.nn.formats import HALVES, TYPES, format_of, is_laid_out, laid_out, precision_of
 from cuconv.nn.layout import hint, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
@@ -40,9 +42,15 @@ class Operands(NamedTuple):
     padding: Any
     dilation: Any
     groups: Any
-    relu: bool
+    activation: str
+    numbers: list[float]
     residual: Node
     precision: str
+
+    @property
+    def function(self) -> Activation:
+        """The activation."""
+        return named(self.activation, *self.numbers)
 
 
 def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
@@ -67,7 +75,7 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
             return NotImplemented
         geometry = ([size[0], size[-1]] for size in (stride, padding, dilation))
         operands = (None if operand is None else laid_out(operand) for operand in (input, weight, bias))
-        return CONV2D(*operands, *geometry, groups, False, None, precision)
+        return CONV2D(*operands, *geometry, groups, NONE.name, [], None, precision)
 
     def traced(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
         *sizes, groups = geometry
@@ -125,7 +133,7 @@ def fold_convolutions(graph: fx.Graph, constants: set[Node]) -> None:
         for fusion in FUSIONS:
             if (user := only_user(node)) is not None and (operands := fusion(node, user, constants)) is not None:
                 node = _replaced(node, user, operands)
-                node.meta["folded"] = (*node.meta.get("folded", ()), FUSIONS[fusion])
+                node.meta["folded"] = (*node.meta.get("folded", ()), FUSIONS[fusion] or str(operands.function))
 
 
 def _row(node: Node) -> Converted:
@@ -225,7 +233,12 @@ def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None
     _, gain, shift, mean, variance, eps = user.args
     operands = Operands(*node.args)
     fixed = [one for one in (operands.weight, operands.bias, gain, shift, mean, variance) if one is not None]
-    if operands.relu or operands.residual is not None or not constants.issuperset(fixed) or isinstance(eps, fx.Node):
+    if (
+        operands.function != NONE
+        or operands.residual is not None
+        or not constants.issuperset(fixed)
+        or isinstance(eps, fx.Node)
+    ):
         return None
     graph = node.graph
     with graph.inserting_before(user):
@@ -240,7 +253,7 @@ def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None
 def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     """The sum of a convolution's output and another tensor like it."""
     operands = Operands(*node.args)
-    if user.target is not aten.add.Tensor or user.kwargs or operands.residual is not None or operands.relu:
+    if user.target is not aten.add.Tensor or user.kwargs or operands.residual is not None or operands.function != NONE:
         return None
     others = [one for one in user.args if one is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or _kind(others[0]) != _kind(node):
@@ -259,13 +272,19 @@ def _laid_out(node: Node) -> Node:
     return copy
 
 
-def _relu(node: Node, user: Node, constants: set[Node]) -> Operands | None:
-    """The ReLU of a convolution's output."""
-    return Operands(*node.args)._replace(relu=True) if user.target is aten.relu.default else None
+def _activation(node: Node, user: Node, constants: set[Node]) -> Operands | None:
+    """The activation of a convolution's output."""
+    operands, found = Operands(*node.args), activation_in(user)
+    if found is None or operands.function != NONE:
+        return None
+    return operands._replace(activation=found.name, numbers=list(found.numbers))
 
 
-FUSIONS = {_batch_norm: "batch norm", _residual: "residual", _relu: "relu"}
-"""The fusions, in the order in which a kernel computes them after the products, and their names in reports."""
+FUSIONS = {_batch_norm: "batch norm", _residual: "residual", _activation: ""}
+"""The fusions, in the order in which a kernel computes them after the products, and their names in reports.
+
+An activation has its own name.
+"""
 
 
 def _replaced(node: Node, user: Node, operands: Operands) -> Node:

@@ -23,9 +23,11 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 import cuconv
 from cuconv.call import NotReady
+from cuconv.core.activation import NONE, RELU, Activated, Activation, activation_of, named
 from cuconv.core.geometry import Geometry
 from cuconv.core.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.device import UnsupportedDevice, device_spec
+from cuconv.nn.activated import activated
 from cuconv.nn.dispatch import by_torch_in_fp32, convolutions_by
 from cuconv.nn.formats import TYPES, empty, is_laid_out, laid_out, precision_of
 from cuconv.precompile import PlannedCall
@@ -34,7 +36,7 @@ from cuconv.select import READY
 Pair = int | Sequence[int]
 SCHEMA = (
     "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "SymInt groups, bool relu, Tensor? residual, str precision) -> Tensor"
+    "SymInt groups, str activation, float[] numbers, Tensor? residual, str precision) -> Tensor"
 )
 PLAIN = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its data elsewhere
 
@@ -60,27 +62,30 @@ def conv2d(
     groups: int = 1,
     *,
     relu: bool = False,
+    activation: Activated = None,
     residual: Tensor | float | None = None,
     precision: str = FP32,
 ) -> Tensor:
-    """The convolution of torch.nn.functional.conv2d, with a residual and ReLU: relu(conv(input) + bias + residual).
+    """The convolution of torch.nn.functional.conv2d, and more: activation(conv(input) + bias + residual).
 
     cuConv computes it where it can: float32 in contiguous NCHW, float16 and bfloat16 in channels last, on one GPU.
     Everything else that torch accepts goes to torch: other types and layouts, CPU tensors, empty batches, autocast,
     padding="same" that is not the same on both sides. torch also adds a residual of another shape or type than the
     output. Gradients are torch's (aten.convolution_backward).
 
-    precision: that of float32 tensors, "fp32" or "tf32"; raises ValueError for others.
+    relu, activation: those of `cuconv.conv2d`. precision: that of float32 tensors, "fp32" or "tf32". Raises ValueError
+    for other names.
     """
     check_precision(precision)
+    function = activation_of(activation, relu)
     is_plain = _is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
     pads = pads_of(padding, weight, stride, dilation) if is_plain else None
     if pads is None or input.dim() != 4 or not (is_laid_out(input) and is_laid_out(weight)):
-        return _by_torch(input, weight, bias, stride, padding, dilation, groups, relu, residual)
+        return _by_torch(input, weight, bias, stride, padding, dilation, groups, function, residual)
     geometry = (_pair(stride), pads, _pair(dilation), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
-        return _operator(input, weight, bias, *geometry, relu, residual, precision)
-    return _finished(_operator(input, weight, bias, *geometry, False, None, precision), relu, residual)
+        return _operator(input, weight, bias, *geometry, function.name, list(function.numbers), residual, precision)
+    return _finished(_operator(input, weight, bias, *geometry, NONE.name, [], None, precision), function, residual)
 
 
 def check_precision(precision: str) -> None:
@@ -97,27 +102,29 @@ def _compute(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    relu: bool,
+    activation: str,
+    numbers: Sequence[float],
     residual: Tensor | None,
     precision: str,
 ) -> Tensor:
     """The operator on tensors with data: by cuConv where it can, by torch elsewhere."""
-    geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry, function = (tuple(stride), tuple(padding), tuple(dilation), groups), named(activation, *numbers)
     if _has_tangent(input, weight, bias, residual):
         raise NotImplementedError("torch.ops.cuconv.conv2d has no forward-mode derivative: use cuconv.nn.conv2d")
     if not qualifies(input, weight, bias):
-        return laid_out(_by_torch(input, weight, bias, *geometry, relu, residual))
+        return laid_out(_by_torch(input, weight, bias, *geometry, function, residual))
     fused = residual if residual is not None and _is_fused(residual, input, weight, geometry) else None
     last = residual is None or fused is not None  # whether cuConv's kernel is the last one
     try:
-        output = _launch(input, weight, bias, *geometry, relu=relu and last, residual=fused, precision=precision)
+        fusible = function if last else NONE
+        output = _launch(input, weight, bias, *geometry, activation=fusible, residual=fused, precision=precision)
     except NotReady:
         with torch_in(precision):
-            return laid_out(_by_torch(input, weight, bias, *geometry, relu, residual))
+            return laid_out(_by_torch(input, weight, bias, *geometry, function, residual))
     except UnsupportedProblem:
-        return laid_out(_by_torch(input, weight, bias, *geometry, relu, residual))
+        return laid_out(_by_torch(input, weight, bias, *geometry, function, residual))
     if not last:
-        output = laid_out(_finished(output, relu, residual))
+        output = laid_out(_finished(output, function, residual))
     return output
 
 
@@ -143,7 +150,8 @@ def _fake(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    relu: bool,
+    activation: str,
+    numbers: Sequence[float],
     residual: Tensor | None,
     precision: str,
 ) -> Tensor:
@@ -156,8 +164,10 @@ def _fake(
             problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision_of(input, precision))
             outputs = _thread.output_channels
             channels = outputs[-1] if outputs and problem.n > 1 else None
+            function = named(activation, *numbers)
+            function = NONE if function == RELU else function  # their kernels are the same
             for found in _thread.recordings:
-                found.add(PlannedCall(problem, residual is not None, channels))
+                found.add(PlannedCall(problem, residual is not None, channels, function))
     if residual is not None:
         shape = list(torch.broadcast_shapes(shape, residual.shape))
     return empty(shape, input)
@@ -165,17 +175,29 @@ def _fake(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep what the gradients need."""
-    input, weight, bias, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.relu, residual, _ = inputs
+    input, weight, bias, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, *others = inputs
+    activation, numbers, residual, ctx.precision = others
+    ctx.activation = named(activation, *numbers)
     ctx.bias_sizes = None if bias is None else list(bias.shape)
     ctx.residual_shape = None if residual is None else residual.shape
-    ctx.save_for_backward(input, weight, output if ctx.relu else None)
+    recomputes = ctx.activation not in (NONE, RELU)
+    kept = (bias, residual) if recomputes else (None, None)
+    ctx.save_for_backward(input, weight, output if ctx.activation == RELU else None, *kept)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight, bias and residual."""
-    input, weight, output = ctx.saved_tensors
-    if ctx.relu:
+    """The gradients of input, weight, bias and residual.
+
+    That of ReLU follows from the output. For other activations the convolution is computed again.
+    """
+    input, weight, output, bias, residual = ctx.saved_tensors
+    geometry = (ctx.stride, ctx.padding, ctx.dilation, ctx.groups)
+    if ctx.activation == RELU:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
+    elif ctx.activation != NONE:
+        before = _operator(input, weight, bias, *geometry, NONE.name, [], residual, ctx.precision)
+        of_activation = torch.func.vjp(lambda sums: activated(sums, ctx.activation), before)[1]
+        (gradient,) = of_activation(gradient)
     of_residual = None
     if ctx.residual_shape is not None:
         of_residual = gradient.sum_to_size(ctx.residual_shape)
@@ -184,7 +206,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     of_input, of_weight, of_bias = torch.ops.aten.convolution_backward(
         gradient, input, weight, ctx.bias_sizes, ctx.stride, ctx.padding, ctx.dilation, False, [0, 0], ctx.groups, mask
     )
-    return of_input, of_weight, of_bias, None, None, None, None, None, of_residual, None
+    return of_input, of_weight, of_bias, None, None, None, None, None, None, of_residual, None
 
 
 _library = torch.library.Library("cuconv", "FRAGMENT")
@@ -323,11 +345,11 @@ def _by_torch(
     padding: Any,
     dilation: Any,
     groups: int,
-    relu: bool,
+    activation: Activation,
     residual: Tensor | float | None,
 ) -> Tensor:
     """The same by torch's own kernels."""
-    return _finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), relu, residual)
+    return _finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), activation, residual)
 
 
 def torch_in(precision: str) -> AbstractContextManager[None]:
@@ -338,11 +360,9 @@ def torch_in(precision: str) -> AbstractContextManager[None]:
     return convolutions_by(by_torch_in_fp32) if precision == FP32 else nullcontext()
 
 
-def _finished(output: Tensor, relu: bool, residual: Tensor | float | None) -> Tensor:
-    """The output of a convolution after residual and ReLU, by torch."""
-    if residual is not None:
-        output = output + residual
-    return output.relu() if relu else output
+def _finished(output: Tensor, activation: Activation, residual: Tensor | float | None) -> Tensor:
+    """The output of a convolution after residual and activation, by torch."""
+    return activated(output if residual is None else output + residual, activation)
 
 
 def _pair(value: Pair) -> list[int]:

@@ -32,7 +32,7 @@ class Converted:
 class Report:
     """The convolutions and fully connected layers of a model, in order. Prints as a table.
 
-    captured              whether there are graphs of the model, into which batch norm and ReLU are folded
+    captured              whether there are graphs of the model, into which what follows a layer is folded
     why_not_captured      the reason otherwise
     breaks                why torch's compiler made several graphs of a call, and left the code between them to Python
     why_one_batch         why there are graphs for the example's number of images alone; "" where others have graphs too

@@ -15,6 +15,7 @@ from cuconv import select
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.conv import plan
+from cuconv.core.activation import NONE, Activated, Activation, activation_of
 from cuconv.core.launch import KernelVariant, Launch
 from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown
 from cuconv.device import DeviceSpec, device_spec
@@ -28,6 +29,7 @@ def precompile(
     device: DeviceSpec | int | None = None,
     *,
     residual: bool = False,
+    activation: Activated = None,
     prepared: bool = False,
     algorithm: str = "auto",
     progress: Callable[[int, int], object] | None = None,
@@ -35,11 +37,12 @@ def precompile(
     """Compile the kernels that conv2d launches for problems; returns how many had to be compiled.
 
     The others ship, or are in the compile cache. Operands are taken to start at multiples of 16 bytes, as those of
-    torch and CuPy do; ReLU and bias need no kernels of their own. The kernels are compiled on all processor cores, and
+    torch and CuPy do; bias needs no kernels of its own. The kernels are compiled on all processor cores, and
     no GPU is needed.
 
     device     a DeviceSpec, a GPU's ordinal, or None for the current GPU
     residual   whether the calls have a residual
+    activation what the calls have as activation, or None; ReLU needs no kernels of its own
     prepared   whether they are calls of what `prepare` returns
     progress   called with the number of kernels that are compiled and the number of all, after each
 
@@ -49,7 +52,7 @@ def precompile(
         problems = list(problems)
     except TypeError:
         raise TypeError(f"problems={shown(problems)}: must be several of ConvProblem, such as a list") from None
-    calls = [PlannedCall(problem, residual) for problem in problems]
+    calls = [PlannedCall(problem, residual, activation=activation_of(activation)) for problem in problems]
     return precompile_calls(calls, device, prepared=prepared, algorithm=algorithm, progress=progress)
 
 
@@ -62,6 +65,7 @@ class PlannedCall(NamedTuple):
     problem: ConvProblem
     residual: bool = False
     output_channels: int | None = None
+    activation: Activation = NONE
 
 
 def computed(calls: Iterable[PlannedCall], spec: DeviceSpec) -> list[PlannedCall]:
@@ -69,7 +73,7 @@ def computed(calls: Iterable[PlannedCall], spec: DeviceSpec) -> list[PlannedCall
     found = []
     for call in calls:
         with suppress(UnsupportedProblem):
-            plan(call.problem, spec, residual=call.residual)
+            plan(call.problem, spec, residual=call.residual, activation=call.activation)
             found.append(call)
     return found
 
@@ -141,13 +145,15 @@ def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, alg
 
 def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> Iterator[Launch]:
     """The launches of each call's plan, in order. With `prepared`, the launch that packs the weights is left out."""
-    for problem, residual, output_channels in calls:
-        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
+    for problem, residual, output_channels, activation in calls:
+        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual, activation=activation)
         if output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS:
-            chosen = select.plan(problem, spec, algorithm, prepared, residual, aligned=False)
-        written = output_channels if select.writes_slices(chosen, residual) else None
+            planned = residual and select.fuses(problem, activation)
+            chosen = select.plan(problem, spec, algorithm, prepared, planned, aligned=False)
+        written = output_channels if select.writes_slices(chosen, residual, activation) else None
         # With packed weights the main kernel and what packs them are of one module.
         options = CallOptions(
-            residual=residual, output_channels=written, packed=prepared, overlap=spec.has_dependent_launch
-        )
+            activation=activation, residual=residual, output_channels=written, packed=prepared,
+            overlap=spec.has_dependent_launch,
+        )  # fmt: skip
         yield from select.launches_of(chosen, problem, options)

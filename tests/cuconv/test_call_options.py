@@ -6,6 +6,7 @@ import pytest
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.activation import RELU
 from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, WEIGHT
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, typical_problem
@@ -21,13 +22,13 @@ each_algorithm = pytest.mark.parametrize(
 @each_algorithm
 @pytest.mark.parametrize("aligned", [True, False])
 def test_a_residual_is_added_once(algorithm, problem, config, aligned):
-    launches = algorithm.launches(problem, config, CallOptions(aligned, relu=True, residual=True))
+    launches = algorithm.launches(problem, config, CallOptions(aligned, activation=RELU, residual=True))
     *others, last = launches
     assert [RESIDUAL in launch.arguments for launch in launches] == [False] * len(others) + [True]
-    assert (last.kernel == "add_residual") is not (algorithm.fuses_residual and aligned)
-    if last.kernel == "add_residual":
+    assert (last.kernel == "finish_output") is not (algorithm.fuses_residual and aligned)
+    if last.kernel == "finish_output":
         assert tuple(others) == algorithm.launches(problem, config, CallOptions(aligned))  # without ReLU
-        assert last.arguments[-1] == 1 and last.overlap
+        assert last.arguments[-2:] == (RELU.kind, RELU.packed_numbers) and last.overlap
 
 
 def test_a_gpu_without_dependent_launch_adds_a_residual_without_it():

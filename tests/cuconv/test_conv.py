@@ -12,6 +12,7 @@ import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, call_cache, conv, prepared
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.activation import NONE, RELU, activation_of
 from cuconv.core.launch import RESIDUAL
 from cuconv.device import H200
 from cuconv.runtime.arrays import CupyArrays
@@ -52,7 +53,9 @@ X, WEIGHT, BIAS = torch.zeros(2, 4, 5, 7), torch.zeros(9, 4, 1, 1), torch.zeros(
 def test_operands_reach_the_launch(cuda, bias, relu):
     problem = ConvProblem(2, 4, 5, 7, 9, 1, 1)
     two_stage = ALGORITHMS["two_stage"]
-    launches = two_stage.launches(problem, two_stage.configure(problem, H200), CallOptions(relu=relu))
+    launches = two_stage.launches(
+        problem, two_stage.configure(problem, H200), CallOptions(activation=RELU if relu else NONE)
+    )
     bias_address = 0 if bias is None else bias.data_ptr()
     for _ in range(2):
         out = cuconv.conv2d(X, WEIGHT, bias, relu=relu, algorithm="two_stage")
@@ -139,8 +142,28 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
     launches, _, addresses = Recorder.enqueued[-1]
     assert addresses[-1] == residual.data_ptr()
     assert launches[-1].arguments.count(RESIDUAL) == 1
-    assert (launches[-1].kernel == "add_residual") is not fused
+    assert (launches[-1].kernel == "finish_output") is not fused
     assert [RESIDUAL in launch.arguments for launch in launches] == ([True] if fused else [False, True])
+
+
+@pytest.mark.parametrize("residual", [None, torch.zeros(2, 9, 5, 7)])
+def test_another_activation_than_relu_is_computed_by_one_more_kernel(cuda, residual):
+    algorithm, silu = "tf32x3_gemm", activation_of("silu")
+    cuconv.conv2d(X, WEIGHT, algorithm=algorithm, activation="silu", residual=residual)
+    cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
+    (*others, last), _, _ = Recorder.enqueued[0]
+    assert last.kernel == "finish_output" and last.arguments[-2:] == (silu.kind, silu.packed_numbers)
+    assert tuple(others) == tuple(Recorder.enqueued[1][0])
+    assert last.arguments[0] == (0 if residual is None else RESIDUAL)
+
+
+def test_activations_have_ready_calls_of_their_own(cuda):
+    asked = [{"activation": "silu"}, {"activation": ("leaky_relu", 0.1)}, {"activation": ("leaky_relu", 0.2)}, {}]
+    for options in asked * 2:
+        cuconv.conv2d(X, WEIGHT, **options)
+    cuconv.conv2d(X, WEIGHT, relu=True)
+    cuconv.conv2d(X, WEIGHT, activation="relu")
+    assert len(Recorder.made) == len(asked) + 1
 
 
 # Slices of channels
@@ -164,7 +187,9 @@ def test_a_kernel_writes_to_a_slice_of_channels(cuda, channels, vector):
     assert launches[0].arguments[-2] == vector or out.data_ptr() % 16
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}])
+@pytest.mark.parametrize(
+    "options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}, {"activation": "silu"}]
+)
 def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, options):
     out, cuda.tensors.empty = slice_of(12), torch.ones
     assert cuconv.conv2d(X, WEIGHT, **({"algorithm": "tf32x3_gemm"} | options), out=out) is out

@@ -58,7 +58,7 @@ CALLS = {
         f"conv2d {name}": lambda value, name=name: conv2d(**({"input": X, "weight": W} | {name: value}))
         for name in (
             *("input", "weight", "bias", "stride", "padding", "dilation", "groups", "relu", "residual", "algorithm"),
-            *("precision", "out"),
+            *("activation", "precision", "out"),
         )
     },
     **{

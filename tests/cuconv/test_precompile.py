@@ -9,6 +9,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem, plan, precompile
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.activation import RELU
 from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
 from cuconv.precompile import PlannedCall, computed, load_for_other_sizes, precompile_calls
@@ -24,6 +25,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_with_another_activation_a_residual_is_no_matter_of_the_convolution(cache):
+    number = precompile(LAYERS, H200, residual=True, activation="silu")
+    assert precompile(LAYERS, H200) == 0 and number >= 2
+    assert "finish_output" in {path.name.split("-")[0] for path in cache.glob("*.cubin")}
+
+
 @pytest.mark.parametrize("residual", [False, True])
 def test_what_calls_launch_is_in_the_cache(cache, residual):
     said = []
@@ -32,9 +39,9 @@ def test_what_calls_launch_is_in_the_cache(cache, residual):
     for problem in LAYERS:
         chosen = plan(problem, H200, residual=residual)
         algorithm = ALGORITHMS[chosen.algorithm]
-        launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True))
+        launches = algorithm.launches(problem, chosen.config, CallOptions(activation=RELU))
         if residual:
-            launches = algorithm.launches(problem, chosen.config, CallOptions(relu=True, residual=True))
+            launches = algorithm.launches(problem, chosen.config, CallOptions(activation=RELU, residual=True))
         assert all(compiler.find(KernelVariant.of(launch.source, H200.arch, launch.macros)) for launch in launches)
     assert precompile(LAYERS, H200, residual=residual) == 0
 

@@ -13,6 +13,7 @@ from cuconv import ConvProblem, UnsupportedProblem, call, call_cache, prepared, 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.call import Packing
+from cuconv.core.activation import RELU
 from cuconv.core.launch import WORKSPACE, Launch
 from cuconv.device import A100, H200
 from tests.cuconv.fake_gpu import Recorder
@@ -87,7 +88,7 @@ def test_the_workspace_has_no_room_for_weights_that_are_packed(cuda):
 @pytest.mark.parametrize(("problem", "bytes_beside"), [(LAYERS[2], 400), (LAYERS[3], 1000)], ids=["plain", "strided"])
 def test_a_part_of_the_workspace_with_a_fixed_place_keeps_it(problem, bytes_beside):
     config = POINTWISE.configure(problem, H200, prepared=True)
-    calls = POINTWISE.launches(problem, config, CallOptions(relu=True, packed=True))
+    calls = POINTWISE.launches(problem, config, CallOptions(activation=RELU, packed=True))
     assert call_cache.workspace_beside(calls, 1000, 600) == bytes_beside
     assert any(WORKSPACE in launch.arguments for launch in calls)
 
@@ -129,7 +130,7 @@ def test_a_weight_in_another_layout_is_copied_contiguously(cuda):
 
 
 def test_what_the_caller_owns_is_not_copied(cuda):
-    layer = prepared.owned(WEIGHT_3X3, None, (1, 1), (1, 1), (1, 1), 1, relu=True, precision="fp32")
+    layer = prepared.owned(WEIGHT_3X3, None, (1, 1), (1, 1), (1, 1), 1, activation=RELU, precision="fp32")
     layer(X)
     assert Recorder.enqueued[-1][2][1] == WEIGHT_3X3.data_ptr()
 

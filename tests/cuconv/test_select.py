@@ -11,7 +11,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.core.problem import MAX_SIZE
 from cuconv.device import A100, H200
 from cuconv.select import BATCH_INVARIANT, launches_of, plan, predicted_us
@@ -47,7 +47,7 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device, problem
 
         def cost(chosen, problem=problem):
             one_more = residual and not ALGORITHMS[chosen.algorithm].fuses_residual
-            adding_us = add_residual.predicted_us(problem) if one_more else 0.0
+            adding_us = finish_output.predicted_us(problem) if one_more else 0.0
             return predicted_us(problem, device, chosen, residual) + adding_us
 
         chosen, options = plan(problem, device, residual=residual), CallOptions(residual=residual)

@@ -10,14 +10,14 @@ import pytest
 
 from cuconv import shipped
 from cuconv.algorithms import kernel_set
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
 from cuconv.runtime import compiler, launch_sequence
 
 ARCH = "sm_90a"
-SCALAR, VECTOR = add_residual.variants()
-SHIPS, DOES_NOT = (KernelVariant.of(add_residual.SOURCE, ARCH, macros) for macros in (SCALAR, VECTOR))
+SCALAR, VECTOR = finish_output.variants()
+SHIPS, DOES_NOT = (KernelVariant.of(finish_output.SOURCE, ARCH, macros) for macros in (SCALAR, VECTOR))
 
 WITHOUT_NVRTC = """
 import sys
@@ -26,13 +26,13 @@ sys.modules["cuda"] = sys.modules["cuda.bindings"] = None  # importing them fail
 import cuconv
 from cuconv import precompile, shipped
 from cuconv.runtime import compiler, launch_sequence
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
 from cuconv.precompile import compile_missing
 shipped.FOLDER = Path(sys.argv[1])
 cuconv.plan(cuconv.ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1), H200)
-scalar, vector = (KernelVariant.of(add_residual.SOURCE, H200.arch, macros) for macros in add_residual.variants())
+scalar, vector = (KernelVariant.of(finish_output.SOURCE, H200.arch, macros) for macros in finish_output.variants())
 assert compile_missing([scalar]) == 0
 assert compiler.cubin(scalar).code.startswith(b"\\x7fELF")
 assert not launch_sequence.is_available(vector, 0)
@@ -42,7 +42,7 @@ compile_missing([vector])
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where a zip with one of the two variants of add_residual ships; the compile cache is empty."""
+    """Where a zip with one of the two variants of finish_output ships; the compile cache is empty."""
     monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path / "first"))
     compiled = compiler.cubin(SHIPS)
     folder = tmp_path / "shipped"
@@ -59,22 +59,22 @@ def test_what_ships_is_neither_compiled_nor_cached(folder, tmp_path, monkeypatch
     monkeypatch.setattr(compiler, "_compile", None)
     monkeypatch.setattr(compiler, "_compiler_version", None)
     assert launch_sequence.is_available(SHIPS, device=0)
-    assert compiler.resources(SHIPS)[0].kernel == "add_residual"  # the report ships too
+    assert compiler.resources(SHIPS)[0].kernel == "finish_output"  # the report ships too
     assert not (tmp_path / "cache").exists()
 
 
 def test_other_variants_and_architectures_are_compiled(folder, tmp_path):
-    for kernel in (DOES_NOT, KernelVariant.of(add_residual.SOURCE, "sm_80", SCALAR)):
+    for kernel in (DOES_NOT, KernelVariant.of(finish_output.SOURCE, "sm_80", SCALAR)):
         assert compiler.find(kernel) is None
         assert compiler.cubin(kernel) == compiler.find(kernel)
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_an_edited_source_does_not_match(folder, tmp_path):
-    edited = tmp_path / add_residual.SOURCE.name
-    edited.write_text(add_residual.SOURCE.read_text())
+    edited = tmp_path / finish_output.SOURCE.name
+    edited.write_text(finish_output.SOURCE.read_text())
     assert compiler.find(KernelVariant.of(edited, ARCH, SCALAR)) is not None
-    edited.write_text(add_residual.SOURCE.read_text() + "// edited\n")
+    edited.write_text(finish_output.SOURCE.read_text() + "// edited\n")
     assert compiler.find(KernelVariant.of(edited, ARCH, SCALAR)) is None
 
 
@@ -90,7 +90,7 @@ def test_what_is_damaged_is_compiled(folder, place):
 
 
 def test_another_architecture_is_found_in_a_package_of_its_own(folder, tmp_path, monkeypatch):
-    kernel = KernelVariant.of(add_residual.SOURCE, "sm_80", SCALAR)
+    kernel = KernelVariant.of(finish_output.SOURCE, "sm_80", SCALAR)
     package = tmp_path / "site" / "cuconv_sm_80"
     package.mkdir(parents=True)
     shipped.write(package / "sm_80.zip", [(compiler.variant_name(kernel), compiler.cubin(SHIPS))])
@@ -116,7 +116,7 @@ def command(*arguments):
     """Run `python -m cuconv.precompile` in a process of its own, with a closed set of two variants."""
     code = (
         "import runpy; from cuconv.algorithms import kernel_set;"
-        "from cuconv.algorithms.common import add_residual as a;"
+        "from cuconv.algorithms.common import finish_output as a;"
         "from cuconv.core.launch import KernelVariant as K;"
         "kernel_set.variants = lambda arch: tuple(K.of(a.SOURCE, arch, macros) for macros in a.variants());"
         "runpy.run_module('cuconv.precompile', run_name='__main__', alter_sys=True)"

@@ -7,6 +7,7 @@ import torch
 
 from cuconv import ConvProblem, reference
 from cuconv.algorithms.base import Algorithm, CallOptions
+from cuconv.core.activation import RELU
 from cuconv.device import device_spec
 from cuconv.runtime.launch_sequence import LaunchSequence
 from harness.contenders.compiling import compile_launches
@@ -94,8 +95,8 @@ def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repea
     full = (plain + bias.double()[:, None, None] + residual.double()).clamp_min(0)
     calls = [
         (CallOptions(), plain),
-        (CallOptions(packed=True, relu=True, residual=True), full),
-        (CallOptions(aligned=False, relu=True, residual=True, output_channels=problem.m + 3), full),
+        (CallOptions(packed=True, activation=RELU, residual=True), full),
+        (CallOptions(aligned=False, activation=RELU, residual=True, output_channels=problem.m + 3), full),
     ]
     configs = algorithm.candidates(problem, spec)
     compile_launches(

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration
+from cuconv.core.activation import RELU
 from cuconv.core.launch import Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
@@ -123,7 +124,7 @@ def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
     name, algorithm, problem, config = job
     sliced = number % 5 == 0 and algorithm.writes_slices
     plan, channels = LaunchPlan(name, config), slice_channels(problem) if sliced else None
-    options = CallOptions(relu=True, residual=number % 2 == 1 and not sliced, output_channels=channels)
+    options = CallOptions(activation=RELU, residual=number % 2 == 1 and not sliced, output_channels=channels)
     once = algorithm.packing_launch(problem, config, options)
     if once is None or number % 3:
         sequences: list[Sequence[Launch]] = [launches_of(plan, problem, options)]

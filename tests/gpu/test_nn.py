@@ -42,7 +42,7 @@ def test_the_operator_passes_torchs_checks():
     with torch.enable_grad():
         x, weight, bias = (tensor.requires_grad_() for tensor in operands())
         residual = torch.randn(2, 12, 5, 6, device="cuda", requires_grad=True)
-        arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, True, residual, "fp32")
+        arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, "silu", [], residual, "fp32")
         torch.library.opcheck(torch.ops.cuconv.conv2d.default, arguments)
 
 

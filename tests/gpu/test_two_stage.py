@@ -9,6 +9,7 @@ from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.two_stage.two_stage import REUSE
+from cuconv.core.activation import NONE, RELU
 from cuconv.device import device_spec
 from cuconv.runtime.launch_sequence import LaunchSequence
 from tests.gpu.problems import TOLERANCE, bias_for, operands, pads, poisoned_output, rel_l2_error
@@ -28,7 +29,9 @@ def error_of(problem: ConvProblem, bias: torch.Tensor | None = None, relu: bool 
     x, weight = operands(problem)
     out = poisoned_output(problem)
     planes = torch.full((problem.filter_area * out.numel(),), torch.nan, device="cuda")
-    sequence = LaunchSequence(two_stage.launches(problem, config, CallOptions(relu=relu)), spec.arch, device=0)
+    sequence = LaunchSequence(
+        two_stage.launches(problem, config, CallOptions(activation=RELU if relu else NONE)), spec.arch, device=0
+    )
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (x, weight, bias, out, planes)]
     sequence.enqueue(torch.cuda.current_stream().cuda_stream, *addresses)
     return rel_l2_error(out, reference.conv2d(x, weight, pads(problem), bias, relu))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cuconv import shipped
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.core.launch import KernelVariant
 from cuconv.runtime import compiler
 
@@ -33,16 +33,16 @@ for launch in algorithm.launches(cuconv.ConvProblem(1, 832, 7, 7, 256, 1, 1), pl
 USE_WHAT_SHIPS = """
 import importlib.util
 import cuconv
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.core.launch import KernelVariant
 from cuconv.runtime import compiler
 
 assert not any(importlib.util.find_spec(name) for name in ("cuda", "nvidia"))
 for arch in ("sm_90a", "sm_80"):
-    for macros in add_residual.variants():
-        assert compiler.cubin(KernelVariant.of(add_residual.SOURCE, arch, macros)).code.startswith(b"\\x7fELF")
+    for macros in finish_output.variants():
+        assert compiler.cubin(KernelVariant.of(finish_output.SOURCE, arch, macros)).code.startswith(b"\\x7fELF")
 try:
-    compiler.cubin(KernelVariant.of(add_residual.SOURCE, "sm_100", macros))
+    compiler.cubin(KernelVariant.of(finish_output.SOURCE, "sm_100", macros))
 except compiler.CompileError as error:
     print(error)
 """
@@ -95,7 +95,7 @@ def test_the_wheel_plans_and_compiles_in_an_empty_environment(wheel, tmp_path):
 def test_what_ships_needs_no_compiler(tmp_path):
     """Wheels of two variants for each of two architectures: cuConv's own, and the one that another is an extra of."""
     for arch in ("sm_90a", "sm_80"):
-        kernels = [KernelVariant.of(add_residual.SOURCE, arch, macros) for macros in add_residual.variants()]
+        kernels = [KernelVariant.of(finish_output.SOURCE, arch, macros) for macros in finish_output.variants()]
         shipped.write(
             tmp_path / f"{arch}.zip", [(compiler.variant_name(kernel), compiler.cubin(kernel)) for kernel in kernels]
         )
@@ -103,4 +103,4 @@ def test_what_ships_needs_no_compiler(tmp_path):
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("cuconv-*.whl")
     python = empty_environment(tmp_path, f"--find-links={tmp_path / 'dist'}", f"{wheel}[sm-80]")
-    assert use(python, USE_WHAT_SHIPS, tmp_path).startswith("cuConv has no compiled add_residual for sm_100")
+    assert use(python, USE_WHAT_SHIPS, tmp_path).startswith("cuConv has no compiled finish_output for sm_100")

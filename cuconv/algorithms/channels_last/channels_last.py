@@ -95,7 +95,7 @@ Costs = TypeVar("Costs")
 
 
 class ChannelsLast(ListedVariants[Config, Costs]):
-    """An algorithm for channels-last tensors in half precision, with bias, residual and ReLU in its main kernel.
+    """An algorithm for channels-last tensors in half precision, with bias, residual and activation in its main kernel.
 
     A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
     the list stands for several variants, and has none of the macros in which they differ.
@@ -103,6 +103,7 @@ class ChannelsLast(ListedVariants[Config, Costs]):
 
     precisions = HALVES
     fuses_residual = True
+    fuses_activations = True
     writes_slices = True
 
     def variants(self, arch: str) -> list[Macros]:
@@ -342,9 +343,10 @@ def arguments_of(problem: ConvProblem, options: CallOptions, filters: int) -> tu
 
 
 def last_arguments(problem: ConvProblem, ring: int, options: CallOptions) -> tuple[int, ...]:
-    """The kernels' arguments `ring_stages`, `relu`, `paired` and `weights_early`."""
+    """The kernels' arguments `ring_stages`, `activation`, `numbers`, `paired` and `weights_early`."""
     even = problem.group_filters % 2 == 0 and options.output_planes(problem) % 2 == 0
-    return ring, int(options.relu), int(options.aligned and even), int(options.packed)
+    kind, numbers = options.activation_arguments
+    return ring, kind, numbers, int(options.aligned and even), int(options.packed)
 
 
 def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:

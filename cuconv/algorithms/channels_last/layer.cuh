@@ -24,6 +24,7 @@
 #define WGMMA_N WARPGROUP_FILTERS
 
 #include "channels_last/element.cuh"
+#include "common/activation.cuh"
 #include "common/divider.cuh"
 #include "common/tma.cuh"
 #include "common/wgmma.cuh"
@@ -200,17 +201,17 @@ __device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ri
     if (leader) barrier_arrive(behind);
 }
 
-// The end of a call: bias, residual and ReLU on the sums, and their way to the output.
+// The end of a call: bias, residual and activation of the sums, and their way to the output.
 struct Epilogue {
     const Element *bias, *residual;  // null where there is none
     Element* output;
     int64 output_stride;  // elements from one pixel of the output to the next
     int filters, pixels;
-    bool relu;
+    Activation activation;
     bool paired;      // whether two neighbouring filters of a pixel can be read and written at once
     int filters_end;  // one behind the last filter of the tile's group
 
-    // Adds bias and residual to a thread's sums, and applies ReLU. A thread has, in each 64 rows and for every 8
+    // Adds bias and residual to a thread's sums, and computes the activation. A thread has, in each 64 rows and for every 8
     // filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even where `paired`.
     template <int ROW_TILES, int COUNT>
     __device__ __forceinline__ void finish(float (&sums)[ROW_TILES][COUNT], int pixel, int filter) const {
@@ -228,12 +229,8 @@ struct Epilogue {
 #pragma unroll
                 for (int i = 0; i < COUNT; i += 2)
                     add_residual(sums[tile][i], sums[tile][i + 1], pixel + tile * 64 + i % 4 * 4, filter + i / 4 * 8);
-        if (relu)
 #pragma unroll
-            for (int tile = 0; tile < ROW_TILES; ++tile)
-#pragma unroll
-                for (int i = 0; i < COUNT; ++i)
-                    if (sums[tile][i] < 0.0f) sums[tile][i] = 0.0f;  // a NaN stays
+        for (int tile = 0; tile < ROW_TILES; ++tile) activate(sums[tile], activation);
     }
     __device__ __forceinline__ void add_residual(float& first, float& second, int pixel, int filter) const {
         if (pixel >= pixels || filter >= filters_end) return;

@@ -14,6 +14,7 @@
 // weights_early: whether the weights may be read before the kernel ahead ends.
 
 #include "channels_last/element.cuh"
+#include "common/activation.cuh"
 #include "common/divider.cuh"
 
 constexpr int MAX_THREADS = 256, VECTOR = 8;
@@ -102,9 +103,9 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][VECTOR], c
 #endif
 }
 
-// Bias, residual and ReLU on a vector's sums, which are then rounded and written.
+// Bias, residual and activation of a vector's sums, which are then rounded and written.
 __device__ __forceinline__ void finish(float (&sums)[VECTOR], const float (&bias)[VECTOR], const Element* residual,
-                                       Element* output, bool relu, bool whole) {
+                                       Element* output, const Activation& activation, bool whole) {
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) sums[i] += bias[i];
     if (residual) {
@@ -118,10 +119,7 @@ __device__ __forceinline__ void finish(float (&sums)[VECTOR], const float (&bias
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) sums[i] += more[i];
     }
-    if (relu)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i)
-            if (sums[i] < 0.0f) sums[i] = 0.0f;  // a NaN stays
+    activate(sums, activation);
     const uint4 vector = make_uint4(packed(sums[0], sums[1]), packed(sums[2], sums[3]), packed(sums[4], sums[5]),
                                     packed(sums[6], sums[7]));
     if (whole) {
@@ -139,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                    int64 width, int64 out_h, int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 kernel_w,
                    int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w, int64 strips, int64 strips_down,
                    int64 by_strips_down, int64 strips_along, int64 by_strips_along, int64 vectors, int64 by_vectors,
-                   int64 positions, int64 channel_blocks, int64 by_channel_blocks, int64 relu, int64 whole,
-                   int64 weights_early) {
+                   int64 positions, int64 channel_blocks, int64 by_channel_blocks, int64 activation, int64 numbers,
+                   int64 whole, int64 weights_early) {
     extern __shared__ __align__(16) float shared[];
     const Layer layer = {(int)height, (int)width, (int)channels, (int)kernel_h, (int)kernel_w, (int)stride_h,
                          (int)stride_w, (int)dilation_h, (int)dilation_w};
@@ -192,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                 if (y + i >= out_h || x + j >= out_w) continue;
                 const int64 pixel = (image * out_h + y + i) * out_w + x + j;
                 finish(sums[i][j], biases, residual ? residual + pixel * channels + channel : nullptr,
-                       output + pixel * output_stride + channel, relu != 0, whole != 0);
+                       output + pixel * output_stride + channel, {activation, numbers}, whole != 0);
             }
     }
 }

@@ -99,6 +99,7 @@ class NhwcDepthwise(Algorithm[Config, Costs]):
     costs_type = Costs
     precisions = HALVES
     fuses_residual = True
+    fuses_activations = True
     writes_slices = True
 
     def variants(self, arch: str) -> list[Macros]:
@@ -150,8 +151,8 @@ class NhwcDepthwise(Algorithm[Config, Costs]):
             INPUT, WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.c, p.h, p.w, p.out_h, p.out_w,
             p.pad_h, p.pad_w, p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, _strips(p, strip),
             down, packed_divisor(down), along, packed_divisor(along), config.vectors, packed_divisor(config.vectors),
-            config.positions, config.channel_blocks, packed_divisor(config.channel_blocks), int(options.relu),
-            int(has_whole_rows(p, options)), int(options.packed),
+            config.positions, config.channel_blocks, packed_divisor(config.channel_blocks),
+            *options.activation_arguments, int(has_whole_rows(p, options)), int(options.packed),
         )  # fmt: skip
         macros = _macros(_geometry_of(p), strip) | {BF16_MACRO: int(p.precision == BF16)}
         grid, shared = (config.blocks, config.threads), config.shared_bytes

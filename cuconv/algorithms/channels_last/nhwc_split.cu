@@ -89,7 +89,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
                int64 stride_w, int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels,
                int64 out_w, int64 filter_tiles, int64 group_tiles, int64 by_out_pixels, int64 by_out_w,
                int64 by_filter_tiles, int64 by_group_tiles, int64 by_taps, int64 by_kernel_w, int64 ring_stages,
-               int64 relu, int64 paired, int64 weights_early) {
+               int64 activation, int64 numbers, int64 paired, int64 weights_early) {
     // The ring's stages, the inbox, the sums of the warpgroups, and the barriers
     extern __shared__ __align__(1024) unsigned char shared[];
     const int ring_bytes = (int)ring_stages * STAGE_BYTES;
@@ -142,8 +142,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         launch_dependents();
         cluster_wait();
     } else {
-        const Epilogue out = {bias,        residual,  output,      output_stride, (int)filters,
-                              (int)pixels, relu != 0, paired != 0, tile.group_start + (int)group_filters};
+        const Epilogue out = {bias,        residual,                  output,      output_stride, (int)filters,
+                              (int)pixels, {activation, numbers}, paired != 0, tile.group_start + (int)group_filters};
         const int warpgroup = warp / 4, row_group = warpgroup % PIXEL_WARPGROUPS, share = warpgroup / PIXEL_WARPGROUPS;
         float sums[1][WGMMA_SUMS];
         ring.advance(share);

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
                int64 kernel_h, int64 kernel_w, int64 stride_h, int64 stride_w, int64 pad_h, int64 pad_w,
                int64 dilation_h, int64 dilation_w, int64 out_pixels, int64 out_w, int64 filter_tiles, int64 group_tiles,
                int64 by_out_pixels, int64 by_out_w, int64 by_filter_tiles, int64 by_group_tiles, int64 tiles,
-               int64 ring_stages, int64 relu, int64 paired, int64 weights_early) {
+               int64 ring_stages, int64 activation, int64 numbers, int64 paired, int64 weights_early) {
     // The ring's stages, two boxes of output for each warpgroup, weights that stay, and the barriers of all these
     extern __shared__ __align__(1024) unsigned char shared[];
     const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
@@ -117,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
                 produce_pixels(ring, pixel_map, Corner(tile_at[i], layer), Place(), stages, layer);
         }
     } else {
-        Epilogue out = {bias, residual, output, output_stride, (int)filters, (int)pixels, relu != 0, paired != 0};
+        Epilogue out = {bias, residual, output, output_stride, (int)filters, (int)pixels, {activation, numbers},
+                        paired != 0};
         const int warpgroup = warp / 4;
         const int row = warpgroup / FILTER_WARPGROUPS * ROW_TILES * 64;
         const int column = warpgroup % FILTER_WARPGROUPS * WARPGROUP_FILTERS;

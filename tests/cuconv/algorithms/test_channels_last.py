@@ -11,6 +11,7 @@ from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
 from cuconv.algorithms.channels_last.pad_channels import copies_of, operands
+from cuconv.core.activation import RELU
 from cuconv.core.launch import OUTPUT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, in_precision
@@ -160,21 +161,22 @@ def test_each_warpgroup_of_a_reduction_has_stages_of_its_own(name):
         for config in configs:
             shares = getattr(config.tile, "warpgroup_split_k", 1)
             (launch,) = ALGORITHMS[name].launches(p, config)
-            stages = launch.arguments[-4]
+            stages = launch.arguments[-5]
             assert stages % shares == 0 and (shares == 1 or stages >= 2 * shares)
 
 
 @each_name
 def test_options_are_arguments_of_the_one_kernel(name):
-    relu, paired, early = -3, -2, -1
-    assert launch_of(name, HALF).arguments[relu:] == (0, 1, 0)
-    assert launch_of(name, HALF, CallOptions(relu=True, packed=True)).arguments[relu:] == (1, 1, 1)
+    activation, paired = -4, -2
+    assert launch_of(name, HALF).arguments[activation:] == (0, 0, 1, 0)
+    options = CallOptions(activation=RELU, packed=True)
+    assert launch_of(name, HALF, options).arguments[activation:] == (RELU.kind, RELU.packed_numbers, 1, 1)
     assert launch_of(name, HALF, CallOptions(aligned=False)).arguments[paired] == 0
     for odd in (replace(HALF, m=65), replace(HALF, groups=4, m=100)):
         assert launch_of(name, odd).arguments[paired] == 0
     assert launch_of(name, HALF, CallOptions(output_channels=HALF.m + 1)).arguments[paired] == 0
     assert launch_of(name, replace(HALF, precision="bf16")).macros["BF16"] == 1
-    assert launch_of(name, HALF, CallOptions(packed=True)).arguments[early] == 1
+    assert launch_of(name, HALF, CallOptions(packed=True)).arguments[-1] == 1
 
 
 def test_a_tensor_map_writes_where_pixels_start_at_multiples_of_16_bytes():

@@ -9,8 +9,9 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.algorithms.common.divider import packed_divisor
+from cuconv.core.activation import RELU
 from cuconv.core.launch import BIAS, FLAGS, INPUT, OUTPUT, PACKED, RESIDUAL, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.runtime.compiler import INCLUDES
@@ -128,7 +129,7 @@ LARGE_FILTER = ConvProblem(2, 20, 13, 9, 17, 4, 5, 1, 3)  # numbers that differ,
 ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, groups=2)
 
 
-@pytest.mark.parametrize("options", [CallOptions(relu=True), CallOptions(residual=True, packed=True)], ids=str)
+@pytest.mark.parametrize("options", [CallOptions(activation=RELU), CallOptions(residual=True, packed=True)], ids=str)
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -147,7 +148,7 @@ def test_arguments_are_in_the_order_of_the_kernel_s_parameters(name, problem, op
     algorithm = ALGORITHMS[name]
     for config in algorithm.candidates(problem, H200):
         for launch in algorithm.launches(problem, config, options):
-            if launch.source == add_residual.SOURCE:
+            if launch.source == finish_output.SOURCE:
                 continue
             fulfilled = algorithm.fulfilled(problem, config, options)
             wanted = meanings(problem, config, launch, fulfilled)

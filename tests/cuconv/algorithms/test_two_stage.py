@@ -7,6 +7,7 @@ import pytest
 from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.activation import NONE, RELU
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
 from tests.cuconv.layers import problems_of
@@ -29,7 +30,7 @@ def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
     problem = ConvProblem(n=2, c=5, h=2048, w=2048, m=16, kh=3, kw=3, pad_h=1, pad_w=1)
     config, plane = two_stage.configure(problem, H200), 4 * 2048 * 2048
     assert config.workspace_bytes == 9 * 7 * plane <= 2**30
-    launches = two_stage.launches(problem, config, CallOptions(relu=True))
+    launches = two_stage.launches(problem, config, CallOptions(activation=RELU))
     addresses = []
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
         input, weight, planes, images, _, _, _, filters, *_ = dots.arguments
@@ -49,7 +50,7 @@ def test_passes_add_up_to_the_batch_and_each_finishes_its_own_images(relu):
     """Addresses advance by whole images from pass to pass, except those of the planes and of the bias."""
     problem = ConvProblem(n=21, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=1, pad_w=1)
     config = two_stage.configure(problem, H200)
-    launches = two_stage.launches(problem, config, CallOptions(relu=relu))
+    launches = two_stage.launches(problem, config, CallOptions(activation=RELU if relu else NONE))
     assert [one.kernel for one in launches] == ["scalar_prods", "sum_planes"] * 3
     start, image_bytes = 0, 4 * 64 * 224 * 224
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
@@ -66,6 +67,6 @@ def test_passes_add_up_to_the_batch_and_each_finishes_its_own_images(relu):
 def test_the_only_stage_of_a_1x1_filter_finishes(relu):
     problem = ConvProblem(2, 64, 14, 14, 64, 1, 1)
     config = two_stage.configure(problem, H200)
-    (launch,) = two_stage.launches(problem, config, CallOptions(relu=relu))
+    (launch,) = two_stage.launches(problem, config, CallOptions(activation=RELU if relu else NONE))
     assert launch.kernel == "scalar_prods" and config.workspace_bytes == 0
     assert launch.arguments[:4] == (INPUT, WEIGHT, OUTPUT, 2) and launch.arguments[-2:] == (BIAS, relu)

@@ -5,8 +5,10 @@ import torch
 import torch._dynamo.guards
 
 from cuconv import UnsupportedProblem, reference
+from cuconv.core.activation import NONE
 from cuconv.device import H200
 from cuconv.nn import frozen, fusions, operator
+from cuconv.nn.activated import activated
 from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
 
 
@@ -21,7 +23,7 @@ def torch_does_no_more_than_is_needed():
         yield
 
 
-def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, residual, out=None):
+def launch(input, weight, bias, stride, padding, dilation, groups, *, activation, residual, out=None):
     """What cuconv.conv2d computes, and what it refuses."""
     operands = [tensor for tensor in (input, weight, bias, residual) if tensor is not None]
     if any(one.dtype not in TYPES or not is_laid_out(one) or not one.numel() for one in operands):
@@ -32,7 +34,7 @@ def launch(input, weight, bias, stride, padding, dilation, groups, *, relu, resi
     if residual is not None and residual.shape != result.shape:
         raise UnsupportedProblem("a residual of another shape")
     result = result if residual is None else result + residual.double()
-    result = laid_out((result.relu() if relu else result).to(input.dtype))
+    result = laid_out(activated(result, activation).to(input.dtype))
     return result if out is None else out.copy_(result)
 
 
@@ -45,18 +47,26 @@ def on_a_gpu(monkeypatch):
     """Take CPU tensors for a GPU's; returns the options of each call that cuConv computes, in order."""
     calls = []
 
-    def note(kind, relu, residual, precision, **others):
-        calls.append({"kind": kind, "relu": relu, "residual": residual is not None, "precision": precision, **others})
+    def note(kind, activation, residual, precision, **others):
+        calls.append(
+            {
+                "kind": kind,
+                "activation": str(activation),
+                "residual": residual is not None,
+                "precision": precision,
+                **others,
+            }
+        )
 
-    def conv2d(input, weight, bias, *geometry, relu=False, residual=None, precision="fp32"):
-        output = launch(input, weight, bias, *geometry, relu=relu, residual=residual)
-        note("plain", relu, residual, precision_of(input, precision))
+    def conv2d(input, weight, bias, *geometry, activation=NONE, residual=None, precision="fp32"):
+        output = launch(input, weight, bias, *geometry, activation=activation, residual=residual)
+        note("plain", activation, residual, precision_of(input, precision))
         return output
 
-    def owned(weight, bias, *geometry, relu, precision):
+    def owned(weight, bias, *geometry, activation, precision):
         def call(input, residual=None, *, out=None):
-            output = launch(input, weight, bias, *geometry, relu=relu, residual=residual, out=out)
-            note("prepared", relu, residual, precision, out=out is not None)
+            output = launch(input, weight, bias, *geometry, activation=activation, residual=residual, out=out)
+            note("prepared", activation, residual, precision, out=out is not None)
             return output
 
         call.packed_bytes = 2**20

@@ -20,7 +20,7 @@ def test_enabled_sends_every_convolution(on_a_gpu):
         ours = model(x)
     with torch.no_grad():
         assert close(ours, model(x))
-    assert on_a_gpu == [{"kind": "plain", "relu": False, "residual": False, "precision": "tf32"}] * 3
+    assert on_a_gpu == [{"kind": "plain", "activation": "none", "residual": False, "precision": "tf32"}] * 3
 
 
 def test_enabled_keeps_gradients_and_what_cuconv_does_not_take(on_a_gpu):

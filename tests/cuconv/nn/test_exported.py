@@ -16,7 +16,7 @@ CONV2D = torch.ops.cuconv.conv2d.default
 def test_a_result_may_be_a_layer_s_own(on_a_gpu):
     model, x = nn.Sequential(conv_bn(3, 4, 3, relu=True)).eval(), torch.randn(2, 3, 8, 9)
     program = cuconv.nn.fold(torch.export.export(model, (x,)))
-    assert close(saved(program).module()(x), model(x)) and [call["relu"] for call in on_a_gpu] == [True]
+    assert close(saved(program).module()(x), model(x)) and [call["activation"] for call in on_a_gpu] == ["relu"]
 
 
 class Counting(nn.Module):
@@ -62,7 +62,7 @@ def test_a_program_computes_what_the_model_does(on_a_gpu, kept):
         x = torch.randn(shape)
         with torch.no_grad():
             assert close(folded(x), model(x))
-    assert [call["relu"] for call in on_a_gpu] == [True, True, False] * 2
+    assert [call["activation"] for call in on_a_gpu] == ["relu", "relu", "none"] * 2
     assert [call["residual"] for call in on_a_gpu] == [False, True, False] * 2
     assert str(program) == before
 

@@ -62,7 +62,7 @@ def test_a_graph_break_leaves_both_sides_folded_and_is_told(on_a_gpu):
         for x in (X, -X.abs(), X):
             torch.testing.assert_close(converted(x), model(x), rtol=1e-4, atol=1e-5)
     assert len(report.replaced) == 2 and report.breaks and report.breaks[0] in str(report)
-    assert [call["relu"] for call in on_a_gpu][:2] == [True, False]
+    assert [call["activation"] for call in on_a_gpu][:2] == ["relu", "none"]
 
 
 class Asking(nn.Module):

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import cuconv.nn
+from cuconv.core.activation import activation_of
 from tests.cuconv.nn.models import close, operands
+from tests.cuconv.test_activation import each_activation, truth_of
 
 GEOMETRIES = [
     {},
@@ -18,43 +20,45 @@ GEOMETRIES = [
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-@pytest.mark.parametrize("relu", [False, True])
-def test_it_computes_what_torch_computes(on_a_gpu, geometry, relu):
+@pytest.mark.parametrize("activation", [None, "relu", "silu", ("leaky_relu", 0.2)])
+def test_it_computes_what_torch_computes(on_a_gpu, geometry, activation):
     x, weight, bias = operands(geometry.get("groups", 1))
     truth = F.conv2d(x.double(), weight.double(), bias.double(), **geometry)
     residual = torch.randn(truth.shape)
     truth = truth + residual
-    ours = cuconv.nn.conv2d(x, weight, bias, **geometry, relu=relu, residual=residual)
-    assert close(ours, truth.relu() if relu else truth)
-    assert on_a_gpu == [{"kind": "plain", "relu": relu, "residual": True, "precision": "fp32"}]
+    ours = cuconv.nn.conv2d(x, weight, bias, **geometry, activation=activation, residual=residual)
+    assert close(ours, truth if activation is None else truth_of(activation, truth))
+    name = str(activation_of(activation))
+    assert on_a_gpu == [{"kind": "plain", "activation": name, "residual": True, "precision": "fp32"}]
 
 
-@pytest.mark.parametrize("relu", [False, True])
-def test_it_passes_torchs_checks_of_an_operator(relu):
+@pytest.mark.parametrize("activation", [("none", []), ("relu", []), ("gelu_tanh", []), ("leaky_relu", [0.2])])
+def test_it_passes_torchs_checks_of_an_operator(activation):
     x, weight, bias = (tensor.requires_grad_() for tensor in operands())
     residual = torch.randn(2, 12, 5, 6, requires_grad=True)
-    arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, relu, residual, "fp32")
+    arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, *activation, residual, "fp32")
     torch.library.opcheck(torch.ops.cuconv.conv2d.default, arguments)
-    torch.library.opcheck(
-        torch.ops.cuconv.conv2d.default, (x, weight, None, [1, 1], [0, 0], [2, 2], 1, relu, None, "fp32")
-    )
+    arguments = (x, weight, None, [1, 1], [0, 0], [2, 2], 1, *activation, None, "fp32")
+    torch.library.opcheck(torch.ops.cuconv.conv2d.default, arguments)
 
 
-def test_gradients_are_torchs(on_a_gpu):
+@each_activation
+def test_gradients_are_torchs(on_a_gpu, given):
     ours, theirs = ([tensor.requires_grad_() for tensor in operands()] for _ in range(2))
     residuals = [torch.full((2, 12, 5, 6), 0.1, requires_grad=True) for _ in range(2)]
-    cuconv.nn.conv2d(*ours, stride=2, padding=1, relu=True, residual=residuals[0]).square().sum().backward()
-    (F.conv2d(*theirs, stride=2, padding=1) + residuals[1]).relu().square().sum().backward()
+    cuconv.nn.conv2d(*ours, stride=2, padding=1, activation=given, residual=residuals[0]).square().sum().backward()
+    truth_of(given, F.conv2d(*theirs, stride=2, padding=1) + residuals[1]).square().sum().backward()
     for mine, his in zip([*ours, residuals[0]], [*theirs, residuals[1]], strict=True):
         assert close(mine.grad, his.grad, 1e-4)
 
 
-def test_it_compiles_in_one_graph(on_a_gpu):
+@pytest.mark.parametrize("given", ["relu", "silu", ("leaky_relu", 0.2)], ids=str)
+def test_it_compiles_in_one_graph(on_a_gpu, given):
     x, weight, bias = operands()
     compiled = torch.compile(
-        lambda x: cuconv.nn.conv2d(x, weight, bias, padding=1, relu=True) * 2, fullgraph=True, backend="eager"
+        lambda x: cuconv.nn.conv2d(x, weight, bias, padding=1, activation=given) * 2, fullgraph=True, backend="eager"
     )
-    assert close(compiled(x), 2 * F.conv2d(x, weight, bias, padding=1).relu())
+    assert close(compiled(x), 2 * truth_of(given, F.conv2d(x, weight, bias, padding=1)))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_a_residual_that_is_broadcast_is_added_by_torch(on_a_gpu):
     residual = torch.randn(1, 12, 1, 1)
     ours = cuconv.nn.conv2d(x, weight, bias, residual=residual, relu=True)
     assert close(ours, (F.conv2d(x, weight, bias) + residual).relu())
-    assert on_a_gpu == [{"kind": "plain", "relu": False, "residual": False, "precision": "fp32"}]
+    assert on_a_gpu == [{"kind": "plain", "activation": "none", "residual": False, "precision": "fp32"}]
 
 
 def test_a_number_as_residual(on_a_gpu):
@@ -115,9 +119,10 @@ def test_a_residual_larger_than_the_output_has_a_gradient(on_a_gpu):
     )
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("given", ["relu", "silu", "gelu_tanh", ("leaky_relu", 0.2)], ids=str)
+def test_second_derivatives(given):
     operands_ = [torch.randn(s, dtype=torch.double, requires_grad=True) for s in ((1, 2, 4, 4), (2, 2, 3, 3), (2,))]
-    assert torch.autograd.gradgradcheck(lambda *a: cuconv.nn.conv2d(*a, relu=True), operands_)
+    assert torch.autograd.gradgradcheck(lambda *a: cuconv.nn.conv2d(*a, activation=given), operands_)
 
 
 @pytest.mark.parametrize("padding", ["same", 1])
@@ -137,6 +142,12 @@ def test_sizes_may_be_symbols(on_a_gpu):
     for images, size in ((2, 9), (3, 8), (5, 12)):
         x = torch.randn(images, 8, size, 11)
         assert close(compiled(x), F.conv2d(x, weight, bias, padding=1))
+
+
+def test_what_is_no_activation_is_refused():
+    for options in ({"activation": "swish"}, {"activation": "silu", "relu": True}):
+        with pytest.raises(ValueError, match="activation="):
+            cuconv.nn.conv2d(*operands(), **options)
 
 
 def test_an_unknown_precision_is_refused():

@@ -119,7 +119,7 @@ def test_torch_export_with_a_dynamic_batch(on_a_gpu, way, strict):
 
 def test_the_operator_itself_refuses_forward_mode(on_a_gpu):
     x, weight = torch.randn(1, 3, 5, 6), torch.randn(4, 3, 1, 1)
-    arguments = (weight, None, [1, 1], [0, 0], [1, 1], 1, False, None, "fp32")
+    arguments = (weight, None, [1, 1], [0, 0], [1, 1], 1, "none", [], None, "fp32")
     with pytest.raises(Exception, match=r"cuconv.nn.conv2d"):
         dual(lambda x: torch.ops.cuconv.conv2d(x, *arguments), x, x)
     torch.testing.assert_close(torch.ops.cuconv.conv2d(x, *arguments), F.conv2d(x, weight))

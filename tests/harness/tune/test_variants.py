@@ -6,7 +6,7 @@ import pytest
 
 from cuconv import ConvProblem
 from cuconv.algorithms.base import CallOptions
-from cuconv.algorithms.common import add_residual
+from cuconv.algorithms.common import finish_output
 from cuconv.algorithms.common.listed import listed
 from harness.tune import variants
 from harness.tune.variants import Asked, chosen, losses_of, times_of
@@ -31,7 +31,7 @@ def test_the_kernel_that_adds_a_residual_counts():
     options = (CallOptions(residual=added) for added in (False, True))
     plain, with_residual = (times_of(Asked("paper fp32", layer, one)) for one in options)
     winograd = {variant for variant in plain if variant and variant[0] == "fp16x3_winograd"}
-    added_us = add_residual.predicted_us(layer)
+    added_us = finish_output.predicted_us(layer)
     assert winograd and all(with_residual[one] == pytest.approx(plain[one] + added_us) for one in winograd)
 
 

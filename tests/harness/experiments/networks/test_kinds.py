@@ -21,7 +21,7 @@ from harness.experiments.networks.kinds import by_kind, kind_of
         ("fp16x3_winograd", "convolution"),
         ("tf32x3_gemm", "convolution"),
         ("gemv", "gemm"),
-        ("add_residual", "elementwise"),
+        ("finish_output", "elementwise"),
         ("void gemv2T_kernel_val<int, float>", "gemm"),
         ("ampere_sgemm_64x32_sliced1x4_tn", "gemm"),
         ("void cublasLt::splitKreduce_kernel<32, 16>", "gemm"),

@@ -1,4 +1,4 @@
-"""The launch that adds a residual to the output of an algorithm whose own kernels do not."""
+"""The launch that adds a residual and computes an activation, after an algorithm whose own kernels do not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cuconv.algorithms.common.limits import MAX_INDEX
 from cuconv.algorithms.common.subsample import LAUNCH_US, US_PER_MIB
+from cuconv.core.activation import Activation
 from cuconv.core.launch import OUTPUT, RESIDUAL, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem
 
@@ -15,20 +16,20 @@ THREADS = 256
 VECTOR = 4  # floats of a load of 16 bytes
 
 
-def add_residual(problem: ConvProblem, aligned: bool, relu: bool, overlap: bool) -> Launch:
-    """The launch of output = output + residual, then ReLU if asked for.
+def finish_output(problem: ConvProblem, aligned: bool, residual: bool, activation: Activation, overlap: bool) -> Launch:
+    """The launch of output = activation(output + residual).
 
-    aligned: whether output and residual start at a multiple of 16 bytes. overlap: whether the GPU has programmatic
-    dependent launch, as from compute capability 9.0 on. Raises UnsupportedProblem for an output of
-    more elements than a grid counts.
+    aligned: whether output and residual start at a multiple of 16 bytes. residual: whether there is one. overlap:
+    whether the GPU has programmatic dependent launch, as from compute capability 9.0 on. Raises UnsupportedProblem for
+    an output of more elements than a grid counts.
     """
     elements = prod(problem.output_shape)
     vector = VECTOR if aligned and elements % VECTOR == 0 else 1
     blocks = ceil(elements / (vector * THREADS))
     if blocks > MAX_INDEX:
-        raise UnsupportedProblem(f"{problem.label}: {elements} outputs with a residual are more than a grid counts")
-    arguments = (RESIDUAL, OUTPUT, elements, int(relu))
-    return Launch(SOURCE, {"VECTOR": vector}, "add_residual", blocks, THREADS, arguments, overlap=overlap)
+        raise UnsupportedProblem(f"{problem.label}: {elements} outputs are more than the grid of a last kernel counts")
+    arguments = (RESIDUAL if residual else 0, OUTPUT, elements, activation.kind, activation.packed_numbers)
+    return Launch(SOURCE, {"VECTOR": vector}, "finish_output", blocks, THREADS, arguments, overlap=overlap)
 
 
 def variants() -> list[dict[str, int]]:

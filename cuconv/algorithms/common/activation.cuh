@@ -1,0 +1,86 @@
+// Activations of values in registers, which come after bias and residual.
+//
+// The kinds and their two numbers are those of cuconv/core/activation.py. They are equal for all threads, so that the
+// switch over the kinds stands outside the loops over values. No function is called and no slow path exists: both
+// would serialise wgmma. A NaN stays a NaN, and infinities give what torch's formulas give: silu(-inf) is a NaN.
+#pragma once
+
+#include "common/convolution.cuh"
+
+enum ActivationKind { IDENTITY, CLAMP, LEAKY, HARD, HARD_GATE, LOGISTIC, LOGISTIC_GATE };
+
+struct Activation {
+    int kind;
+    float first, second;
+
+    __device__ __forceinline__ Activation(int64 kind, int64 numbers)
+        : kind((int)kind),
+          first(__uint_as_float((unsigned)numbers)),
+          second(__uint_as_float((unsigned)(numbers >> 32))) {}
+};
+
+// x, at least `low` and at most `high`.
+__device__ __forceinline__ float clamped(float x, float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(low));
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(high));
+    return x;
+#else
+    x = x < low ? low : x;
+    return x > high ? high : x;
+#endif
+}
+
+// 1 / (1 + 2^(linear x + cubic x^3)). The error is 4e-7 of the result and, where x is negative, 1e-7 of the exponent.
+// Results below 2^-126 are 0.
+__device__ __forceinline__ float logistic(float x, float linear, float cubic) {
+    const float square = fminf(x * x, 1e30f);  // finite, so that 0 times it is 0; a NaN comes back with the factor x
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * fmaf(cubic, square, linear)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    return inverse;
+}
+
+// x where it is a gate, and 1 elsewhere: without a condition, for which the compiler would make two loops.
+struct Factor {
+    unsigned kept, set;
+
+    __device__ __forceinline__ Factor(bool gate) : kept(gate ? ~0u : 0u), set(gate ? 0u : 0x3f800000u) {}
+    __device__ __forceinline__ float operator()(float x) const {
+        return __uint_as_float((__float_as_uint(x) & kept) | set);
+    }
+};
+
+// Computes the activation of each value. The switch is repeated for every eight values: the compiler moves what two
+// formulas share ahead of a switch, where it needs a second register for each value.
+template <int COUNT>
+__device__ __forceinline__ void activate(float (&values)[COUNT], const Activation& activation) {
+    constexpr int GROUP = COUNT % 8 ? COUNT : 8;
+    const Factor factor(activation.kind == HARD_GATE || activation.kind == LOGISTIC_GATE);
+    const float first = activation.first, second = activation.second;
+#pragma unroll
+    for (int start = 0; start < COUNT; start += GROUP) {
+        float* const x = values + start;
+        switch (activation.kind) {
+            case CLAMP:
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) x[i] = clamped(x[i], first, second);
+                break;
+            case LEAKY:
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) x[i] = x[i] < 0.0f ? x[i] * first : x[i];
+                break;
+            case HARD:
+            case HARD_GATE:
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i)
+                    x[i] = factor(x[i]) * (clamped(x[i] + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
+                break;
+            case LOGISTIC:
+            case LOGISTIC_GATE:
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) x[i] = factor(x[i]) * logistic(x[i], first, second);
+                break;
+        }
+    }
+}

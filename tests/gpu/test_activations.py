@@ -1,0 +1,114 @@
+"""Activations on a GPU: every kind by every kernel that computes it, in half precision and float32."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, UnsupportedProblem, algorithms, conv2d, prepare, reference
+from tests.cuconv.test_activation import each_activation, truth_of
+from tests.gpu.half import DTYPES, assert_rounded_once, each_half, in_half, tensors
+from tests.gpu.problems import TOLERANCE, bias_for, operands, rel_l2_error
+from tests.gpu.test_residual import residual_for
+
+# Values of a first layer's one channel, or of eight channels of a depthwise layer: a weight of 1 hands them on.
+SPECIAL = [0.0, -0.0, 1e4, -1e4, 6e4, -6e4, torch.inf, -torch.inf, torch.nan, 6e-8, -6e-8, 1e-40, -1e-40, 3.0, -3.0]
+HALF_KERNELS = ("nhwc_wgmma", "nhwc_split", "nhwc_depthwise")
+HALF_LAYERS = [
+    ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1),
+    ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1),
+    ConvProblem(2, 40, 15, 9, 33, 1, 1),
+    ConvProblem(2, 64, 15, 9, 64, 3, 3, 1, 1, groups=8),
+    ConvProblem(2, 24, 11, 13, 24, 5, 5, 2, 2, groups=24),
+    ConvProblem(4, 128, 28, 28, 256, 1, 1),
+]
+LAYERS = [
+    ConvProblem(3, 24, 13, 7, 37, 3, 3, 1, 1),
+    ConvProblem(4, 128, 28, 28, 256, 1, 1),
+    ConvProblem(2, 28, 11, 12, 28, 3, 3, 1, 1, groups=28),
+    ConvProblem(33, 960, 1, 1, 242, 1, 1),
+]
+
+
+def handed_on(values, algorithm, **options):
+    """The activations of values, (N,): the outputs of a layer that hands them on."""
+    depthwise = algorithm == "nhwc_depthwise"
+    channels = 8 if depthwise else 1
+    x = values.reshape(1, 1, 1, -1).repeat(1, channels, 1, 1)
+    weight = torch.ones(8, 1, 1, 1, device="cuda", dtype=values.dtype)
+    if values.dtype != torch.float32:
+        x, weight = (one.contiguous(memory_format=torch.channels_last) for one in (x, weight))
+    return conv2d(x, weight, groups=channels, algorithm=algorithm, **options)[0, :, 0]
+
+
+@each_activation
+@each_half
+@pytest.mark.parametrize("algorithm", HALF_KERNELS)
+def test_single_values_in_half_precision(algorithm, precision, given):
+    dtype = DTYPES[precision]
+    values = torch.cat([torch.linspace(-12, 12, 4000), torch.tensor(SPECIAL)]).to("cuda", dtype)
+    truth = truth_of(given, values.double()).to(dtype)
+    for out in handed_on(values, algorithm, activation=given):
+        torch.testing.assert_close(
+            out, truth, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).smallest_normal * 2**-7, equal_nan=True
+        )
+
+
+@each_activation
+def test_single_values_in_fp32(given):
+    values = torch.cat([torch.linspace(-20, 20, 4000), torch.tensor(SPECIAL)]).cuda()
+    truth = truth_of(given, values.double())
+    for out in handed_on(values, "two_stage", activation=given):
+        finite = truth.isfinite()
+        assert torch.equal(out.isnan(), truth.isnan()) and rel_l2_error(out[finite], truth[finite]) < 1e-6
+        # The exponent's rounding makes small results less exact; those of float64 have errors of 1e-15, too.
+        torch.testing.assert_close(out.double(), truth, rtol=1e-5, atol=1e-14, equal_nan=True)
+
+
+@each_activation
+@each_half
+@pytest.mark.parametrize("problem", HALF_LAYERS, ids=lambda problem: problem.label)
+def test_after_bias_and_residual_in_half_precision(problem, precision, given):
+    problem = in_half(problem, precision)
+    x, weight = tensors(problem)
+    bias = torch.randn(problem.m, device="cuda").to(x.dtype)
+    residual = torch.randn(problem.output_shape, device="cuda").to(x.dtype, memory_format=torch.channels_last)
+    sums = reference.conv2d(x, weight, bias=bias, **problem.geometry) + residual.double()
+    options = {**problem.geometry, "activation": given}
+    for algorithm in ("auto", *HALF_KERNELS):
+        with suppress(UnsupportedProblem):  # depthwise and dense layers
+            out = conv2d(x, weight, bias, residual=residual, algorithm=algorithm, **options)
+            assert_rounded_once(out, truth_of(given, sums), algorithm)
+            layer = prepare(weight, bias, algorithm=algorithm, **options)
+            assert torch.equal(layer(x, residual), out)
+
+
+@pytest.mark.parametrize("given", ["silu", "hardsigmoid", ("leaky_relu", 0.1), "relu6"], ids=str)
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("problem", LAYERS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("algorithm", ["auto", *(one for one in algorithms() if one not in HALF_KERNELS)])
+def test_after_bias_and_residual_in_fp32(algorithm, problem, with_residual, given):
+    x, weight = operands(problem)
+    bias, residual = bias_for(problem), residual_for(problem) if with_residual else None
+    truth = reference.conv2d(x, weight, bias=bias, **problem.geometry)
+    truth = truth_of(given, truth if residual is None else truth + residual.double())
+    options = {**problem.geometry, "activation": given, "algorithm": algorithm}
+    whole = torch.full((problem.n, problem.m + 5, *problem.output_shape[2:]), 7.0, device="cuda")
+    with suppress(UnsupportedProblem):  # what an algorithm does not compute
+        out = conv2d(x, weight, bias, residual=residual, **options)
+        assert rel_l2_error(out, truth) < 2 * TOLERANCE
+        assert torch.equal(prepare(weight, bias, **options)(x, residual), out)
+        conv2d(x, weight, bias, residual=residual, out=whole[:, 3:-2], **options)
+        assert rel_l2_error(whole[:, 3:-2], truth) < 2 * TOLERANCE
+        assert (whole[:, :3] == 7).all() and (whole[:, -2:] == 7).all()
+
+
+def test_in_a_cuda_graph():
+    x, weight = operands(LAYERS[0])
+    options = {**LAYERS[0].geometry, "activation": "hardswish"}
+    known, graph = conv2d(x, weight, **options), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = conv2d(x, weight, **options)
+    captured.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(captured, known)
