@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuconv.core.activation import NONE, RELU
 from cuconv.nn.dispatch import inside
+from cuconv.nn.formats import HALVES
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
 from cuconv.nn.fusions import CONV2D, Operands, aten, fully_connected, only_user
 from cuconv.nn.operator import recorded
@@ -187,6 +188,23 @@ class _Attributes:
     """The attributes that the code of a graph reads: layers with constant weights, and other constant tensors."""
 
 
+def _await_weights(made: _Attributes) -> None:
+    """Wait until weights in half precision are written: kernels read constant ones before the kernel ahead ends.
+
+    A capture forbids that; then the layers compute as if their weights were not constant.
+    """
+    layers = [value for value in vars(made).values() if isinstance(value, FrozenConv2d | Concatenation)]
+    found = [one for layer in layers for one in (layer.convolutions if isinstance(layer, Concatenation) else [layer])]
+    early = [one for one in found if one.weight.dtype in HALVES and one.weight.is_cuda]
+    for device in {one.weight.device for one in early}:
+        with torch.cuda.device(device):
+            is_captured = torch.cuda.is_current_stream_capturing()
+            if not is_captured:
+                torch.cuda.current_stream(device).synchronize()
+        for one in early:
+            one.is_written = not is_captured
+
+
 class _Frozen:
     """The constant part of a graph. The rest reads its results as attributes.
 
@@ -231,6 +249,7 @@ class _Frozen:
                 bound.bind(values.__getitem__)
                 setattr(made, name, bound)
         made.__dict__.update(self._others | values)
+        _await_weights(made)
         return made
 
     def _named(self, node: Node | None) -> Any:
@@ -254,7 +273,10 @@ class _Frozen:
         """Let convolutions write to their places in a concatenation that alone uses their outputs."""
         parts, dim = (*node.args, 0)[:2]
         layers = [self._layers.get(str(part.target)) for part in parts]
-        if dim not in (1, -3) or node.meta["val"].dim() != 4 or len(parts) < 2 or len(set(parts)) < len(parts):
+        value = node.meta["val"]
+        if dim not in (1, -3) or value.dim() != 4 or len(parts) < 2 or len(set(parts)) < len(parts):
+            return
+        if any(part.meta["val"].dtype != value.dtype for part in parts):
             return
         if not all(type(layer) is FrozenConv2d for layer in layers):
             return

@@ -74,6 +74,7 @@ class FrozenConv2d:
         self.weight: Tensor = torch.empty(0)
         self.bias: Tensor | None = None
         self._prepared: PreparedConv2d | None = None
+        self.is_written = True  # whether what writes the weights has ended
 
     def bind(self, tensors: Tensors) -> None:
         """Take the weights as they are now, as constants, for which no gradient is recorded."""
@@ -101,9 +102,9 @@ class FrozenConv2d:
         return self._by_torch(input, residual) if _thread.by_torch else self._by_operator(input, residual)
 
     def _by_torch(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """The same by torch's own convolution."""
+        """The same by torch's own convolution, in the memory format of cuConv's, for which the graph was traced."""
         output = F.conv2d(input, self.weight, self.bias, *self.geometry)
-        return activated(output if residual is None else output + residual, self.activation)
+        return activated(laid_out(output if residual is None else output + residual), self.activation)
 
     def _by_operator(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """The same where packed weights cannot be used."""
@@ -126,7 +127,9 @@ class FrozenConv2d:
         return 0 if self._prepared is None else self._prepared.packed_bytes
 
     def prepared(self) -> PreparedConv2d:
-        """The convolution with packed weights."""
+        """The convolution with packed weights; raises UnsupportedProblem where they may still be written."""
+        if not self.is_written:
+            raise UnsupportedProblem("constant weights in half precision that a capture writes are read like others")
         if self._prepared is None:
             options: dict[str, Any] = {
                 "activation": self.activation,

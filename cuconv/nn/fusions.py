@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from cuconv.conv import plan
 from cuconv.core.activation import NONE, Activation, named
 from cuconv.core.geometry import Geometry
-from cuconv.core.problem import FP32, UnsupportedProblem
+from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.nn.activated import activation_in
-from cuconv.nn.formats import HALVES, TYPES, format_of, is_laid_out, laid_out, precision_of
+from cuconv.nn.formats import HALVES, TYPES, format_of, is_laid_out, laid_out
 from cuconv.nn.layout import hint, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
@@ -180,7 +180,7 @@ def why_not_convolved(
     shape, filters = (tuple(map(hint, one.shape)) for one in (input, weight))
     steps, pads, jumps = ((size[0], size[-1]) for size in (stride, padding, dilation))
     try:
-        problem = Geometry(steps, pads, jumps, groups).problem(shape, filters, precision_of(input, FP32))
+        problem = Geometry(steps, pads, jumps, groups).problem(shape, filters, HALVES[input.dtype])
         plan(problem, spec_of(input))
     except UnsupportedProblem as error:
         return str(error)
@@ -228,7 +228,7 @@ def _returned(graph: fx.Graph) -> list[Node]:
 
 def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     """The batch norm with fixed statistics of a convolution's output."""
-    if user.target is not BATCH_NORM or user.args[0] is not node:
+    if user.target is not BATCH_NORM or user.args[0] is not node or _kind(user) != _kind(node):
         return None
     _, gain, shift, mean, variance, eps = user.args
     operands = Operands(*node.args)
@@ -243,9 +243,10 @@ def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None
     graph = node.graph
     with graph.inserting_before(user):
         weight = graph.call_function(scaled_weight, (operands.weight, gain, variance, eps))
-        bias = graph.call_function(shifted_bias, (operands.bias, gain, shift, mean, variance, eps))
+        dtype = operands.weight.meta["val"].dtype
+        bias = graph.call_function(shifted_bias, (operands.bias, gain, shift, mean, variance, eps, dtype))
     weight.meta["val"] = operands.weight.meta["val"]
-    bias.meta["val"] = mean.meta["val"]
+    bias.meta["val"] = mean.meta["val"].to(dtype)
     constants |= {weight, bias}
     return operands._replace(weight=weight, bias=bias)
 
@@ -257,6 +258,8 @@ def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
         return None
     others = [one for one in user.args if one is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or _kind(others[0]) != _kind(node):
+        return None
+    if not is_laid_out(user.meta["val"]):  # a sum has the format of its first operand
         return None
     with node.graph.inserting_before(user):
         return operands._replace(residual=_laid_out(others[0]))
@@ -343,12 +346,18 @@ def scaled_weight(weight: Tensor, gain: Tensor | None, variance: Tensor, eps: fl
 
 
 def shifted_bias(
-    bias: Tensor | None, gain: Tensor | None, shift: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+    bias: Tensor | None,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """The bias (M,) of a convolution with the summands of a batch norm of its output."""
+    """The bias (M,) of a convolution with the summands of a batch norm of its output, in the convolution's type."""
     moved = -mean.double() if bias is None else bias.double() - mean.double()
     moved = moved * _scale(gain, variance, eps)
-    return (moved if shift is None else moved + shift.double()).to(mean.dtype)
+    return (moved if shift is None else moved + shift.double()).to(dtype)
 
 
 def _scale(gain: Tensor | None, variance: Tensor, eps: float) -> Tensor:

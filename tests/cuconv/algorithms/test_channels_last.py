@@ -11,7 +11,7 @@ from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
 from cuconv.algorithms.channels_last.pad_channels import copies_of, operands
-from cuconv.core.activation import RELU
+from cuconv.core.activation import RELU, activation_of
 from cuconv.core.launch import OUTPUT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, in_precision
@@ -169,8 +169,9 @@ def test_each_warpgroup_of_a_reduction_has_stages_of_its_own(name):
 def test_options_are_arguments_of_the_one_kernel(name):
     activation, paired = -4, -2
     assert launch_of(name, HALF).arguments[activation:] == (0, 0, 1, 0)
-    options = CallOptions(activation=RELU, packed=True)
-    assert launch_of(name, HALF, options).arguments[activation:] == (RELU.kind, RELU.packed_numbers, 1, 1)
+    for one in (RELU, activation_of(("hardtanh", -2, 3))):
+        options = CallOptions(activation=one, packed=True)
+        assert launch_of(name, HALF, options).arguments[activation:] == (one.kind, one.packed_numbers, 1, 1)
     assert launch_of(name, HALF, CallOptions(aligned=False)).arguments[paired] == 0
     for odd in (replace(HALF, m=65), replace(HALF, groups=4, m=100)):
         assert launch_of(name, odd).arguments[paired] == 0

@@ -8,7 +8,10 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import cuconv.nn
+from cuconv.core.activation import activation_of
 from tests.cuconv.nn.models import close, conv_bn
+from tests.cuconv.nn.zoo.entries import Model
+from tests.cuconv.test_activation import each_activation, truth_of
 
 CONV2D = torch.ops.cuconv.conv2d.default
 
@@ -17,6 +20,15 @@ def test_a_result_may_be_a_layer_s_own(on_a_gpu):
     model, x = nn.Sequential(conv_bn(3, 4, 3, relu=True)).eval(), torch.randn(2, 3, 8, 9)
     program = cuconv.nn.fold(torch.export.export(model, (x,)))
     assert close(saved(program).module()(x), model(x)) and [call["activation"] for call in on_a_gpu] == ["relu"]
+
+
+@torch.no_grad()
+@each_activation
+def test_activations_are_arguments_of_the_operator(on_a_gpu, given):
+    model, x = Model(lambda model, x: truth_of(given, model.conv(x)), conv=nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 8, 9)
+    program = cuconv.nn.fold(torch.export.export(model.eval(), (x,)))
+    assert close(saved(program).module()(x), model(x))
+    assert [call["activation"] for call in on_a_gpu] == [str(activation_of(given))]
 
 
 class Counting(nn.Module):
