@@ -14,7 +14,7 @@ from cuconv.call_cache import convolve
 from cuconv.conv import conv2d
 from cuconv.core.activation import Activated, Activation, activation_of
 from cuconv.core.geometry import Geometry
-from cuconv.core.problem import FLOAT_BYTES, FP32, HALVES, UnsupportedProblem
+from cuconv.core.problem import FLOAT_BYTES, FP32, UnsupportedProblem
 from cuconv.operands import check_frozen
 from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
 from cuconv.runtime.driver import capture_of, made_current
@@ -70,16 +70,9 @@ def owned(
 ) -> PreparedConv2d:
     """`prepare` for weight and bias that the caller owns and never changes: without a copy, and checked at the call.
 
-    Calls raise NotReady while their kernels compile. Raises UnsupportedProblem in a capture for weights in half
-    precision: their kernels read them early, so what writes them must have ended.
+    Calls raise NotReady while their kernels compile. What writes the weights has ended: kernels in half precision read
+    them early.
     """
-    library = library_of(weight)
-    if library.element(weight) in HALVES:
-        device = library.device(weight)
-        with made_current(device):
-            if capture_of(library.current_stream(device)()):
-                raise UnsupportedProblem("constant weights in half precision: call once before a capture")
-            library.synchronize(device)
     geometry = Geometry(stride, padding, dilation, groups)
     return PreparedConv2d(weight, bias, geometry, activation, select.READY, precision)
 

@@ -79,6 +79,11 @@ def keep_strides(graph: fx.Graph) -> None:
     """Convert results to the order of strides that torch's own operations give them, if that of images may change."""
     if not any(_may_change(node.meta.get("example_value")) for node in graph.nodes):
         return
+    for node in graph.nodes:
+        if node.target in (torch.as_strided, "as_strided"):  # reads memory by the strides that a tensor has in torch
+            with graph.inserting_before(node):
+                read = graph.call_function(in_order, (node.args[0], order(node.args[0].meta["example_value"])))
+            node.replace_input_with(node.args[0], read)
     output = graph.output_node()
     with graph.inserting_before(output):
         converted = {
@@ -124,6 +129,8 @@ def hint(size: Any) -> int:
 
 
 def in_order(tensor: Tensor, order: list[int]) -> Tensor:
-    """A tensor whose strides decrease in an order of its dimensions: itself, or a copy."""
-    moved = tensor.permute(order)
-    return tensor if moved.is_contiguous() else moved.contiguous().permute([order.index(i) for i in range(len(order))])
+    """A tensor whose strides decrease in an order of its dimensions: itself, such as a view, or a copy."""
+    strides = [hint(tensor.stride(place)) for place in order if hint(tensor.shape[place]) != 1]
+    if strides == sorted(strides, reverse=True):
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(place) for place in range(len(order))])

@@ -147,7 +147,8 @@ def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, al
     """The launches of each call's plan, in order. With `prepared`, the launch that packs the weights is left out."""
     for problem, residual, output_channels, activation in calls:
         chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual, activation=activation)
-        if output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS:
+        is_unaligned = output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS
+        if is_unaligned and not problem.is_half:  # kernels in half precision look at the channels themselves
             planned = residual and select.fuses(problem, activation)
             chosen = select.plan(problem, spec, algorithm, prepared, planned, aligned=False)
         written = output_channels if select.writes_slices(chosen, residual, activation) else None

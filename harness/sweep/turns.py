@@ -71,6 +71,7 @@ class Turns:
         return True
 
     def end(self) -> None:
-        """Give the turn back."""
+        """Give the turn back, to a process that waits for it if there is one."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            time.sleep(2 * POLL_S)
