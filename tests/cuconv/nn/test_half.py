@@ -10,6 +10,7 @@ from torch import nn
 import cuconv.nn
 from cuconv.nn import backend
 from cuconv.nn.formats import is_laid_out
+from cuconv.nn.frozen import computed_by_torch
 from tests.cuconv.nn.models import MODELS, close, made, operands
 from tests.cuconv.nn.zoo.entries import Model
 
@@ -71,6 +72,70 @@ def test_views_of_another_layout_are_copies_and_results_keep_their_strides(on_a_
     assert report.captured and on_a_gpu
 
 
+def first_operand(model, x):
+    """A sum in the format of its first operand, which is the input."""
+    return (x + model.conv(x)).view(2, -1)
+
+
+def by_strides(model, x):
+    y = model.conv(x)
+    return torch.as_strided(y, (2, 4), (y.stride(0), 2))
+
+
+def of_two_types(model, x):
+    return torch.cat([model.conv(x), model.precise(x.float())], 1)
+
+
+def reshaped(model, x):
+    return F.relu(model.gray(x[:, :1])).permute(0, 2, 3, 1).reshape(2, -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", [first_operand, by_strides, of_two_types, reshaped])
+def test_graphs_of_formats_and_types(on_a_gpu, function, layout):
+    if function is first_operand and layout == torch.channels_last:
+        pytest.skip("torch refuses this view")
+    model = Model(function, conv=nn.Conv2d(4, 4, 1), gray=nn.Conv2d(1, 8, 3)).half()
+    model.precise = nn.Conv2d(4, 4, 1)
+    model = model.eval().to(memory_format=layout)
+    x = torch.randn(2, 4, 6, 5).half().contiguous(memory_format=layout)
+    theirs = model(x)
+    for ours in (cuconv.nn.convert(model, x)[0], torch.compile(model, backend=backend.cuconv, dynamic=True)):
+        output = ours(x)
+        assert close(output, theirs, 3e-3) and output.dtype == theirs.dtype
+    assert on_a_gpu
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_that_torch_computes_keep_the_graph_s_format(on_a_gpu, layout):
+    model = Model(reshaped, gray=nn.Conv2d(1, 8, 3)).half().eval().to(memory_format=layout)
+    x = torch.randn(2, 4, 6, 5).half().contiguous(memory_format=layout)
+    converted, report = cuconv.nn.convert(model, x)
+    with computed_by_torch():
+        assert close(converted(x), model(x), 3e-3)
+    assert report.captured
+
+
+@torch.no_grad()
+def test_a_batch_norm_in_float32_is_folded_in_the_convolution_s_type(on_a_gpu):
+    model = nn.Sequential(nn.Conv2d(4, 8, 3).bfloat16(), nn.BatchNorm2d(8)).eval()
+    model[1].running_mean.normal_()
+    x = torch.randn(2, 4, 6, 5).bfloat16()
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured and report.rows[0].folded == ("batch norm",)
+    assert close(converted(x), copy.deepcopy(model).double()(x.double()), 3e-2) and converted(x).dtype == x.dtype
+
+
+@torch.no_grad()
+def test_a_view_of_the_input_stays_one(on_a_gpu):
+    model = Model(lambda model, x: (x[:, :2], model.conv(x)), conv=nn.Conv2d(4, 4, 1)).half().eval()
+    x = torch.randn(2, 4, 6, 5).half()
+    view, _ = torch.compile(model, backend=backend.cuconv)(x)
+    assert view.data_ptr() == x.data_ptr()
+
+
 @torch.no_grad()
 def test_branches_are_written_to_their_place(on_a_gpu):
     model, x = made("fire")
@@ -101,7 +166,7 @@ def test_the_operator_passes_torchs_checks(on_a_gpu):
     x, weight, bias = (tensor.half().requires_grad_() for tensor in operands())
     x, weight = (one.detach().contiguous(memory_format=torch.channels_last).requires_grad_() for one in (x, weight))
     residual = torch.randn(2, 12, 5, 6).half().contiguous(memory_format=torch.channels_last).requires_grad_()
-    arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, True, residual, "fp32")
+    arguments = (x, weight, bias, [2, 2], [1, 1], [1, 1], 1, "relu", [], residual, "fp32")
     torch.library.opcheck(torch.ops.cuconv.conv2d.default, arguments, rtol=1e-2, atol=1e-2)
 
 
