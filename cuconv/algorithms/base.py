@@ -42,7 +42,7 @@ class CallOptions:
     activation        the function of each output, after bias and residual
     residual          whether a tensor like the output is added before the activation
     output_channels   those of the tensor that the output is a slice of; None where the output is a tensor of its own
-    packed            whether constant weights have been packed by `Algorithm.packing_launch` before
+    packed            whether the weights are constant; `Algorithm.packing_launch` has packed them, if it packs any
     overlap           whether the GPU has programmatic dependent launch, as from compute capability 9.0 on
     """
 
@@ -173,7 +173,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
         The main kernel and what is compiled with it have the macros of the options, and its last arguments are theirs.
         options: those that the algorithm fulfils itself, as `launches` hands them on: a residual only where it
         `fuses_residual`, activations but ReLU only where it `fuses_activations`, output channels only where it
-        `writes_slices`, packed only where there is a `packing`.
+        `writes_slices`, packed only where constant weights make a difference.
         """
 
     def launches(

@@ -76,7 +76,10 @@ def keep_interpolation(graph: fx.Graph) -> None:
 
 
 def keep_strides(graph: fx.Graph) -> None:
-    """Convert results to the order of strides that torch's own operations give them, if that of images may change."""
+    """Convert results to the order of strides that torch's own operations give them, if images may have another one.
+
+    What reads memory by strides gets a tensor with those of torch, too.
+    """
     if not any(_may_change(node.meta.get("example_value")) for node in graph.nodes):
         return
     for node in graph.nodes:

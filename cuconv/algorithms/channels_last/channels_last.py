@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from cuconv.algorithms.base import CallOptions, Configuration, Macros
+from cuconv.algorithms import base
+from cuconv.algorithms.base import Algorithm, CallOptions, Configuration, Macros
 from cuconv.algorithms.channels_last import pad_channels
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Operands, computed
 from cuconv.algorithms.common.divider import packed_divisor
@@ -94,17 +95,31 @@ Config = TypeVar("Config", bound=OfVariant)
 Costs = TypeVar("Costs")
 
 
-class ChannelsLast(ListedVariants[Config, Costs]):
-    """An algorithm for channels-last tensors in half precision, with bias, residual and activation in its main kernel.
+class InHalf(Algorithm[base.Config, Costs]):
+    """An algorithm in half precision, whose kernels do with bias, residual, activation and slices what a call asks for.
 
-    A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
-    the list stands for several variants, and has none of the macros in which they differ.
+    Constant weights are not packed; kernels read them before the kernel ahead ends.
     """
 
     precisions = HALVES
     fuses_residual = True
     fuses_activations = True
     writes_slices = True
+
+    def fulfilled(self, problem: ConvProblem, config: base.Config, options: CallOptions) -> CallOptions:
+        """The options as they are."""
+        return options
+
+    def _possible(self, problem: ConvProblem, options: CallOptions) -> CallOptions:
+        return options
+
+
+class ChannelsLast(InHalf[Config, Costs], ListedVariants[Config, Costs]):
+    """An algorithm for channels-last tensors in half precision, with bias, residual and activation in its main kernel.
+
+    A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
+    the list stands for several variants, and has none of the macros in which they differ.
+    """
 
     def variants(self, arch: str) -> list[Macros]:
         """The variants that the list stands for; none without Hopper's instructions."""
@@ -156,13 +171,6 @@ class ChannelsLast(ListedVariants[Config, Costs]):
             options = replace(options, packed=False)
         main = self.main_launch(computed(problem), config, options, pad_channels.operands(problem))
         return (*padding, main)
-
-    def fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
-        """The options as they are: constant weights are not packed, but read before the kernel ahead ends."""
-        return options
-
-    def _possible(self, problem: ConvProblem, options: CallOptions) -> CallOptions:
-        return options
 
 
 @cache

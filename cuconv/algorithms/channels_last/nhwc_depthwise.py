@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from cuconv.algorithms.base import Algorithm, CallOptions, Macros
-from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, has_whole_rows
+from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, InHalf, has_whole_rows
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Launch
-from cuconv.core.problem import BF16, FLOAT_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.core.problem import BF16, FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 MAX_EXTENT = 2**30  # rows or columns of the padded image
@@ -52,7 +52,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The output pixels of a thread; registers: about those that it has, by the compiler's report."""
+    """The output pixels of a thread, and about how many registers it has by the compiler's report."""
 
     rows: int
     columns: int
@@ -91,16 +91,12 @@ class Config:
         return f"strip={self.strip.rows}x{self.strip.columns} threads={self.threads} grid={self.blocks}"
 
 
-class NhwcDepthwise(Algorithm[Config, Costs]):
+class NhwcDepthwise(InHalf[Config, Costs]):
     """Plain FP32 sums of depthwise layers in half precision and channels last."""
 
     source = Path(__file__).with_suffix(".cu")
     summary = "Plain FP32 sums of depthwise layers in half precision and channels last."
     costs_type = Costs
-    precisions = HALVES
-    fuses_residual = True
-    fuses_activations = True
-    writes_slices = True
 
     def variants(self, arch: str) -> list[Macros]:
         """All kernel variants; none without Hopper, for which alone they are written."""
@@ -136,12 +132,8 @@ class NhwcDepthwise(Algorithm[Config, Costs]):
         return float(costs.start + norm(waves * latency_us, issue_us, costs.memory * p.min_bytes / 2**20))
 
     def summation(self, config: Config) -> Hashable:
-        """Nothing: each sum is one chain in the order of the filter positions."""
+        """An empty tuple: each sum is one chain in the order of the filter positions."""
         return ()
-
-    def fulfilled(self, problem: ConvProblem, config: Config, options: CallOptions) -> CallOptions:
-        """The options as they are: constant weights are not packed, but read before the kernel ahead ends."""
-        return options
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which waits for the kernel ahead itself."""
@@ -157,9 +149,6 @@ class NhwcDepthwise(Algorithm[Config, Costs]):
         macros = _macros(_geometry_of(p), strip) | {BF16_MACRO: int(p.precision == BF16)}
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
-
-    def _possible(self, problem: ConvProblem, options: CallOptions) -> CallOptions:
-        return options
 
 
 def _geometry_of(problem: ConvProblem) -> Geometry:

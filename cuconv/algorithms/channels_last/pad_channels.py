@@ -2,8 +2,8 @@
 
 A tensor map needs strides of whole 16 bytes. `pad_channels.cu` copies input and weights to the workspace, the input
 first, with more channels, which are zeros. Where the channels are few, a copy by the map would move little: then the
-pixels that a row of a filter reads, which are neighbours in memory, become the channels of one. So a 7x7 filter of 3
-channels becomes one of 7x1 with 28 channels, and the windows of neighbouring outputs overlap in memory.
+pixels that a row of a filter reads, which are neighbours in memory, become the channels of one wide pixel. So a 7x7
+filter of 3 channels becomes one of 7x1 with 28 channels, and the windows of neighbouring outputs overlap in memory.
 """
 
 from __future__ import annotations

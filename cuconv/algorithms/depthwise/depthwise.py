@@ -161,7 +161,7 @@ class Depthwise(ManyConfigurations[DepthwiseConfig, Costs]):
         return super().least_us(problem, device, prepared) if small else inf
 
     def summation(self, config: DepthwiseConfig) -> tuple[int, ...]:
-        """Nothing: each sum is one chain in the order of channels and filter positions."""
+        """An empty tuple: each sum is one chain in the order of channels and filter positions."""
         return ()
 
     def kernels(self, problem: ConvProblem, config: DepthwiseConfig, options: CallOptions) -> tuple[Launch, ...]:
