@@ -70,29 +70,29 @@ def conv2d(
     The first seven arguments have the order and meaning of torch.nn.functional.conv2d. A number stands for both axes,
     a pair is (vertical, horizontal).
 
-    input      (N, C, H, W), or (C, H, W) for one image: a torch CUDA tensor or a CuPy array; the other operands are of
-               the same library, GPU and type. Tensors in float32 are contiguous; those in float16 or bfloat16 are in
-               torch's memory format channels_last, on Hopper GPUs
-    weight     (M, C / groups, KH, KW)
-    bias       (M,), added to every output of its filter; None for no bias
-    stride     rows and columns of the padded input from one output pixel to the next
-    padding    rows and columns of zeros on each side: a number, a pair, "valid" (none) or "same" (odd filters and
-               stride 1 only: the output has the input's size)
-    dilation   rows and columns of the padded input from one filter position to the next
-    groups     equal parts of the channels; each part of the filters, M / groups, reads one of them
-    relu       True for activation="relu"
-    activation the function of each output, after bias and residual: None, "relu", "relu6", "silu", "sigmoid",
-               "hardswish", "hardsigmoid", "gelu_tanh" (torch's gelu with approximate="tanh"), "leaky_relu" or
-               ("leaky_relu", slope), "hardtanh" or ("hardtanh", least, largest). A NaN stays a NaN
-    residual   (N, M, OH, OW), added to the output before the activation; None for no residual
-    algorithm  "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
-               which an image's output is bit for bit the same in every batch, where all outputs are finite; "ready" is
-               "auto", but raises NotReady where it would have to wait for kernels to compile
-    precision  of float32 operands. "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded
-               to TF32 (11 bits, a relative error of about 3e-4), which is faster for large problems. Operands in half
-               precision are added up in FP32, and the output is rounded once
-    out        (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of the
-               channels of a contiguous array, such as `buffer[:, 64:128]`; None for a new array
+    input       (N, C, H, W), or (C, H, W) for one image: a torch CUDA tensor or a CuPy array; the other operands are of
+                the same library, GPU and type. Tensors in float32 are contiguous; those in float16 or bfloat16 are in
+                torch's memory format channels_last, on Hopper GPUs
+    weight      (M, C / groups, KH, KW)
+    bias        (M,), added to every output of its filter; None for no bias
+    stride      rows and columns of the padded input from one output pixel to the next
+    padding     rows and columns of zeros on each side: a number, a pair, "valid" (none) or "same" (odd filters and
+                stride 1 only: the output has the input's size)
+    dilation    rows and columns of the padded input from one filter position to the next
+    groups      equal parts of the channels; each part of the filters, M / groups, reads one of them
+    relu        True for activation="relu"
+    activation  the function of each output, after bias and residual: None, "relu", "relu6", "silu", "sigmoid",
+                "hardswish", "hardsigmoid", "gelu_tanh" (torch's gelu with approximate="tanh"), "leaky_relu" or
+                ("leaky_relu", slope), "hardtanh" or ("hardtanh", least, largest). A NaN stays a NaN
+    residual    (N, M, OH, OW), added to the output before the activation; None for no residual
+    algorithm   "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
+                which an image's output is bit for bit the same in every batch, where all outputs are finite; "ready" is
+                "auto", but raises NotReady where it would have to wait for kernels to compile
+    precision   of float32 operands. "fp32": the accuracy of a plain FP32 sum; "tf32": input and weight may be rounded
+                to TF32 (11 bits, a relative error of about 3e-4), which is faster for large problems. Operands in half
+                precision are added up in FP32, and the output is rounded once
+    out         (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of
+                the channels of a contiguous array, such as `buffer[:, 64:128]`; None for a new array
 
     Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
     on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some

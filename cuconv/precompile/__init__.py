@@ -40,11 +40,11 @@ def precompile(
     torch and CuPy do; bias needs no kernels of its own. The kernels are compiled on all processor cores, and
     no GPU is needed.
 
-    device     a DeviceSpec, a GPU's ordinal, or None for the current GPU
-    residual   whether the calls have a residual
-    activation what the calls have as activation, or None; ReLU needs no kernels of its own
-    prepared   whether they are calls of what `prepare` returns
-    progress   called with the number of kernels that are compiled and the number of all, after each
+    device      a DeviceSpec, a GPU's ordinal, or None for the current GPU
+    residual    whether the calls have a residual
+    activation  what the calls have as activation, or None; ReLU needs no kernels of its own
+    prepared    whether they are calls of what `prepare` returns
+    progress    called with the number of kernels that are compiled and the number of all, after each
 
     Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
     """
