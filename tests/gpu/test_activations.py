@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cuconv import ConvProblem, UnsupportedProblem, algorithms, conv2d, prepare, reference
-from tests.cuconv.test_activation import each_activation, truth_of
+from cuconv.core.activation import activation_of
+from tests.cuconv.test_activation import each_activation, formula, truth_of
 from tests.gpu.half import DTYPES, assert_rounded_once, each_half, in_half, tensors
 from tests.gpu.problems import TOLERANCE, bias_for, operands, rel_l2_error
 from tests.gpu.test_residual import residual_for
@@ -30,6 +31,14 @@ LAYERS = [
 ]
 
 
+def exact(given, values):
+    """The activation of values in float64; torch's gelu has few right digits where it is small."""
+    truth = truth_of(given, values)
+    return (
+        torch.where(values.abs() < 100, formula(activation_of(given), values), truth) if given == "gelu_tanh" else truth
+    )
+
+
 def handed_on(values, algorithm, **options):
     """The activations of values, (N,): the outputs of a layer that hands them on."""
     depthwise = algorithm == "nhwc_depthwise"
@@ -47,7 +56,7 @@ def handed_on(values, algorithm, **options):
 def test_single_values_in_half_precision(algorithm, precision, given):
     dtype = DTYPES[precision]
     values = torch.cat([torch.linspace(-12, 12, 4000), torch.tensor(SPECIAL)]).to("cuda", dtype)
-    truth = truth_of(given, values.double()).to(dtype)
+    truth = exact(given, values.double()).to(dtype)
     for out in handed_on(values, algorithm, activation=given):
         torch.testing.assert_close(
             out, truth, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).smallest_normal * 2**-7, equal_nan=True
@@ -57,7 +66,7 @@ def test_single_values_in_half_precision(algorithm, precision, given):
 @each_activation
 def test_single_values_in_fp32(given):
     values = torch.cat([torch.linspace(-20, 20, 4000), torch.tensor(SPECIAL)]).cuda()
-    truth = truth_of(given, values.double())
+    truth = exact(given, values.double())
     for out in handed_on(values, "two_stage", activation=given):
         finite = truth.isfinite()
         assert torch.equal(out.isnan(), truth.isnan()) and rel_l2_error(out[finite], truth[finite]) < 1e-6

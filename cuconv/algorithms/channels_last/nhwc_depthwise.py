@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, InHalf, has_whole_rows
+from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, InHalf
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
@@ -139,12 +139,13 @@ class NhwcDepthwise(InHalf[Config, Costs]):
         """The launch of the one kernel, which waits for the kernel ahead itself."""
         p, strip = problem, config.strip
         down, along = ceil_div(p.out_h, strip.rows), ceil_div(p.out_w, strip.columns)
+        whole = options.aligned and options.output_planes(p) % VECTOR_CHANNELS == 0
         arguments = (
             INPUT, WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.c, p.h, p.w, p.out_h, p.out_w,
             p.pad_h, p.pad_w, p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, _strips(p, strip),
             down, packed_divisor(down), along, packed_divisor(along), config.vectors, packed_divisor(config.vectors),
             config.positions, config.channel_blocks, packed_divisor(config.channel_blocks),
-            *options.activation_arguments, int(has_whole_rows(p, options)), int(options.packed),
+            *options.activation_arguments, int(whole), int(options.packed),
         )  # fmt: skip
         macros = _macros(_geometry_of(p), strip) | {BF16_MACRO: int(p.precision == BF16)}
         grid, shared = (config.blocks, config.threads), config.shared_bytes
