@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from math import e as EULER
-from math import inf, isnan, log2, pi, sqrt
+from math import inf, isinf, log2, pi, sqrt
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ CLAMP = 1  # x, at least a and at most b
 LEAKY = 2  # x, times a where it is negative
 HARD, HARD_GATE = 3, 4  # x / 6 + 1/2, at least 0 and at most 1; and that times x
 LOGISTIC, LOGISTIC_GATE = 5, 6  # 1 / (1 + 2^(a x + b x^3)); and that times x
+MAX_FLOAT = (2 - 2**-23) * 2.0**127  # the largest number of float32
 
 
 class Activation(NamedTuple):
@@ -107,6 +108,15 @@ def _parts(activation: Any) -> tuple[Any, ...]:
     )
 
 
+def _is_taken(number: Any, kind: int) -> bool:
+    """Whether a kernel can take a number: one of float32 that is finite, or for a clamp infinite."""
+    try:
+        value = float(number)
+    except OverflowError:
+        return False
+    return abs(value) <= MAX_FLOAT or (kind == CLAMP and isinf(value))
+
+
 def named(name: str, *numbers: float) -> Activation:
     """The activation of a name, with torch's default numbers where none are given.
 
@@ -119,7 +129,7 @@ def named(name: str, *numbers: float) -> Activation:
     if name in _FIXED:
         raise ValueError(f"activation={shown((name, *numbers))}: {name} takes no numbers")
     kind, meaning, defaults = _WITH_NUMBERS[name]
-    if numbers and (len(numbers) != len(defaults) or any(map(isnan, numbers))):
+    if numbers and (len(numbers) != len(defaults) or not all(_is_taken(one, kind) for one in numbers)):
         raise ValueError(f"activation={shown((name, *numbers))}: give {name} {meaning}, or no number for {defaults}")
     made = Activation(name, kind, *map(float, numbers or defaults))
     if kind == CLAMP and made.first > made.second:

@@ -85,8 +85,9 @@ def keep_strides(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in (torch.as_strided, "as_strided"):  # reads memory by the strides that a tensor has in torch
             with graph.inserting_before(node):
-                read = graph.call_function(in_order, (node.args[0], order(node.args[0].meta["example_value"])))
-            node.replace_input_with(node.args[0], read)
+                tensor = node.args[0] if node.args else node.kwargs["input"]
+                read = graph.call_function(in_order, (tensor, order(tensor.meta["example_value"])))
+            node.replace_input_with(tensor, read)
     output = graph.output_node()
     with graph.inserting_before(output):
         converted = {

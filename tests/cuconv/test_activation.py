@@ -96,3 +96,9 @@ def test_other_types_are_refused(given):
 def test_relu_beside_another_activation_is_refused():
     with pytest.raises(ValueError, match="relu=True with activation='silu'"):
         activation_of("silu", True)
+
+
+@pytest.mark.parametrize("number", [10**400, 1e300, inf, nan])
+def test_numbers_beyond_float32_are_refused(number):
+    with pytest.raises(ValueError, match="leaky_relu"):
+        activation_of(("leaky_relu", number))

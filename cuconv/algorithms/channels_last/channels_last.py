@@ -98,7 +98,7 @@ Costs = TypeVar("Costs")
 class InHalf(Algorithm[base.Config, Costs]):
     """An algorithm in half precision, whose kernels do with bias, residual, activation and slices what a call asks for.
 
-    Constant weights are not packed; kernels read them before the kernel ahead ends.
+    Constant weights are not packed. Kernels read them before the kernel ahead ends, unless it copies them.
     """
 
     precisions = HALVES

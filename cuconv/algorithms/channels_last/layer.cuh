@@ -211,8 +211,8 @@ struct Epilogue {
     bool paired;      // whether two neighbouring filters of a pixel can be read and written at once
     int filters_end;  // one behind the last filter of the tile's group
 
-    // Adds bias and residual to a thread's sums, and computes the activation. A thread has, in each 64 rows and for every 8
-    // filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even where `paired`.
+    // Adds bias and residual to a thread's sums, and computes the activation. A thread has, in each 64 rows and for every
+    // 8 filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even where `paired`.
     template <int ROW_TILES, int COUNT>
     __device__ __forceinline__ void finish(float (&sums)[ROW_TILES][COUNT], int pixel, int filter) const {
         if (bias)
