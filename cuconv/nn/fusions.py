@@ -188,7 +188,7 @@ def why_not_convolved(
 
 
 def spec_of(tensor: Tensor) -> DeviceSpec:
-    """What is known of a tensor's GPU."""
+    """The specification of a tensor's GPU."""
     return device_spec(tensor.device.index)
 
 

@@ -113,7 +113,7 @@ def is_viewed(tensor: Tensor, size: Sequence[Any]) -> bool:
     with _disable_current_modes():
         try:
             torch.empty_strided(shape, strides, device="meta").view(wanted)
-        except (RuntimeError, ValueError):  # of torch's own code, and of its code in Python
+        except (RuntimeError, ValueError):  # torch's C++ raises the first, its Python code the second
             return False
     return True
 

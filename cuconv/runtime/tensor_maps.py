@@ -10,7 +10,7 @@ from cuconv.core.problem import BF16, FP16
 from cuconv.runtime import driver
 
 MAP_BYTES = 128
-HOST_ALIGNMENT = 64  # of a map in the host's memory
+HOST_ALIGNMENT = 64  # bytes; where a map starts in the host's memory
 # Values of the driver's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 TYPES = {FP16: 6, BF16: 9}
 SWIZZLES = {32: 1, 64: 2, 128: 3}

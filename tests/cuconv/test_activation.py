@@ -31,13 +31,13 @@ each_activation = pytest.mark.parametrize("given", EACH, ids=str)
 
 
 def truth_of(given, x):
-    """What torch computes for an activation as a call gives it."""
+    """The result of torch for an activation as a call gives it."""
     name, *numbers = (given,) if isinstance(given, str) else given
     return TORCH[name](x, *numbers)
 
 
 def formula(one, x):
-    """What kernels compute for a kind and its numbers (common/activation.cuh)."""
+    """The result of a kernel's formula for a kind and its numbers (common/activation.cuh)."""
     a, b = one.first, one.second
     return {
         activation.IDENTITY: lambda: x,

@@ -31,7 +31,7 @@ MAX_STAGES = 16
 # wgmma multiplies 64 rows with N filters in N / 2 clocks, and reads them from shared memory in 16 + N / 4: together as
 # long as products of about this many filters more.
 READ_FILTERS = 21
-MAX_STRIDE = 8  # of a tensor map
+MAX_STRIDE = 8  # the limit of a tensor map
 # Bits of a corner, which is signed, and of a filter position in the filter, for a tensor map in im2col mode of four
 # dimensions, and of five, where there are groups (CUDA driver API, cuTensorMapEncodeIm2col).
 IM2COL_BITS, GROUPED_IM2COL_BITS = 8, 5

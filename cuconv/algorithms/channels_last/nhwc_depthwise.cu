@@ -47,7 +47,7 @@ struct Window {
 
 // The weights of a filter position for a thread's vector.
 struct Weights {
-    const float4* start;  // of the vector
+    const float4* start;  // the vector's first four channels at filter position 0
     int vectors;
 
     __device__ __forceinline__ void read(float (&values)[VECTOR], int position) const {

@@ -23,8 +23,8 @@ from cuconv.core.problem import BF16, FLOAT_BYTES, ConvProblem, UnsupportedProbl
 from cuconv.device import DeviceSpec
 
 MAX_EXTENT = 2**30  # rows or columns of the padded image
-MAX_WEIGHT_BYTES = 48 * 1024  # of a block
-MAX_VECTORS = 8  # of a block: a pixel's are a cache line
+MAX_WEIGHT_BYTES = 48 * 1024  # a block keeps no more weights in shared memory
+MAX_VECTORS = 8  # a block computes no more of a pixel: they are a cache line
 THREADS = (64, 128, 256)
 SM_THREADS, SM_REGISTERS = 2048, 2**16
 
@@ -43,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a kernel variant has as macros of a filter with dilation 1; all 0 for the variant of every geometry."""
+    """A filter with dilation 1 that a kernel variant has as macros; all 0 for the variant of every geometry."""
 
     kernel_h: int = 0
     kernel_w: int = 0

@@ -102,7 +102,7 @@ class Config:
 
     @property
     def variant(self) -> tuple[Tile, int, Boxes]:
-        """What a kernel variant is made for."""
+        """The parts of a configuration by which its kernel variant is chosen."""
         return self.tile, self.split_k, self.boxes
 
     def __str__(self) -> str:

@@ -35,7 +35,6 @@ MIN_STAGES = 3
 WARPGROUPS = 2
 SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
-RESERVED_BYTES = 1024  # of shared memory, for each block
 WHOLE_MACRO = "WHOLE"
 
 
@@ -112,7 +111,7 @@ class Config:
 
     @property
     def variant(self) -> tuple[Tile, Boxes, bool]:
-        """What a kernel variant is made for."""
+        """The parts of a configuration by which its kernel variant is chosen."""
         return self.tile, self.boxes, self.keeps
 
     def __str__(self) -> str:
@@ -208,7 +207,8 @@ def _is_uneven(config: Config, device: DeviceSpec) -> bool:
     The next launch starts early, beside the blocks of this one, and some SMs have room for two of its blocks. Fewer
     blocks than a quarter of the SMs do not meet.
     """
-    fits_twice = 2 * (config.shared_bytes + RESERVED_BYTES) <= device.shared_bytes_per_sm
+    reserved_bytes = device.shared_bytes_per_sm - device.shared_bytes_per_block  # CUDA takes them for each block
+    fits_twice = 2 * (config.shared_bytes + reserved_bytes) <= device.shared_bytes_per_sm
     return fits_twice and config.tile.most_resident > 1 and device.sm_count / 4 < config.blocks < device.sm_count
 
 

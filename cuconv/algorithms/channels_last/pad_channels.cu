@@ -18,7 +18,7 @@ extern "C" __global__ void pad_channels(const Element* __restrict__ input, const
     const int64 row = is_input ? vector / input_vectors : behind / weight_vectors;
     const int place = (int)(is_input ? vector - row * input_vectors : behind - row * weight_vectors) * 8;
     const int from_width = (int)(is_input ? width : kernel_w);
-    int x = place / (int)pixel, channel = place - x * (int)pixel;  // of the first element
+    int x = place / (int)pixel, channel = place - x * (int)pixel;  // where the first element lies
     if (is_input) x -= (int)left;
 #if __CUDA_ARCH__ >= 900
     wait_for_kernel_ahead();

@@ -87,7 +87,7 @@ def workspace_bytes(problem: ConvProblem) -> int:
 
 
 def operands(problem: ConvProblem) -> Operands:
-    """What the main kernel reads."""
+    """The operands of the main kernel: the copies, or the call's own."""
     p, copies = problem, copies_of(problem)
     if copies is None:
         return Operands(INPUT, WEIGHT, p.c, p.c * p.w, p.group_channels)

@@ -227,7 +227,7 @@ def copied(x, rows, pixel, left, vectors, channels, width):
 
 
 def read(memory, tensor_map, sizes):
-    """What a tensor map reads of elements, with as many channels as it has."""
+    """The elements that a tensor map reads, with as many channels as it has."""
     steps = [1, *(stride // 2 for stride in tensor_map.strides)]
     return memory.as_strided(sizes[::-1], steps[::-1], tensor_map.address.offset // 2)
 
