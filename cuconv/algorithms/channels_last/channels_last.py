@@ -18,7 +18,7 @@ from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.algorithms.common.listed import Forms, ListedVariants, least_slowdown, listed
 from cuconv.core.costs import constant
-from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Launch, TensorMap
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
 from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -306,14 +306,17 @@ def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, operands: Opera
     return TensorMap(operands.weight, p.precision, sizes, strides, box, boxes.row_bytes)
 
 
-def output_map(problem: ConvProblem, box_filters: int, options: CallOptions) -> TensorMap:
-    """The map by which 64 pixels of `box_filters` filters of a group are copied to the output."""
+def output_map(problem: ConvProblem, box_filters: int, planes: int, address: Address = OUTPUT) -> TensorMap:
+    """The map by which 64 pixels of `box_filters` filters of a group are copied to the output, or from a residual.
+
+    planes: the channels of the tensor.
+    """
     p = problem
     groups = ((p.groups, HALF_BYTES * p.group_filters, 1),) if p.groups > 1 else ()
-    pixels = (p.n * p.out_pixels, HALF_BYTES * options.output_planes(p), WARPGROUP_PIXELS)
+    pixels = (p.n * p.out_pixels, HALF_BYTES * planes, WARPGROUP_PIXELS)
     sizes, strides, box = zip(*groups, pixels, strict=True)
     sizes, box = (p.group_filters, *sizes), (box_filters, *box)
-    return TensorMap(OUTPUT, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
+    return TensorMap(address, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
 
 
 def macros_of(grouped: bool, boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> Macros:
@@ -358,8 +361,12 @@ def last_arguments(problem: ConvProblem, ring: int, options: CallOptions) -> tup
 
 
 def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
-    """Whether the filters of every pixel and group start at a multiple of 16 bytes, so that a tensor map may write."""
-    starts = options.output_planes(problem), problem.group_filters if problem.groups > 1 else 0
+    """Whether the filters of every pixel and group start at a multiple of 16 bytes, in output and residual.
+
+    Then tensor maps may write and read them.
+    """
+    residual, groups = (problem.m if options.residual else 0), (problem.group_filters if problem.groups > 1 else 0)
+    starts = options.output_planes(problem), residual, groups
     return options.aligned and all(start % VECTOR_CHANNELS == 0 for start in starts)
 
 

@@ -201,51 +201,60 @@ __device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ri
     if (leader) barrier_arrive(behind);
 }
 
-// The end of a call: bias, residual and activation of the sums, and their way to the output.
-struct Epilogue {
-    const Element *bias, *residual;  // null where there is none
+// Two neighbouring elements, of which the first `count` exist; zeros stand for the others. paired: whether one load reads
+// both.
+__device__ __forceinline__ unsigned load_pair(const Element* from, int count, bool paired) {
+    if (count <= 0) return 0;
+    if (paired) return *reinterpret_cast<const unsigned*>(from);
+    return from[0] | (count > 1 ? (unsigned)from[1] << 16 : 0);
+}
+__device__ __forceinline__ void add_pair(float& first, float& second, unsigned pair) {
+    first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
+}
+
+// The bias of a warpgroup's filters: each warp has all of it, a pair of neighbours in each lane. It is read ahead of the
+// products, whose time hides that of the loads.
+struct Bias {
+    unsigned pairs[(WARPGROUP_FILTERS + 63) / 64];
+
+    __device__ __forceinline__ Bias(const Element* bias, int filter, int filters_end) {
+#pragma unroll
+        for (int i = 0; i < sizeof(pairs) / sizeof(*pairs); ++i) {
+            const int at = filter + i * 64 + threadIdx.x % 32 * 2;
+            pairs[i] = bias ? load_pair(bias + at, filters_end - at, false) : 0;
+        }
+    }
+    // Adds it to sums as wgmma leaves them.
+    template <int ROW_TILES>
+    __device__ __forceinline__ void add_to(float (&sums)[ROW_TILES][WGMMA_SUMS]) const {
+#pragma unroll
+        for (int i = 0; i < WGMMA_SUMS / 4; ++i) {
+            const unsigned pair = __shfl_sync(~0u, pairs[i / 8], i % 8 * 4 + threadIdx.x % 4);
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; ++tile) {
+                add_pair(sums[tile][4 * i], sums[tile][4 * i + 1], pair);
+                add_pair(sums[tile][4 * i + 2], sums[tile][4 * i + 3], pair);
+            }
+        }
+    }
+};
+
+// Residual and output, of which a thread reads and writes two neighbouring filters of a pixel.
+struct Outputs {
+    const Element* residual;  // null where there is none
     Element* output;
     int64 output_stride;  // elements from one pixel of the output to the next
     int filters, pixels;
-    Activation activation;
-    bool paired;      // whether two neighbouring filters of a pixel can be read and written at once
+    bool paired;      // whether two neighbours can be read and written at once
     int filters_end;  // one behind the last filter of the tile's group
 
-    // Adds bias and residual to a thread's sums, and computes the activation. A thread has, in each 64 rows and for every
-    // 8 filters, two neighbours at (pixel, filter) and two at (pixel + 8, filter); `filter` is even where `paired`.
-    template <int ROW_TILES, int COUNT>
-    __device__ __forceinline__ void finish(float (&sums)[ROW_TILES][COUNT], int pixel, int filter) const {
-        if (bias)
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                const int at = filter + i / 4 * 8 + i % 2;
-                const float value = at < filters_end ? value_of(bias[at]) : 0.0f;
-#pragma unroll
-                for (int tile = 0; tile < ROW_TILES; ++tile) sums[tile][i] += value;
-            }
-        if (residual)
-#pragma unroll
-            for (int tile = 0; tile < ROW_TILES; ++tile)
-#pragma unroll
-                for (int i = 0; i < COUNT; i += 2)
-                    add_residual(sums[tile][i], sums[tile][i + 1], pixel + tile * 64 + i % 4 * 4, filter + i / 4 * 8);
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) activate(sums[tile], activation);
+    __device__ __forceinline__ bool has(int pixel, int filter) const { return pixel < pixels && filter < filters_end; }
+    __device__ __forceinline__ unsigned residual_at(int pixel, int filter) const {
+        if (!has(pixel, filter)) return 0;
+        return load_pair(residual + (int64)pixel * filters + filter, filters_end - filter, paired);
     }
-    __device__ __forceinline__ void add_residual(float& first, float& second, int pixel, int filter) const {
-        if (pixel >= pixels || filter >= filters_end) return;
-        const Element* const from = residual + (int64)pixel * filters + filter;
-        if (paired) {
-            const unsigned pair = *reinterpret_cast<const unsigned*>(from);
-            first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
-        } else {
-            first += value_of(from[0]);
-            if (filter + 1 < filters_end) second += value_of(from[1]);
-        }
-    }
-    // Writes two finished sums of neighbouring filters.
     __device__ __forceinline__ void write(float first, float second, int pixel, int filter) const {
-        if (pixel >= pixels || filter >= filters_end) return;
+        if (!has(pixel, filter)) return;
         const unsigned pair = packed(first, second);
         Element* const to = output + pixel * output_stride + filter;
         if (paired) {

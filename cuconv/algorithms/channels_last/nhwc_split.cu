@@ -24,6 +24,7 @@ constexpr int PIXEL_WARPGROUPS = PIXELS / 64, CONSUMERS = 128 * PIXEL_WARPGROUPS
 constexpr int CONSUMER_WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 64;
 // A thread's four sums of eight filters in two rows: what is exchanged at once. A block owns PIECES / SPLIT_K of them.
 constexpr int PIECES = PIXELS * FILTERS / 4, OWNED = PIECES / SPLIT_K, THREAD_PIECES = FILTERS / 8 / WARPGROUP_SPLIT_K;
+constexpr int THREAD_OWNED = (OWNED + CONSUMERS - 1) / CONSUMERS;
 constexpr int INBOX_BYTES = PIECES * 16, PARTIAL_BYTES = (WARPGROUP_SPLIT_K - 1) * INBOX_BYTES;
 static_assert(FILTERS / 8 % WARPGROUP_SPLIT_K == 0 && PIECES % SPLIT_K == 0, "equal shares");
 
@@ -129,7 +130,6 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
             produce_weights(ring, weight_map, tile.first_filter(), first_place(), stages, layer);
         }
         __syncwarp();
-        launch_dependents();
         cluster_wait();
     } else if (warp == CONSUMER_WARPS + 1) {
         if (elect_one()) {
@@ -142,9 +142,29 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         launch_dependents();
         cluster_wait();
     } else {
-        const Epilogue out = {bias,        residual,                  output,      output_stride, (int)filters,
-                              (int)pixels, {activation, numbers}, paired != 0, tile.group_start + (int)group_filters};
+        const Outputs out = {residual,    output,      output_stride,
+                             (int)filters, (int)pixels, paired != 0, tile.group_start + (int)group_filters};
         const int warpgroup = warp / 4, row_group = warpgroup % PIXEL_WARPGROUPS, share = warpgroup / PIXEL_WARPGROUPS;
+
+        // What is added to the pieces that the thread owns is read ahead of the products, whose time hides the loads.
+        wait_for_kernel_ahead();
+        unsigned biases[THREAD_OWNED], above[THREAD_OWNED] = {}, below[THREAD_OWNED] = {};
+        const auto each_owned = [&](auto&& function) {
+#pragma unroll
+            for (int i = 0; i < THREAD_OWNED; ++i) {
+                const int owned = threadIdx.x + i * CONSUMERS;
+                if (OWNED % CONSUMERS && owned >= OWNED) break;
+                const int piece = rank * OWNED + owned, thread = piece % 128, eights = piece / 128;
+                const int filter = tile.first_filter() + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
+                function(i, owned, tile.pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4,
+                         filter);
+            }
+        };
+        each_owned([&](int i, int, int pixel, int filter) {
+            biases[i] = bias ? load_pair(bias + filter, out.filters_end - filter, false) : 0;
+            if (residual) above[i] = out.residual_at(pixel, filter), below[i] = out.residual_at(pixel + 8, filter);
+        });
+
         float sums[1][WGMMA_SUMS];
         ring.advance(share);
         consume<WARPGROUP_SPLIT_K>(sums, ring, ResidentWeights(), stages - share, row_group * 64, 0);
@@ -159,21 +179,19 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
             const int piece = (row_group * (FILTERS / 8) + share * THREAD_PIECES + i) * 128 + threadIdx.x % 128;
             send_piece(inbox + (rank * OWNED + piece % OWNED) * 16, kept + 4 * i, received, piece / OWNED);
         }
-        wait_for_kernel_ahead();
         barrier_wait_cluster(received, 0);
-        for (int owned = threadIdx.x; owned < OWNED; owned += CONSUMERS) {
-            float sum[1][4] = {};
+        each_owned([&](int i, int owned, int pixel, int filter) {
+            float sum[4] = {};
 #pragma unroll
             for (int from = 0; from < SPLIT_K; ++from) {
                 const float4 more = load_piece(inbox + (from * OWNED + owned) * 16);
-                sum[0][0] += more.x, sum[0][1] += more.y, sum[0][2] += more.z, sum[0][3] += more.w;
+                sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
             }
-            const int piece = rank * OWNED + owned, thread = piece % 128, eights = piece / 128;
-            const int filter = tile.first_filter() + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
-            const int pixel = tile.pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
-            out.finish(sum, pixel, filter);
-            out.write(sum[0][0], sum[0][1], pixel, filter);
-            out.write(sum[0][2], sum[0][3], pixel + 8, filter);
-        }
+            if (bias) add_pair(sum[0], sum[1], biases[i]), add_pair(sum[2], sum[3], biases[i]);
+            if (residual) add_pair(sum[0], sum[1], above[i]), add_pair(sum[2], sum[3], below[i]);
+            activate(sum, Activation(activation, numbers));
+            out.write(sum[0], sum[1], pixel, filter);
+            out.write(sum[2], sum[3], pixel + 8, filter);
+        });
     }
 }

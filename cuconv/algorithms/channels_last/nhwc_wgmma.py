@@ -27,7 +27,7 @@ from cuconv.algorithms.channels_last.channels_last import (
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Operands
 from cuconv.core.costs import constant
-from cuconv.core.launch import Launch
+from cuconv.core.launch import RESIDUAL, Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -43,7 +43,6 @@ class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
     write_pair: float = constant("added to the writing of 2**12 outputs where threads write two at a time")
-    uneven: float = constant("added where blocks of the next launch leave some SMs two of this one's, and others none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,18 @@ class Tile:
         return next(size for size in (64, 32, 16) if self.warpgroup_filters % size == 0)
 
     @property
+    def box_bytes(self) -> int:
+        """Bytes of a box of the output, or of a residual."""
+        return WARPGROUP_PIXELS * self.box_filters * HALF_BYTES
+
+    @property
     def output_bytes(self) -> int:
         """Shared memory of two boxes of output for each warpgroup, in bytes."""
-        return WARPGROUPS * 2 * WARPGROUP_PIXELS * self.box_filters * HALF_BYTES
+        return WARPGROUPS * 2 * self.box_bytes
+
+    def residual_stages(self, stage_bytes: int) -> int:
+        """The stages of the ring, of so many bytes, that the boxes of a residual take."""
+        return ceil_div(self.pixels * self.filters * HALF_BYTES // self.box_bytes, stage_bytes // self.box_bytes)
 
     def __str__(self) -> str:
         return f"{self.pixels}x{self.filters}"
@@ -94,20 +102,26 @@ TILES = (
 class Config:
     """A launch configuration.
 
-    boxes: those of a stage. keeps: whether a block's weights stay in shared memory. ring: stages of the ring.
-    resident: blocks of an SM.
+    boxes: those of a stage. keeps: whether a block's weights stay in shared memory. ring: stages of the ring, which has
+    room for `spare` more where a residual takes some. resident: blocks of an SM.
     """
 
     tile: Tile
     boxes: Boxes
     keeps: bool
     ring: int
+    spare: int
     resident: int
     blocks: int
     shared_bytes: int
     workspace_bytes: int = 0
 
     threads = WARPGROUPS * CONSUMER_THREADS + PRODUCER_THREADS
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage of the ring in bytes."""
+        return self.boxes.stage_bytes(self.tile.pixels + (0 if self.keeps else self.tile.filters))
 
     @property
     def variant(self) -> tuple[Tile, Boxes, bool]:
@@ -166,7 +180,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         ends_us = resident * tile.pixels / 2**12 * _filter_us(costs, p, tile)
         busy_us = ceil_div(blocks, resident) * (stages * stage.each + ends_us) + stage.first - stage.each
         kept = stages * tile.filters if config.keeps else 0
-        busy_us += kept * stage.row + (costs.uneven if _is_uneven(config, device) else 0.0)
+        busy_us += kept * stage.row
         copied = tiles * stages * boxes.stage_bytes(rows) + config.blocks * kept * boxes.stage_bytes(1)
         return costs.start + hypot(busy_us, costs.traffic * copied / 2**20, costs.memory * p.min_bytes / 2**20)
 
@@ -179,17 +193,21 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         p, tile, boxes = problem, config.tile, config.boxes
         whole = channels_last.has_whole_rows(p, options)
         macros = self.row_of(config.variant, p.groups > 1) | channels_last.type_macro(p) | {WHOLE_MACRO: int(whole)}
-        written = channels_last.output_map(p, tile.box_filters, options)
+        adds = whole and options.residual
+        more = min(config.spare, tile.residual_stages(config.stage_bytes)) if adds else 0
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, operands)
         weights = channels_last.weight_map(p, boxes, tile.filters, operands)
+        # Weights stand for maps that are not used.
+        written = channels_last.output_map(p, tile.box_filters, options.output_planes(p)) if whole else weights
+        added = channels_last.output_map(p, tile.box_filters, p.m, RESIDUAL) if adds else weights
         arguments = (
-            pixels, weights,
-            written if whole else weights,  # a map that is not used
+            pixels, weights, written, added,
             *channels_last.arguments_of(p, options, tile.filters), _tiles(p, tile),
-            *channels_last.last_arguments(p, config.ring, options),
+            *channels_last.last_arguments(p, config.ring + more, options),
         )  # fmt: skip
+        shared = config.shared_bytes + more * (config.stage_bytes + 2 * BARRIER_BYTES)
         grid = (config.blocks, config.threads)
-        return Launch(self.source, macros, self.name, *grid, arguments, config.shared_bytes, overlap=True)
+        return Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=True)
 
 
 def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
@@ -199,17 +217,6 @@ def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
         return costs.write * tile.filters
     one_us = costs.write + (costs.write_single if filters % 2 else costs.write_pair)
     return one_us * filters / ceil_div(filters, tile.filters)
-
-
-def _is_uneven(config: Config, device: DeviceSpec) -> bool:
-    """Whether an SM may hold two blocks of a launch and another SM none.
-
-    The next launch starts early, beside the blocks of this one, and some SMs have room for two of its blocks. Fewer
-    blocks than a quarter of the SMs do not meet.
-    """
-    reserved_bytes = device.shared_bytes_per_sm - device.shared_bytes_per_block  # CUDA takes them for each block
-    fits_twice = 2 * (config.shared_bytes + reserved_bytes) <= device.shared_bytes_per_sm
-    return fits_twice and config.tile.most_resident > 1 and device.sm_count / 4 < config.blocks < device.sm_count
 
 
 def _tiles(problem: ConvProblem, tile: Tile) -> int:
@@ -236,6 +243,6 @@ def _configs(
             blocks = blocks // filter_tiles * filter_tiles
         ring = channels_last.stages_that_fit(stage_bytes, other_bytes, device, resident)
         if ring >= MIN_STAGES and blocks and not (keeps and tiles <= blocks):
-            ring = min(ring, stages * ceil_div(tiles, blocks))
-            shared = ring * (stage_bytes + 2 * BARRIER_BYTES) + other_bytes
-            yield Config(tile, boxes, keeps, ring, resident, blocks, shared)
+            used = min(ring, stages * ceil_div(tiles, blocks))
+            shared = used * (stage_bytes + 2 * BARRIER_BYTES) + other_bytes
+            yield Config(tile, boxes, keeps, used, ring - used, resident, blocks, shared)

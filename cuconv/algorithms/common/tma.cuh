@@ -57,6 +57,15 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, 
         : "memory");
 }
 
+// The same of two dimensions.
+__device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, int x, int y, uint64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(target),
+        "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier))
+        : "memory");
+}
+
 // Copies a box of two dimensions from shared memory, without what lies outside the tensor.
 __device__ __forceinline__ void store_box(const TensorMap& map, unsigned source, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
@@ -79,9 +88,16 @@ __device__ __forceinline__ void wait_for_reads_of_stores() {
 // cp.async.bulk.wait_group: waits until all of this thread's stores are done.
 __device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// stmatrix: stores four 8x8 matrices of 16-bit elements. Lane l has the address of row l % 8 of matrix l / 8.
+// stmatrix and ldmatrix: store and load four 8x8 matrices of 16-bit elements. Lane l has the address of row l % 8 of
+// matrix l / 8.
 __device__ __forceinline__ void store_matrices(unsigned row, unsigned m0, unsigned m1, unsigned m2, unsigned m3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m0), "r"(m1),
                  "r"(m2), "r"(m3)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices(unsigned row, unsigned (&matrices)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(row)
                  : "memory");
 }

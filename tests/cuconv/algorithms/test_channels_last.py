@@ -54,7 +54,7 @@ def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
             maps = (
                 pixel_map(p, boxes, 256, operands(p)),
                 weight_map(p, boxes, 256, operands(p)),
-                output_map(p, 64, CallOptions()),
+                output_map(p, 64, p.m),
             )
             elements = p.n * p.c * p.h * p.w, p.m * p.c * p.filter_area, p.n * p.m * p.out_pixels
             for one, count in zip(maps, elements, strict=True):
@@ -81,7 +81,7 @@ def test_maps_of_groups_reach_no_other_group():
 
 def test_a_map_of_groups_writes_no_filter_of_another_group():
     p = replace(HALF, groups=4, m=96)
-    one = output_map(p, 16, CallOptions(output_channels=128))
+    one = output_map(p, 16, 128)
     assert (one.sizes, one.strides, one.box) == ((24, 4, p.n * p.out_pixels), (48, 256), (16, 1, 64))
 
 
