@@ -83,6 +83,19 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[4 * THREAD_PIECES],
         }
 }
 
+// A piece that a thread owns, the i-th: its number among those of the block, and the place of its first two sums. The
+// other two are 8 pixels further.
+struct OwnedPiece {
+    int index, pixel, filter;
+
+    __device__ __forceinline__ OwnedPiece(int i, int rank, const Tile& tile) : index(threadIdx.x + i * CONSUMERS) {
+        const int piece = rank * OWNED + index, thread = piece % 128, eights = piece / 128;
+        pixel = tile.pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
+        filter = tile.first_filter() + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
+    }
+    __device__ __forceinline__ bool exists() const { return OWNED % CONSUMERS == 0 || index < OWNED; }
+};
+
 extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
                const Element* bias, const Element* residual, Element* output, int64 output_stride, int64 pixels,
@@ -149,21 +162,15 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         // What is added to the pieces that the thread owns is read ahead of the products, whose time hides the loads.
         wait_for_kernel_ahead();
         unsigned biases[THREAD_OWNED], above[THREAD_OWNED] = {}, below[THREAD_OWNED] = {};
-        const auto each_owned = [&](auto&& function) {
 #pragma unroll
-            for (int i = 0; i < THREAD_OWNED; ++i) {
-                const int owned = threadIdx.x + i * CONSUMERS;
-                if (OWNED % CONSUMERS && owned >= OWNED) break;
-                const int piece = rank * OWNED + owned, thread = piece % 128, eights = piece / 128;
-                const int filter = tile.first_filter() + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
-                function(i, owned, tile.pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4,
-                         filter);
-            }
-        };
-        each_owned([&](int i, int, int pixel, int filter) {
-            biases[i] = bias ? load_pair(bias + filter, out.filters_end - filter, false) : 0;
-            if (residual) above[i] = out.residual_at(pixel, filter), below[i] = out.residual_at(pixel + 8, filter);
-        });
+        for (int i = 0; i < THREAD_OWNED; ++i) {
+            const OwnedPiece one(i, rank, tile);
+            if (!one.exists()) break;
+            biases[i] = bias ? load_pair(bias + one.filter, out.filters_end - one.filter, false) : 0;
+            if (!residual) continue;
+            above[i] = out.residual_at(one.pixel, one.filter);
+            below[i] = out.residual_at(one.pixel + 8, one.filter);
+        }
 
         float sums[1][WGMMA_SUMS];
         ring.advance(share);
@@ -180,18 +187,21 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
             send_piece(inbox + (rank * OWNED + piece % OWNED) * 16, kept + 4 * i, received, piece / OWNED);
         }
         barrier_wait_cluster(received, 0);
-        each_owned([&](int i, int owned, int pixel, int filter) {
+#pragma unroll
+        for (int i = 0; i < THREAD_OWNED; ++i) {
+            const OwnedPiece one(i, rank, tile);
+            if (!one.exists()) break;
             float sum[4] = {};
 #pragma unroll
             for (int from = 0; from < SPLIT_K; ++from) {
-                const float4 more = load_piece(inbox + (from * OWNED + owned) * 16);
+                const float4 more = load_piece(inbox + (from * OWNED + one.index) * 16);
                 sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
             }
             if (bias) add_pair(sum[0], sum[1], biases[i]), add_pair(sum[2], sum[3], biases[i]);
             if (residual) add_pair(sum[0], sum[1], above[i]), add_pair(sum[2], sum[3], below[i]);
             activate(sum, Activation(activation, numbers));
-            out.write(sum[0], sum[1], pixel, filter);
-            out.write(sum[2], sum[3], pixel + 8, filter);
-        });
+            out.write(sum[0], sum[1], one.pixel, one.filter);
+            out.write(sum[2], sum[3], one.pixel + 8, one.filter);
+        }
     }
 }

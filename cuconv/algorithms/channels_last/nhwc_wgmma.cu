@@ -196,7 +196,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
         const int warpgroup = warp / 4;
         const int row = warpgroup / FILTER_WARPGROUPS * ROW_TILES * 64;
         const int column = warpgroup % FILTER_WARPGROUPS * WARPGROUP_FILTERS;
-        [[maybe_unused]] const int first_row = warp % 4 * 16 + lane / 4, first_column = lane % 4 * 2;  // of its sums
         const Activation function(activation, numbers);
         [[maybe_unused]] int slot = 0;
         wait_for_kernel_ahead();
@@ -208,19 +207,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             float sums[ROW_TILES][WGMMA_SUMS];  // new for each tile, so that the compiler carries none to the next
             consume<1>(sums, ring, resident, stages, row, column);
             if (bias) biases.add_to(sums);
+            [[maybe_unused]] const auto pixel_of = [&](int i) {  // of the i-th sum
+                return pixel + warp % 4 * 16 + lane / 4 + i / WGMMA_SUMS * 64 + i % 4 * 4;
+            };
+            [[maybe_unused]] const auto filter_of = [&](int i) {
+                return filter + lane % 4 * 2 + i % WGMMA_SUMS / 4 * 8;
+            };
 #if WHOLE
             if (residual) add_residual(sums, ring, row / 64 * (FILTERS / BOX_FILTERS) + column / BOX_FILTERS);
 #else
-            const auto each_pair = [&](auto&& function) {
+            if (residual)
 #pragma unroll
                 for (int i = 0; i < ROW_TILES * WGMMA_SUMS; i += 2)
-                    function((&sums[0][0])[i], (&sums[0][0])[i + 1],
-                             pixel + first_row + i / WGMMA_SUMS * 64 + i % 4 * 4,
-                             filter + first_column + i % WGMMA_SUMS / 4 * 8);
-            };
-            if (residual) each_pair([&](float& first, float& second, int pixel, int filter) {
-                if (out.has(pixel, filter)) add_pair(first, second, out.residual_at(pixel, filter));
-            });
+                    if (out.has(pixel_of(i), filter_of(i)))
+                        add_pair((&sums[0][0])[i], (&sums[0][0])[i + 1], out.residual_at(pixel_of(i), filter_of(i)));
 #endif
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; ++tile) activate(sums[tile], function);
@@ -228,9 +228,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             copy_out(sums, output_map, slots + warpgroup * 2 * BOX_BYTES, slot, pixel, tile.filter + column, tile.group,
                      warpgroup);
 #else
-            each_pair([&](float first, float second, int pixel, int filter) {
-                out.write(first, second, pixel, filter);
-            });
+#pragma unroll
+            for (int i = 0; i < ROW_TILES * WGMMA_SUMS; i += 2)
+                out.write((&sums[0][0])[i], (&sums[0][0])[i + 1], pixel_of(i), filter_of(i));
 #endif
         }
         if (WHOLE && warp % 4 == 0 && elect_one()) wait_for_stores();
