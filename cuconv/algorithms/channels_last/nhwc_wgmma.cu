@@ -89,6 +89,8 @@ __device__ __forceinline__ void add_residual(float (&sums)[ROW_TILES][WGMMA_SUMS
                     for (int j = 0; j < 4; ++j) add_pair(sum[2 * j], sum[2 * j + 1], more[j]);
                 }
             }
+        fence_async_shared();  // copies are of another proxy: without it one may overtake these loads
+        __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + ring.stage);
         ring.advance();
     }

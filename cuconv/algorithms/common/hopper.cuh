@@ -4,8 +4,8 @@
 
 #include "common/convolution.cuh"
 
-// fence.proxy.async: orders this thread's writes to shared memory before reads by wgmma and by bulk copies, which go
-// through the async proxy.
+// fence.proxy.async: orders this thread's accesses to shared memory before those of wgmma and of bulk copies, which go
+// through the async proxy: its writes before their reads, and its reads before their writes.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // fence.mbarrier_init: makes initialised mbarriers visible to the other blocks of the cluster.
 __device__ __forceinline__ void fence_barrier_init() {
