@@ -20,8 +20,8 @@ from cuconv.core.geometry import Geometry
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.nn.activated import activation_in
-from cuconv.nn.formats import HALVES, TYPES, format_of, is_laid_out, laid_out
-from cuconv.nn.layout import hint, is_viewed
+from cuconv.nn.formats import HALVES, TYPES, format_of, laid_out
+from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
 from cuconv.nn.report import Converted
@@ -259,7 +259,7 @@ def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     others = [one for one in user.args if one is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or _kind(others[0]) != _kind(node):
         return None
-    if not is_laid_out(user.meta["val"]):  # a sum has the format of its first operand
+    if not is_laid_out_in_example(user.meta["val"]):  # a sum has the format of its first operand
         return None
     with node.graph.inserting_before(user):
         return operands._replace(residual=_laid_out(others[0]))
@@ -268,7 +268,7 @@ def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
 def _laid_out(node: Node) -> Node:
     """A node in the memory format that cuConv computes: itself, or a copy."""
     value = node.meta["val"]
-    if is_laid_out(value):
+    if is_laid_out_in_example(value):
         return node
     copy = node.graph.call_function(aten.clone.default, (node,), {"memory_format": format_of(value)})
     copy.meta["val"] = laid_out(value)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cuconv.nn.formats import HALVES, laid_out
+from cuconv.nn.formats import HALVES, is_laid_out, laid_out
 
 _library = torch.library.Library("cuconv", "FRAGMENT")
 _library.define(
@@ -107,15 +107,33 @@ def _may_change(value: Any) -> bool:
 
 def is_viewed(tensor: Tensor, size: Sequence[Any]) -> bool:
     """Whether a tensor without data can be viewed in another size, for the sizes of the example."""
-    shape, strides, wanted = ([hint(one) for one in sizes] for sizes in (tensor.shape, tensor.stride(), size))
-    if not all(shape):  # sizes that depend on data
+    example = _example(tensor)
+    if example is None:
         return True
     with _disable_current_modes():
         try:
-            torch.empty_strided(shape, strides, device="meta").view(wanted)
+            example.view([hint(one) for one in size])
         except (RuntimeError, ValueError):  # torch's C++ raises the first, its Python code the second
             return False
     return True
+
+
+def is_laid_out_in_example(tensor: Tensor) -> bool:
+    """Whether a tensor without data has the memory format that cuConv computes, for the sizes of the example.
+
+    torch 2.11 asks a tensor whose sizes may vary for a proof, and finds none.
+    """
+    example = _example(tensor)
+    return is_laid_out(tensor if example is None else example)
+
+
+def _example(tensor: Tensor) -> Tensor | None:
+    """A tensor without data of the sizes and strides of the example; None for sizes that depend on data."""
+    shape, strides = ([hint(one) for one in sizes] for sizes in (tensor.shape, tensor.stride()))
+    if not all(shape):
+        return None
+    with _disable_current_modes():
+        return torch.empty_strided(shape, strides, device="meta", dtype=tensor.dtype)
 
 
 def order(value: Tensor) -> list[int]:
