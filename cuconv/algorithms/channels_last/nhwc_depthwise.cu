@@ -181,7 +181,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
     float4* const floats = reinterpret_cast<float4*>(shared + (int)stages * stage_bytes);
     uint64* const full = reinterpret_cast<uint64*>(floats + taps * 2 * (int)vectors);
-    uint64* const weights_full = full + stages;
 
     unsigned channel_block, vector;
     const unsigned first = Divider(channel_blocks, by_channel_blocks)(blockIdx.x, channel_block);
@@ -195,10 +194,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         fence_barrier_init();
         if (!weights_early) wait_for_kernel_ahead();
         const int weights = min((int)vectors * VECTOR, (int)channels - first_channel) * taps;  // they fit in a window
-        fetch(shared_address(shared), weight + (int64)first_channel * taps, weights * sizeof(Element), weights_full);
+        fetch(shared_address(shared), weight + (int64)first_channel * taps, weights * sizeof(Element), full + stages);
     }
     __syncthreads();
-    barrier_wait(weights_full, 0);
+    barrier_wait(full + stages, 0);
     spread_weights(floats, reinterpret_cast<const Element*>(shared), taps, vectors, vector, position, positions);
     __syncthreads();
 
@@ -213,14 +212,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
     launch_dependents();
 
-    const bool active = position < positions && channel < channels;
     const Weights weights = {floats + vector, (int)vectors};
+    const unsigned char* const own = shared + vector * VECTOR_BYTES;  // the thread's vector of a window's first pixel
     float biases[VECTOR];
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) biases[i] = bias && active ? value_of(bias[channel + i]) : 0.0f;
+    for (int i = 0; i < VECTOR; ++i) biases[i] = bias && channel < channels ? value_of(bias[channel + i]) : 0.0f;
 
     const Divider down(tile_rows, by_tile_rows), along(across, by_across);
-    const unsigned strips = active ? tile_images * tile_rows * across : 0;
+    const unsigned strips = position < positions && channel < channels ? tile_images * tile_rows * across : 0;
     int stage = 0, phase = 0;
     for (unsigned index = first; index < tiles; index += step) {
         const Tile tile = tile_at[index];
@@ -230,17 +229,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             const int image = along(down(strip, row), column), start = column * COLUMNS;
             const int64 out_row = (tile.image + image) * out_h + tile.y + row;
             if (tile.image + image >= images || tile.y + row >= out_h) continue;
-            const unsigned char* const corner = shared + stage * stage_bytes + image * image_bytes;
-            const int place = (int)row * step_h * row_bytes + start * step_w * pixel_bytes + vector * VECTOR_BYTES;
-            const Window window = {corner + place, row_bytes, pixel_bytes};
+            const int place = image * image_bytes + (int)row * step_h * row_bytes + start * step_w * pixel_bytes;
+            const Window window = {own + stage * stage_bytes + place, row_bytes, pixel_bytes};
             float sums[COLUMNS][VECTOR] = {};
             add_products(sums, window, weights, filter);
+            const int64 pixel = out_row * out_w + tile.x + start;
+            const int left = (int)out_w - tile.x - start;
 #pragma unroll
             for (int i = 0; i < COLUMNS; ++i) {
-                if (tile.x + start + i >= out_w) continue;
-                const int64 pixel = out_row * out_w + tile.x + start + i;
-                finish(sums[i], biases, residual ? residual + pixel * channels + channel : nullptr,
-                       output + pixel * output_stride + channel, {activation, numbers}, whole != 0);
+                if (i >= left) break;
+                finish(sums[i], biases, residual ? residual + (pixel + i) * channels + channel : nullptr,
+                       output + (pixel + i) * output_stride + channel, {activation, numbers}, whole != 0);
             }
         }
         __syncthreads();
