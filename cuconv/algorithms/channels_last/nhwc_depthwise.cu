@@ -22,16 +22,9 @@
 #include "common/divider.cuh"
 #include "common/tma.cuh"
 
-constexpr int MAX_THREADS = 256, VECTOR = 8, VECTOR_BYTES = 16;
+constexpr int MAX_THREADS = 256, VECTOR = 8, VECTOR_BYTES = VECTOR * sizeof(Element);
 constexpr int STAGE_ALIGNMENT = 128;  // bytes; where a copy by a tensor map starts in shared memory
 constexpr bool GENERAL = KERNEL_W == 0;
-
-// The eight numbers of a vector.
-__device__ __forceinline__ void unpack(float (&values)[VECTOR], const uint4& vector) {
-    const unsigned pairs[] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) values[i] = value_of((Element)(pairs[i / 2] >> i % 2 * 16));
-}
 
 // Sizes of a filter.
 struct Filter {
@@ -175,12 +168,13 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const Filter filter = {(int)kernel_h, (int)kernel_w, step_h, step_w, (int)dilation_h, (int)dilation_w};
     const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_images,
                            (int)tile_rows, (int)across * COLUMNS};
-    // The ring's stages, the weights, and the barriers of the stages and of the weights
+    // The ring's stages, the weights as floats and as they come, and the barriers of the stages and of the weights
     const int pixel_bytes = (int)vectors * VECTOR_BYTES, row_bytes = (int)window_columns * pixel_bytes;
     const int image_bytes = (int)window_rows * row_bytes, window_bytes = (int)tile_images * image_bytes;
     const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
     float4* const floats = reinterpret_cast<float4*>(shared + (int)stages * stage_bytes);
-    uint64* const full = reinterpret_cast<uint64*>(floats + taps * 2 * (int)vectors);
+    const Element* const raw = reinterpret_cast<const Element*>(floats + taps * 2 * (int)vectors);
+    uint64* const full = reinterpret_cast<uint64*>(floats + taps * 3 * (int)vectors);
 
     unsigned channel_block, vector;
     const unsigned first = Divider(channel_blocks, by_channel_blocks)(blockIdx.x, channel_block);
@@ -188,29 +182,33 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const int position = Divider(vectors, by_vectors)(threadIdx.x, vector);
     const int first_channel = channel_block * (int)vectors * VECTOR, channel = first_channel + vector * VECTOR;
 
-    if (is_leader()) {
-        prefetch(input);
-        for (int i = 0; i <= stages; ++i) barrier_init(full + i, 1);
-        fence_barrier_init();
-        if (!weights_early) wait_for_kernel_ahead();
-        const int weights = min((int)vectors * VECTOR, (int)channels - first_channel) * taps;  // they fit in a window
-        fetch(shared_address(shared), weight + (int64)first_channel * taps, weights * sizeof(Element), full + stages);
-    }
-    __syncthreads();
-    barrier_wait(full + stages, 0);
-    spread_weights(floats, reinterpret_cast<const Element*>(shared), taps, vectors, vector, position, positions);
-    __syncthreads();
-
     const auto copy = [&](unsigned index, int stage) {
         const Tile tile = tile_at[index];
         barrier_expect(full + stage, window_bytes);
         copy_box(shared_address(shared) + stage * stage_bytes, input, first_channel, tile.x * step_w - (int)pad_w,
                  tile.y * step_h - (int)pad_h, tile.image, full + stage);
     };
-    wait_for_kernel_ahead();
-    if (is_leader())
-        for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
-    launch_dependents();
+    const auto begin = [&] {
+        wait_for_kernel_ahead();
+        if (is_leader())
+            for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
+        launch_dependents();
+    };
+    if (is_leader()) {
+        prefetch(input);
+        for (int i = 0; i <= stages; ++i) barrier_init(full + i, 1);
+        fence_barrier_init();
+    }
+    if (!weights_early) begin();
+    if (is_leader()) {
+        const int weights = min((int)vectors * VECTOR, (int)channels - first_channel) * taps;
+        fetch(shared_address(raw), weight + (int64)first_channel * taps, weights * sizeof(Element), full + stages);
+    }
+    __syncthreads();
+    barrier_wait(full + stages, 0);
+    spread_weights(floats, raw, taps, vectors, vector, position, positions);
+    if (weights_early) begin();
+    __syncthreads();
 
     const Weights weights = {floats + vector, (int)vectors};
     const unsigned char* const own = shared + vector * VECTOR_BYTES;  // the thread's vector of a window's first pixel

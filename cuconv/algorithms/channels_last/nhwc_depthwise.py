@@ -26,7 +26,7 @@ from cuconv.device import SYSTEM_SHARED_BYTES, DeviceSpec
 
 MAX_EXTENT = 2**30  # rows or columns of the padded image
 MAX_BOX = 256  # elements of a tensor map's box on each axis
-MAX_WEIGHT_BYTES = 48 * 1024  # a block keeps no more weights in shared memory
+MAX_WEIGHTS = 1536  # vectors of weights in shared memory: filter positions times a block's vectors of a pixel
 MAX_STAGES = 4
 MOST_VECTORS = (8, 4)  # of a block's pixels: eight are a cache line, and fewer make more blocks
 WORK = ((64, 1), (128, 1), (128, 2), (256, 1))  # a block's threads, and the strips of each in a tile
@@ -73,7 +73,7 @@ STRIPS = {  # most networks have planes of 7, 14, 28, 56 or 112 columns: strips 
     Geometry(5, 5, 1): (Strip(2, 80), Strip(4, 120), Strip(7, 152)),
     Geometry(5, 5, 2): (Strip(2, 104), Strip(4, 128), Strip(7, 160)),
     Geometry(7, 7, 1): (Strip(2, 80), Strip(4, 128), Strip(7, 168)),
-    ANY: (Strip(1, 64), Strip(4, 96)),
+    ANY: (Strip(1, 64), Strip(4, 104)),
 }
 
 
@@ -290,8 +290,8 @@ def _tiles(
 
 
 def _weight_bytes(problem: ConvProblem, vectors: int) -> int:
-    """Shared memory for the weights of so many vectors, in bytes."""
-    return FLOAT_BYTES * VECTOR_CHANNELS * problem.filter_area * vectors
+    """Shared memory for the weights of so many vectors, as they come and as floats, in bytes."""
+    return (HALF_BYTES + FLOAT_BYTES) * VECTOR_CHANNELS * problem.filter_area * vectors
 
 
 def _stages_that_fit(problem: ConvProblem, tile: Tile, vectors: int, resident: int, device: DeviceSpec) -> int:
@@ -308,7 +308,7 @@ def _config(
 
     An SM holds as many blocks as its registers allow, if two stages of each fit.
     """
-    most = max(1, min(most_vectors, MAX_WEIGHT_BYTES // _weight_bytes(problem, 1)))
+    most = max(1, min(most_vectors, MAX_WEIGHTS // problem.filter_area))
     shapes = [*_tiles(problem, strip, most, threads, strips)]
     fit = [_stages_that_fit(problem, tile, vectors, 1, device) for vectors, tile in shapes]
     least = min(2, max(fit))
@@ -335,7 +335,7 @@ def _check(problem: ConvProblem) -> None:
             f"{VECTOR_CHANNELS} channels"
         )
     sizes = [
-        ("filter positions", p.filter_area, MAX_WEIGHT_BYTES // (FLOAT_BYTES * VECTOR_CHANNELS)),
+        ("filter positions", p.filter_area, MAX_WEIGHTS),
         ("rows of the filter with its dilation", rows, MAX_BOX),
         ("columns of the filter with its dilation", columns, MAX_BOX),
         ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),

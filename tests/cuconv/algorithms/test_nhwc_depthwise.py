@@ -59,9 +59,8 @@ def test_stages_weights_and_barriers_fit_and_every_block_has_a_tile(problem):
     p = problem
     for config in DEPTHWISE.candidates(p, H200):
         (launch,) = DEPTHWISE.launches(p, config)
-        window, weights = 2 * prod(launch.arguments[0].box), 32 * config.vectors * p.filter_area
+        window, weights = 2 * prod(launch.arguments[0].box), 48 * config.vectors * p.filter_area
         assert config.stages * window + weights + 8 * (config.stages + 1) <= launch.shared_bytes <= 227 * 1024
-        assert weights // 2 <= config.stages * window, "the weights are spread from the first stages"
         tiles, blocks = prod(config.tile.counts(p)), launch.blocks // config.channel_blocks
         assert launch.blocks % config.channel_blocks == 0 and blocks <= tiles <= blocks * config.turns
         assert 1 <= config.stages <= config.turns
