@@ -188,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         copy_box(shared_address(shared) + stage * stage_bytes, input, first_channel, tile.x * step_w - (int)pad_w,
                  tile.y * step_h - (int)pad_h, tile.image, full + stage);
     };
+    // Starts the first windows. Weights that a kernel ahead may write come at the same time, constant ones before.
     const auto begin = [&] {
         wait_for_kernel_ahead();
         if (is_leader())

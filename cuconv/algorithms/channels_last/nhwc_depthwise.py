@@ -68,11 +68,11 @@ class Strip:
 
 ANY = Geometry()
 STRIPS = {  # most networks have planes of 7, 14, 28, 56 or 112 columns: strips of seven leave none of them half empty
-    Geometry(3, 3, 1): (Strip(2, 80), Strip(4, 120), Strip(7, 128)),
-    Geometry(3, 3, 2): (Strip(2, 96), Strip(4, 120), Strip(7, 128)),
+    Geometry(3, 3, 1): (Strip(2, 80), Strip(4, 112), Strip(7, 128)),
+    Geometry(3, 3, 2): (Strip(2, 80), Strip(4, 120), Strip(7, 128)),
     Geometry(5, 5, 1): (Strip(2, 80), Strip(4, 120), Strip(7, 152)),
     Geometry(5, 5, 2): (Strip(2, 104), Strip(4, 128), Strip(7, 160)),
-    Geometry(7, 7, 1): (Strip(2, 80), Strip(4, 128), Strip(7, 168)),
+    Geometry(7, 7, 1): (Strip(2, 80), Strip(4, 120), Strip(7, 168)),
     ANY: (Strip(1, 64), Strip(4, 104)),
 }
 
