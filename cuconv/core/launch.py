@@ -44,7 +44,7 @@ class TensorMap:
     sizes     elements of each dimension, the innermost first
     strides   bytes from one index to the next of every dimension but the innermost, multiples of 16
     box       elements of each dimension that a copy takes; in im2col mode channels and pixels
-    swizzle   bytes of a row of the box in shared memory: 32, 64 or 128
+    swizzle   bytes of a row of the box in shared memory: 32, 64 or 128; 0 for rows of any width, without a swizzle
     corners   in im2col mode: from the image's first pixel to the first that a copy may start at, and from its last
               pixel to the last one, by (column, row), and 0 for the image where groups are a fifth dimension; None for
               a copy of a plain box

@@ -13,7 +13,7 @@ MAP_BYTES = 128
 HOST_ALIGNMENT = 64  # bytes; where a map starts in the host's memory
 # Values of the driver's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 TYPES = {FP16: 6, BF16: 9}
-SWIZZLES = {32: 1, 64: 2, 128: 3}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 PROMOTION_128_BYTES = 2
 NO_INTERLEAVE = ZEROS_OUTSIDE = 0
 

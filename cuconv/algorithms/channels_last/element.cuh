@@ -22,3 +22,9 @@ __device__ __forceinline__ float value_of(Element element) {
     return value;
 #endif
 }
+// The values of eight elements.
+__device__ __forceinline__ void unpack(float (&values)[8], const uint4& elements) {
+    const unsigned pairs[] = {elements.x, elements.y, elements.z, elements.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = value_of((Element)(pairs[i / 2] >> i % 2 * 16));
+}

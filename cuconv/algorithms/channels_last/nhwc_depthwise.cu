@@ -1,47 +1,60 @@
 // Depthwise convolution of channels-last tensors in FP16 or BF16: plain FP32 sums, rounded once.
 //
-// A vector is eight channels of a pixel, which are one load of 16 bytes. A thread computes a vector of ROWS x COLUMNS
-// neighbouring output pixels, a strip; it reads each row of the strip's window once. Neighbouring threads have
-// neighbouring vectors, `vectors` of them, and then the next strip. A block computes strip after strip of the same
-// channels, whose weights it has in shared memory as floats: [filter position][half of a vector][vector][4 channels].
+// A vector is eight channels of a pixel, 16 bytes. A block has a channel block of `vectors` vectors, whose weights it
+// keeps in shared memory as floats: [filter position][half of a vector][vector][4 channels]. It computes tiles of the
+// output, one after the other. The input pixels that a tile needs are its window, [image][row][column][vector]: one
+// copy by a tensor map brings it into a stage of a ring, tiles ahead of its use, with zeros for the padding.
+//
+// A thread computes a vector of COLUMNS neighbouring output pixels, a strip, and then the next of its strips in the
+// tile. Neighbouring threads have neighbouring vectors, and then the strip of the row below: the host chooses the
+// window's columns so that these rows lie in other banks.
 //
 // BF16                1 for BF16, 0 for FP16
 // KERNEL_H, KERNEL_W  the filter's rows and columns, with dilation 1; 0 where all of the geometry is an argument
 // STRIDE              of both axes, where the filter is a macro
 //
-// Every argument has eight bytes. by_X packs the division by X (divider.cuh). strips: of the whole output. positions:
-// strips that a block computes at a time. whole: whether output and residual are read and written by vectors.
-// weights_early: whether the weights may be read before the kernel ahead ends.
+// Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). across: strips in a
+// row of a tile. positions: strips that a block computes at a time. whole: whether output and residual are read and
+// written by vectors. weights_early: whether the weights may be read before the kernel ahead ends.
 
 #include "channels_last/element.cuh"
 #include "common/activation.cuh"
 #include "common/divider.cuh"
+#include "common/tma.cuh"
 
-constexpr int MAX_THREADS = 256, VECTOR = 8;
+constexpr int MAX_THREADS = 256, VECTOR = 8, VECTOR_BYTES = VECTOR * sizeof(Element);
+constexpr int STAGE_ALIGNMENT = 128;  // bytes; where a copy by a tensor map starts in shared memory
 constexpr bool GENERAL = KERNEL_W == 0;
 
-// The numbers of a vector; zeros where it is outside of the image.
-__device__ __forceinline__ void load(float (&values)[VECTOR], const Element* from, bool inside) {
-    uint4 vector = make_uint4(0, 0, 0, 0);
-    if (inside) vector = __ldg(reinterpret_cast<const uint4*>(from));
-    const unsigned pairs[] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) values[i] = value_of((Element)(pairs[i / 2] >> i % 2 * 16));
-}
-
-// Sizes of a layer.
-struct Layer {
-    int height, width, channels, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
+// Sizes of a filter.
+struct Filter {
+    int rows, columns, stride_h, stride_w, dilation_h, dilation_w;
 };
 
-// A thread's place: its input, from the first pixel of an image on, and where the strip's window starts in the image.
-struct Window {
-    const Element* image;
-    int y, x;
+// A tile of the output: its first image, row and column.
+struct Tile {
+    int image, y, x;
+};
 
-    __device__ __forceinline__ void read(float (&values)[VECTOR], int row, int column, const Layer& layer) const {
-        const bool inside = (unsigned)row < (unsigned)layer.height && (unsigned)column < (unsigned)layer.width;
-        load(values, image + ((int64)row * layer.width + column) * layer.channels, inside);
+// All tiles of the output: those of a row of tiles are neighbours.
+struct Tiles {
+    Divider along, down;
+    int images, rows, columns;  // of a tile
+
+    __device__ __forceinline__ Tile operator[](unsigned index) const {
+        unsigned x, y;
+        const int group = down(along(index, x), y);
+        return {group * images, (int)y * rows, (int)x * columns};
+    }
+};
+
+// The input of a thread's strip in shared memory, from the vector of its first pixel on.
+struct Window {
+    const unsigned char* start;
+    int row_bytes, pixel_bytes;
+
+    __device__ __forceinline__ void read(float (&values)[VECTOR], int row, int column) const {
+        unpack(values, *reinterpret_cast<const uint4*>(start + row * row_bytes + column * pixel_bytes));
     }
 };
 
@@ -57,48 +70,57 @@ struct Weights {
     }
 };
 
-// Adds the products of a strip, in the order of the filter positions.
-__device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][VECTOR], const Window& window,
-                                         const Weights& weights, const Layer& layer) {
-    float weight[VECTOR];
+// Spreads a channel block's weights, [channel][filter position], as floats in the order in which threads read them.
+__device__ __forceinline__ void spread_weights(float4* to, const Element* from, int taps, int vectors, int vector,
+                                               int position, int positions) {
+    for (int tap = position; tap < taps; tap += positions) {
+        float values[VECTOR];
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) values[i] = value_of(from[(vector * VECTOR + i) * taps + tap]);
+        to[tap * 2 * vectors + vector] = make_float4(values[0], values[1], values[2], values[3]);
+        to[(tap * 2 + 1) * vectors + vector] = make_float4(values[4], values[5], values[6], values[7]);
+    }
+}
+
+// Adds the products of a vector and its weights.
+__device__ __forceinline__ void multiply(float (&sum)[VECTOR], const float (&values)[VECTOR],
+                                         const float (&weight)[VECTOR]) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) sum[i] = fmaf(values[i], weight[i], sum[i]);
+}
+
+// Adds the products of a strip, those of each sum in the order of the filter positions.
+__device__ __forceinline__ void add_products(float (&sums)[COLUMNS][VECTOR], const Window& window,
+                                             const Weights& weights, const Filter& filter) {
+    float values[VECTOR];
 #if KERNEL_W
-    constexpr int WINDOW_ROWS = (ROWS - 1) * STRIDE + KERNEL_H, WINDOW_COLUMNS = (COLUMNS - 1) * STRIDE + KERNEL_W;
+    constexpr int WINDOW_COLUMNS = (COLUMNS - 1) * STRIDE + KERNEL_W;
+#pragma unroll 1  // all rows at once would take 1.5 to 2 times as many registers, or not fit in the instruction cache
+    for (int ky = 0; ky < KERNEL_H; ++ky) {
+        float weight[KERNEL_W][VECTOR];
 #pragma unroll
-    for (int row = 0; row < WINDOW_ROWS; ++row) {
-        float values[WINDOW_COLUMNS][VECTOR];
+        for (int kx = 0; kx < KERNEL_W; ++kx) weights.read(weight[kx], ky * KERNEL_W + kx);
 #pragma unroll
-        for (int column = 0; column < WINDOW_COLUMNS; ++column)
-            window.read(values[column], window.y + row, window.x + column, layer);
+        for (int column = 0; column < WINDOW_COLUMNS; ++column) {
+            window.read(values, ky, column);
 #pragma unroll
-        for (int y = 0; y < ROWS; ++y) {
-            const int ky = row - y * STRIDE;
-            if (ky < 0 || ky >= KERNEL_H) continue;
-#pragma unroll
-            for (int kx = 0; kx < KERNEL_W; ++kx) {
-                weights.read(weight, ky * KERNEL_W + kx);
-#pragma unroll
-                for (int x = 0; x < COLUMNS; ++x)
-#pragma unroll
-                    for (int i = 0; i < VECTOR; ++i)
-                        sums[y][x][i] = fmaf(values[x * STRIDE + kx][i], weight[i], sums[y][x][i]);
+            for (int x = 0; x < COLUMNS; ++x) {
+                const int kx = column - x * STRIDE;
+                if (kx >= 0 && kx < KERNEL_W) multiply(sums[x], values, weight[kx]);
             }
         }
     }
 #else
-    for (int ky = 0; ky < layer.kernel_h; ++ky)
+    for (int ky = 0; ky < filter.rows; ++ky)
 #pragma unroll 2
-        for (int kx = 0; kx < layer.kernel_w; ++kx) {
-            weights.read(weight, ky * layer.kernel_w + kx);
+        for (int kx = 0; kx < filter.columns; ++kx) {
+            float weight[VECTOR];
+            weights.read(weight, ky * filter.columns + kx);
 #pragma unroll
-            for (int y = 0; y < ROWS; ++y)
-#pragma unroll
-                for (int x = 0; x < COLUMNS; ++x) {
-                    float values[VECTOR];
-                    window.read(values, window.y + y * layer.stride_h + ky * layer.dilation_h,
-                                window.x + x * layer.stride_w + kx * layer.dilation_w, layer);
-#pragma unroll
-                    for (int i = 0; i < VECTOR; ++i) sums[y][x][i] = fmaf(values[i], weight[i], sums[y][x][i]);
-                }
+            for (int x = 0; x < COLUMNS; ++x) {
+                window.read(values, ky * filter.dilation_h, x * filter.stride_w + kx * filter.dilation_w);
+                multiply(sums[x], values, weight);
+            }
         }
 #endif
 }
@@ -110,87 +132,118 @@ __device__ __forceinline__ void finish(float (&sums)[VECTOR], const float (&bias
     for (int i = 0; i < VECTOR; ++i) sums[i] += bias[i];
     if (residual) {
         float more[VECTOR];
-        if (whole) {
-            load(more, residual, true);
-        } else {
+        if (whole)
+            unpack(more, __ldg(reinterpret_cast<const uint4*>(residual)));
+        else
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) more[i] = value_of(residual[i]);
-        }
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) sums[i] += more[i];
     }
     activate(sums, activation);
-    const uint4 vector = make_uint4(packed(sums[0], sums[1]), packed(sums[2], sums[3]), packed(sums[4], sums[5]),
-                                    packed(sums[6], sums[7]));
-    if (whole) {
-        *reinterpret_cast<uint4*>(output) = vector;
-        return;
-    }
-    const unsigned pairs[] = {vector.x, vector.y, vector.z, vector.w};
+    const unsigned pairs[] = {packed(sums[0], sums[1]), packed(sums[2], sums[3]), packed(sums[4], sums[5]),
+                              packed(sums[6], sums[7])};
+    if (whole)
+        *reinterpret_cast<uint4*>(output) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    else
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) output[i] = (Element)(pairs[i / 2] >> i % 2 * 16);
+        for (int i = 0; i < VECTOR; ++i) output[i] = (Element)(pairs[i / 2] >> i % 2 * 16);
 }
 
+// True in the thread of the block that starts copies, where all threads of the first warp ask.
+__device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    nhwc_depthwise(const Element* __restrict__ input, const Element* __restrict__ weight, const Element* bias,
-                   const Element* residual, Element* output, int64 output_stride, int64 channels, int64 height,
-                   int64 width, int64 out_h, int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 kernel_w,
-                   int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w, int64 strips, int64 strips_down,
-                   int64 by_strips_down, int64 strips_along, int64 by_strips_along, int64 vectors, int64 by_vectors,
-                   int64 positions, int64 channel_blocks, int64 by_channel_blocks, int64 activation, int64 numbers,
-                   int64 whole, int64 weights_early) {
-    extern __shared__ __align__(16) float shared[];
-    const Layer layer = {(int)height, (int)width, (int)channels, (int)kernel_h, (int)kernel_w, (int)stride_h,
-                         (int)stride_w, (int)dilation_h, (int)dilation_w};
+    nhwc_depthwise(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
+                   const Element* residual, Element* output, int64 output_stride, int64 images, int64 channels,
+                   int64 out_h, int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 kernel_w, int64 stride_h,
+                   int64 stride_w, int64 dilation_h, int64 dilation_w, int64 tiles, int64 tiles_down,
+                   int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_images, int64 tile_rows,
+                   int64 by_tile_rows, int64 across, int64 by_across, int64 window_rows, int64 window_columns,
+                   int64 vectors, int64 by_vectors, int64 positions, int64 channel_blocks, int64 by_channel_blocks,
+                   int64 stages, int64 activation, int64 numbers, int64 whole, int64 weights_early) {
+    extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
+    const int taps = GENERAL ? (int)(kernel_h * kernel_w) : KERNEL_H * KERNEL_W;
+    const int step_h = GENERAL ? (int)stride_h : STRIDE, step_w = GENERAL ? (int)stride_w : STRIDE;
+    const Filter filter = {(int)kernel_h, (int)kernel_w, step_h, step_w, (int)dilation_h, (int)dilation_w};
+    const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_images,
+                           (int)tile_rows, (int)across * COLUMNS};
+    // The ring's stages, the weights as floats and as they come, and the barriers of the stages and of the weights
+    const int pixel_bytes = (int)vectors * VECTOR_BYTES, row_bytes = (int)window_columns * pixel_bytes;
+    const int image_bytes = (int)window_rows * row_bytes, window_bytes = (int)tile_images * image_bytes;
+    const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
+    float4* const floats = reinterpret_cast<float4*>(shared + (int)stages * stage_bytes);
+    const Element* const raw = reinterpret_cast<const Element*>(floats + taps * 2 * (int)vectors);
+    uint64* const full = reinterpret_cast<uint64*>(floats + taps * 3 * (int)vectors);
+
     unsigned channel_block, vector;
-    const int block = Divider(channel_blocks, by_channel_blocks)(blockIdx.x, channel_block);
+    const unsigned first = Divider(channel_blocks, by_channel_blocks)(blockIdx.x, channel_block);
+    const unsigned step = gridDim.x / (unsigned)channel_blocks;
     const int position = Divider(vectors, by_vectors)(threadIdx.x, vector);
     const int first_channel = channel_block * (int)vectors * VECTOR, channel = first_channel + vector * VECTOR;
-    const int taps = GENERAL ? (int)(kernel_h * kernel_w) : KERNEL_H * KERNEL_W;
-    const int elements = min((int)vectors * VECTOR, (int)channels - first_channel) * taps;
-#if __CUDA_ARCH__ >= 900
-    if (!weights_early) wait_for_kernel_ahead();
-#endif
-#pragma unroll 2
-    for (int i = threadIdx.x * VECTOR; i < elements; i += blockDim.x * VECTOR) {
-        float values[VECTOR];
-        load(values, weight + (int64)first_channel * taps + i, true);
-#pragma unroll
-        for (int j = 0; j < VECTOR; ++j) {
-            const int filter = (i + j) / taps, tap = i + j - filter * taps;
-            shared[((tap * 2 + filter / 4 % 2) * (int)vectors + filter / VECTOR) * 4 + filter % 4] = values[j];
-        }
+
+    const auto copy = [&](unsigned index, int stage) {
+        const Tile tile = tile_at[index];
+        barrier_expect(full + stage, window_bytes);
+        copy_box(shared_address(shared) + stage * stage_bytes, input, first_channel, tile.x * step_w - (int)pad_w,
+                 tile.y * step_h - (int)pad_h, tile.image, full + stage);
+    };
+    // Starts the first windows. Weights that a kernel ahead may write come at the same time, constant ones before.
+    const auto begin = [&] {
+        wait_for_kernel_ahead();
+        if (is_leader())
+            for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
+        launch_dependents();
+    };
+    if (is_leader()) {
+        prefetch(input);
+        for (int i = 0; i <= stages; ++i) barrier_init(full + i, 1);
+        fence_barrier_init();
+    }
+    if (!weights_early) begin();
+    if (is_leader()) {
+        const int weights = min((int)vectors * VECTOR, (int)channels - first_channel) * taps;
+        fetch(shared_address(raw), weight + (int64)first_channel * taps, weights * sizeof(Element), full + stages);
     }
     __syncthreads();
-#if __CUDA_ARCH__ >= 900
-    if (weights_early) wait_for_kernel_ahead();
-    launch_dependents();
-#endif
-    if (position >= positions || channel >= channels) return;
-    const Weights weights = {reinterpret_cast<const float4*>(shared) + vector, (int)vectors};
+    barrier_wait(full + stages, 0);
+    spread_weights(floats, raw, taps, vectors, vector, position, positions);
+    if (weights_early) begin();
+    __syncthreads();
+
+    const Weights weights = {floats + vector, (int)vectors};
+    const unsigned char* const own = shared + vector * VECTOR_BYTES;  // the thread's vector of a window's first pixel
     float biases[VECTOR];
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) biases[i] = bias ? value_of(bias[channel + i]) : 0.0f;
+    for (int i = 0; i < VECTOR; ++i) biases[i] = bias && channel < channels ? value_of(bias[channel + i]) : 0.0f;
 
-    const Divider along(strips_along, by_strips_along), down(strips_down, by_strips_down);
-    const int step = gridDim.x / (unsigned)channel_blocks * (unsigned)positions;
-    for (unsigned strip = block * (unsigned)positions + position; strip < strips; strip += step) {
-        unsigned strip_x, strip_y;
-        const int64 image = down(along(strip, strip_x), strip_y);
-        const int x = strip_x * COLUMNS, y = strip_y * ROWS;
-        const Window window = {input + image * height * width * channels + channel,
-                               y * (GENERAL ? (int)stride_h : STRIDE) - (int)pad_h,
-                               x * (GENERAL ? (int)stride_w : STRIDE) - (int)pad_w};
-        float sums[ROWS][COLUMNS][VECTOR] = {};
-        multiply(sums, window, weights, layer);
+    const Divider down(tile_rows, by_tile_rows), along(across, by_across);
+    const unsigned strips = position < positions && channel < channels ? tile_images * tile_rows * across : 0;
+    int stage = 0, phase = 0;
+    for (unsigned index = first; index < tiles; index += step) {
+        const Tile tile = tile_at[index];
+        barrier_wait(full + stage, phase);
+        for (unsigned strip = position; strip < strips; strip += positions) {
+            unsigned row, column;  // of the strip in the tile
+            const int image = along(down(strip, row), column), start = column * COLUMNS;
+            const int64 out_row = (tile.image + image) * out_h + tile.y + row;
+            if (tile.image + image >= images || tile.y + row >= out_h) continue;
+            const int place = image * image_bytes + (int)row * step_h * row_bytes + start * step_w * pixel_bytes;
+            const Window window = {own + stage * stage_bytes + place, row_bytes, pixel_bytes};
+            float sums[COLUMNS][VECTOR] = {};
+            add_products(sums, window, weights, filter);
+            const int64 pixel = out_row * out_w + tile.x + start;
+            const int left = (int)out_w - tile.x - start;
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-                if (y + i >= out_h || x + j >= out_w) continue;
-                const int64 pixel = (image * out_h + y + i) * out_w + x + j;
-                finish(sums[i][j], biases, residual ? residual + pixel * channels + channel : nullptr,
-                       output + pixel * output_stride + channel, {activation, numbers}, whole != 0);
+            for (int i = 0; i < COLUMNS; ++i) {
+                if (i >= left) break;
+                finish(sums[i], biases, residual ? residual + (pixel + i) * channels + channel : nullptr,
+                       output + (pixel + i) * output_stride + channel, {activation, numbers}, whole != 0);
             }
+        }
+        fence_async_shared();  // the next copy into the stage must not overtake these loads
+        __syncthreads();
+        if (is_leader() && index + stages * step < tiles) copy(index + stages * step, stage);
+        if (++stage == stages) stage = 0, phase ^= 1;
     }
 }

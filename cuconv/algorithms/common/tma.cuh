@@ -65,6 +65,15 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, 
         "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier))
         : "memory");
 }
+// The same of four dimensions.
+__device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, int x, int y, int z, int w,
+                                         uint64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(target),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+        : "memory");
+}
 
 // Copies a box of two dimensions from shared memory, without what lies outside the tensor.
 __device__ __forceinline__ void store_box(const TensorMap& map, unsigned source, int x, int y) {
