@@ -311,9 +311,8 @@ def _make_linear(node: Node, constants: set[Node], precision: str) -> None:
     if not constants.issuperset(weights) or not is_supported(input.meta["val"]):
         return
     values = [one.meta["val"] for one in weights]
-    if any(value.dtype != torch.float32 or value.numel() == 0 for value in values):
-        return
-    if why_not_linear(values[0], None if bias is None else values[1]):
+    is_of_a_type = input.meta["val"].dtype == values[0].dtype
+    if not is_of_a_type or values[0].numel() == 0 or why_not_linear(values[0], *values[1:] or [None]):
         return
     user = only_user(node)
     last = user if user is not None and user.target is aten.relu.default else node

@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.core.problem import FP32
+from cuconv.nn.formats import HALVES, TYPES
 from cuconv.nn.operator import check_precision, conv2d
 
 MAX_ROWS = 32  # inputs of fully connected layers with more rows have not been compared with cuBLAS
+MAX_HALF_WEIGHTS = 2**22  # in half precision cuBLAS is faster where a layer has more
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 
@@ -65,14 +68,20 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -
 def why_not_linear(weight: Tensor, bias: Tensor | None) -> str:
     """Why torch computes a fully connected layer with these tensors; "" where the weight is (M, K) and the bias (M,).
 
-    torch takes a weight (K,), and a bias of any shape that can be added.
+    torch takes a weight (K,), and a bias of any shape that can be added. In half precision K must be a multiple of 8.
     """
-    if weight.dtype != torch.float32:
+    if weight.dtype not in TYPES:
         return f"its weight is {weight.dtype}"
     if weight.dim() != 2:
         return f"its weight has {weight.dim()} dimensions"
-    if bias is not None and bias.shape != weight.shape[:1]:
-        return f"its bias has the shape {tuple(bias.shape)}"
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        return f"its bias is {bias.dtype} of the shape {tuple(bias.shape)}"
+    if weight.dtype not in HALVES:
+        return ""
+    if weight.shape[1] % VECTOR_CHANNELS:
+        return f"its {weight.shape[1]} input features are no multiple of {VECTOR_CHANNELS}"
+    if weight.numel() > MAX_HALF_WEIGHTS:
+        return f"it has {weight.numel():,} weights in half precision"
     return ""
 
 

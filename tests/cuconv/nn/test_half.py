@@ -16,7 +16,7 @@ from tests.cuconv.nn.zoo.entries import Model
 
 TYPES = {torch.float16: 3e-3, torch.bfloat16: 3e-2}  # and the largest relative L2 error of a small model
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
-LEFT = {"classifier": ["hidden.1", "last"]}  # layers that torch computes
+LEFT = {"classifier": ["last"]}  # layers that torch computes: 20 input features
 
 
 @pytest.fixture(autouse=True)
@@ -171,8 +171,28 @@ def test_the_operator_passes_torchs_checks(on_a_gpu):
 
 
 @torch.no_grad()
-def test_fully_connected_layers_are_torchs(on_a_gpu):
-    model, x = made("classifier")
-    _, report = cuconv.nn.convert(model.half(), x.half())
-    assert [row.kind for row in report.replaced] == ["conv"] and "float16" in report.left[0].reason
-    assert cuconv.nn.Linear(8, 4).half()(torch.ones(2, 8).half()).shape == (2, 4)
+def test_few_rows_of_a_fully_connected_layer_are_ours(on_a_gpu):
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 5)).eval()
+    x = torch.randn(3, 8, 2, 2)
+    converted, report = cuconv.nn.convert(model.half(), x.half())
+    assert [row.kind for row in report.replaced] == ["conv", "linear", "linear"]
+    truth = copy.deepcopy(model).double()(x.half().double())
+    assert torch.linalg.norm(converted(x.half()).double() - truth) < 3e-3 * torch.linalg.norm(truth)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", [(44, 5), (2048, 2056)], ids=["features", "weights"])
+def test_other_fully_connected_layers_are_torchs(on_a_gpu, sizes):
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(*sizes)).eval()
+    x = torch.randn(2, 4, 1, sizes[0] // 4)
+    converted, report = cuconv.nn.convert(model.half(), x.half())
+    assert [row.kind for row in report.replaced] == ["conv"] and [row.name for row in report.left] == ["2"]
+    torch.testing.assert_close(converted(x.half()), model(x.half()), rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [(), (3,), (2, 4), (33,)], ids=str)
+def test_a_fully_connected_layer_outside_of_graphs(on_a_gpu, rows):
+    layer, x = cuconv.nn.Linear(16, 6).half(), torch.randn(*rows, 16).half()
+    expected = copy.deepcopy(layer).double()(x.double())
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-3, atol=1e-3)
