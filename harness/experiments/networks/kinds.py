@@ -11,9 +11,9 @@ _PARTS = {  # parts of names in lower case: the first kind with a part in the na
     "elementwise": ("elementwise", "triton_poi", "bn_fw", "batch_norm", "batchnorm"),
     "convolution": (
         "conv", "cudnn", "fprop", "winograd", "fft", "im2col", "tf32x3", "fp16x3", "depthwise", "scalar_prods",
-        "sum_planes", "pack_weights", "subsample", "wait_for_kernel_ahead",
+        "sum_planes", "pack_weights", "subsample", "wait_for_kernel_ahead", "nhwc_", "pad_channels",
     ),
-    "gemm": ("gemm", "gemv", "splitk", "cublas", "triton_mm", "triton_tem"),
+    "gemm": ("gemm", "gemv", "splitk", "cublas", "nvjet", "triton_mm", "triton_tem"),
 }  # fmt: skip
 
 

@@ -365,10 +365,10 @@ Profile = Callable[[Forward, int], list[tuple[str, float]]]
 
 @torch.no_grad()
 def break_down(case: Case, machine: Machine, profile: Profile, broken: Collection[Begins] = ()) -> Iterator[Event]:
-    """The kernels by kind of each contender; one that fails, or is in `broken`, is left out.
+    """The kernels by kind of each contender in a CUDA graph; one that fails, or is in `broken`, is left out.
 
-    profile: returns the kernels of a number of forwards, as (name, device microseconds) of each launch. Raises
-    UsageError where it records none.
+    profile: returns the kernels of a number of forwards, as (name, microseconds) of each launch. Raises UsageError
+    where it records none.
     """
     torch.compiler.reset()
     for contender in case.settings.contenders:
@@ -380,7 +380,7 @@ def break_down(case: Case, machine: Machine, profile: Profile, broken: Collectio
             forward, _ = case.prepare(contender)
             for _ in range(WARM_UP_FORWARDS):
                 forward()
-            launches = profile(forward, PROFILED_FORWARDS)
+            launches = profile(machine.capture(forward), PROFILED_FORWARDS)
         except Exception as error:
             yield from _failed(case, contender, (), error, machine)
             continue

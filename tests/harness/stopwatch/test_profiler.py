@@ -11,12 +11,15 @@ from harness.stopwatch import profiler
 
 @pytest.fixture
 def launch(monkeypatch):
-    """Launches a kernel of a name. The profiler loses all after its first start, and two launches after later ones."""
+    """Launches a kernel of a name: the n-th starts at time n, and ends 1.5 later.
+
+    The profiler loses all after its first start, and two launches after later ones.
+    """
     records = []
 
     def launch(name):
         at = len(records[-1])
-        times = SimpleNamespace(start=at, elapsed_us=lambda: 1.5 * at)
+        times = SimpleNamespace(start=at, end=at + 1.5)
         records[-1].append(SimpleNamespace(name=name, time_range=times, device_type=SimpleNamespace(name="CUDA")))
 
     def events():
@@ -40,7 +43,7 @@ def test_every_launch_of_the_calls_that_count_is_there_in_order(launch):
         launch("multiply")
 
     found = profiler.kernels(call, 2)  # launches 7 to 10: three calls of two kernels and the marker come before
-    assert found == [("pack", 10.5), ("multiply", 12.0), ("pack", 13.5), ("multiply", 15.0)]
+    assert found == [("pack", 1.5), ("multiply", 1.0), ("pack", 1.0), ("multiply", 1.0)]  # they overlap by 0.5
 
 
 def test_a_profiler_that_sees_nothing_finds_nothing(launch, monkeypatch):
