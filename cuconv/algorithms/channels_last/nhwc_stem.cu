@@ -1,9 +1,9 @@
 // Convolution of few channels, those of a network's first layer, in FP16 or BF16 and channels last: wgmma, whose tile A
 // threads read from the image itself.
 //
-// An image row is a line of width * channels elements. The input that a tile of output pixels needs is its window: a box
-// of that line and of some rows, which one copy by a tensor map brings into a stage of a ring, with zeros for the
-// padding. Each warpgroup computes 64 pixels of a tile, and all FILTERS filters of the block.
+// An image row is a line of width * channels elements. The input that a tile of output pixels needs is its window, a
+// box of such lines: one copy by a tensor map brings it into a stage of a ring, with zeros for the padding. Each
+// warpgroup computes 64 pixels of a tile, and all FILTERS filters of the block.
 //
 // The reduction runs over pairs of elements: the row of a filter has kernel_w * channels elements, which are neighbours
 // in the window. Its last pair has one element where they are odd in number. A table has for each pair its place in the
@@ -32,11 +32,12 @@
 #include "common/tma.cuh"
 #include "common/wgmma.cuh"
 
-constexpr int MAX_THREADS = 256, WARP_PIXELS = 16;
+constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // the latter of an SM
+constexpr int WARP_PIXELS = 16;
 constexpr int STEP = 16;              // elements of the reduction that an instruction adds
 constexpr int CORE = 8;               // rows of a core matrix, and elements of each: 16 bytes
 constexpr int STAGE_ALIGNMENT = 128;  // bytes; where a copy by a tensor map starts in shared memory
-constexpr int CORE_BYTES = FILTERS * CORE * sizeof(Element);  // of the weights, from eight elements in depth to the next
+constexpr int CORE_BYTES = FILTERS * CORE * sizeof(Element);  // of all filters' weights for eight elements in depth
 // A warp's outputs in shared memory: 16 bytes more, so that the rows of a matrix lie in different banks.
 constexpr int OUTPUT_PITCH = FILTERS * sizeof(Element) + 16, OUTPUT_BYTES = WARP_PIXELS * OUTPUT_PITCH;
 
@@ -74,33 +75,53 @@ struct Pairs {
     }
 };
 
+// A mask of the first `exist` elements of a pair.
+__device__ __forceinline__ unsigned mask_of(int exist) { return exist == 2 ? ~0u : exist * 0xffffu; }
+
 // Writes the table: for each step and thread % 4 two pairs, each as its byte in the window and its mask. All threads of
 // the block call it.
 __device__ __forceinline__ void make_table(uint2* table, const Pairs& pairs, int count, int pitch) {
+#pragma unroll 1
     for (int pair = threadIdx.x; pair < count; pair += blockDim.x) {
         int row, element;
         const int exist = pairs.find(pair, row, element);
         // Pairs t and t + 4 of a step are neighbours in the table: a thread reads both at once.
         table[pair & ~7 | pair % 4 * 2 | pair / 4 % 2] =
-            make_uint2(exist ? row * pitch + element * (int)sizeof(Element) : 0, exist == 2 ? ~0u : exist * 0xffffu);
+            make_uint2(exist ? row * pitch + element * (int)sizeof(Element) : 0, mask_of(exist));
     }
 }
 
-// Spreads the weights of the block's filters, [filter][row][row_elements], in core matrices: [8 elements in
-// depth][filter][8 elements]. Eight neighbouring filters and the four pairs of 8 elements are those of a warp.
-__device__ __forceinline__ void spread_weights(unsigned* to, const Element* weight, const Pairs& pairs, int count,
-                                               int filters) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 4
-    for (int item = threadIdx.x / 32; item < count / 4 * (FILTERS / 8); item += blockDim.x / 32) {
-        const int core = item / (FILTERS / 8), filter = item % (FILTERS / 8) * 8 + lane / 4;
+// The weights of a block's filters: [filter][row][row_elements].
+struct Weights {
+    const Element* start;
+    int filters;  // that exist
+
+    // A pair of a filter's weights; zeros where there are none. It loads without a condition, which would make a thread
+    // wait for each load.
+    __device__ __forceinline__ unsigned pair(const Pairs& pairs, int filter, int pair) const {
         int row, element;
-        const int exist = pairs.find(core * 4 + lane % 4, row, element);
-        const Element* const from = weight + (filter * pairs.rows + row) * pairs.row_elements + element;
-        unsigned value = 0;
-        if (filter < filters && exist > 0) value = from[0];
-        if (filter < filters && exist > 1) value |= (unsigned)from[1] << 16;
-        to[(core * FILTERS + filter) * 4 + lane % 4] = value;
+        const int in_row = pairs.find(pair, row, element), exist = filter < filters ? in_row : 0;
+        const Element* const from = start + (exist ? (filter * pairs.rows + row) * pairs.row_elements + element : 0);
+        return (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & mask_of(exist);
+    }
+};
+
+// Spreads the weights in core matrices: [8 elements in depth][filter][8 elements]. A warp has eight neighbouring
+// filters and the four pairs of 8 elements.
+__device__ __forceinline__ void spread_weights(unsigned* to, const Weights& weights, const Pairs& pairs, int count) {
+    constexpr int AT_A_TIME = 8, GROUPS = FILTERS / 8;
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, items = count / 4 * GROUPS;
+#pragma unroll 1
+    for (int item = threadIdx.x / 32; item < items; item += AT_A_TIME * warps) {
+        unsigned values[AT_A_TIME];
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i) {
+            const int at = item + i * warps;
+            values[i] = weights.pair(pairs, at % GROUPS * 8 + lane / 4, at / GROUPS * 4 + lane % 4);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i)
+            if (item + i * warps < items) to[(item + i * warps) * 32 + lane] = values[i];
     }
 }
 
@@ -131,13 +152,16 @@ struct Windows {
 __device__ __forceinline__ void multiply(float (&sums)[WGMMA_SUMS], const Windows& windows, unsigned stage,
                                          const uint4* table, unsigned weights, int steps) {
     unsigned values[2][4];
+    uint4 entry = table[0];
 #pragma unroll 1
     for (int step = 0; step < steps; step += 2)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            windows.read(values[i], stage, table[(step + i) * 4]);
+            windows.read(values[i], stage, entry);
+            entry = table[(step + i + 1) * 4];  // behind the table it is not used
             wgmma_fence();
-            wgmma_half(sums, values[i], core_descriptor(weights + (step + i) * 2 * CORE_BYTES, CORE_BYTES), step + i > 0);
+            wgmma_half(sums, values[i], core_descriptor(weights + (step + i) * 2 * CORE_BYTES, CORE_BYTES),
+                       step + i > 0);
             wgmma_commit();
             wgmma_wait_for_all_but_one();
         }
@@ -153,22 +177,27 @@ struct Outputs {
     int filters;                           // of the block that exist
     bool whole;
 
-    // Adds the residual of two neighbouring filters.
-    __device__ __forceinline__ void add_residual(float& low, float& high, int64 pixel, int filter) const {
-        const Element* const from = residual + pixel * residual_stride + filter;
-        if (filter < filters) low += value_of(from[0]);
-        if (filter + 1 < filters) high += value_of(from[1]);
-    }
-    __device__ __forceinline__ void write(const uint4& values, int64 pixel, int filter) const {
-        Element* const to = output + pixel * output_stride + filter;
-        if (whole && filter + 8 <= filters) {
-            *reinterpret_cast<uint4*>(to) = values;
-            return;
-        }
-        const unsigned pairs[] = {values.x, values.y, values.z, values.w};
+    // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It loads
+    // without a condition, as above.
+    __device__ __forceinline__ void add_residual(float (&sums)[WGMMA_SUMS], int first, int64 pixel) const {
+        const Element* const of_pixel = pixel >= 0 ? residual + pixel * residual_stride : residual;
+        const int end = pixel >= 0 ? filters : 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (filter + i < filters) to[i] = (Element)(pairs[i / 2] >> i % 2 * 16);
+        for (int i = first; i < WGMMA_SUMS; i += 4) {
+            const int filter = i / 4 * 8 + threadIdx.x % 4 * 2, exist = max(0, min(2, end - filter));
+            const Element* const from = of_pixel + (exist ? filter : 0);
+            const unsigned pair = (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & mask_of(exist);
+            sums[i] += value_of((Element)pair), sums[i + 1] += value_of((Element)(pair >> 16));
+        }
+    }
+    // Writes the outputs of eight filters of a pixel.
+    __device__ __forceinline__ void write(const Element* from, int64 pixel, int filter) const {
+        Element* const to = output + pixel * output_stride + filter;
+        if (whole && filter + 8 <= filters)
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        else
+#pragma unroll 1
+            for (int i = 0; i < min(8, filters - filter); ++i) to[i] = from[i];
     }
 };
 
@@ -186,26 +215,26 @@ __device__ __forceinline__ void write(const float (&sums)[WGMMA_SUMS], unsigned 
         store_matrices(row + i * 4, packed(sums[i], sums[i + 1]), packed(sums[i + 2], sums[i + 3]),
                        packed(sums[i + 4], sums[i + 5]), packed(sums[i + 6], sums[i + 7]));
     __syncwarp();
-#pragma unroll
+#pragma unroll 2  // the places of all iterations would be kept in registers from tile to tile
     for (int i = 0; i < WARP_PIXELS * VECTORS / 32; ++i) {
         const int place = i * 32 + lane, row = place / VECTORS, vector = place % VECTORS;
         const int64 pixel = pixel_of(row);
         if (pixel >= 0)
-            out.write(*reinterpret_cast<const uint4*>(staging + row * OUTPUT_PITCH + vector * 16), pixel, vector * 8);
+            out.write(reinterpret_cast<const Element*>(staging + row * OUTPUT_PITCH) + vector * 8, pixel, vector * 8);
     }
 }
 
 // True in the thread of the block that starts copies, where all threads of the first warp ask.
 __device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     nhwc_stem(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
               const Element* residual, Element* output, int64 output_stride, int64 filters, int64 channels, int64 out_h,
-              int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 stride_h, int64 stride_w,
-              int64 row_elements, int64 row_pairs, int64 by_row_pairs, int64 steps, int64 pitch, int64 window_rows,
-              int64 tiles, int64 tiles_down, int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along,
-              int64 tile_rows, int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages,
-              int64 activation, int64 numbers, int64 whole, int64 weights_early) {
+              int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 stride_h, int64 stride_w, int64 row_elements,
+              int64 row_pairs, int64 by_row_pairs, int64 steps, int64 pitch, int64 window_rows, int64 tiles,
+              int64 tiles_down, int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_rows,
+              int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation,
+              int64 numbers, int64 whole, int64 weights_early) {
     // The ring's stages, the weights, the table, the bias, the outputs of each warp, and the barriers of the stages
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
     const int window_bytes = (int)window_rows * (int)pitch, pair_count = (int)steps * (STEP / 2);
@@ -236,19 +265,22 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const auto begin = [&] {
         wait_for_kernel_ahead();
         if (is_leader())
+#pragma unroll 1
             for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
         launch_dependents();
     };
     if (is_leader()) {
         prefetch(input);
+#pragma unroll 1
         for (int i = 0; i < stages; ++i) barrier_init(full + i, 1);
         fence_barrier_init();
     }
     if (!weights_early) begin();
     make_table(table, pairs, pair_count, (int)pitch);
-    spread_weights(reinterpret_cast<unsigned*>(weights), weight + (int64)first_filter * kernel_h * row_elements, pairs,
-                   pair_count, own_filters);
+    spread_weights(reinterpret_cast<unsigned*>(weights),
+                   {weight + (int64)first_filter * kernel_h * row_elements, own_filters}, pairs, pair_count);
     if (weights_early) begin();
+#pragma unroll 1
     for (int i = threadIdx.x; i < FILTERS; i += blockDim.x)
         biases[i] = bias && i < own_filters ? value_of(bias[first_filter + i]) : 0.0f;
     fence_async_shared();  // wgmma reads the weights through the async proxy
@@ -261,8 +293,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     };
     const unsigned start = window_of(pixel);
     const Windows windows = {start & ~3u, window_of(pixel + 8) & ~3u, (start & 2) * 8};
-    const Outputs out = {residual ? residual + first_filter : nullptr, output + first_filter, filters, output_stride,
-                         own_filters, whole != 0};
+    const Element* const added = residual ? residual + first_filter : nullptr;
+    const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, whole != 0};
     int stage = 0, phase = 0;
     for (unsigned index = first; index < tiles; index += step) {
         const Tile tile = tile_at[index];
@@ -284,11 +316,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             sums[i] += more.x, sums[i + 1] += more.y, sums[i + 2] += more.x, sums[i + 3] += more.y;
         }
         if (residual) {
-            const int64 pixels[] = {pixel_of(lane / 4), pixel_of(lane / 4 + 8)};
-#pragma unroll
-            for (int i = 0; i < WGMMA_SUMS; i += 2)
-                if (pixels[i / 2 % 2] >= 0)
-                    out.add_residual(sums[i], sums[i + 1], pixels[i / 2 % 2], i / 4 * 8 + lane % 4 * 2);
+            out.add_residual(sums, 0, pixel_of(lane / 4));
+            out.add_residual(sums, 2, pixel_of(lane / 4 + 8));
         }
         activate(sums, {activation, numbers});
         write(sums, staging + warp * OUTPUT_BYTES, out, pixel_of);
