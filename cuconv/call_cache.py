@@ -26,7 +26,7 @@ from cuconv.core.geometry import Geometry
 from cuconv.core.launch import Address, KernelVariant, Launch
 from cuconv.core.problem import ConvProblem
 from cuconv.device import device_spec
-from cuconv.operands import Target, check_operands, checked, named, target_of
+from cuconv.operands import Target, check_maps, check_operands, checked, named, target_of
 from cuconv.runtime import background, shutdown
 from cuconv.runtime.arrays import CupyArrays, TorchArrays
 from cuconv.runtime.driver import capture_of, made_current
@@ -219,7 +219,7 @@ class _Made:
         return stride == prod(self.problem.output_shape[1:]) or stride % VECTOR_FLOATS == 0
 
     def kernels(self, plan: select.LaunchPlan) -> _Kernels:
-        """The launches of a plan for these operands."""
+        """The launches of a plan for these operands; raises UnsupportedProblem for operands that they cannot read."""
         target = target_of(self.library, self.operands, self.problem, plan, self.activation)
         output_channels = target.channels if target.sliced else None
         wanted = CallOptions(
@@ -228,7 +228,9 @@ class _Made:
         )  # fmt: skip
         algorithm = ALGORITHMS[plan.algorithm]
         once = algorithm.packing_launch(self.problem, plan.config, wanted) if self.constant else None
-        return _Kernels(plan, target, select.launches_of(plan, self.problem, wanted), once)
+        launches = select.launches_of(plan, self.problem, wanted)
+        check_maps(self.library, self.operands, launches)
+        return _Kernels(plan, target, launches, once)
 
     def missing(self, kernels: _Kernels) -> list[KernelVariant]:
         """The kernels that must be compiled first."""

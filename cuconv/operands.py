@@ -8,6 +8,7 @@ from typing import Any
 from cuconv import select
 from cuconv.core.activation import Activation
 from cuconv.core.geometry import Geometry
+from cuconv.core.launch import INPUT, WEIGHT, Launch, TensorMap
 from cuconv.core.problem import HALVES, PRECISIONS, ConvProblem, UnsupportedProblem, shown
 from cuconv.runtime.arrays import CupyArrays, TorchArrays
 
@@ -49,8 +50,9 @@ def checked(
     precision = _precision_of(library, operands, precision)
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     _check_together(library, operands, problem, library.device(input))
-    if problem.is_half and problem.c * problem.element_bytes % MAP_ALIGNMENT == 0:  # others are padded ahead
-        _check_start(library, operands)
+    if problem.is_half and problem.c * problem.element_bytes % MAP_ALIGNMENT == 0:  # others may be padded ahead
+        for name in ("input", "weight"):
+            _check_start(library, operands, name)
     return problem, library.device(input)
 
 
@@ -70,13 +72,19 @@ def _precision_of(library: Any, operands: dict[str, Any], precision: str) -> str
     )
 
 
-def _check_start(library: Any, operands: dict[str, Any]) -> None:
-    """Raise UnsupportedProblem where copies of 16 bytes cannot be of input and weight."""
-    for name in ("input", "weight"):
-        if library.pointer(operands[name]) % MAP_ALIGNMENT:
-            raise UnsupportedProblem(
-                f"{name} does not start at a multiple of {MAP_ALIGNMENT} bytes, which half precision needs: clone it"
-            )
+def check_maps(library: TorchArrays | CupyArrays, operands: dict[str, Any], launches: tuple[Launch, ...]) -> None:
+    """Raise UnsupportedProblem where a tensor map of a launch is of an operand that does not start as it must."""
+    maps = (one for launch in launches for one in launch.arguments if isinstance(one, TensorMap))
+    for operand in {one.address.operand for one in maps} & {INPUT.operand, WEIGHT.operand}:
+        _check_start(library, operands, operand)
+
+
+def _check_start(library: Any, operands: dict[str, Any], name: str) -> None:
+    """Raise UnsupportedProblem where copies of 16 bytes cannot be of an operand."""
+    if library.pointer(operands[name]) % MAP_ALIGNMENT:
+        raise UnsupportedProblem(
+            f"{name} does not start at a multiple of {MAP_ALIGNMENT} bytes, which half precision needs: clone it"
+        )
 
 
 def named(input: Any, weight: Any, bias: Any, out: Any, residual: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ class and add an instance of it to the list below.
 from cuconv.algorithms.base import registry
 from cuconv.algorithms.channels_last.nhwc_depthwise import NhwcDepthwise
 from cuconv.algorithms.channels_last.nhwc_split import NhwcSplit
+from cuconv.algorithms.channels_last.nhwc_stem import NhwcStem
 from cuconv.algorithms.channels_last.nhwc_wgmma import NhwcWgmma
 from cuconv.algorithms.depthwise.depthwise import Depthwise
 from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
@@ -33,6 +34,7 @@ ALGORITHMS = registry(
         NhwcWgmma(),
         NhwcSplit(),
         NhwcDepthwise(),
+        NhwcStem(),
     ]
 )
 

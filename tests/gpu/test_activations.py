@@ -12,13 +12,14 @@ from tests.gpu.test_residual import residual_for
 
 # Values of a first layer's one channel, or of eight channels of a depthwise layer: a weight of 1 hands them on.
 SPECIAL = [0.0, -0.0, 1e4, -1e4, 6e4, -6e4, torch.inf, -torch.inf, torch.nan, 6e-8, -6e-8, 1e-40, -1e-40, 3.0, -3.0]
-HALF_KERNELS = ("nhwc_wgmma", "nhwc_split", "nhwc_depthwise")
+HALF_KERNELS = ("nhwc_wgmma", "nhwc_split", "nhwc_depthwise", "nhwc_stem")
 HALF_LAYERS = [
     ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1),
     ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1),
     ConvProblem(2, 40, 15, 9, 33, 1, 1),
     ConvProblem(2, 64, 15, 9, 64, 3, 3, 1, 1, groups=8),
     ConvProblem(2, 24, 11, 13, 24, 5, 5, 2, 2, groups=24),
+    ConvProblem(2, 3, 23, 24, 40, 3, 3, 1, 1, stride_h=2, stride_w=2),
     ConvProblem(4, 128, 28, 28, 256, 1, 1),
 ]
 LAYERS = [
@@ -53,7 +54,7 @@ def handed_on(values, algorithm, **options):
 @pytest.mark.parametrize("algorithm", HALF_KERNELS)
 def test_single_values_in_half_precision(algorithm, precision, given):
     dtype = DTYPES[precision]
-    values = torch.cat([torch.linspace(-12, 12, 4000), torch.tensor(SPECIAL)]).to("cuda", dtype)
+    values = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor(SPECIAL)]).to("cuda", dtype)
     truth = exact(given, values.double()).to(dtype)
     for out in handed_on(values, algorithm, activation=given):
         # Factors below 2^-126 are 0.

@@ -36,6 +36,7 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "nhwc_wgmma": {"precision": "fp16"},
         "nhwc_split": {"precision": "fp16"},
         "nhwc_depthwise": {"precision": "fp16", "groups": 96, "m": 96},
+        "nhwc_stem": {"precision": "fp16", "c": 3, "h": 112, "w": 112},
         "gemv": {"h": 7, "w": 7, "kh": 7, "kw": 7, "pad_h": 0, "pad_w": 0},
     }
     return replace(TYPICAL, **changes.get(algorithm, {}))

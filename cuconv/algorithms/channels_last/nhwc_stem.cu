@@ -1,0 +1,325 @@
+// Convolution of few channels, those of a network's first layer, in FP16 or BF16 and channels last: wgmma, whose tile A
+// threads read from the image itself.
+//
+// An image row is a line of width * channels elements. The input that a tile of output pixels needs is its window, a
+// box of such lines: one copy by a tensor map brings it into a stage of a ring, with zeros for the padding. Each
+// warpgroup computes 64 pixels of a tile, and all FILTERS filters of the block.
+//
+// The reduction runs over pairs of elements: the row of a filter has kernel_w * channels elements, which are neighbours
+// in the window. Its last pair has one element where they are odd in number. A table has for each pair its place in the
+// window and a mask, which clears what is not of the row: there an infinity would make a NaN, even of a weight of zero.
+// Pairs behind the last row are clear. The block spreads the weights in the same order, once for all its tiles.
+//
+// BF16     1 for BF16, 0 for FP16
+// FILTERS  filters of a block, a multiple of 16
+// ODD      1 where a pixel's first element may be the upper half of a word: stride_w * channels is odd
+//
+// Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). row_elements: of a
+// filter's row. row_pairs: the pairs of it. steps: of 16 elements of the reduction, an even number. pitch: bytes from
+// one row of a window to the next. A tile has 2^log_columns columns. whole: whether pixels of the output start at
+// multiples of 16 bytes. weights_early: whether the weights may be read before the kernel ahead ends.
+
+#if BF16
+#define WGMMA_HALF bf16
+#else
+#define WGMMA_HALF f16
+#endif
+#define WGMMA_N FILTERS
+
+#include "channels_last/element.cuh"
+#include "common/activation.cuh"
+#include "common/divider.cuh"
+#include "common/tma.cuh"
+#include "common/wgmma.cuh"
+
+constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // the latter of an SM
+constexpr int WARP_PIXELS = 16;
+constexpr int STEP = 16;              // elements of the reduction that an instruction adds
+constexpr int CORE = 8;               // rows of a core matrix, and elements of each: 16 bytes
+constexpr int STAGE_ALIGNMENT = 128;  // bytes; where a copy by a tensor map starts in shared memory
+constexpr int CORE_BYTES = FILTERS * CORE * sizeof(Element);  // of all filters' weights for eight elements in depth
+// A warp's outputs in shared memory: 16 bytes more, so that the rows of a matrix lie in different banks.
+constexpr int OUTPUT_PITCH = FILTERS * sizeof(Element) + 16, OUTPUT_BYTES = WARP_PIXELS * OUTPUT_PITCH;
+
+// A tile of the output: its image, and its first row and column.
+struct Tile {
+    int image, y, x;
+};
+
+// All tiles of the output: those of a row of tiles are neighbours.
+struct Tiles {
+    Divider along, down;
+    int rows, log_columns;  // of a tile
+
+    __device__ __forceinline__ Tile operator[](unsigned index) const {
+        unsigned x, y;
+        const int image = down(along(index, x), y);
+        return {image, (int)y * rows, (int)x << log_columns};
+    }
+    // The place of a pixel in its tile.
+    __device__ __forceinline__ int row(int pixel) const { return pixel >> log_columns; }
+    __device__ __forceinline__ int column(int pixel) const { return pixel & ((1 << log_columns) - 1); }
+};
+
+// The pairs of the reduction: their filter row, and their place in it.
+struct Pairs {
+    Divider by_row;
+    int rows, row_elements;
+
+    // The elements of a pair that exist: 2 or 1, and 0 behind the last row.
+    __device__ __forceinline__ int find(int pair, int& row, int& element) const {
+        unsigned in_row;
+        row = by_row(pair, in_row);
+        element = in_row * 2;
+        return row < rows ? min(2, row_elements - element) : 0;
+    }
+};
+
+// A mask of the first `exist` elements of a pair.
+__device__ __forceinline__ unsigned mask_of(int exist) { return exist == 2 ? ~0u : exist * 0xffffu; }
+
+// Writes the table: for each step and thread % 4 two pairs, each as its byte in the window and its mask. All threads of
+// the block call it.
+__device__ __forceinline__ void make_table(uint2* table, const Pairs& pairs, int count, int pitch) {
+#pragma unroll 1
+    for (int pair = threadIdx.x; pair < count; pair += blockDim.x) {
+        int row, element;
+        const int exist = pairs.find(pair, row, element);
+        // Pairs t and t + 4 of a step are neighbours in the table: a thread reads both at once.
+        table[pair & ~7 | pair % 4 * 2 | pair / 4 % 2] =
+            make_uint2(exist ? row * pitch + element * (int)sizeof(Element) : 0, mask_of(exist));
+    }
+}
+
+// The weights of a block's filters: [filter][row][row_elements].
+struct Weights {
+    const Element* start;
+    int filters;  // that exist
+
+    // A pair of a filter's weights; zeros where there are none. It loads without a condition, which would make a thread
+    // wait for each load.
+    __device__ __forceinline__ unsigned pair(const Pairs& pairs, int filter, int pair) const {
+        int row, element;
+        const int in_row = pairs.find(pair, row, element), exist = filter < filters ? in_row : 0;
+        const Element* const from = start + (exist ? (filter * pairs.rows + row) * pairs.row_elements + element : 0);
+        return (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & mask_of(exist);
+    }
+};
+
+// Spreads the weights in core matrices: [8 elements in depth][filter][8 elements]. A warp has eight neighbouring
+// filters and the four pairs of 8 elements.
+__device__ __forceinline__ void spread_weights(unsigned* to, const Weights& weights, const Pairs& pairs, int count) {
+    constexpr int AT_A_TIME = 8, GROUPS = FILTERS / 8;
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, items = count / 4 * GROUPS;
+#pragma unroll 1
+    for (int item = threadIdx.x / 32; item < items; item += AT_A_TIME * warps) {
+        unsigned values[AT_A_TIME];
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i) {
+            const int at = item + i * warps;
+            values[i] = weights.pair(pairs, at % GROUPS * 8 + lane / 4, at / GROUPS * 4 + lane % 4);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i)
+            if (item + i * warps < items) to[(item + i * warps) * 32 + lane] = values[i];
+    }
+}
+
+// A thread's two pixels of a tile, 8 columns apart or in different rows: where their windows start in that of the tile.
+struct Windows {
+    unsigned first, second;  // bytes, from whole words on
+    unsigned shift;          // bits of the first word that are not of a pair
+
+    __device__ __forceinline__ unsigned pair(unsigned at) const {
+        unsigned word;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
+        if (!ODD) return word;
+        unsigned next;
+        asm volatile("ld.shared.u32 %0, [%1 + 4];" : "=r"(next) : "r"(at) : "memory");
+        return __funnelshift_r(word, next, shift);
+    }
+    // A thread's part of tile A for a step, whose two pairs are those of the table's entry.
+    __device__ __forceinline__ void read(unsigned (&values)[4], unsigned stage, const uint4& entry) const {
+        values[0] = pair(stage + first + entry.x) & entry.y;
+        values[1] = pair(stage + second + entry.x) & entry.y;
+        values[2] = pair(stage + first + entry.z) & entry.w;
+        values[3] = pair(stage + second + entry.z) & entry.w;
+    }
+};
+
+// The sums of a warpgroup's pixels. table: the thread's first entry. Two parts of tile A take turns: while one is
+// multiplied, the thread reads the other.
+__device__ __forceinline__ void multiply(float (&sums)[WGMMA_SUMS], const Windows& windows, unsigned stage,
+                                         const uint4* table, unsigned weights, int steps) {
+    unsigned values[2][4];
+    uint4 entry = table[0];
+#pragma unroll 1
+    for (int step = 0; step < steps; step += 2)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            windows.read(values[i], stage, entry);
+            entry = table[(step + i + 1) * 4];  // behind the table it is not used
+            wgmma_fence();
+            wgmma_half(sums, values[i], core_descriptor(weights + (step + i) * 2 * CORE_BYTES, CORE_BYTES),
+                       step + i > 0);
+            wgmma_commit();
+            wgmma_wait_for_all_but_one();
+        }
+    wgmma_wait(sums);
+}
+
+// Residual and output of a pixel's filters, from the block's first on. whole: whether they start at multiples of 16
+// bytes.
+struct Outputs {
+    const Element* residual;  // null where there is none
+    Element* output;
+    int64 residual_stride, output_stride;  // elements from one pixel to the next
+    int filters;                           // of the block that exist
+    bool whole;
+
+    // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It loads
+    // without a condition, as above.
+    __device__ __forceinline__ void add_residual(float (&sums)[WGMMA_SUMS], int first, int64 pixel) const {
+        const Element* const of_pixel = pixel >= 0 ? residual + pixel * residual_stride : residual;
+        const int end = pixel >= 0 ? filters : 0;
+#pragma unroll
+        for (int i = first; i < WGMMA_SUMS; i += 4) {
+            const int filter = i / 4 * 8 + threadIdx.x % 4 * 2, exist = max(0, min(2, end - filter));
+            const Element* const from = of_pixel + (exist ? filter : 0);
+            const unsigned pair = (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & mask_of(exist);
+            sums[i] += value_of((Element)pair), sums[i + 1] += value_of((Element)(pair >> 16));
+        }
+    }
+    // Writes the outputs of eight filters of a pixel.
+    __device__ __forceinline__ void write(const Element* from, int64 pixel, int filter) const {
+        Element* const to = output + pixel * output_stride + filter;
+        if (whole && filter + 8 <= filters)
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        else
+#pragma unroll 1
+            for (int i = 0; i < min(8, filters - filter); ++i) to[i] = from[i];
+    }
+};
+
+// Writes a warp's sums, rounded, through its staging memory. pixel_of: the output's pixel of one of the 16 of the warp,
+// or -1 where there is none.
+template <class PixelOf>
+__device__ __forceinline__ void write(const float (&sums)[WGMMA_SUMS], unsigned char* staging, const Outputs& out,
+                                      const PixelOf& pixel_of) {
+    constexpr int VECTORS = FILTERS / 8;  // of a pixel
+    const int lane = threadIdx.x % 32;
+    const unsigned row = shared_address(staging) + lane % 16 * OUTPUT_PITCH + lane / 16 * 16;
+    __syncwarp();  // the lanes have read the last tile's outputs
+#pragma unroll
+    for (int i = 0; i < WGMMA_SUMS; i += 8)
+        store_matrices(row + i * 4, packed(sums[i], sums[i + 1]), packed(sums[i + 2], sums[i + 3]),
+                       packed(sums[i + 4], sums[i + 5]), packed(sums[i + 6], sums[i + 7]));
+    __syncwarp();
+#pragma unroll 2  // the places of all iterations would be kept in registers from tile to tile
+    for (int i = 0; i < WARP_PIXELS * VECTORS / 32; ++i) {
+        const int place = i * 32 + lane, row = place / VECTORS, vector = place % VECTORS;
+        const int64 pixel = pixel_of(row);
+        if (pixel >= 0)
+            out.write(reinterpret_cast<const Element*>(staging + row * OUTPUT_PITCH) + vector * 8, pixel, vector * 8);
+    }
+}
+
+// True in the thread of the block that starts copies, where all threads of the first warp ask.
+__device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
+    nhwc_stem(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
+              const Element* residual, Element* output, int64 output_stride, int64 filters, int64 channels, int64 out_h,
+              int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 stride_h, int64 stride_w, int64 row_elements,
+              int64 row_pairs, int64 by_row_pairs, int64 steps, int64 pitch, int64 window_rows, int64 tiles,
+              int64 tiles_down, int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_rows,
+              int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation,
+              int64 numbers, int64 whole, int64 weights_early) {
+    // The ring's stages, the weights, the table, the bias, the outputs of each warp, and the barriers of the stages
+    extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
+    const int window_bytes = (int)window_rows * (int)pitch, pair_count = (int)steps * (STEP / 2);
+    const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
+    unsigned char* const weights = shared + (int)stages * stage_bytes;
+    uint2* const table = reinterpret_cast<uint2*>(weights + (int)steps * 2 * CORE_BYTES);
+    float* const biases = reinterpret_cast<float*>(table + pair_count);
+    unsigned char* const staging = reinterpret_cast<unsigned char*>(biases + FILTERS);
+    uint64* const full = reinterpret_cast<uint64*>(staging + blockDim.x / 32 * OUTPUT_BYTES);
+
+    const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_rows,
+                           (int)log_columns};
+    const Pairs pairs = {Divider(row_pairs, by_row_pairs), (int)kernel_h, (int)row_elements};
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    unsigned filter_block;
+    const unsigned first = Divider(filter_blocks, by_filter_blocks)(blockIdx.x, filter_block);
+    const unsigned step = gridDim.x / (unsigned)filter_blocks;
+    const int first_filter = filter_block * FILTERS, own_filters = min(FILTERS, (int)filters - first_filter);
+
+    const auto copy = [&](unsigned index, int stage) {
+        const Tile tile = tile_at[index];
+        barrier_expect(full + stage, window_bytes);
+        copy_box(shared_address(shared) + stage * stage_bytes, input,
+                 (tile.x * (int)stride_w - (int)pad_w) * (int)channels, tile.y * (int)stride_h - (int)pad_h, tile.image,
+                 full + stage);
+    };
+    // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
+    const auto begin = [&] {
+        wait_for_kernel_ahead();
+        if (is_leader())
+#pragma unroll 1
+            for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
+        launch_dependents();
+    };
+    if (is_leader()) {
+        prefetch(input);
+#pragma unroll 1
+        for (int i = 0; i < stages; ++i) barrier_init(full + i, 1);
+        fence_barrier_init();
+    }
+    if (!weights_early) begin();
+    make_table(table, pairs, pair_count, (int)pitch);
+    spread_weights(reinterpret_cast<unsigned*>(weights),
+                   {weight + (int64)first_filter * kernel_h * row_elements, own_filters}, pairs, pair_count);
+    if (weights_early) begin();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < FILTERS; i += blockDim.x)
+        biases[i] = bias && i < own_filters ? value_of(bias[first_filter + i]) : 0.0f;
+    fence_async_shared();  // wgmma reads the weights through the async proxy
+    __syncthreads();
+
+    const int warp_pixel = warp * WARP_PIXELS, pixel = warp_pixel + lane / 4;  // in the tile
+    const auto window_of = [&](int pixel) {
+        return tile_at.row(pixel) * (int)stride_h * (int)pitch +
+               tile_at.column(pixel) * (int)(stride_w * channels * sizeof(Element));
+    };
+    const unsigned start = window_of(pixel);
+    const Windows windows = {start & ~3u, window_of(pixel + 8) & ~3u, (start & 2) * 8};
+    const Element* const added = residual ? residual + first_filter : nullptr;
+    const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, whole != 0};
+    int stage = 0, phase = 0;
+    for (unsigned index = first; index < tiles; index += step) {
+        const Tile tile = tile_at[index];
+        const auto pixel_of = [&](int row) -> int64 {
+            const int y = tile.y + tile_at.row(warp_pixel + row), x = tile.x + tile_at.column(warp_pixel + row);
+            return y < out_h && x < out_w ? (tile.image * out_h + y) * out_w + x : -1;
+        };
+        barrier_wait(full + stage, phase);
+        float sums[WGMMA_SUMS];
+        multiply(sums, windows, shared_address(shared) + stage * stage_bytes,
+                 reinterpret_cast<const uint4*>(table) + lane % 4, shared_address(weights), (int)steps);
+        fence_async_shared();  // the next copy into the stage must not overtake these loads
+        __syncthreads();
+        if (is_leader() && index + stages * step < tiles) copy(index + stages * step, stage);
+        if (++stage == stages) stage = 0, phase ^= 1;
+#pragma unroll
+        for (int i = 0; i < WGMMA_SUMS; i += 4) {
+            const float2 more = *reinterpret_cast<const float2*>(biases + i * 2 + lane % 4 * 2);
+            sums[i] += more.x, sums[i + 1] += more.y, sums[i + 2] += more.x, sums[i + 3] += more.y;
+        }
+        if (residual) {
+            out.add_residual(sums, 0, pixel_of(lane / 4));
+            out.add_residual(sums, 2, pixel_of(lane / 4 + 8));
+        }
+        activate(sums, {activation, numbers});
+        write(sums, staging + warp * OUTPUT_BYTES, out, pixel_of);
+    }
+}
