@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
@@ -54,9 +56,8 @@ class MaxPool:
 
     def _check_outputs(self) -> None:
         """Check the limit of the padding, which is torch's, and that there are outputs."""
-        for pad, size, step in zip(self.padding, self.kernel, self.dilation, strict=True):
-            if 2 * pad > (size - 1) * step + 1:
-                raise UnsupportedProblem(f"padding={pad}: must be at most half of the filter with its dilation")
+        if any(2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True)):
+            raise UnsupportedProblem(f"padding={self.padding}: must be at most half of the filter {self.kernel}")
         if min(self.output_shape) < 1:
             raise UnsupportedProblem(f"{self}: the filter is larger than the padded input")
 
@@ -91,15 +92,18 @@ class MaxPool:
         return {"BF16": int(self.precision == BF16)}
 
 
-def windows_along(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
+def windows_along(
+    size: Any, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool, least: Callable[..., Any] = min
+) -> Any:
     """The windows along an axis of `size` pixels.
 
     In ceil mode the last one may reach beyond the padded image, but begins in the image or in the padding before it.
+    least: the minimum of two numbers, for a size that is a symbol.
     """
     left = size + 2 * pad - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return left // stride + 1
-    return min(ceil_div(left, stride), (size + pad - 1) // stride) + 1
+    return least(ceil_div(left, stride), (size + pad - 1) // stride) + 1
 
 
 def launch(pool: MaxPool, overlap: bool) -> Launch:
