@@ -24,12 +24,8 @@ from cuconv.nn.pool_call import pooled
 
 aten = torch.ops.aten
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
-DEFAULTS: tuple[Any, ...] = (
-    [],
-    0,
-    1,
-    False,
-)  # of stride, padding, dilation and ceil_mode; no stride is the filter's size
+# Of stride, padding, dilation and ceil_mode, as torch has them; an empty stride is the filter's size.
+DEFAULTS: tuple[Any, ...] = ([], 0, 1, False)
 
 
 def max_pool2d(
@@ -109,7 +105,7 @@ def fold_pools(graph: fx.Graph, constants: set[Node]) -> None:
         result = _result(node)
         if result is None or node in constants or node.kwargs or not _is_taken(node.args[0], result):
             continue
-        input, size, stride, padding, dilation, ceil_mode = (*node.args, *DEFAULTS[len(node.args) - 2 :])
+        input, size, stride, padding, dilation, ceil_mode = tuple(node.args) + DEFAULTS[len(node.args) - 2 :]
         geometry = (one if isinstance(one, Sequence) else [one] for one in (size, stride or size, padding, dilation))
         with graph.inserting_before(node):
             pairs = ((one[0], one[-1]) for one in geometry)

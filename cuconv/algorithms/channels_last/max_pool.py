@@ -10,7 +10,7 @@ from typing import Any
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import MAX_INDEX
-from cuconv.core.launch import INPUT, OUTPUT, Launch
+from cuconv.core.launch import INPUT, OUTPUT, Argument, Launch
 from cuconv.core.problem import BF16, HALVES, UnsupportedProblem, ceil_div
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -114,7 +114,7 @@ def launch(pool: MaxPool, overlap: bool) -> Launch:
     _, c, h, w = pool.input_shape
     *_, out_h, out_w = pool.output_shape
     vectors = c // VECTOR_CHANNELS
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         INPUT, OUTPUT, pool.outputs, h, w, *_divisor(vectors), *_divisor(out_h), *_divisor(out_w),
         *pool.kernel, *pool.stride, *pool.padding, *(part for step in pool.dilation for part in _divisor(step)),
     )  # fmt: skip
