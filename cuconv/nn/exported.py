@@ -51,8 +51,8 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
 
     constants: set[fx.Node] = set(state)
     fusions.add_constants(graph, constants)
-    fusions.fold_convolutions(graph, constants)
     fold_pools(graph, constants)
+    fusions.fold_convolutions(graph, constants)
     for node in graph.nodes:
         if node.target is BATCH_NORM:  # no convolution precedes it
             node.target, node.args = aten.batch_norm.default, (*node.args[:5], False, 0.0, node.args[5], True)

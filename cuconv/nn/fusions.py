@@ -119,8 +119,8 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(node, constants, precision)
-    fold_convolutions(graph, constants)
     fold_pools(graph, constants)
+    fold_convolutions(graph, constants)
     for node in graph.nodes:
         node.target = PLAIN_FUNCTIONS.get(node.target, node.target)
     graph.eliminate_dead_code()

@@ -18,7 +18,7 @@ from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.formats import HALVES, empty, laid_out
 from cuconv.nn.frozen import runs_now
-from cuconv.nn.layout import hint, is_laid_out_in_example
+from cuconv.nn.layout import CHANNELS_LAST, hint, is_laid_out_in_example, order
 from cuconv.nn.operator import has_tangent, is_supported, untraced
 from cuconv.nn.pool_call import pooled
 
@@ -92,7 +92,7 @@ _library.define(
 _library.impl("max_pool2d", untraced(_compute), "CompositeExplicitAutograd")
 torch.library.register_fake("cuconv::max_pool2d", _fake, lib=_library)
 torch.library.register_autograd("cuconv::max_pool2d", _backward, setup_context=_setup, lib=_library)
-MAX_POOL2D = torch.ops.cuconv.max_pool2d.default
+CONV2D, MAX_POOL2D = torch.ops.cuconv.conv2d.default, torch.ops.cuconv.max_pool2d.default
 
 
 def fold_pools(graph: fx.Graph, constants: set[Node]) -> None:
@@ -103,17 +103,26 @@ def fold_pools(graph: fx.Graph, constants: set[Node]) -> None:
     node: Node
     for node in list(graph.nodes):
         result = _result(node)
-        if result is None or node in constants or node.kwargs or not _is_taken(node.args[0], result):
+        if result is None or node in constants or node.kwargs or not _is_taken(node.args[0]):
             continue
         input, size, stride, padding, dilation, ceil_mode = tuple(node.args) + DEFAULTS[len(node.args) - 2 :]
         geometry = (one if isinstance(one, Sequence) else [one] for one in (size, stride or size, padding, dilation))
         with graph.inserting_before(node):
             pairs = ((one[0], one[-1]) for one in geometry)
             call = graph.call_function(MAX_POOL2D, (input, *pairs, ceil_mode))
-        call.meta = dict(result.meta)
-        result.replace_all_uses_with(call)
-        for old in dict.fromkeys((result, node)):
+        value = result.meta["val"]  # torch may take it for contiguous where sizes vary
+        call.meta = {**result.meta, "val": value if is_laid_out_in_example(value) else laid_out(value)}
+        copies = [user for user in result.users if _is_copy_for_convolutions(user)]
+        for old in dict.fromkeys((*copies, result, node)):
+            old.replace_all_uses_with(call)
             graph.erase_node(old)
+
+
+def _is_copy_for_convolutions(node: Node) -> bool:
+    """Whether a node makes a tensor channels last, and cuConv's convolutions alone use the result."""
+    if node.target is not aten.clone.default or node.kwargs != {"memory_format": torch.channels_last}:
+        return False
+    return all(user.target is CONV2D for user in node.users)
 
 
 def _result(node: Node) -> Node | None:
@@ -126,9 +135,10 @@ def _result(node: Node) -> Node | None:
     return user if user.target is operator.getitem and user.args[1] == 0 else None
 
 
-def _is_taken(input: Node, result: Node) -> bool:
-    """Whether the kernel takes images, and its output has the memory format of torch's, for the example's sizes."""
-    images, output = input.meta["val"], result.meta["val"]
+def _is_taken(input: Node) -> bool:
+    """Whether the kernel takes images, for the sizes of the example."""
+    images = input.meta["val"]
     if images.dim() != 4 or images.dtype not in HALVES or not is_supported(images):
         return False
-    return hint(images.shape[1]) % VECTOR_CHANNELS == 0 and all(map(is_laid_out_in_example, (images, output)))
+    is_last = order(images) == CHANNELS_LAST  # an image of one pixel has every format, and torch's output another one
+    return is_last and is_laid_out_in_example(images) and hint(images.shape[1]) % VECTOR_CHANNELS == 0

@@ -1,4 +1,4 @@
-"""Max pooling of graphs on a CPU: which becomes cuConv's operator, which stays torch's, and that results are the same."""
+"""Max pooling of graphs on a CPU: what becomes cuConv's operator, what stays torch's, and that results are the same."""
 
 import copy
 
@@ -181,3 +181,17 @@ def test_a_forward_mode_derivative_is_refused(pools):
     x = channels_last(2, 8, 9, 11)
     with torch.autograd.forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError)):
         MAX_POOL2D(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)), *options(POOLS[0]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool", [POOLS[0], POOLS[3]], ids=str)
+def test_a_pool_may_be_a_shortcut(pools, pool):
+    def function(model, x):
+        y = model.pool(model.stem(x))
+        return F.relu(model.conv(y) + y)
+
+    model = Model(function, stem=nn.Conv2d(3, 8, 3), pool=pool, conv=nn.Conv2d(8, 8, 1)).half().eval()
+    x = channels_last(2, 3, 16, 16)
+    converted, report = cuconv.nn.convert(model, x)
+    assert close(converted(x), model(x), 3e-3) and pools and report.rows[1].folded == ("residual", "relu")
+    assert "torch.channels_last" not in str(report.graphs.of_calls()[0])  # no copies
