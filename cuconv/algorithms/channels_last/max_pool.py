@@ -66,7 +66,7 @@ class MaxPool:
         _, c, h, w = self.input_shape
         for axis, size in enumerate((h, w)):
             reach = self.dilation[axis] * (self.kernel[axis] - 1) + 1
-            if max(size, reach, self.stride[axis]) > MAX_PIXELS:
+            if max(size, reach, self.stride[axis], self.dilation[axis]) > MAX_PIXELS:
                 raise UnsupportedProblem(f"{self}: the limit of an axis is {MAX_PIXELS} pixels")
         for what, vectors in (("a row", w * c // VECTOR_CHANNELS), ("the output", self.outputs + THREADS)):
             if vectors > MAX_INDEX:
