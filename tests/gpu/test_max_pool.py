@@ -1,5 +1,7 @@
 """Max pooling on a GPU: against torch's in float32, whose maxima are those of half precision, bit for bit."""
 
+from math import prod
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,15 +9,19 @@ from torch import nn
 
 import cuconv
 from cuconv import UnsupportedProblem
+from cuconv.algorithms.channels_last import max_pool
+from cuconv.algorithms.channels_last.max_pool import MaxPool
+from cuconv.device import device_spec
 from cuconv.nn import pooling
 from cuconv.nn.pool_call import pooled
+from cuconv.runtime.launch_sequence import LaunchSequence
 
 TYPES = (torch.float16, torch.bfloat16)
 each_type = pytest.mark.parametrize("dtype", TYPES)
 # (images, filter, stride, padding, dilation): the pools of networks; filters of one to many blocks of positions, and
 # with a block's rest; strides beyond the filter; padding and dilation, unequal on the axes; windows that cover the
-# image, or of which one position is in it; odd planes, planes of one row, column or pixel; channels of one vector, of an
-# odd number and of many.
+# image, or of which one position is in it; odd planes, planes of one row, column or pixel; channels of one vector, of
+# an odd number of vectors, and of many.
 POOLS = [
     ((1, 64, 112, 112), (3, 3), (2, 2), (1, 1), (1, 1)),
     ((8, 64, 113, 111), (3, 3), (2, 2), (1, 1), (1, 1)),
@@ -84,13 +90,20 @@ def test_a_negative_nan_is_a_nan():
     assert output[0, 3, 0, 0].isnan() and output.isnan().sum() == 1
 
 
-def test_the_memory_around_an_output_stays_as_it_is():
-    """Blocks have threads behind the last output, and windows pixels outside of the image."""
-    x = images((3, 24, 13, 9), torch.float16)
-    kept = [torch.full((4096,), 7.0, device="cuda").half() for _ in range(64)]
-    for _ in range(64):
-        pooled(x, (3, 3), (2, 2), (1, 1), (1, 1), False)
-    assert all((one == 7).all() for one in kept)
+@each_pool
+def test_the_memory_around_an_output_stays_as_it_is(sizes):
+    """The last block may have more threads than there are outputs left."""
+    shape, *geometry = sizes
+    x, pool, spec = images(shape, torch.float16), MaxPool("fp16", *sizes), device_spec(torch.cuda.current_device())
+    sequence = LaunchSequence([max_pool.launch(pool, overlap=True)], spec.arch, x.device.index)
+    around, elements = 4096, prod(pool.output_shape)
+    memory = torch.full((2 * around + elements,), 7.0, device="cuda", dtype=torch.float16)
+    stream = torch.cuda.current_stream().cuda_stream
+    sequence.enqueue(stream, x.data_ptr(), 0, 0, memory.data_ptr() + 2 * around, 0)
+    n, c, h, w = pool.output_shape
+    output = memory[around:-around].view(n, h, w, c).permute(0, 3, 1, 2)
+    assert torch.equal(output, F.max_pool2d(x, *geometry))
+    assert (memory[:around] == 7).all() and (memory[-around:] == 7).all()
 
 
 @each_type
