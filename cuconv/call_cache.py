@@ -91,9 +91,9 @@ def convolve(
                 call = _made(library, operands, aligned, _options_of(options, layer), layer is not None)
             except Exception as error:
                 call = _kept_after(error, call)
-            _keep(_thread.ready_calls, key, call)
-        if not call.is_final and call.error is None and _is_captured(library, input):
-            _warn_of_capture()
+            keep(_thread.ready_calls, key, call)
+        if not call.is_final and call.error is None and is_captured(library, input):
+            warn_of_capture()
     if shutdown.begun:
         shutdown.stop_daemons()
     if call.current_context() == call.context:
@@ -111,10 +111,10 @@ def _is_due(call: Call | PendingCall, library: TorchArrays | CupyArrays, array: 
     """Whether a stand-in is to be made again. Not in a capture, which forbids the packing of weights."""
     if not (call.is_stale or background.waits() or library.wants_equal_bits()):
         return False
-    return not _is_captured(library, array)
+    return not is_captured(library, array)
 
 
-def _is_captured(library: TorchArrays | CupyArrays, array: Any) -> bool:
+def is_captured(library: TorchArrays | CupyArrays, array: Any) -> bool:
     """Whether a CUDA graph captures the current stream of an array's GPU."""
     device = library.device(array)
     with made_current(device):
@@ -122,7 +122,7 @@ def _is_captured(library: TorchArrays | CupyArrays, array: Any) -> bool:
 
 
 @cache
-def _warn_of_capture() -> None:
+def warn_of_capture() -> None:
     warnings.warn(
         "a CUDA graph captures a slower kernel and keeps it, since the fastest one of cuConv was not ready: before a "
         "capture call once, then cuconv.wait_for_kernels(), and call once more",
@@ -267,7 +267,7 @@ def forget() -> None:
     _thread.ready_calls.clear()
 
 
-def _keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Call | PendingCall) -> None:
+def keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Any) -> None:
     """Keep a ready call; beyond MAX_READY_CALLS the oldest is dropped."""
     if len(ready_calls) >= MAX_READY_CALLS and key not in ready_calls:
         with suppress(RuntimeError):  # a call of a signal handler was first

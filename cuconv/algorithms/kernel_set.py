@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.channels_last import pad_channels
+from cuconv.algorithms.channels_last import max_pool, pad_channels
 from cuconv.algorithms.common import finish_output, subsample
 from cuconv.core.launch import KernelVariant, Launch
 
@@ -19,9 +19,8 @@ from cuconv.core.launch import KernelVariant, Launch
 def variants(arch: str) -> tuple[KernelVariant, ...]:
     """Every kernel variant of the set for an architecture such as "sm_90a"."""
     found = [(algorithm.source, macros) for algorithm in ALGORITHMS.values() for macros in algorithm.variants(arch)]
-    found += [
-        (kernel.SOURCE, macros) for kernel in (finish_output, subsample, pad_channels) for macros in kernel.variants()
-    ]
+    others = (finish_output, subsample, pad_channels, max_pool)
+    found += [(kernel.SOURCE, macros) for kernel in others for macros in kernel.variants()]
     return tuple(KernelVariant.of(source, arch, macros) for source, macros in found)
 
 

@@ -14,6 +14,7 @@ from cuconv.core.problem import FP32
 from cuconv.nn import fusions
 from cuconv.nn.folded import compiled, constant_graph
 from cuconv.nn.operator import check_precision, pads_of
+from cuconv.nn.pooling import fold_pools
 from cuconv.nn.traced import BATCH_NORM
 
 aten = torch.ops.aten
@@ -50,6 +51,7 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
 
     constants: set[fx.Node] = set(state)
     fusions.add_constants(graph, constants)
+    fold_pools(graph, constants)
     fusions.fold_convolutions(graph, constants)
     for node in graph.nodes:
         if node.target is BATCH_NORM:  # no convolution precedes it

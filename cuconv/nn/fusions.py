@@ -24,11 +24,14 @@ from cuconv.nn.formats import HALVES, TYPES, format_of, laid_out
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.operator import is_supported
+from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.traced import BATCH_NORM, CONVOLUTION, batch_norm
 
 aten = torch.ops.aten
 CONV2D = torch.ops.cuconv.conv2d.default
+PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d}
+"""Functions in the place of operators that a graph calls: they cost less, and have no other meaning."""
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
 
@@ -116,10 +119,10 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(node, constants, precision)
+    fold_pools(graph, constants)
     fold_convolutions(graph, constants)
     for node in graph.nodes:
-        if node.target is BATCH_NORM:
-            node.target = batch_norm  # costs less to call, and has no other meaning
+        node.target = PLAIN_FUNCTIONS.get(node.target, node.target)
     graph.eliminate_dead_code()
     layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
     return [(_row(node), node.meta["weight"]) for node in sorted(layers, key=lambda node: node.meta["place"])]

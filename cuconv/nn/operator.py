@@ -109,7 +109,7 @@ def _compute(
 ) -> Tensor:
     """The operator on tensors with data: by cuConv where it can, by torch elsewhere."""
     geometry, function = (tuple(stride), tuple(padding), tuple(dilation), groups), named(activation, *numbers)
-    if _has_tangent(input, weight, bias, residual):
+    if has_tangent(input, weight, bias, residual):
         raise NotImplementedError("torch.ops.cuconv.conv2d has no forward-mode derivative: use cuconv.nn.conv2d")
     if not qualifies(input, weight, bias):
         return laid_out(_by_torch(input, weight, bias, *geometry, function, residual))
@@ -128,18 +128,17 @@ def _compute(
     return output
 
 
-def _kernel(*operands: Any) -> Tensor:
-    """`_compute`, into which torch's compiler must not look when a graph break makes it an eager call.
+def untraced(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function, into which torch's compiler must not look when a graph break makes it an eager call.
 
     torch.compiler.disable imports the compiler, which takes most of a second: it is used only where that is imported.
     """
-    return (_compute_untraced() if "torch._dynamo" in sys.modules else _compute)(*operands)
+    disabled = cache(lambda: torch.compiler.disable(compute))
 
+    def call(*operands: Any) -> Tensor:
+        return (disabled() if "torch._dynamo" in sys.modules else compute)(*operands)
 
-@cache
-def _compute_untraced() -> Callable[..., Tensor]:
-    """`_compute`, which torch.compile does not trace."""
-    return torch.compiler.disable(_compute)
+    return call
 
 
 def _fake(
@@ -212,7 +211,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 _library = torch.library.Library("cuconv", "FRAGMENT")
 _library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-_library.impl("conv2d", _kernel, "CompositeExplicitAutograd")  # one function for every device
+_library.impl("conv2d", untraced(_compute), "CompositeExplicitAutograd")  # one function for every device
 torch.library.register_fake("cuconv::conv2d", _fake, lib=_library)
 torch.library.register_autograd("cuconv::conv2d", _backward, setup_context=_setup, lib=_library)
 _operator = torch.ops.cuconv.conv2d.default
@@ -274,7 +273,7 @@ def is_differentiated() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-def _has_tangent(*operands: Any) -> bool:
+def has_tangent(*operands: Any) -> bool:
     """Whether an operand carries a derivative of forward-mode differentiation."""
     if forward_ad._current_level < 0:
         return False

@@ -182,7 +182,7 @@ def deterministic():
 @pytest.fixture
 def missing(cuda, nvrtc):
     """A machine on which the kernels of the plan must be compiled, and nothing was warned of."""
-    call_cache._warn_of_capture.cache_clear()
+    call_cache.warn_of_capture.cache_clear()
     call_cache._warn_of_waiting.cache_clear()
     cuda.missing = {planned()}
     return cuda

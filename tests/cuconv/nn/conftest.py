@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch._dynamo.guards
+import torch.nn.functional as F
 
 from cuconv import UnsupportedProblem, reference
 from cuconv.core.activation import NONE
 from cuconv.device import H200
-from cuconv.nn import frozen, fusions, operator
+from cuconv.nn import frozen, fusions, operator, pooling
 from cuconv.nn.activated import activated
 from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
 
@@ -75,9 +76,16 @@ def on_a_gpu(monkeypatch):
     def qualifies(input, weight, bias):
         return input.dtype in TYPES and is_laid_out(input) and is_laid_out(weight) and input.numel() > 0
 
+    def pooled(input, *options):
+        if not is_laid_out(input):
+            raise UnsupportedProblem("another layout")
+        return laid_out(F.max_pool2d(input.double(), *options).to(input.dtype))
+
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
-    monkeypatch.setattr(fusions, "is_supported", lambda input: True)
+    for module in (fusions, pooling):
+        monkeypatch.setattr(module, "is_supported", lambda input: True)
+    monkeypatch.setattr(pooling, "pooled", pooled)
     monkeypatch.setattr(fusions, "spec_of", lambda tensor: H200)
     monkeypatch.setattr(frozen, "owned", owned)
     monkeypatch.setattr(frozen, "is_on_gpu", lambda input: True)

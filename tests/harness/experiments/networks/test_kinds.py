@@ -25,6 +25,7 @@ from harness.experiments.networks.kinds import by_kind, kind_of
         ("nvjet_hsh_64x8_64x16_4x1_v_bz_TNT", "gemm"),
         ("gemv", "gemm"),
         ("finish_output", "elementwise"),
+        ("max_pool", "pooling"),
         ("void gemv2T_kernel_val<int, float>", "gemm"),
         ("ampere_sgemm_64x32_sliced1x4_tn", "gemm"),
         ("void cublasLt::splitKreduce_kernel<32, 16>", "gemm"),
