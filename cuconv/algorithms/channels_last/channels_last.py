@@ -342,10 +342,10 @@ def filter_tiles(problem: ConvProblem, filters: int) -> int:
 
 
 def arguments_of(problem: ConvProblem, options: CallOptions, filters: int) -> tuple[Any, ...]:
-    """The kernels' arguments from `bias` to `by_kernel_w`; filters: those of a tile."""
+    """The kernels' arguments from `bias` to `by_group_tiles`; filters: those of a tile."""
     p = problem
     tiles = filter_tiles(p, filters), ceil_div(p.group_filters, filters)
-    dividers = map(packed_divisor, (p.out_pixels, p.out_w, *tiles, p.filter_area, p.kw))
+    dividers = map(packed_divisor, (p.out_pixels, p.out_w, *tiles))
     return (
         BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.n * p.out_pixels, p.m, p.group_filters, p.group_channels,
         p.kh, p.kw, p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.out_pixels, p.out_w,

@@ -40,7 +40,7 @@ constexpr int PRODUCERS = RESIDENT_WEIGHTS ? 1 : 2;  // of a stage
 // Sizes of a layer, and divisions by them.
 struct Layer {
     int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-    Divider by_out_pixels, by_out_w, by_taps, by_kernel_w;
+    Divider by_out_pixels, by_out_w;
 };
 
 // A tile of the output: its first pixel, its group, the group's first filter, and the tile's first one, counted in the
@@ -76,16 +76,10 @@ struct Corner {
     }
 };
 
-// The place of a box in the reduction. Behind the last box are channels that do not exist, which are copied as zeros.
+// A place in the reduction. Places behind the last box have channels that do not exist, which are copied as zeros.
 struct Place {
     int channel, row, column;
 
-    __device__ __forceinline__ Place(int box, const Layer& layer) {
-        unsigned tap, rest;
-        channel = layer.by_taps(box, tap) * BOX_CHANNELS;
-        row = layer.by_kernel_w(tap, rest);
-        column = rest;
-    }
     __device__ __forceinline__ void next(const Layer& layer) {
         if (++column < layer.kernel_w) return;
         column = 0;
@@ -103,10 +97,8 @@ struct Ring {
     int stages;
     int stage = 0, phase = 0;
 
-    __device__ __forceinline__ unsigned pixels(int of) const { return start + of * STAGE_BYTES; }
-    __device__ __forceinline__ unsigned weights(int of) const { return pixels(of) + STAGE_PIXEL_BYTES; }
-    __device__ __forceinline__ unsigned pixels() const { return pixels(stage); }
-    __device__ __forceinline__ unsigned weights() const { return weights(stage); }
+    __device__ __forceinline__ unsigned pixels() const { return start + stage * STAGE_BYTES; }
+    __device__ __forceinline__ unsigned weights() const { return pixels() + STAGE_PIXEL_BYTES; }
     __device__ __forceinline__ void advance(int by = 1) {
         stage += by;
         if (stage >= stages) stage -= stages, phase ^= 1;
@@ -119,23 +111,28 @@ struct ResidentWeights {
     uint64* full;
 };
 
-// Copies the boxes of a stage for the output pixels from a tile's first on.
-__device__ __forceinline__ void copy_pixel_stage(unsigned target, uint64* full, const TensorMap& map, const Corner& corner,
-                                            Place& place, const Layer& layer) {
-    barrier_expect(full, STAGE_PIXEL_BYTES);
+// Producer of pixels: copies `stages` stages of the reduction, from a place on, for the tile that starts at a corner.
+__device__ __forceinline__ void produce_pixels(Ring& ring, const TensorMap& map, const Corner& corner, Place place,
+                                               int stages, const Layer& layer) {
+    for (; stages > 0; --stages) {
+        uint64* const full = ring.full + ring.stage;
+        barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
+        barrier_expect(full, STAGE_PIXEL_BYTES);
 #pragma unroll
-    for (int box = 0; box < BOXES; ++box) {
-        copy_pixels(target + box * PIXEL_BYTES, map, place.channel, corner.x, corner.y, corner.image,
+        for (int box = 0; box < BOXES; ++box) {
+            copy_pixels(ring.pixels() + box * PIXEL_BYTES, map, place.channel, corner.x, corner.y, corner.image,
 #if GROUPED
-                     corner.group,
+                        corner.group,
 #endif
-                     place.column * layer.dilation_w, place.row * layer.dilation_h, full);
-        place.next(layer);
+                        place.column * layer.dilation_w, place.row * layer.dilation_h, full);
+            place.next(layer);
+        }
+        ring.advance();
     }
 }
 
 // Copies the boxes of a stage for the filters from `filter` on.
-__device__ __forceinline__ void copy_weight_stage(unsigned target, uint64* full, const TensorMap& map, int filter,
+__device__ __forceinline__ void copy_weights(unsigned target, uint64* full, const TensorMap& map, int filter,
                                              Place& place, const Layer& layer) {
     barrier_expect(full, STAGE_WEIGHT_BYTES);
 #pragma unroll
@@ -146,56 +143,12 @@ __device__ __forceinline__ void copy_weight_stage(unsigned target, uint64* full,
     }
 }
 
-// The stages of a block's first tile: of `count` stages of the reduction, from `first` on, those that the ring holds are
-// started ahead of the producers' loops.
-struct FirstStages {
-    int first, count, ahead;
-
-    __device__ __forceinline__ FirstStages(int first, int count, const Ring& ring)
-        : first(first), count(count), ahead(min(count, ring.stages)) {}
-    __device__ __forceinline__ Place place(int stage, const Layer& layer) const {
-        return Place((first + stage) * BOXES, layer);
-    }
-};
-
-// Starts the copies of a block's first stages, and those of weights that stay. Each of WARPS warps has a thread that
-// calls this, and every WARPS-th stage: a thread needs about 200 clocks for one. weights_early: whether the weights may
-// be read before the kernel ahead ends.
-template <int WARPS>
-__device__ __forceinline__ void start_stages(const Ring& ring, const ResidentWeights& resident,
-                                             const FirstStages& stages, int warp, const Tile& tile,
-                                             const TensorMap& pixel_map, const TensorMap& weight_map,
-                                             const Layer& layer, bool weights_early) {
-    const Corner corner(tile, layer);
-    if (!weights_early) wait_for_kernel_ahead();
-    for (int i = warp; i < (RESIDENT_WEIGHTS ? stages.count : stages.ahead); i += WARPS) {
-        Place place = stages.place(i, layer);
-        copy_weight_stage(RESIDENT_WEIGHTS ? resident.start + i * STAGE_WEIGHT_BYTES : ring.weights(i),
-                     (RESIDENT_WEIGHTS ? resident.full : ring.full) + i, weight_map, tile.first_filter(), place, layer);
-    }
-    wait_for_kernel_ahead();
-    for (int i = warp; i < stages.ahead; i += WARPS) {
-        Place place = stages.place(i, layer);
-        copy_pixel_stage(ring.pixels(i), ring.full + i, pixel_map, corner, place, layer);
-    }
-}
-
-// Producer of pixels: copies `stages` stages of the reduction, from a place on, for the tile that starts at a corner.
-__device__ __forceinline__ void produce_pixels(Ring& ring, const TensorMap& map, const Corner& corner, Place place,
-                                               int stages, const Layer& layer) {
-    for (; stages > 0; --stages) {
-        barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
-        copy_pixel_stage(ring.pixels(), ring.full + ring.stage, map, corner, place, layer);
-        ring.advance();
-    }
-}
-
 // Producer of weights: the same as that of pixels, for the filters from `filter` on.
 __device__ __forceinline__ void produce_weights(Ring& ring, const TensorMap& map, int filter, Place place, int stages,
                                                 const Layer& layer) {
     for (; stages > 0; --stages) {
         barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
-        copy_weight_stage(ring.weights(), ring.full + ring.stage, map, filter, place, layer);
+        copy_weights(ring.weights(), ring.full + ring.stage, map, filter, place, layer);
         ring.advance();
     }
 }

@@ -6,7 +6,6 @@
 //                        take the stages in turns
 //   a warp for weights   copies the stages' weights
 //   a warp for pixels    copies the stages' pixels
-// All consumer warps together start the copies of the first stages.
 // Then the sums of the block's warpgroups are added in shared memory, and sent to the blocks of the cluster that own
 // them: each adds its share in the order of the blocks, and writes it. So the order of a sum's products is fixed.
 //
@@ -120,19 +119,14 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
     const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
     const int all = (taps * channel_blocks + BOXES - 1) / BOXES, begin = all * rank / SPLIT_K;
     const int stages = all * (rank + 1) / SPLIT_K - begin;
-    const Layer layer = {(int)kernel_h,
-                         (int)kernel_w,
-                         (int)stride_h,
-                         (int)stride_w,
-                         (int)pad_h,
-                         (int)pad_w,
-                         (int)dilation_h,
-                         (int)dilation_w,
-                         Divider(out_pixels, by_out_pixels),
-                         Divider(out_w, by_out_w),
-                         Divider(taps, by_taps),
-                         Divider(kernel_w, by_kernel_w)};
-    const FirstStages first(begin, stages, ring);
+    const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
+                         (int)dilation_h, (int)dilation_w, Divider(out_pixels, by_out_pixels), Divider(out_w, by_out_w)};
+    const auto first_place = [&] {
+        unsigned tap, column;
+        const int block = Divider(taps, by_taps)(begin * BOXES, tap);
+        const int row = Divider(kernel_w, by_kernel_w)(tap, column);
+        return Place{block * BOX_CHANNELS, row, (int)column};
+    };
 
     if (warp == CONSUMER_WARPS) {
         if (lane < ring_stages) barrier_init(full + lane, 2), barrier_init(ring.empty + lane, 4 * PIXEL_WARPGROUPS);
@@ -146,18 +140,16 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
     if (warp == CONSUMER_WARPS) {
         if (elect_one()) {
             if (!weights_early) wait_for_kernel_ahead();
-            ring.advance(first.ahead);
-            produce_weights(ring, weight_map, tile.first_filter(), first.place(first.ahead, layer),
-                            stages - first.ahead, layer);
+            produce_weights(ring, weight_map, tile.first_filter(), first_place(), stages, layer);
         }
         __syncwarp();
         cluster_wait();
     } else if (warp == CONSUMER_WARPS + 1) {
         if (elect_one()) {
+            const Corner corner(tile, layer);
+            const Place place = first_place();
             wait_for_kernel_ahead();
-            ring.advance(first.ahead);
-            produce_pixels(ring, pixel_map, Corner(tile, layer), first.place(first.ahead, layer), stages - first.ahead,
-                           layer);
+            produce_pixels(ring, pixel_map, corner, place, stages, layer);
         }
         __syncwarp();
         launch_dependents();
@@ -166,11 +158,6 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         const Outputs out = {residual,    output,      output_stride,
                              (int)filters, (int)pixels, paired != 0, tile.group_start + (int)group_filters};
         const int warpgroup = warp / 4, row_group = warpgroup % PIXEL_WARPGROUPS, share = warpgroup / PIXEL_WARPGROUPS;
-
-        if (elect_one())
-            start_stages<CONSUMER_WARPS>(ring, ResidentWeights(), first, warp, tile, pixel_map, weight_map, layer,
-                                         weights_early != 0);
-        __syncwarp();
 
         // What is added to the pieces that the thread owns is read ahead of the products, whose time hides the loads.
         wait_for_kernel_ahead();

@@ -26,6 +26,7 @@ from cuconv.algorithms.channels_last.channels_last import (
     stage_times,
 )
 from cuconv.algorithms.channels_last.pad_channels import Operands
+from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.core.costs import constant
 from cuconv.core.launch import Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
@@ -181,6 +182,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         arguments = (
             pixels, weights,
             *channels_last.arguments_of(p, options, tile.filters),
+            packed_divisor(p.filter_area), packed_divisor(p.kw),
             *channels_last.last_arguments(p, config.stages, options),
         )  # fmt: skip
         grid = (config.blocks, config.threads)

@@ -9,7 +9,6 @@
 //   two consumer warpgroups  multiply a stage with wgmma, both operands from shared memory; then write their tile
 //   a warp for pixels        copies the stages' pixels, and after those of a tile its residual
 //   a warp for weights       copies the stages' weights
-// All consumer warps together start the copies of the first stages.
 // The producers run ahead of the consumers by the stages of a ring, also into the next tile while one is written. A
 // residual takes stages of the ring too.
 // Where RESIDENT_WEIGHTS is 1, a block computes tiles of the same filters, and copies their weights once.
@@ -138,35 +137,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
                int64 filters, int64 group_filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h,
                int64 stride_w, int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels,
                int64 out_w, int64 filter_tiles, int64 group_tiles, int64 by_out_pixels, int64 by_out_w,
-               int64 by_filter_tiles, int64 by_group_tiles, int64 by_taps, int64 by_kernel_w, int64 tiles,
-               int64 ring_stages, int64 activation, int64 numbers, int64 paired, int64 weights_early) {
+               int64 by_filter_tiles, int64 by_group_tiles, int64 tiles, int64 ring_stages, int64 activation,
+               int64 numbers, int64 paired, int64 weights_early) {
     // The ring's stages, two boxes of output for each warpgroup, weights that stay, and the barriers of all these
     extern __shared__ __align__(1024) unsigned char shared[];
-    const int taps = (int)kernel_h * (int)kernel_w;
-    const Layer layer = {(int)kernel_h,
-                         (int)kernel_w,
-                         (int)stride_h,
-                         (int)stride_w,
-                         (int)pad_h,
-                         (int)pad_w,
-                         (int)dilation_h,
-                         (int)dilation_w,
-                         Divider(out_pixels, by_out_pixels),
-                         Divider(out_w, by_out_w),
-                         Divider(taps, by_taps),
-                         Divider(kernel_w, by_kernel_w)};
+    const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
+                         (int)dilation_h, (int)dilation_w, Divider(out_pixels, by_out_pixels), Divider(out_w, by_out_w)};
     const Tiles tile_at = {Divider(filter_tiles, by_filter_tiles), Divider(group_tiles, by_group_tiles),
                            (int)group_filters};
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
-    const int stages = (taps * channel_blocks + BOXES - 1) / BOXES;
+    const int stages = ((int)kernel_h * (int)kernel_w * channel_blocks + BOXES - 1) / BOXES;
     const int ring_bytes = (int)ring_stages * STAGE_BYTES;
     const unsigned slots = shared_address(shared) + ring_bytes;
     const unsigned kept_bytes = RESIDENT_WEIGHTS ? stages * STAGE_WEIGHT_BYTES : 0;
     uint64* const full = reinterpret_cast<uint64*>(shared + ring_bytes + OUTPUT_BYTES + kept_bytes);
     Ring ring = {shared_address(shared), full, full + ring_stages, (int)ring_stages};
     const ResidentWeights resident = {slots + OUTPUT_BYTES, full + 2 * ring_stages};
-    const FirstStages first(0, stages, ring);
 
     if (warp == CONSUMER_WARPS) {
         if (lane < ring_stages) barrier_init(full + lane, PRODUCERS), barrier_init(ring.empty + lane, CONSUMER_WARPS);
@@ -176,13 +163,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     __syncthreads();
 
     if (warp == CONSUMER_WARPS) {
-        if (!RESIDENT_WEIGHTS && elect_one()) {
+        if (elect_one()) {
+            prefetch(weight_map);
             if (!weights_early) wait_for_kernel_ahead();
-            int begun = first.ahead;  // stages of the tile that are started
-            ring.advance(begun);
-            for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, begun = 0) {
-                produce_weights(ring, weight_map, tile_at[i].first_filter(), first.place(begun, layer), stages - begun,
-                                layer);
+            Place place = {};
+            const int kept_filter = tile_at[blockIdx.x].first_filter();
+            for (int i = 0; RESIDENT_WEIGHTS && i < stages; ++i)
+                copy_weights(resident.start + i * STAGE_WEIGHT_BYTES, resident.full + i, weight_map, kept_filter, place,
+                             layer);
+            for (unsigned i = blockIdx.x; !RESIDENT_WEIGHTS && i < tiles; i += gridDim.x) {
+                produce_weights(ring, weight_map, tile_at[i].first_filter(), Place(), stages, layer);
                 for (int stage = 0; WHOLE && residual && stage < RESIDUAL_STAGES; ++stage) {
                     barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
                     barrier_arrive(ring.full + ring.stage);
@@ -197,11 +187,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             wait_for_kernel_ahead();
             // Not earlier: beside blocks of the kernel ahead, those of the next launch would be uneven over the SMs.
             launch_dependents();
-            int begun = first.ahead;
-            ring.advance(begun);
-            for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, begun = 0) {
+            for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x) {
                 const Tile tile = tile_at[i];
-                produce_pixels(ring, pixel_map, Corner(tile, layer), first.place(begun, layer), stages - begun, layer);
+                produce_pixels(ring, pixel_map, Corner(tile, layer), Place(), stages, layer);
                 if (WHOLE && residual) produce_residual(ring, residual_map, tile);
             }
         }
@@ -212,10 +200,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
         const int column = warpgroup % FILTER_WARPGROUPS * WARPGROUP_FILTERS;
         const Activation function(activation, numbers);
         [[maybe_unused]] int slot = 0;
-        if (elect_one())
-            start_stages<CONSUMER_WARPS>(ring, resident, first, warp, tile_at[blockIdx.x], pixel_map, weight_map, layer,
-                                         weights_early != 0);
-        __syncwarp();
         wait_for_kernel_ahead();
         for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x) {
             const Tile tile = tile_at[i];
