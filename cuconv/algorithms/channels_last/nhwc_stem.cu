@@ -6,7 +6,8 @@
 // warpgroup computes 64 pixels of a tile, and all FILTERS filters of the block.
 //
 // The reduction runs over pairs of elements: the row of a filter has kernel_w * channels elements, which are neighbours
-// in the window. Its last pair has one element where they are odd in number. A table has for each pair its place in the
+// in the window. Copies start at multiples of 16 bytes: where the first element of a row lies in the upper half of a
+// word, its first pair has that one alone, and so may its last pair have one. A table has for each pair its place in the
 // window and a mask, which clears what is not of the row: there an infinity would make a NaN, even of a weight of zero.
 // Pairs behind the last row are clear. The block spreads the weights in the same order, once for all its tiles.
 //
@@ -14,8 +15,9 @@
 // FILTERS  filters of a block, a multiple of 16
 // ODD      1 where a pixel's first element may be the upper half of a word: stride_w * channels is odd
 //
-// Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). row_elements: of a
-// filter's row. row_pairs: the pairs of it. steps: of 16 elements of the reduction, an even number. pitch: bytes from
+// Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). left: elements of
+// padding that a window has ahead of the image, of which the first pixel's filter skips `skipped`. row_elements: of a
+// filter's row. row_pairs: the pairs of it. lead: 1 where the first of them has one element, 0 elsewhere. steps: of 16 elements of the reduction, an even number. pitch: bytes from
 // one row of a window to the next. A tile has 2^log_columns columns. whole: whether pixels of the output start at
 // multiples of 16 bytes. weights_early: whether the weights may be read before the kernel ahead ends.
 
@@ -64,30 +66,32 @@ struct Tiles {
 // The pairs of the reduction: their filter row, and their place in it.
 struct Pairs {
     Divider by_row;
-    int rows, row_elements;
+    int rows, row_elements, lead;
 
-    // The elements of a pair that exist: 2 or 1, and 0 behind the last row.
-    __device__ __forceinline__ int find(int pair, int& row, int& element) const {
-        unsigned in_row;
+    // A mask of the elements of a pair that exist. in_row: the pairs ahead of it in its row.
+    __device__ __forceinline__ unsigned find(int pair, int& row, unsigned& in_row) const {
         row = by_row(pair, in_row);
-        element = in_row * 2;
-        return row < rows ? min(2, row_elements - element) : 0;
+        const int element = first_element(in_row);
+        return row < rows ? mask_of(element >= 0, element + 1 < row_elements) : 0;
+    }
+    // The element of a row that the lower half of a pair is; -1 where it is none.
+    __device__ __forceinline__ int first_element(int in_row) const { return in_row * 2 - lead; }
+    static __device__ __forceinline__ unsigned mask_of(bool low, bool high) {
+        return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
     }
 };
-
-// A mask of the first `exist` elements of a pair.
-__device__ __forceinline__ unsigned mask_of(int exist) { return exist == 2 ? ~0u : exist * 0xffffu; }
 
 // Writes the table: for each step and thread % 4 two pairs, each as its byte in the window and its mask. All threads of
 // the block call it.
 __device__ __forceinline__ void make_table(uint2* table, const Pairs& pairs, int count, int pitch) {
 #pragma unroll 1
     for (int pair = threadIdx.x; pair < count; pair += blockDim.x) {
-        int row, element;
-        const int exist = pairs.find(pair, row, element);
+        int row;
+        unsigned in_row;
+        const unsigned mask = pairs.find(pair, row, in_row);
         // Pairs t and t + 4 of a step are neighbours in the table: a thread reads both at once.
         table[pair & ~7 | pair % 4 * 2 | pair / 4 % 2] =
-            make_uint2(exist ? row * pitch + element * (int)sizeof(Element) : 0, mask_of(exist));
+            make_uint2(mask ? row * pitch + in_row * (2 * (int)sizeof(Element)) : 0, mask);
     }
 }
 
@@ -99,10 +103,12 @@ struct Weights {
     // A pair of a filter's weights; zeros where there are none. It loads without a condition, which would make a thread
     // wait for each load.
     __device__ __forceinline__ unsigned pair(const Pairs& pairs, int filter, int pair) const {
-        int row, element;
-        const int in_row = pairs.find(pair, row, element), exist = filter < filters ? in_row : 0;
-        const Element* const from = start + (exist ? (filter * pairs.rows + row) * pairs.row_elements + element : 0);
-        return (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & mask_of(exist);
+        int row;
+        unsigned in_row;
+        const unsigned of_row = pairs.find(pair, row, in_row), mask = filter < filters ? of_row : 0;
+        const int at = (filter * pairs.rows + row) * pairs.row_elements + pairs.first_element(in_row);
+        const unsigned low = __ldg(start + (mask & 0xffff ? at : 0)), high = __ldg(start + (mask >> 16 ? at + 1 : 0));
+        return (low | high << 16) & mask;
     }
 };
 
@@ -186,7 +192,7 @@ struct Outputs {
         for (int i = first; i < WGMMA_SUMS; i += 4) {
             const int filter = i / 4 * 8 + threadIdx.x % 4 * 2, exist = max(0, min(2, end - filter));
             const Element* const from = of_pixel + (exist ? filter : 0);
-            const unsigned pair = (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & mask_of(exist);
+            const unsigned pair = (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & Pairs::mask_of(exist > 0, exist > 1);
             sums[i] += value_of((Element)pair), sums[i + 1] += value_of((Element)(pair >> 16));
         }
     }
@@ -230,8 +236,8 @@ __device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_o
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     nhwc_stem(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
               const Element* residual, Element* output, int64 output_stride, int64 filters, int64 channels, int64 out_h,
-              int64 out_w, int64 pad_h, int64 pad_w, int64 kernel_h, int64 stride_h, int64 stride_w, int64 row_elements,
-              int64 row_pairs, int64 by_row_pairs, int64 steps, int64 pitch, int64 window_rows, int64 tiles,
+              int64 out_w, int64 pad_h, int64 left, int64 skipped, int64 kernel_h, int64 stride_h, int64 stride_w,
+              int64 row_elements, int64 row_pairs, int64 by_row_pairs, int64 lead, int64 steps, int64 pitch, int64 window_rows, int64 tiles,
               int64 tiles_down, int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_rows,
               int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation,
               int64 numbers, int64 whole, int64 weights_early) {
@@ -247,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
 
     const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_rows,
                            (int)log_columns};
-    const Pairs pairs = {Divider(row_pairs, by_row_pairs), (int)kernel_h, (int)row_elements};
+    const Pairs pairs = {Divider(row_pairs, by_row_pairs), (int)kernel_h, (int)row_elements, (int)lead};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned filter_block;
     const unsigned first = Divider(filter_blocks, by_filter_blocks)(blockIdx.x, filter_block);
@@ -258,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
         const Tile tile = tile_at[index];
         barrier_expect(full + stage, window_bytes);
         copy_box(shared_address(shared) + stage * stage_bytes, input,
-                 (tile.x * (int)stride_w - (int)pad_w) * (int)channels, tile.y * (int)stride_h - (int)pad_h, tile.image,
+                 tile.x * (int)(stride_w * channels) - (int)left, tile.y * (int)stride_h - (int)pad_h, tile.image,
                  full + stage);
     };
     // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
@@ -289,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const int warp_pixel = warp * WARP_PIXELS, pixel = warp_pixel + lane / 4;  // in the tile
     const auto window_of = [&](int pixel) {
         return tile_at.row(pixel) * (int)stride_h * (int)pitch +
-               tile_at.column(pixel) * (int)(stride_w * channels * sizeof(Element));
+               (tile_at.column(pixel) * (int)(stride_w * channels) + (int)(skipped - lead)) * (int)sizeof(Element);
     };
     const unsigned start = window_of(pixel);
     const Windows windows = {start & ~3u, window_of(pixel + 8) & ~3u, (start & 2) * 8};

@@ -64,15 +64,19 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The products of an output: elements of a filter's row, which are copied and read in pairs, and its rows."""
+    """The products of an output: elements of a filter's row, which are read in pairs, and its rows.
+
+    lead: 1 where the first pair of a row has one element, 0 elsewhere.
+    """
 
     rows: int
     row_elements: int
+    lead: int
 
     @property
     def row_pairs(self) -> int:
         """The pairs of a filter's row, the last of which may have one element."""
-        return ceil_div(self.row_elements, 2)
+        return ceil_div(self.lead + self.row_elements, 2)
 
     @property
     def steps(self) -> int:
@@ -196,8 +200,9 @@ class NhwcStem(InHalf[Config, Costs]):
         whole = options.aligned and options.output_planes(p) % VECTOR_CHANNELS == 0
         arguments = (
             _window_map(p, tile), WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.m, p.c, p.out_h, p.out_w,
-            p.pad_h, p.pad_w, p.kh, p.stride_h, p.stride_w,
-            reduction.row_elements, reduction.row_pairs, packed_divisor(reduction.row_pairs), reduction.steps,
+            p.pad_h, *_left(p), p.kh, p.stride_h, p.stride_w,
+            reduction.row_elements, reduction.row_pairs, packed_divisor(reduction.row_pairs), reduction.lead,
+            reduction.steps,
             tile.pitch, tile.window_rows, p.n * down * along, down, packed_divisor(down), along, packed_divisor(along),
             tile.rows, tile.columns.bit_length() - 1, config.filter_blocks, packed_divisor(config.filter_blocks),
             config.stages, *options.activation_arguments, int(whole), int(options.packed),
@@ -217,7 +222,18 @@ def _is_odd(problem: ConvProblem) -> int:
 
 def _reduction(problem: ConvProblem) -> Reduction:
     """The products of an output of a problem."""
-    return Reduction(problem.kh, problem.kw * problem.c)
+    lead = 0 if _is_odd(problem) else _left(problem)[1] % 2
+    return Reduction(problem.kh, problem.kw * problem.c, lead)
+
+
+def _left(problem: ConvProblem) -> tuple[int, int]:
+    """The elements of padding that a window of a row's first tile has, and how many of these no filter reads.
+
+    A copy must start at a multiple of 16 bytes; with these, those of all tiles do, which have multiples of 8 columns.
+    """
+    padding = problem.pad_w * problem.c
+    left = ceil_div(padding, VECTOR_CHANNELS) * VECTOR_CHANNELS
+    return left, left - padding
 
 
 def _window_map(problem: ConvProblem, tile: Tile) -> TensorMap:
@@ -238,7 +254,7 @@ def _filters_of(problem: ConvProblem) -> list[int]:
 def _tile(problem: ConvProblem, pixels: int, columns: int) -> Tile:
     """The tile of so many pixels and columns."""
     p, rows = problem, pixels // columns
-    elements = ((columns - 1) * p.stride_w + p.kw) * p.c
+    elements = _left(p)[1] + ((columns - 1) * p.stride_w + p.kw) * p.c
     whole = ceil_div(elements, VECTOR_CHANNELS) * VECTOR_CHANNELS  # copies take multiples of 16 bytes
     return Tile(rows, columns, (rows - 1) * p.stride_h + p.kh, whole)
 

@@ -53,8 +53,8 @@ def spread(a, filters, weight):
         row, in_row = divmod(pair, a["row_pairs"])
         for filter in range(filters):
             for i in range(2):
-                element = 2 * in_row + i
-                exists = row < a["kernel_h"] and element < a["row_elements"] and filter < len(weight)
+                element = 2 * in_row - a["lead"] + i
+                exists = row < a["kernel_h"] and 0 <= element < a["row_elements"] and filter < len(weight)
                 at = (pair // 4 * filters + filter) * 8 + pair % 4 * 2 + i
                 shared[at] = weight[filter, row, element] if exists else 0
     return shared.reshape(depth // 8, filters, 8).transpose(0, 2, 1).reshape(depth, filters)
@@ -65,17 +65,17 @@ def tile_a(a, window, tile):
     shared = np.append(window.ravel(), [np.nan] * 16)
     pairs = np.arange(8 * a["steps"])
     row, in_row = np.divmod(pairs, a["row_pairs"])
-    exist = np.where(row < a["kernel_h"], np.minimum(2, a["row_elements"] - 2 * in_row), 0)
-    offset = np.where(exist > 0, row * a["pitch"] // 2 + 2 * in_row, 0)
+    element = (2 * in_row - a["lead"])[:, None] + np.arange(2)
+    kept = (row < a["kernel_h"])[:, None] & (element >= 0) & (element < a["row_elements"])
+    offset = np.where(kept.any(1), row * a["pitch"] // 2 + 2 * in_row, 0)
     pixel = np.arange(tile.rows * tile.columns)
     down, along = pixel >> a["log_columns"], pixel & ((1 << a["log_columns"]) - 1)
-    start = down * a["stride_h"] * a["pitch"] // 2 + along * a["stride_w"] * a["channels"]
+    start = down * a["stride_h"] * a["pitch"] // 2 + along * a["stride_w"] * a["channels"] + a["skipped"] - a["lead"]
     first = (start - start % 2)[:, None] + offset
     words = shared.reshape(-1, 2)
     elements = np.concatenate([words[first // 2], words[np.minimum(first // 2 + 1, len(words) - 1)]], axis=2)
     shift = (start % 2)[:, None, None] + np.arange(2)
     values = np.take_along_axis(elements, np.broadcast_to(shift, (*first.shape, 2)), 2)
-    kept = np.arange(2) < exist[:, None]
     return np.where(kept, values, 0).reshape(len(pixel), -1)
 
 
@@ -85,7 +85,7 @@ def emulated(problem, config, x, weight):
     a = arguments(STEM.launches(p, config)[0])
     out = np.full((p.n, p.out_h, p.out_w, p.m), np.nan)
     elements, rows, _ = a["input"].box
-    padded = np.pad(x, ((0, 0), (p.pad_h, p.pad_h + 300), (p.pad_w * p.c, p.pad_w * p.c + 600)))
+    padded = np.pad(x, ((0, 0), (p.pad_h, p.pad_h + 300), (a["left"], a["left"] + 600)))
     for block in range(config.filter_blocks):
         filters = slice(block * config.filters, min(p.m, (block + 1) * config.filters))
         b = spread(a, config.filters, weight[filters])
@@ -133,7 +133,8 @@ def test_a_window_has_every_element_that_its_tile_reads(problem):
         assert images == p.n and down * tile.rows >= p.out_h and along * tile.columns >= p.out_w
         elements, rows, one = a["input"].box
         assert rows >= (tile.rows - 1) * p.stride_h + p.kh and one == 1
-        assert elements >= ((tile.columns - 1) * p.stride_w + p.kw) * p.c and elements % 8 == 0
+        assert elements >= a["skipped"] + ((tile.columns - 1) * p.stride_w + p.kw) * p.c and elements % 8 == 0
+        assert a["left"] - a["skipped"] == p.pad_w * p.c and a["left"] % 8 == tile.columns % 8 == 0
         assert max(elements, rows) <= 256 and all(stride % 16 == 0 for stride in a["input"].strides)
 
 
