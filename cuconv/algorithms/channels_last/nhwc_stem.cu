@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_rows,
                            (int)log_columns};
     const Pairs pairs = {Divider(row_pairs, by_row_pairs), (int)kernel_h, (int)row_elements, (int)lead};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     unsigned filter_block;
     const unsigned first = Divider(filter_blocks, by_filter_blocks)(blockIdx.x, filter_block);
     const unsigned step = gridDim.x / (unsigned)filter_blocks;
