@@ -57,9 +57,8 @@ def checked(
         precision = TF32_LAST
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     _check_together(library, operands, problem, library.device(input))
-    if (
-        problem.is_channels_last and problem.c * problem.element_bytes % MAP_ALIGNMENT == 0
-    ):  # others may be padded ahead
+    whole = problem.c * problem.element_bytes % MAP_ALIGNMENT == 0  # others may be padded ahead
+    if problem.is_channels_last and whole:
         for name in ("input", "weight"):
             _check_start(library, operands, name)
     return problem, library.device(input)

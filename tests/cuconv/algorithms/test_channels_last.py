@@ -288,9 +288,9 @@ def test_an_output_has_the_type_and_the_layout_of_the_input(dtype, cuda):
 def test_float32_is_computed_in_either_layout_but_not_in_both(cuda):
     x, weight = tensors(torch.float32)
     assert cuconv.conv2d(x.contiguous(), weight.contiguous(), padding=1, precision="tf32").is_contiguous()
-    for operands in ((x, weight.contiguous()), (x.contiguous(), weight)):
+    for pair in ((x, weight.contiguous()), (x.contiguous(), weight)):
         with pytest.raises(UnsupportedProblem, match="use one layout"):
-            cuconv.conv2d(*operands, padding=1, precision="tf32")
+            cuconv.conv2d(*pair, padding=1, precision="tf32")
     with pytest.raises(UnsupportedProblem, match="'tf32'"):
         cuconv.conv2d(x, weight, padding=1)
     pointwise = weight[:, :, :1, :1].contiguous()  # has both layouts
