@@ -102,7 +102,7 @@ class Call:
         self._pointer = library.pointer
         self._current_stream = library.current_stream(device)
         element = problem.precision if problem.is_half else FP32
-        self._new_output = library.allocator(problem.output_shape, device, element)
+        self._new_output = library.allocator(problem.output_shape, device, element, problem.is_channels_last)
         self._output_shape = problem.output_shape
         self._new_workspace = None
         self._workspace_bytes = workspace_bytes
@@ -110,7 +110,7 @@ class Call:
             self._new_workspace = library.allocator((-(-workspace_bytes // FLOAT_BYTES),), device)
         self._enqueue = launches.enqueue
         # From the output's first element to its last.
-        if problem.is_half:
+        if problem.is_channels_last:
             elements = (problem.n * problem.out_pixels - 1) * target.channels + problem.m
         else:
             elements = ((problem.n - 1) * target.channels + problem.m) * problem.out_pixels

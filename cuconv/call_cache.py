@@ -213,7 +213,7 @@ class _Made:
         """Whether every image of a slice is aligned if the first is; an output of its own is not judged by that."""
         if "out" not in self.operands:
             return True
-        if self.problem.is_half:
+        if self.problem.is_channels_last:
             return True  # its kernels look at the channels themselves
         stride = self.library.strides(self.operands["out"])[0]
         return stride == prod(self.problem.output_shape[1:]) or stride % VECTOR_FLOATS == 0

@@ -9,8 +9,8 @@ from cuconv import select
 from cuconv.core.activation import Activation
 from cuconv.core.geometry import Geometry
 from cuconv.core.launch import INPUT, WEIGHT, Launch, TensorMap
-from cuconv.core.problem import HALVES, PRECISIONS, ConvProblem, UnsupportedProblem, shown
-from cuconv.runtime.arrays import CupyArrays, TorchArrays
+from cuconv.core.problem import HALVES, PRECISIONS, TF32, TF32_LAST, ConvProblem, UnsupportedProblem, shown
+from cuconv.runtime.arrays import EITHER, LAST, CupyArrays, TorchArrays
 
 # The rank of each operand, and what the message says about any other rank.
 RANKS = {
@@ -48,9 +48,17 @@ def checked(
     check_operands(library, operands)
     input, weight = operands["input"], operands["weight"]
     precision = _precision_of(library, operands, precision)
+    if precision in PRECISIONS and _are_last(library, operands):
+        if precision != TF32:
+            raise UnsupportedProblem(
+                f"float32 tensors in channels last are computed with precision={TF32!r}, not {precision!r}: "
+                "pass that, or make them contiguous"
+            )
+        precision = TF32_LAST
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     _check_together(library, operands, problem, library.device(input))
-    if problem.is_half and problem.c * problem.element_bytes % MAP_ALIGNMENT == 0:  # others may be padded ahead
+    whole = problem.c * problem.element_bytes % MAP_ALIGNMENT == 0  # others may be padded ahead
+    if problem.is_channels_last and whole:
         for name in ("input", "weight"):
             _check_start(library, operands, name)
     return problem, library.device(input)
@@ -70,6 +78,16 @@ def _precision_of(library: Any, operands: dict[str, Any], precision: str) -> str
     raise UnsupportedProblem(
         f"precision={shown(precision)} with operands of {operands['input'].dtype}: must be one of {', '.join(allowed)}"
     )
+
+
+def _are_last(library: TorchArrays | CupyArrays, operands: dict[str, Any]) -> bool:
+    """Whether input, weight and residual are in channels last; raises UnsupportedProblem where they differ."""
+    layouts = {name: library.layout(operands[name]) for name in ("input", "weight", "residual") if name in operands}
+    found = {layout: name for name, layout in layouts.items() if layout != EITHER}
+    if len(found) > 1:
+        one, other = found.items()
+        raise UnsupportedProblem(f"{one[1]} is {one[0]}, {other[1]} {other[0]}: use one layout")
+    return LAST in found
 
 
 def check_maps(library: TorchArrays | CupyArrays, operands: dict[str, Any], launches: tuple[Launch, ...]) -> None:
@@ -164,21 +182,21 @@ def target_of(
     strides = library.strides(out)
     channels = _channels_of(problem, strides)
     if channels is None:
-        layout = "channels last" if problem.is_half else "contiguous"
+        layout = "channels last" if problem.is_channels_last else "contiguous"
         raise UnsupportedProblem(
             f"out is neither {layout} nor a slice of the channels of such an array (strides {strides}): "
             "leave it out, or make it so"
         )
     if channels == problem.m:
         return Target(problem.m)
-    direct = problem.is_half or select.writes_slices(plan, "residual" in operands, activation)
+    direct = problem.is_channels_last or select.writes_slices(plan, "residual" in operands, activation)
     return Target(channels, sliced=direct, copied=not direct)
 
 
 def _channels_of(problem: ConvProblem, strides: tuple[int, ...]) -> int | None:
     """The channels of the dense array that an output of these strides is a slice of; None where there is none."""
     n, m, h, w = problem.output_shape
-    if problem.is_half:
+    if problem.is_channels_last:
         axes = ((w, strides[3], 1), (h, strides[2], w), (n, strides[0], h * w))  # (size, stride, pixels)
         channels = next((stride // pixels for size, stride, pixels in axes if size > 1), m)
         steps: tuple[int, ...] = (h * w * channels, 1, w * channels, channels)

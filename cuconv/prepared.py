@@ -14,7 +14,7 @@ from cuconv.call_cache import convolve
 from cuconv.conv import conv2d
 from cuconv.core.activation import Activated, Activation, activation_of
 from cuconv.core.geometry import Geometry
-from cuconv.core.problem import FLOAT_BYTES, FP32, UnsupportedProblem
+from cuconv.core.problem import FLOAT_BYTES, FP32, TF32, UnsupportedProblem
 from cuconv.operands import check_frozen
 from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
 from cuconv.runtime.driver import capture_of, made_current
@@ -38,8 +38,9 @@ def prepare(
     """A convolution with constant weights: call it with an input, and with a residual where there is one.
 
     The arguments are those of `conv2d`, and so is what is computed. Weight and bias are copied: later changes of theirs
-    change nothing. Some algorithms decompose the weights before they multiply. Here the result is kept for later calls,
-    for the two packed forms that were used last.
+    change nothing. float32 weights in channels last stay so in TF32, for inputs in channels last. Some algorithms
+    decompose the weights before they multiply. Here the result is kept for later calls, for the two packed forms that
+    were used last.
 
     Raises, as conv2d does, TypeError and UnsupportedProblem for a weight, a bias or options that cannot be used at all.
     What does not fit the input is refused at the call.
@@ -52,7 +53,8 @@ def prepare(
     with made_current(device):
         if capture_of(library.current_stream(device)()):
             raise UnsupportedProblem("prepare copies the weights: call it before a capture, not in it")
-        weight, bias = library.frozen(weight), None if bias is None else library.frozen(bias)
+        weight = library.frozen(weight, keeps_last=precision == TF32)
+        bias = None if bias is None else library.frozen(bias)
         library.synchronize(device)  # the copies are there for every stream
     return PreparedConv2d(weight, bias, geometry, function, algorithm, precision)
 

@@ -196,7 +196,7 @@ def _fastest(problem: ConvProblem, device: DeviceSpec, options: CallOptions) -> 
             best = one
     if best is None:
         # The algorithm that computes the most gives the most general reason.
-        general = "nhwc_wgmma" if problem.is_half else "two_stage" if problem.is_dense else "tf32x3_gemm"
+        general = "nhwc_wgmma" if problem.is_channels_last else "two_stage" if problem.is_dense else "tf32x3_gemm"
         raise refusals[general]
     return best
 

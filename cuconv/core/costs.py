@@ -1,7 +1,7 @@
 """The constants of the algorithms' cost models: a file for each precision with a section for each algorithm.
 
-The files are costs.toml, costs_tf32.toml and, for both types of half precision, costs_fp16.toml. `python -m harness
-tune` fits the constants and writes the files. An algorithm declares its constants as a frozen dataclass of floats and
+The files are costs.toml, costs_tf32.toml and, for tensors in channels last, costs_fp16.toml. `python -m harness tune`
+fits the constants and writes the files. An algorithm declares its constants as a frozen dataclass of floats and
 makes every field by `constant`. A new algorithm starts with a section of guesses, written by hand, for each of its
 precisions; the fit starts from them.
 """
@@ -15,12 +15,13 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cuconv.core.problem import BF16, FP16, FP32, TF32
+from cuconv.core.problem import BF16, FP16, FP32, TF32, TF32_LAST
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_FILES = {FP32: "costs.toml", TF32: "costs_tf32.toml", FP16: "costs_fp16.toml", BF16: "costs_fp16.toml"}
+_HALF = "costs_fp16.toml"  # of all kernels for channels last, which count in bytes
+_FILES = {FP32: "costs.toml", TF32: "costs_tf32.toml", FP16: _HALF, BF16: _HALF, TF32_LAST: _HALF}
 PATHS = {precision: Path(__file__).with_name(name) for precision, name in _FILES.items()}
 
 MAX_CONSTANT = sys.float_info.max  # microseconds; larger integers are no float

@@ -40,7 +40,7 @@ class TensorMap:
     """An operand and the box of it that one instruction copies, as a kernel's argument: the driver's CUtensorMap.
 
     address   the operand, which starts at a multiple of 16 bytes
-    element   the type of an element, "fp16" or "bf16"
+    element   the type of an element, "fp16", "bf16", or "tf32_channels_last" of float32 that the copy rounds to TF32
     sizes     elements of each dimension, the innermost first
     strides   bytes from one index to the next of every dimension but the innermost, multiples of 16
     box       elements of each dimension that a copy takes; in im2col mode channels and pixels

@@ -13,6 +13,8 @@ FLOAT_BYTES = 4
 HALF_BYTES = 2
 PRECISIONS = FP32, TF32 = ("fp32", "tf32")  # of float32 tensors
 HALVES = FP16, BF16 = ("fp16", "bf16")  # of tensors of this type
+TF32_LAST = "tf32_channels_last"  # TF32 of float32 tensors in channels last
+CHANNELS_LAST = (TF32_LAST, *HALVES)
 MAX_SIZE = 2**31 - 2**14  # kernels count rows, channels and so on in 32-bit integers, and round up to whole tiles
 
 
@@ -24,7 +26,8 @@ class UnsupportedProblem(ValueError):
 class ConvProblem:
     """A convolution with zero padding: output[n,m,y,x] = sum over c, ky, kx of weight[m,c,ky,kx] * padded[n,c,...].
 
-    Tensors in float32 are NCHW in memory, and those in half precision NHWC (channels last).
+    Tensors in float32 are NCHW in memory, unless the precision says otherwise; those in half precision are NHWC
+    (channels last).
 
     n                       images of a batch
     c                       channels of an image (the paper's depth)
@@ -33,8 +36,9 @@ class ConvProblem:
     kh, kw                  rows and columns of a filter
     pad_h, pad_w            rows of zeros above and below each image, columns of zeros left and right of it
     precision               "fp32": float32 tensors, and the accuracy of a plain FP32 sum; "tf32": float32 tensors, of
-                            which input and weight may be rounded to TF32 (11 bits); "fp16" and "bf16": tensors in half
-                            precision, sums in FP32, and an output that is rounded once
+                            which input and weight may be rounded to TF32 (11 bits); "tf32_channels_last": the same of
+                            tensors in NHWC; "fp16" and "bf16": tensors in half precision, sums in FP32, and an output
+                            that is rounded once
     stride_h, stride_w      rows and columns of the padded image from one output pixel to the next
     dilation_h, dilation_w  rows and columns of the padded image from one filter position to the next
     groups                  equal parts of the channels; each part of the filters, m / groups, reads one of them
@@ -73,7 +77,7 @@ class ConvProblem:
                 object.__setattr__(self, name, value)
             if value > MAX_SIZE:
                 raise UnsupportedProblem(f"{name}={shown(value)}: the limit is {MAX_SIZE}")
-        known = (*PRECISIONS, *HALVES)
+        known = (*PRECISIONS, TF32_LAST, *HALVES)
         if not isinstance(self.precision, str) or self.precision not in known:
             raise UnsupportedProblem(f"precision={shown(self.precision)}: must be one of {', '.join(known)}")
         self._check_values()
@@ -166,6 +170,11 @@ class ConvProblem:
     def is_half(self) -> bool:
         """Whether the tensors are in half precision, and channels last."""
         return self.precision in HALVES
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether the tensors are NHWC in memory."""
+        return self.precision in CHANNELS_LAST
 
     @property
     def element_bytes(self) -> int:

@@ -78,7 +78,7 @@ class _Call:
         with made_current(self.device):
             self.context = self.current_context()
         self._current_stream = self._library.current_stream(self.device)
-        self._new_output = self._library.allocator(pool.output_shape, self.device, pool.precision)
+        self._new_output = self._library.allocator(pool.output_shape, self.device, pool.precision, True)
         self._sequence: LaunchSequence | None = None
         variant = self._launch.variant(self._arch)
         if background.waits() or is_available(variant, self.device):

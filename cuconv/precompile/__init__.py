@@ -148,7 +148,7 @@ def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, al
     for problem, residual, output_channels, activation in calls:
         chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual, activation=activation)
         is_unaligned = output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS
-        if is_unaligned and not problem.is_half:  # kernels in half precision look at the channels themselves
+        if is_unaligned and not problem.is_channels_last:  # their kernels look at the channels themselves
             planned = residual and select.fuses(problem, activation)
             chosen = select.plan(problem, spec, algorithm, prepared, planned, aligned=False)
         written = output_channels if select.writes_slices(chosen, residual, activation) else None

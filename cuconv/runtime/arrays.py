@@ -29,8 +29,12 @@ def is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return all(size == 1 or stride == step for size, stride, step in zip(shape, strides, steps, strict=True))
 
 
+FIRST, LAST, EITHER = "NCHW", "channels last", "both"
+"""Layouts of an array: channels ahead of the rows, behind the columns, or both where sizes of 1 leave no difference."""
+
+
 class TorchArrays:
-    """CUDA tensors of torch, on torch's current stream: float32 in NCHW, float16 and bfloat16 in channels_last."""
+    """CUDA tensors of torch, on torch's current stream: float32 in either layout, half precision in channels_last."""
 
     kind = "torch.Tensor"
     graphs_own_memory = True  # whether memory that is allocated in a capture stays the graph's
@@ -53,7 +57,7 @@ class TorchArrays:
         if self._forward_ad._current_level >= 0:
             gradient = gradient or self._has_tangent(t)
         dtype = t.dtype
-        layout = t.is_contiguous() if dtype is self._float32 else t.stride()
+        layout = (dtype is self._float32 and t.is_contiguous()) or t.stride()
         return (type(t), t.shape, dtype, t.device, layout, t.is_neg(), gradient)
 
     def _has_tangent(self, t: Any) -> bool:
@@ -76,11 +80,19 @@ class TorchArrays:
         """The type of a tensor's elements, as a precision: "fp32", "fp16" or "bf16"; otherwise torch's name of it."""
         return self._names.get(t.dtype) or str(t.dtype)
 
-    def frozen(self, t: Any) -> Any:
-        """A copy of a tensor that records no gradient, in the layout that is computed."""
+    def frozen(self, t: Any, keeps_last: bool = False) -> Any:
+        """A copy of a tensor that records no gradient, in the layout that is computed.
+
+        keeps_last: whether float32 stays in channels last.
+        """
         torch = self._torch
-        is_half = t.dtype in (torch.float16, torch.bfloat16) and t.dim() == 4
-        return t.detach().clone(memory_format=torch.channels_last if is_half else torch.contiguous_format)
+        last = t.dim() == 4 and (t.dtype != torch.float32 or (keeps_last and self.layout(t) == LAST))
+        return t.detach().clone(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+    def layout(self, t: Any) -> str:
+        """The layout of a dense tensor: FIRST, LAST or, where one memory is both, EITHER; "" for any other."""
+        last = t.dim() == 4 and is_channels_last(tuple(t.shape), t.stride())
+        return (EITHER if last else FIRST) if t.is_contiguous() else LAST if last else ""
 
     def detached(self, t: Any) -> Any:
         """The tensor without its gradient, in the same memory."""
@@ -150,7 +162,7 @@ class TorchArrays:
                     f"{name} is {tensor.dtype} and not channels last (strides {tensor.stride()}): "
                     "call .to(memory_format=torch.channels_last), of a single image on image[None]"
                 )
-        elif contiguous and not tensor.is_contiguous():
+        elif contiguous and not self.layout(tensor):
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {tensor.stride()}): "
                 "call .contiguous()"
@@ -172,10 +184,12 @@ class TorchArrays:
             return partial(raw_stream, device)
         return lambda: torch.cuda.current_stream(device).cuda_stream
 
-    def allocator(self, shape: tuple[int, ...], device: int, element: str = FP32) -> Callable[[], Any]:
-        """A function that returns a new, uninitialised tensor on the GPU, in the layout of the element's type."""
+    def allocator(
+        self, shape: tuple[int, ...], device: int, element: str = FP32, channels_last: bool = False
+    ) -> Callable[[], Any]:
+        """A function that returns a new, uninitialised tensor on the GPU."""
         torch, dtype = self._torch, self._types[element]
-        strides = _strides(shape, channels_last=element != FP32)
+        strides = _strides(shape, channels_last)
         gpu = torch.device("cuda", device)
         on_device = partial(torch.empty_strided, shape, strides, dtype=dtype, device=gpu)
         empty_strided = _private(torch, "_C._dynamo.guards._empty_strided_cuda")
@@ -193,7 +207,7 @@ class TorchArrays:
 
 
 class CupyArrays:
-    """Arrays of CuPy, on CuPy's current stream: float32 in NCHW, float16 in memory as channels last."""
+    """Arrays of CuPy, on CuPy's current stream: float32 in either layout, float16 in memory as channels last."""
 
     kind = "cupy.ndarray"
     graphs_own_memory = False
@@ -204,7 +218,7 @@ class CupyArrays:
 
     def signature(self, a: Any) -> Hashable:
         """Everything but the address that decides whether and how an array is used, as for torch."""
-        layout = a.flags.c_contiguous if a.itemsize == FLOAT_BYTES else a.strides
+        layout = (a.itemsize == FLOAT_BYTES and a.flags.c_contiguous) or a.strides
         return (type(a), a.shape, a.dtype, layout, a.data.device_id)
 
     def output_signature(self, a: Any) -> Hashable:
@@ -223,11 +237,16 @@ class CupyArrays:
         """The type of an array's elements, as a precision: "fp32" or "fp16"; otherwise numpy's name of it."""
         return {"float32": FP32, "float16": FP16}.get(a.dtype.name, a.dtype.name)
 
-    def frozen(self, a: Any) -> Any:
+    def frozen(self, a: Any, keeps_last: bool = False) -> Any:
         """A copy of an array in the layout that is computed, on the current GPU, which must be the array's."""
-        if a.dtype == self._cupy.float16 and a.ndim == 4:
+        if a.ndim == 4 and (a.dtype == self._cupy.float16 or (keeps_last and self.layout(a) == LAST)):
             return a.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
         return a.copy()
+
+    def layout(self, a: Any) -> str:
+        """The layout of a dense array, as for torch."""
+        last = a.ndim == 4 and is_channels_last(a.shape, self.strides(a))
+        return (EITHER if last else FIRST) if a.flags.c_contiguous else LAST if last else ""
 
     def detached(self, a: Any) -> Any:
         """The array itself: CuPy has no gradients."""
@@ -290,7 +309,7 @@ class CupyArrays:
                     f"{name} is float16 and not channels last (strides {array.strides}): "
                     "use cupy.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)"
                 )
-        elif contiguous and not array.flags.c_contiguous:
+        elif contiguous and not self.layout(array):
             raise UnsupportedProblem(
                 f"{name} is not contiguous in the order of its dimensions (strides {array.strides}): "
                 "use cupy.ascontiguousarray"
@@ -305,13 +324,16 @@ class CupyArrays:
         get_current_stream = self._cupy.cuda.get_current_stream
         return lambda: get_current_stream(device).ptr
 
-    def allocator(self, shape: tuple[int, ...], device: int, element: str = FP32) -> Callable[[], Any]:
+    def allocator(
+        self, shape: tuple[int, ...], device: int, element: str = FP32, channels_last: bool = False
+    ) -> Callable[[], Any]:
         """A function that returns a new, uninitialised array on the current GPU, which must then be `device`."""
         cupy = self._cupy
-        if element == FP32:
-            return partial(cupy.empty, shape, cupy.float32)
+        dtype = cupy.float32 if element == FP32 else cupy.float16
+        if not channels_last:
+            return partial(cupy.empty, shape, dtype)
         n, c, h, w = shape
-        return lambda: cupy.empty((n, h, w, c), cupy.float16).transpose(0, 3, 1, 2)
+        return lambda: cupy.empty((n, h, w, c), dtype).transpose(0, 3, 1, 2)
 
 
 def library_of(array: Any) -> TorchArrays | CupyArrays:

@@ -6,13 +6,13 @@ import ctypes
 from typing import Any
 
 from cuconv.core.launch import TensorMap
-from cuconv.core.problem import BF16, FP16
+from cuconv.core.problem import BF16, FP16, TF32_LAST
 from cuconv.runtime import driver
 
 MAP_BYTES = 128
 HOST_ALIGNMENT = 64  # bytes; where a map starts in the host's memory
 # Values of the driver's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
-TYPES = {FP16: 6, BF16: 9}
+TYPES = {FP16: 6, BF16: 9, TF32_LAST: 11}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 PROMOTION_128_BYTES = 2
 NO_INTERLEAVE = ZEROS_OUTSIDE = 0

@@ -10,14 +10,14 @@ import torch
 
 import cuconv
 from cuconv.algorithms import offering
-from cuconv.core.problem import ConvProblem
+from cuconv.core.problem import CHANNELS_LAST, TF32_LAST, ConvProblem
 from cuconv.device import device_spec
 from cuconv.runtime.background import waiting
 from cuconv.select import BATCH_INVARIANT
-from harness.contenders import base
+from harness.contenders import base, registry
 from harness.contenders.base import LAYOUTS, NotRunnable, Offer, Operands, Prepared
 from harness.contenders.compiling import compile_for
-from harness.precision import HALVES
+from harness.precision import TF32
 
 
 class Contender(base.Contender):
@@ -25,28 +25,35 @@ class Contender(base.Contender):
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
         """Compile the kernels that the sweep will launch; None stands for every algorithm."""
-        names = [name for name in self._names() if algorithms is None or name in algorithms]
-        problems = [replace(problem, precision=self.precision) for problem in problems]
-        compile_for(problems, device_spec(torch.cuda.current_device()), names)
+        problems = list(problems)
+        for name, algorithm, precision in self._entries():
+            if algorithms is None or name in algorithms:
+                computed = [replace(problem, precision=precision) for problem in problems]
+                compile_for(computed, device_spec(torch.cuda.current_device()), [algorithm])
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """`auto`, `batch_invariant`, and every algorithm of the library that computes in the precision."""
-        problem = replace(problem, precision=self.precision)
-        operands = laid_out(operands, self.precision)
         return [
-            Offer("cuconv", name, partial(_prepare, name, problem, operands), self.precision) for name in self._names()
+            Offer("cuconv", name, partial(_prepare, algorithm, problem, operands, precision), self.precision)
+            for name, algorithm, precision in self._entries()
         ]
 
-    def _names(self) -> tuple[str, ...]:
-        return ("auto", BATCH_INVARIANT, *offering(self.precision))
+    def _entries(self) -> list[tuple[str, str, str]]:
+        """What is offered: its name in rows, the algorithm, and the precision of its problems."""
+        names = ("auto", BATCH_INVARIANT, *offering(self.precision))
+        last = [(registry.AUTO_NHWC, "auto", TF32_LAST)] if self.precision == TF32 else []
+        return [*((name, name, self.precision) for name in names), *last]
 
 
 def laid_out(operands: Operands, precision: str) -> Operands:
-    """The tensors as cuConv takes them: NCHW in float32, channels last in half precision."""
-    return operands.laid_out(LAYOUTS[precision][-1 if precision in HALVES else 0])
+    """The tensors as cuConv takes them in the precision of a problem: NCHW in float32, channels last in others."""
+    if precision in CHANNELS_LAST:
+        return operands.laid_out(LAYOUTS[TF32 if precision == TF32_LAST else precision][-1])
+    return operands.laid_out(LAYOUTS[precision][0])
 
 
-def _prepare(algorithm: str, problem: ConvProblem, operands: Operands) -> Prepared:
+def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, precision: str) -> Prepared:
+    problem, operands = replace(problem, precision=precision), laid_out(operands, precision)
     try:
         plan = cuconv.plan(problem, operands.input.device.index, algorithm)
     except cuconv.UnsupportedProblem as error:
@@ -58,7 +65,7 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands) -> Prepar
         **problem.geometry,
         out=operands.output,
         algorithm=algorithm,
-        precision=problem.precision,
+        precision=TF32 if precision == TF32_LAST else precision,
     )
 
     def call() -> torch.Tensor:

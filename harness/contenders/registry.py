@@ -76,12 +76,14 @@ class Provider:
         return self.colours.get(algorithm, self.colour)
 
 
-# The library's own choice first, then its algorithms: the registry of the library begins with the paper's, which
-# everything here shows last.
-_CUCONV = ("auto", BATCH_INVARIANT, *reversed(ALGORITHMS))
+NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last; there is none in FP32
+AUTO_NHWC = f"auto{NHWC}"
+CHOICES = ("auto", BATCH_INVARIANT, AUTO_NHWC)  # of the library among its algorithms
+# The choices first, then the algorithms: the registry of the library begins with the paper's, which everything here
+# shows last.
+_CUCONV = (*CHOICES, *reversed(ALGORITHMS))
 _RED = "#d1495b"
 _SUBJECTS = ("auto", "two_stage")
-NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last; there is none in FP32
 
 _CLASSIC = {
     "implicit_gemm": "#9ecae1", "implicit_precomp_gemm": "#3182bd", "gemm": "#08519c", "direct": "#bdbdbd",

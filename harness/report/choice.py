@@ -36,7 +36,7 @@ CUCONV = "cuconv"
 
 def named() -> tuple[str, ...]:
     """The names of the library's algorithms, in order of display, without the choices among them."""
-    return tuple(name for name in registry.PROVIDERS[CUCONV].algorithms if name not in (AUTO, BATCH_INVARIANT))
+    return tuple(name for name in registry.PROVIDERS[CUCONV].algorithms if name not in registry.CHOICES)
 
 
 def choice(results: Results, precision: str = FP32) -> pd.DataFrame:

@@ -24,11 +24,11 @@ class TensorsOfGpu3(TorchArrays):
     def current_stream(self, device):
         return lambda: (self.stream, device)
 
-    def allocator(self, shape, device, element="fp32"):
+    def allocator(self, shape, device, element="fp32", channels_last=False):
         def new():
-            made = self.empty(shape)
-            if element != "fp32":
-                made = made.to(self._types[element], memory_format=torch.channels_last)
+            made = self.empty(shape).to(self._types[element])
+            if channels_last:
+                made = made.to(memory_format=torch.channels_last)
             self.allocated.append(made)
             return made
 

@@ -43,7 +43,9 @@ def test_a_forward_mode_derivative_is_part_of_the_signature_and_refused():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(X, X)
         assert arrays.signature(dual) != arrays.signature(X)
-        on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float32, is_contiguous=lambda: True, requires_grad=False)
+        on_gpu = SimpleNamespace(
+            is_cuda=True, dtype=torch.float32, dim=lambda: 1, is_contiguous=lambda: True, requires_grad=False
+        )
         arrays._has_tangent = lambda tensor: tensor is on_gpu
         with pytest.raises(UnsupportedProblem, match="derivative"):
             arrays.check("input", on_gpu)
@@ -108,9 +110,11 @@ def test_a_new_tensor_is_on_the_gpu_asked_for_whatever_torch_lacks(current, miss
     assert fake.made == [((2, 3, 4, 5), torch.float32, expected, X.stride())]
 
 
-@pytest.mark.parametrize(("element", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_a_new_tensor_in_half_precision_is_channels_last(element, dtype):
+@pytest.mark.parametrize(
+    ("element", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)]
+)
+def test_a_new_tensor_in_channels_last(element, dtype):
     fake = FakeTorch(1)
-    TorchArrays(fake).allocator((2, 3, 4, 5), 1, element)()
+    TorchArrays(fake).allocator((2, 3, 4, 5), 1, element, channels_last=True)()
     like = torch.empty(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last)
     assert fake.made == [((2, 3, 4, 5), dtype, "current", like.stride())]

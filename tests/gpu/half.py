@@ -1,4 +1,4 @@
-"""Problems in half precision for the tests on a GPU, their operands, and how outputs are checked."""
+"""Problems in channels last for the tests on a GPU, their operands, and how outputs are checked."""
 
 from dataclasses import replace
 
@@ -11,9 +11,11 @@ from cuconv.core.activation import RELU
 from cuconv.device import device_spec
 from cuconv.runtime.launch_sequence import LaunchSequence
 from harness.contenders.compiling import compile_launches
-from tests.gpu.problems import rel_l2_error
+from tests.gpu.problems import TOLERANCES, rel_l2_error
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TF32 = "tf32_channels_last"
+DTYPES = {**HALVES, TF32: torch.float32}
 WORSE = 1.05  # the most of an output's error over that of rounding the true output once
 
 # Planes, filters and batches that no tile divides; channels of less than a box and of boxes and a half; filters that
@@ -52,7 +54,10 @@ LARGE = [
 ]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 each_large = pytest.mark.parametrize("problem", LARGE, ids=lambda problem: problem.label)
-each_half = pytest.mark.parametrize("precision", DTYPES)
+each_half = pytest.mark.parametrize("precision", HALVES)
+each_tf32 = pytest.mark.parametrize(
+    "problem", [one for one in PROBLEMS if one.group_channels % 4 == 0], ids=lambda problem: problem.label
+)
 
 
 def tensors(problem: ConvProblem, seed: int = 3, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,14 +79,17 @@ def poisoned(problem: ConvProblem, channels: int | None = None) -> torch.Tensor:
 
 
 def assert_rounded_once(out: torch.Tensor, truth: torch.Tensor, what: object = "") -> None:
-    """Check an output against the true one in float64: hardly worse than the true one rounded to the output's type."""
+    """Check an output against the true one in float64: hardly worse than the true one rounded to the output's type.
+
+    In float32 it has the error of operands that are rounded to TF32.
+    """
     rounded = truth.to(out.dtype)
     assert torch.equal(out.isnan(), rounded.isnan()), what
     infinite = rounded.isinf()
     assert torch.equal(out.isinf(), infinite) and torch.equal(out[infinite], rounded[infinite]), what
     finite = rounded.isfinite()
     error, once = rel_l2_error(out[finite], truth[finite]), rel_l2_error(rounded[finite], truth[finite])
-    assert error <= WORSE * once + 1e-7, (what, error, once)
+    assert error <= (TOLERANCES["tf32"] if out.dtype == torch.float32 else WORSE * once + 1e-7), (what, error, once)
 
 
 def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repeats: int = 3) -> None:
@@ -122,5 +130,5 @@ def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repea
 
 
 def in_half(problem: ConvProblem, precision: str) -> ConvProblem:
-    """The problem in FP16 or BF16."""
+    """The problem in FP16, BF16 or TF32."""
     return replace(problem, precision=precision)

@@ -6,7 +6,7 @@ import torch
 from cuconv import ConvProblem, algorithms, conv2d, prepare, reference
 from cuconv.core.activation import activation_of
 from tests.cuconv.test_activation import each_activation, formula, truth_of
-from tests.gpu.half import DTYPES, assert_rounded_once, each_half, in_half, tensors
+from tests.gpu.half import HALVES, assert_rounded_once, each_half, in_half, tensors
 from tests.gpu.problems import TOLERANCE, bias_for, operands, refusal_allowed, rel_l2_error
 from tests.gpu.test_residual import residual_for
 
@@ -53,7 +53,7 @@ def handed_on(values, algorithm, **options):
 @each_half
 @pytest.mark.parametrize("algorithm", HALF_KERNELS)
 def test_single_values_in_half_precision(algorithm, precision, given):
-    dtype = DTYPES[precision]
+    dtype = HALVES[precision]
     values = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor(SPECIAL)]).to("cuda", dtype)
     truth = exact(given, values.double()).to(dtype)
     for out in handed_on(values, algorithm, activation=given):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, prepare, reference
-from tests.gpu.half import DTYPES, assert_rounded_once, each_half, each_problem, in_half, poisoned, tensors
+from tests.gpu.half import HALVES, assert_rounded_once, each_half, each_problem, in_half, poisoned, tensors
 
 SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
 SPLIT = ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1)
@@ -174,4 +174,4 @@ def test_it_agrees_with_torch(precision):
     ours, theirs = conv2d(x, weight, padding=1), F.conv2d(x, weight, padding=1)
     tolerance = 4e-3 if precision == "fp16" else 3e-2
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    assert ours.dtype == DTYPES[precision]
+    assert ours.dtype == HALVES[precision]

@@ -1,4 +1,4 @@
-"""The parts common to the algorithms for channels-last tensors in half precision.
+"""The parts common to the algorithms for channels-last tensors: in half precision, and of float32 in TF32.
 
 These are the limits, the boxes of a stage and their times, tensor maps, arguments and options.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from cuconv.algorithms import base
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration, Macros
@@ -19,14 +19,23 @@ from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes,
 from cuconv.algorithms.common.listed import Forms, ListedVariants, least_slowdown, listed
 from cuconv.core.costs import constant
 from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
-from cuconv.core.problem import BF16, HALF_BYTES, HALVES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.core.problem import (
+    BF16,
+    CHANNELS_LAST,
+    HALF_BYTES,
+    HALVES,
+    TF32_LAST,
+    ConvProblem,
+    UnsupportedProblem,
+    ceil_div,
+)
 from cuconv.device import DeviceSpec
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
 CONSUMER_THREADS = 128  # of a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
-BF16_MACRO, GROUPED_MACRO = "BF16", "GROUPED"
+BF16_MACRO, TF32_MACRO, GROUPED_MACRO = "BF16", "TF32", "GROUPED"
 MAX_STAGES = 16
 # wgmma multiplies 64 rows with N filters in N / 2 clocks, and reads them from shared memory in 16 + N / 4: together as
 # long as products of about this many filters more.
@@ -39,7 +48,7 @@ IM2COL_BITS, GROUPED_IM2COL_BITS = 8, 5
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """A stage's copies of each operand: `count` boxes of `channels` channels."""
+    """A stage's copies of each operand: `count` boxes of `channels` channels in half precision, or half as many."""
 
     channels: int
     count: int
@@ -55,7 +64,11 @@ class Boxes:
 
     def stages(self, problem: ConvProblem) -> int:
         """Stages of the whole reduction of a problem."""
-        return ceil_div(problem.filter_area * ceil_div(problem.group_channels, self.channels), self.count)
+        return ceil_div(problem.filter_area * ceil_div(problem.group_channels, self.elements(problem)), self.count)
+
+    def elements(self, problem: ConvProblem) -> int:
+        """The channels of a box, in a problem's type."""
+        return self.row_bytes // problem.element_bytes
 
     def __str__(self) -> str:
         return f"{self.count}x{self.channels}"
@@ -101,7 +114,7 @@ class InHalf(Algorithm[base.Config, Costs]):
     Constant weights are not packed. Kernels read them before the kernel ahead ends, unless it copies them.
     """
 
-    precisions = HALVES
+    precisions: ClassVar[tuple[str, ...]] = HALVES
     fuses_residual = True
     fuses_activations = True
     writes_slices = True
@@ -115,7 +128,7 @@ class InHalf(Algorithm[base.Config, Costs]):
 
 
 class ChannelsLast(InHalf[Config, Costs], ListedVariants[Config, Costs]):
-    """An algorithm for channels-last tensors in half precision, with bias, residual and activation in its main kernel.
+    """An algorithm for channels-last tensors, with bias, residual and activation in its main kernel.
 
     A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
     the list stands for several variants, and has none of the macros in which they differ.
@@ -125,9 +138,11 @@ class ChannelsLast(InHalf[Config, Costs], ListedVariants[Config, Costs]):
         """The variants that the list stands for; none without Hopper's instructions."""
         return [one for row in listed(self.source) for one in self.of_row(row)] if arch == HOPPER_ARCH else []
 
+    precisions = CHANNELS_LAST
+
     def of_row(self, macros: Macros) -> list[Macros]:
         """The kernel variants that a row of the list stands for: one for each type."""
-        return [macros | {BF16_MACRO: bf16} for bf16 in (0, 1)]
+        return [macros | of_type for of_type in ({BF16_MACRO: 0}, {BF16_MACRO: 1}, {TF32_MACRO: 1})]
 
     @abstractmethod
     def row_of(self, variant: tuple[Any, ...], grouped: bool) -> Macros:
@@ -198,7 +213,10 @@ class StageTimes(NamedTuple):
 
 
 def products_of(boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> int:
-    """The multiply-adds of a stage, with as many as take the time in which wgmma reads the rows of pixels."""
+    """The multiply-adds of a stage, with as many as take the time in which wgmma reads the rows of pixels.
+
+    TF32 has half as many in a box, and each takes twice as long.
+    """
     return pixels * filter_warpgroups * (warpgroup_filters + READ_FILTERS) * boxes.channels * boxes.count
 
 
@@ -225,7 +243,7 @@ def stage_times(
     """
     crowd = 1 + costs.crowd * min(1.0, busy)
     crowded = resident * boxes.count * crowd
-    row = crowded * _rows_us(costs, problem.group_channels, boxes) / 2**7
+    row = crowded * _rows_us(costs, problem.group_channels * problem.element_bytes // HALF_BYTES, boxes) / 2**7
     multiply, copy = costs.multiply * products / 2**20 * resident, rows * row + operands * costs.box * crowded
     latency = max(step, costs.load * crowd / ring if ring < stages else 0.0)
     return StageTimes(longest(multiply, copy, latency), multiply + copy + latency, row)
@@ -234,8 +252,8 @@ def stage_times(
 def _rows_us(costs: StageCosts, channels: int, boxes: Boxes) -> float:
     """The time of an SM to copy 2**7 rows of boxes in microseconds, where no other SM copies.
 
-    A row behind the last channel is filled with zeros. Rows that start at odd multiples of 16 bytes, since the vectors
-    of a pixel are odd in number, take twice as long.
+    channels: in half precision, or twice as many. A row behind the last channel is filled with zeros. Rows that start
+    at odd multiples of 16 bytes, since the vectors of a pixel are odd in number, take twice as long.
     """
     vectors = channels // VECTOR_CHANNELS
     inside = vectors / ceil_div(channels, boxes.channels)
@@ -248,12 +266,14 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem that tensor maps and the kernels' integers do not reach."""
     require_hopper(problem, device)
     p = problem
-    if not p.is_half:
-        raise UnsupportedProblem(f"{p.label}: precision={p.precision!r}, must be one of {', '.join(HALVES)}")
-    if p.groups > 1 and p.group_channels % VECTOR_CHANNELS:
+    if not p.is_channels_last:
+        raise UnsupportedProblem(f"{p.label}: precision={p.precision!r}, must be one of {', '.join(CHANNELS_LAST)}")
+    unit = VECTOR_CHANNELS * HALF_BYTES // p.element_bytes
+    if p.group_channels % unit and (p.groups > 1 or not p.is_half):
+        whole = "one group, or with " if p.is_half else ""
         raise UnsupportedProblem(
-            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and half precision is computed with "
-            f"one group, or with a multiple of {VECTOR_CHANNELS} channels in each"
+            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and precision={p.precision!r} is "
+            f"computed with {whole}a multiple of {unit} channels in each"
         )
     pixels = p.n * p.out_pixels
     sizes = [
@@ -261,15 +281,15 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
         ("filters", p.m + 256),
         ("weights of a filter", p.filter_area * (p.group_channels + 64)),
     ]
-    check_sizes(p, "half precision", [(what, size, MAX_INDEX) for what, size in sizes])
+    check_sizes(p, "channels last", [(what, size, MAX_INDEX) for what, size in sizes])
     lower, upper = corners_of(p)
     offsets = (p.kh - 1) * p.dilation_h, (p.kw - 1) * p.dilation_w
     limit = 2 ** (IM2COL_BITS if p.groups == 1 else GROUPED_IM2COL_BITS)
     within = min(*lower, *upper) >= -limit // 2 and max(*lower, *upper) < limit // 2
     if not within or max(offsets) >= limit or max(p.stride_h, p.stride_w) > MAX_STRIDE:
-        precision = "half precision" if p.groups == 1 else "half precision with groups"
+        what = "channels last" if p.groups == 1 else "channels last with groups"
         raise UnsupportedProblem(
-            f"{p.label}: {precision} is computed with strides up to {MAX_STRIDE}, filters of up to {limit} rows and "
+            f"{p.label}: {what} is computed with strides up to {MAX_STRIDE}, filters of up to {limit} rows and "
             f"columns with their dilation, and padding and filters that reach up to {limit // 2 - 1} beyond an image's "
             "ends"
         )
@@ -288,10 +308,11 @@ def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, operands: Operand
     Groups are a fifth dimension. Copies then run on from image to image as from plane to plane of a 3D convolution, and
     write zeros for the channels behind those of the group.
     """
-    p, pixel, row = problem, HALF_BYTES * operands.pixel, HALF_BYTES * operands.row
+    p, pixel, row = problem, problem.element_bytes * operands.pixel, problem.element_bytes * operands.row
     sizes, strides = (p.group_channels, p.w, p.h, p.n), (pixel, row, row * p.h)
-    groups, group_strides, images = ((p.groups,), (HALF_BYTES * p.group_channels,), (0,)) if p.groups > 1 else ((),) * 3
-    (lower, upper), box = corners_of(p), (boxes.channels, pixels)
+    group_bytes = p.element_bytes * p.group_channels
+    groups, group_strides, images = ((p.groups,), (group_bytes,), (0,)) if p.groups > 1 else ((),) * 3
+    (lower, upper), box = corners_of(p), (boxes.elements(p), pixels)
     return TensorMap(
         operands.input, p.precision, (*sizes, *groups), (*strides, *group_strides), box, boxes.row_bytes,
         ((*lower, *images), (*upper, *images)), (p.stride_w, p.stride_h),
@@ -300,9 +321,9 @@ def pixel_map(problem: ConvProblem, boxes: Boxes, pixels: int, operands: Operand
 
 def weight_map(problem: ConvProblem, boxes: Boxes, filters: int, operands: Operands) -> TensorMap:
     """The map by which one filter position of `filters` successive filters is copied."""
-    p, position = problem, HALF_BYTES * operands.position
+    p, position = problem, problem.element_bytes * operands.position
     sizes, strides = (p.group_channels, p.filter_area, p.m), (position, position * p.filter_area)
-    box = boxes.channels, 1, filters
+    box = boxes.elements(p), 1, filters
     return TensorMap(operands.weight, p.precision, sizes, strides, box, boxes.row_bytes)
 
 
@@ -333,7 +354,7 @@ def macros_of(grouped: bool, boxes: Boxes, pixels: int, warpgroup_filters: int, 
 
 def type_macro(problem: ConvProblem) -> Macros:
     """The macro of a problem's type."""
-    return {BF16_MACRO: int(problem.precision == BF16)}
+    return {TF32_MACRO: 1} if problem.precision == TF32_LAST else {BF16_MACRO: int(problem.precision == BF16)}
 
 
 def filter_tiles(problem: ConvProblem, filters: int) -> int:
@@ -363,11 +384,11 @@ def last_arguments(problem: ConvProblem, ring: int, options: CallOptions) -> tup
 def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
     """Whether the filters of every pixel and group start at a multiple of 16 bytes, in output and residual.
 
-    Then tensor maps may write and read them.
+    Then tensor maps may write and read them. Threads write TF32, whose pairs of neighbours are as wide as is fast.
     """
     residual, groups = (problem.m if options.residual else 0), (problem.group_filters if problem.groups > 1 else 0)
     starts = options.output_planes(problem), residual, groups
-    return options.aligned and all(start % VECTOR_CHANNELS == 0 for start in starts)
+    return problem.is_half and options.aligned and all(start % VECTOR_CHANNELS == 0 for start in starts)
 
 
 @lru_cache(maxsize=4096)

@@ -1,22 +1,26 @@
-// The common parts of the kernels for channels-last tensors in FP16 and BF16: elements, sizes, and the ring of stages
+// The common parts of the kernels for channels-last tensors in FP16, BF16 and TF32: elements, sizes, and the ring of stages
 // through which the producer warps hand tiles of the operands to the consumer warpgroups.
 //
+// TF32               1 for TF32 of float32 tensors
 // BF16               1 for BF16, 0 for FP16
 // PIXELS             output pixels of a tile
 // WARPGROUP_FILTERS  filters of a consumer warpgroup: a multiple of 16 up to 256
 // FILTER_WARPGROUPS  warpgroups over the filters of a tile
-// BOX_CHANNELS       channels of a copy: 16, 32 or 64, in rows of twice as many bytes with a swizzle of that width
+// BOX_CHANNELS       channels of a copy in half precision: 16, 32 or 64, in rows of twice as many bytes with a swizzle of
+//                    that width; half as many in TF32
 // BOXES              copies of each operand in a stage
 // RESIDENT_WEIGHTS   1 where a block's weights stay in shared memory, and stages of the ring have pixels alone
 // GROUPED            1 where there are groups: the map of pixels has a dimension for them
 //
-// Output pixels of all images are counted in one sequence. The reduction is one, too: blocks of BOX_CHANNELS channels
+// Output pixels of all images are counted in one sequence. The reduction is one, too: blocks of BOX_ELEMENTS channels
 // outside and filter positions inside, so that the pixels which neighbouring positions share are read from the L2
 // cache. A box of that sequence is one channel block of one filter position. A tile has filters of one group alone, and
 // the channels of its reduction are those of the group.
 #pragma once
 
-#if BF16
+#if TF32
+#define WGMMA_SHARED_TF32
+#elif BF16
 #define WGMMA_HALF bf16
 #else
 #define WGMMA_HALF f16
@@ -31,7 +35,9 @@
 #include "common/wgmma.cuh"
 
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
-constexpr int ROW_BYTES = BOX_CHANNELS * sizeof(Element);
+constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / sizeof(Element);
+constexpr int STEP_BYTES = 32;  // of a row that an instruction multiplies
+constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
 constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // of a box
 constexpr int STAGE_PIXEL_BYTES = BOXES * PIXEL_BYTES, STAGE_WEIGHT_BYTES = BOXES * FILTER_BYTES;
 constexpr int STAGE_BYTES = STAGE_PIXEL_BYTES + (RESIDENT_WEIGHTS ? 0 : STAGE_WEIGHT_BYTES);
@@ -85,7 +91,7 @@ struct Place {
         column = 0;
         if (++row < layer.kernel_h) return;
         row = 0;
-        channel += BOX_CHANNELS;
+        channel += BOX_ELEMENTS;
     }
 };
 
@@ -161,12 +167,12 @@ __device__ __forceinline__ void start_products(float (&sums)[ROW_TILES][WGMMA_SU
 #pragma unroll
     for (int box = 0; box < BOXES; ++box)
 #pragma unroll
-        for (int k = 0; k < BOX_CHANNELS / 16; ++k)
+        for (int k = 0; k < ROW_BYTES; k += STEP_BYTES)
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; ++tile)
-                wgmma_half(sums[tile],
-                           tile_descriptor<ROW_BYTES>(pixels + box * PIXEL_BYTES + tile * 64 * ROW_BYTES + k * 32),
-                           tile_descriptor<ROW_BYTES>(weights + box * FILTER_BYTES + k * 32), !FIRST || box + k > 0);
+                wgmma_shared(sums[tile],
+                             tile_descriptor<ROW_BYTES>(pixels + box * PIXEL_BYTES + tile * 64 * ROW_BYTES + k),
+                             tile_descriptor<ROW_BYTES>(weights + box * FILTER_BYTES + k), !FIRST || box + k > 0);
     wgmma_commit();
 }
 
@@ -206,7 +212,7 @@ __device__ __forceinline__ void consume(float (&sums)[ROW_TILES][WGMMA_SUMS], Ri
 // sum on average, next to 2e-4 of rounding to FP16: those stay as they are.
 template <int COUNT>
 __device__ __forceinline__ void restore(float (&sums)[COUNT], int stages) {
-    const int steps = stages * BOXES * (BOX_CHANNELS / 16);
+    const int steps = stages * BOXES * (ROW_BYTES / STEP_BYTES);
     if (steps <= 512) return;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) sums[i] = restored(sums[i], steps);
@@ -214,25 +220,25 @@ __device__ __forceinline__ void restore(float (&sums)[COUNT], int stages) {
 
 // Two neighbouring elements, of which the first `count` exist; zeros stand for the others. paired: whether one load reads
 // both.
-__device__ __forceinline__ unsigned load_pair(const Element* from, int count, bool paired) {
-    if (count <= 0) return 0;
-    if (paired) return *reinterpret_cast<const unsigned*>(from);
-    return from[0] | (count > 1 ? (unsigned)from[1] << 16 : 0);
+__device__ __forceinline__ Pair load_pair(const Element* from, int count, bool paired) {
+    if (count <= 0) return Pair();
+    if (paired) return *reinterpret_cast<const Pair*>(from);
+    return pair_of(from[0], count > 1 ? from[1] : Element());
 }
-__device__ __forceinline__ void add_pair(float& first, float& second, unsigned pair) {
-    first += value_of((Element)pair), second += value_of((Element)(pair >> 16));
+__device__ __forceinline__ void add_pair(float& first, float& second, Pair pair) {
+    first += value_of(first_of(pair)), second += value_of(second_of(pair));
 }
 
 // The bias of a warpgroup's filters: each warp has all of it, a pair of neighbours in each lane. It is read ahead of the
 // products, whose time hides that of the loads.
 struct Bias {
-    unsigned pairs[(WARPGROUP_FILTERS + 63) / 64];
+    Pair pairs[(WARPGROUP_FILTERS + 63) / 64];
 
     __device__ __forceinline__ Bias(const Element* bias, int filter, int filters_end) {
 #pragma unroll
         for (int i = 0; i < sizeof(pairs) / sizeof(*pairs); ++i) {
             const int at = filter + i * 64 + threadIdx.x % 32 * 2;
-            pairs[i] = bias ? load_pair(bias + at, filters_end - at, false) : 0;
+            pairs[i] = bias ? load_pair(bias + at, filters_end - at, false) : Pair();
         }
     }
     // Adds it to sums as wgmma leaves them.
@@ -240,7 +246,7 @@ struct Bias {
     __device__ __forceinline__ void add_to(float (&sums)[ROW_TILES][WGMMA_SUMS]) const {
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS / 4; ++i) {
-            const unsigned pair = __shfl_sync(~0u, pairs[i / 8], i % 8 * 4 + threadIdx.x % 4);
+            const Pair pair = pair_from(pairs[i / 8], i % 8 * 4 + threadIdx.x % 4);
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; ++tile) {
                 add_pair(sums[tile][4 * i], sums[tile][4 * i + 1], pair);
@@ -260,19 +266,19 @@ struct Outputs {
     int filters_end;  // one behind the last filter of the tile's group
 
     __device__ __forceinline__ bool has(int pixel, int filter) const { return pixel < pixels && filter < filters_end; }
-    __device__ __forceinline__ unsigned residual_at(int pixel, int filter) const {
-        if (!has(pixel, filter)) return 0;
+    __device__ __forceinline__ Pair residual_at(int pixel, int filter) const {
+        if (!has(pixel, filter)) return Pair();
         return load_pair(residual + (int64)pixel * filters + filter, filters_end - filter, paired);
     }
     __device__ __forceinline__ void write(float first, float second, int pixel, int filter) const {
         if (!has(pixel, filter)) return;
-        const unsigned pair = packed(first, second);
+        const Pair pair = packed(first, second);
         Element* const to = output + pixel * output_stride + filter;
         if (paired) {
-            *reinterpret_cast<unsigned*>(to) = pair;
+            *reinterpret_cast<Pair*>(to) = pair;
         } else {
-            to[0] = (Element)pair;
-            if (filter + 1 < filters_end) to[1] = (Element)(pair >> 16);
+            to[0] = first_of(pair);
+            if (filter + 1 < filters_end) to[1] = second_of(pair);
         }
     }
 };

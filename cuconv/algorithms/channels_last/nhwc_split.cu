@@ -116,7 +116,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
                            (int)group_filters};
     const Tile tile = tile_at[blockIdx.x / SPLIT_K];
     const int taps = (int)kernel_h * (int)kernel_w;
-    const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
+    const int channel_blocks = ((int)channels + BOX_ELEMENTS - 1) / BOX_ELEMENTS;
     const int all = (taps * channel_blocks + BOXES - 1) / BOXES, begin = all * rank / SPLIT_K;
     const int stages = all * (rank + 1) / SPLIT_K - begin;
     const Layer layer = {(int)kernel_h, (int)kernel_w, (int)stride_h, (int)stride_w, (int)pad_h, (int)pad_w,
@@ -125,7 +125,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         unsigned tap, column;
         const int block = Divider(taps, by_taps)(begin * BOXES, tap);
         const int row = Divider(kernel_w, by_kernel_w)(tap, column);
-        return Place{block * BOX_CHANNELS, row, (int)column};
+        return Place{block * BOX_ELEMENTS, row, (int)column};
     };
 
     if (warp == CONSUMER_WARPS) {
@@ -161,12 +161,12 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
 
         // What is added to the pieces that the thread owns is read ahead of the products, whose time hides the loads.
         wait_for_kernel_ahead();
-        unsigned biases[THREAD_OWNED], above[THREAD_OWNED] = {}, below[THREAD_OWNED] = {};
+        Pair biases[THREAD_OWNED], above[THREAD_OWNED] = {}, below[THREAD_OWNED] = {};
 #pragma unroll
         for (int i = 0; i < THREAD_OWNED; ++i) {
             const OwnedPiece one(i, rank, tile);
             if (!one.exists()) break;
-            biases[i] = bias ? load_pair(bias + one.filter, out.filters_end - one.filter, false) : 0;
+            biases[i] = bias && BIAS_AHEAD ? load_pair(bias + one.filter, out.filters_end - one.filter, false) : Pair();
             if (!residual) continue;
             above[i] = out.residual_at(one.pixel, one.filter);
             below[i] = out.residual_at(one.pixel + 8, one.filter);
@@ -198,6 +198,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
                 sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
             }
             restore(sum, all / (SPLIT_K * WARPGROUP_SPLIT_K));
+            if (bias && !BIAS_AHEAD) biases[i] = load_pair(bias + one.filter, out.filters_end - one.filter, false);
             if (bias) add_pair(sum[0], sum[1], biases[i]), add_pair(sum[2], sum[3], biases[i]);
             if (residual) add_pair(sum[0], sum[1], above[i]), add_pair(sum[2], sum[3], below[i]);
             activate(sum, Activation(activation, numbers));

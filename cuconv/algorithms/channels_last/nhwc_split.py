@@ -29,7 +29,7 @@ from cuconv.algorithms.channels_last.pad_channels import Operands
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.core.costs import constant
 from cuconv.core.launch import Launch
-from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.core.problem import FLOAT_BYTES, HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import H200, DeviceSpec
 
 MIN_STAGES = 3
@@ -162,7 +162,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             ring=config.stages, stages=stages, step=costs.latency / tile.warpgroup_split_k,
             busy=config.blocks / device.sm_count, resident=resident,
         )  # fmt: skip
-        write = costs.write + costs.write_single * (p.group_filters % 2)
+        write = costs.write * p.element_bytes / HALF_BYTES + costs.write_single * (p.group_filters % 2)
         sum_us = write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) + costs.exchange * (split_k > 1)
         ends_us = sum_us * tile.pixels * tile.filters / 2**12 + costs.exchange_blocks * log2(split_k)
         busy_us = ceil_div(blocks, resident) * (stages * stage.each + resident * ends_us) + stage.first - stage.each

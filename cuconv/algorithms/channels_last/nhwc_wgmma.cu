@@ -1,4 +1,4 @@
-// Implicit GEMM with wgmma and tensor maps, for Hopper: channels-last tensors in FP16 or BF16, sums in FP32.
+// Implicit GEMM with wgmma and tensor maps, for Hopper: channels-last tensors in FP16, BF16 or TF32, sums in FP32.
 //
 // output[p, m] = sum over k of columns[p, k] * weight[m, k], where p counts the output pixels of all images and
 // k = (ky, kx, c) the weights of a filter as they lie in memory. The columns are never stored: a tensor map in im2col
@@ -32,7 +32,8 @@ constexpr int BOX_FILTERS = WARPGROUP_FILTERS % 64 == 0 ? 64 : WARPGROUP_FILTERS
 constexpr int BOX_ROW_BYTES = BOX_FILTERS * sizeof(Element), BOX_BYTES = 64 * BOX_ROW_BYTES;
 constexpr int OUTPUT_BYTES = WHOLE ? 4 * BOX_BYTES : 0;
 constexpr int WARPGROUP_BOXES = WARPGROUP_FILTERS / BOX_FILTERS, TILE_BOXES = FILTERS / BOX_FILTERS * (PIXELS / 64);
-constexpr int STAGE_BOXES = STAGE_BYTES / BOX_BYTES, RESIDUAL_STAGES = (TILE_BOXES + STAGE_BOXES - 1) / STAGE_BOXES;
+constexpr int STAGE_BOXES = WHOLE ? STAGE_BYTES / BOX_BYTES : 1;
+constexpr int RESIDUAL_STAGES = (TILE_BOXES + STAGE_BOXES - 1) / STAGE_BOXES;
 static_assert(ROW_TILES * 64 * PIXEL_WARPGROUPS == PIXELS, "a warpgroup has whole instructions of 64 rows");
 
 // The matrices of 8x8 elements that a thread stores to and loads from a box: a row of them, and its swizzle.
@@ -68,6 +69,7 @@ __device__ __forceinline__ void produce_residual(Ring& ring, const TensorMap& ma
     }
 }
 
+#if WHOLE
 // Adds a tile's residual to a warpgroup's sums, and gives the ring's stages back. box: the first one of the warpgroup.
 __device__ __forceinline__ void add_residual(float (&sums)[ROW_TILES][WGMMA_SUMS], Ring& ring, int box) {
     const BoxRow row;
@@ -129,6 +131,7 @@ __device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SU
             slot ^= 1;
         }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_wgmma(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
@@ -146,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     const Tiles tile_at = {Divider(filter_tiles, by_filter_tiles), Divider(group_tiles, by_group_tiles),
                            (int)group_filters};
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int channel_blocks = ((int)channels + BOX_CHANNELS - 1) / BOX_CHANNELS;
+    const int channel_blocks = ((int)channels + BOX_ELEMENTS - 1) / BOX_ELEMENTS;
     const int stages = ((int)kernel_h * (int)kernel_w * channel_blocks + BOXES - 1) / BOXES;
     const int ring_bytes = (int)ring_stages * STAGE_BYTES;
     const unsigned slots = shared_address(shared) + ring_bytes;
@@ -205,9 +208,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             const Tile tile = tile_at[i];
             const int pixel = tile.pixel + row, filter = tile.first_filter() + column;
             out.filters_end = tile.group_start + (int)group_filters;
-            const Bias biases(bias, filter, out.filters_end);
             float sums[ROW_TILES][WGMMA_SUMS];  // new for each tile, so that the compiler carries none to the next
-            consume<1>(sums, ring, resident, stages, row, column);
+            if (!BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
+            const Bias biases(bias, filter, out.filters_end);
+            if (BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; ++tile) restore(sums[tile], stages);
             if (bias) biases.add_to(sums);

@@ -1,4 +1,4 @@
-"""Implicit GEMM with wgmma and tensor maps, for Hopper: channels-last tensors in FP16 or BF16, sums in FP32.
+"""Implicit GEMM with wgmma and tensor maps, for Hopper: channels-last tensors in FP16, BF16 or TF32, sums in FP32.
 
 Blocks stay on their SM and compute one tile of pixels x filters after the other. `nhwc_wgmma.cu` has the kernel.
 """
@@ -35,7 +35,7 @@ MIN_STAGES = 3
 WARPGROUPS = 2
 SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
-WHOLE_MACRO = "WHOLE"
+WHOLE_MACRO, MIN_BLOCKS_MACRO = "WHOLE", "MIN_BLOCKS_PER_SM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,9 @@ class Tile:
         """Sums of a thread."""
         return self.pixels * self.filters // (WARPGROUPS * CONSUMER_THREADS)
 
-    @property
-    def most_resident(self) -> int:
-        """Blocks that the registers of an SM hold without spills."""
-        return 2 if self.sums <= SMALL_SUMS and self.pixels <= SMALL_PIXELS else 1
+    def most_resident(self, is_half: bool = True) -> int:
+        """Blocks that the registers of an SM hold without spills; in TF32, pairs of outputs take twice as many."""
+        return 2 if self.sums <= (SMALL_SUMS if is_half else SMALL_SUMS // 2) and self.pixels <= SMALL_PIXELS else 1
 
     @property
     def box_filters(self) -> int:
@@ -142,13 +141,16 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
 
     def of_row(self, macros: Macros) -> list[Macros]:
         """The kernel variants that a row of the list stands for: for each type, and for both ways to write."""
-        return [one | {WHOLE_MACRO: whole} for one in super().of_row(macros) for whole in (0, 1)]
+        *halves, tf32 = super().of_row(macros)
+        tile = Tile(macros["PIXELS"], macros["WARPGROUP_FILTERS"], macros["FILTER_WARPGROUPS"])
+        written = [one | {WHOLE_MACRO: whole} for one in halves for whole in (0, 1)]
+        return [*written, tf32 | {WHOLE_MACRO: 0, MIN_BLOCKS_MACRO: tile.most_resident(is_half=False)}]
 
     def row_of(self, variant: tuple[Any, ...], grouped: bool) -> Macros:
         """The row of the list for a tile, its boxes, and whether weights stay."""
         tile, boxes, keeps = variant
         common = channels_last.macros_of(grouped, boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
-        return common | {"RESIDENT_WEIGHTS": int(keeps), "MIN_BLOCKS_PER_SM": tile.most_resident}
+        return common | {"RESIDENT_WEIGHTS": int(keeps), MIN_BLOCKS_MACRO: tile.most_resident()}
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""
@@ -157,7 +159,8 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         for tile in TILES:
             tiles, filter_tiles = _tiles(problem, tile), channels_last.filter_tiles(problem, tile.filters)
             for (boxes, reduction), keeps in product(stages, (False, True)):
-                found += _configs(device, tile, boxes, keeps, reduction, tiles, filter_tiles)
+                most = min(tile.most_resident(problem.is_half), ceil_div(tiles, device.sm_count))
+                found += _configs(device, tile, boxes, keeps, reduction, tiles, filter_tiles, most)
         return found
 
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
@@ -193,6 +196,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         p, tile, boxes = problem, config.tile, config.boxes
         whole = channels_last.has_whole_rows(p, options)
         macros = self.row_of(config.variant, p.groups > 1) | channels_last.type_macro(p) | {WHOLE_MACRO: int(whole)}
+        macros |= {MIN_BLOCKS_MACRO: tile.most_resident(p.is_half)}
         adds = whole and options.residual
         more = min(config.spare, tile.residual_stages(config.stage_bytes)) if adds else 0
         pixels = channels_last.pixel_map(p, boxes, tile.pixels, operands)
@@ -212,10 +216,10 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
 
 def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
     """The time of an SM to write 2**12 pixels of a tile in microseconds; threads skip filters that do not exist."""
-    filters = problem.group_filters
+    filters, write = problem.group_filters, costs.write * problem.element_bytes / HALF_BYTES
     if filters % VECTOR_CHANNELS == 0:
-        return costs.write * tile.filters
-    one_us = costs.write + (costs.write_single if filters % 2 else costs.write_pair)
+        return write * tile.filters
+    one_us = write + (costs.write_single if filters % 2 else costs.write_pair)
     return one_us * filters / ceil_div(filters, tile.filters)
 
 
@@ -225,19 +229,20 @@ def _tiles(problem: ConvProblem, tile: Tile) -> int:
 
 
 def _configs(
-    device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool, stages: int, tiles: int, filter_tiles: int
+    device: DeviceSpec, tile: Tile, boxes: Boxes, keeps: bool, stages: int, tiles: int, filter_tiles: int, most: int
 ) -> Iterator[Config]:
     """The configurations of a tile: with one block on an SM, whose ring is deep, and with two.
 
     The blocks of weights that stay are a multiple of the tiles over the filters, so that each has the same filters.
-    stages: those of the reduction. tiles, filter_tiles: those of the output, and those over the filters.
+    stages: those of the reduction. tiles, filter_tiles: those of the output, and those over the filters. most: blocks
+    of an SM.
     """
     kept = stages * (boxes.stage_bytes(tile.filters) + BARRIER_BYTES) if keeps else 0
     if kept > device.shared_bytes_per_block:
         return
     stage_bytes = boxes.stage_bytes(tile.pixels + (0 if keeps else tile.filters))
     other_bytes = tile.output_bytes + kept
-    for resident in range(1, 1 + min(tile.most_resident, ceil_div(tiles, device.sm_count))):
+    for resident in range(1, 1 + most):
         blocks = min(tiles, resident * device.sm_count)
         if keeps:
             blocks = blocks // filter_tiles * filter_tiles

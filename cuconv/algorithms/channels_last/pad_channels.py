@@ -62,7 +62,7 @@ class Copies:
 def copies_of(problem: ConvProblem) -> Copies | None:
     """The copies that a problem needs; None where a tensor map reads the operands as they are."""
     p = problem
-    if p.c % VECTOR_CHANNELS == 0:
+    if p.c % VECTOR_CHANNELS == 0 or not p.is_half:
         return None
     shortest = VECTOR_CHANNELS // gcd(VECTOR_CHANNELS, p.stride_w)  # so that windows start at multiples of 16 bytes
     joined = ceil_div(p.c, shortest) * shortest

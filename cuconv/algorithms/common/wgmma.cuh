@@ -3,7 +3,8 @@
 //
 // WGMMA_N  columns of tile B, a multiple of 8 up to 256; defined before this file is included
 // WGMMA_2N  optional: twice as many, for wgmma_f16_2n
-// WGMMA_HALF  optional: f16 or bf16, for wgmma_half
+// WGMMA_HALF  optional: f16 or bf16, for wgmma_half, and wgmma_shared of the type
+// WGMMA_SHARED_TF32  optional: for wgmma_shared in TF32
 //
 // An instruction multiplies a tile A of 64 rows by a tile B of WGMMA_N columns. A warp has 16 of the rows. A thread
 // holds WGMMA_N / 2 sums: for every 8 columns two neighbours in one row and two in the row 8 below.
@@ -139,7 +140,7 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[WGMMA_SUMS], const float (
 // The same in FP16 or BF16, both tiles in shared memory. a and b are the whole descriptors (tile_descriptor).
 #define WGMMA_BEFORE(a, b, keep, ...) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
 #define WGMMA_A_B(a, b, ...) "%" #a ", %" #b
-__device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], uint64 a, uint64 b, int keep) {
+__device__ __forceinline__ void wgmma_shared(float (&d)[WGMMA_SUMS], uint64 a, uint64 b, int keep) {
     asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
                  "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32." WGMMA_TEXT(WGMMA_HALF)
                  "." WGMMA_TEXT(WGMMA_HALF) " {" WGMMA_NAMES(WGMMA_N) "}, " WGMMA_AFTER(WGMMA_A_B, WGMMA_N)
@@ -159,6 +160,20 @@ __device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], const unsigne
                  ", b, p, 1, 1, 0;}"
                  : WGMMA_OPERANDS(WGMMA_N)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(keep));
+}
+#undef WGMMA_BEFORE
+#endif
+
+#ifdef WGMMA_SHARED_TF32
+// The same in TF32, both tiles in shared memory.
+#define WGMMA_BEFORE(a, b, keep, ...) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
+#define WGMMA_A_B(a, b, ...) "%" #a ", %" #b
+__device__ __forceinline__ void wgmma_shared(float (&d)[WGMMA_SUMS], uint64 a, uint64 b, int keep) {
+    asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
+                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k8.f32.tf32.tf32 {" WGMMA_NAMES(WGMMA_N)
+                 "}, " WGMMA_AFTER(WGMMA_A_B, WGMMA_N) ", p, 1, 1;}"
+                 : WGMMA_OPERANDS(WGMMA_N)
+                 : "l"(a), "l"(b), "r"(keep));
 }
 #undef WGMMA_BEFORE
 #endif

@@ -135,6 +135,7 @@ def test_auto_computes_groups_by_listed_kernels_whatever_the_filters_of_a_group(
         ({"stride_w": 9}, "strides up to"),
         ({"pad_w": 200, "kw": 1}, "padding"),
         ({"precision": "tf32"}, "fp16"),
+        ({"precision": "tf32_channels_last", "c": 98}, "multiple of 4 channels"),
     ],
 )
 def test_what_tensor_maps_do_not_reach_is_refused(name, change, words):
@@ -268,15 +269,38 @@ def tensors(dtype=torch.float16, n=2, c=16, m=24):
     return (one.to(dtype, memory_format=torch.channels_last) for one in (x, weight))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_an_output_has_the_type_and_the_layout_of_the_input(dtype, cuda):
     x, weight = tensors(dtype)
-    out = cuconv.conv2d(x, weight, padding=1)
-    assert out.dtype == dtype and out.shape == (2, 24, 6, 5)
-    assert out.is_contiguous(memory_format=torch.channels_last)
-    (launch,), *_ = Recorder.enqueued[-1]
-    assert launch.macros["BF16"] == (dtype == torch.bfloat16)
-    assert isinstance(launch.arguments[0], TensorMap)
+    precision = "tf32" if dtype == torch.float32 else "fp32"  # the default stands for any type
+    for out in (
+        cuconv.conv2d(x, weight, padding=1, precision=precision),
+        cuconv.prepare(weight, padding=1, precision=precision)(x),
+    ):
+        assert out.dtype == dtype and out.shape == (2, 24, 6, 5)
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        (launch,), *_ = Recorder.enqueued[-1]
+        assert launch.macros.get("BF16", 0) == (dtype == torch.bfloat16)
+        assert launch.macros.get("TF32", 0) == (dtype == torch.float32)
+        assert isinstance(launch.arguments[0], TensorMap)
+
+
+def test_float32_is_computed_in_either_layout_but_not_in_both(cuda):
+    x, weight = tensors(torch.float32)
+    assert cuconv.conv2d(x.contiguous(), weight.contiguous(), padding=1, precision="tf32").is_contiguous()
+    for pair in ((x, weight.contiguous()), (x.contiguous(), weight)):
+        with pytest.raises(UnsupportedProblem, match="use one layout"):
+            cuconv.conv2d(*pair, padding=1, precision="tf32")
+    with pytest.raises(UnsupportedProblem, match="'tf32'"):
+        cuconv.conv2d(x, weight, padding=1)
+    pointwise = weight[:, :, :1, :1].contiguous()  # has both layouts
+    assert cuconv.conv2d(x, pointwise, precision="tf32").is_contiguous(memory_format=torch.channels_last)
+    assert cuconv.conv2d(x.contiguous(), pointwise).is_contiguous()
+
+
+def test_prepared_weights_are_contiguous_for_inputs_that_are(cuda):
+    x, weight = tensors(torch.float32)
+    assert cuconv.prepare(weight, padding=1)(x.contiguous()).is_contiguous()
 
 
 def test_a_slice_of_channels_is_written_by_the_kernel(cuda):

@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from cuconv.algorithms import ALGORITHMS
-from cuconv.select import BATCH_INVARIANT
-from harness.contenders.registry import COLOURS, PROVIDERS, comparison, family, shown
+from harness.contenders.registry import CHOICES, COLOURS, PROVIDERS, comparison, family, shown
 
 
 def test_every_algorithm_of_the_library_takes_part_after_its_own_choice():
     names = PROVIDERS["cuconv"].algorithms
-    assert names[:2] == ("auto", BATCH_INVARIANT) and names[-1] == "two_stage"
-    assert sorted(names[2:]) == sorted(ALGORITHMS)
+    chosen = len(CHOICES)
+    assert names[:chosen] == CHOICES and names[-1] == "two_stage"
+    assert sorted(names[chosen:]) == sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
