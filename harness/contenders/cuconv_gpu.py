@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -25,11 +26,13 @@ class Contender(base.Contender):
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:
         """Compile the kernels that the sweep will launch; None stands for every algorithm."""
-        problems = list(problems)
+        problems, wanted = list(problems), defaultdict(list)
         for name, algorithm, precision in self._entries():
             if algorithms is None or name in algorithms:
-                computed = [replace(problem, precision=precision) for problem in problems]
-                compile_for(computed, device_spec(torch.cuda.current_device()), [algorithm])
+                wanted[precision].append(algorithm)
+        for precision, names in wanted.items():
+            computed = [replace(problem, precision=precision) for problem in problems]
+            compile_for(computed, device_spec(torch.cuda.current_device()), names)
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
         """`auto`, `batch_invariant`, and every algorithm of the library that computes in the precision."""

@@ -6,8 +6,9 @@
 //                        take the stages in turns
 //   a warp for weights   copies the stages' weights
 //   a warp for pixels    copies the stages' pixels
-// Then the sums of the block's warpgroups are added in shared memory, and sent to the blocks of the cluster that own
-// them: each adds its share in the order of the blocks, and writes it. So the order of a sum's products is fixed.
+// Then the sums of the block's warpgroups are added in shared memory. A block alone writes them; those of a cluster are
+// sent to the blocks that own them: each adds its share in the order of the blocks, and writes it. So the order of a
+// sum's products is fixed.
 //
 // SPLIT_K            blocks of a cluster
 // WARPGROUP_SPLIT_K  consumer warpgroups that share the reduction of a block
@@ -25,7 +26,8 @@ constexpr int CONSUMER_WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 64;
 // A thread's four sums of eight filters in two rows: what is exchanged at once. A block owns PIECES / SPLIT_K of them.
 constexpr int PIECES = PIXELS * FILTERS / 4, OWNED = PIECES / SPLIT_K, THREAD_PIECES = FILTERS / 8 / WARPGROUP_SPLIT_K;
 constexpr int THREAD_OWNED = (OWNED + CONSUMERS - 1) / CONSUMERS;
-constexpr int INBOX_BYTES = PIECES * 16, PARTIAL_BYTES = (WARPGROUP_SPLIT_K - 1) * INBOX_BYTES;
+constexpr int SUMS_BYTES = PIECES * 16, PARTIAL_BYTES = (WARPGROUP_SPLIT_K - 1) * SUMS_BYTES;
+constexpr int INBOX_BYTES = SPLIT_K > 1 ? SUMS_BYTES : 0;  // a block alone sends nothing
 static_assert(FILTERS / 8 % WARPGROUP_SPLIT_K == 0 && PIECES % SPLIT_K == 0, "equal shares");
 
 __device__ __forceinline__ void store_piece(unsigned to, const float* sums) {
@@ -88,13 +90,20 @@ __device__ __forceinline__ void add_warpgroups(float (&kept)[4 * THREAD_PIECES],
 struct OwnedPiece {
     int index, pixel, filter;
 
-    __device__ __forceinline__ OwnedPiece(int i, int rank, const Tile& tile) : index(threadIdx.x + i * CONSUMERS) {
+    // A block alone keeps the pieces where add_warpgroups leaves them. share: the warpgroup's of the reduction.
+    __device__ __forceinline__ OwnedPiece(int i, int rank, int row_group, int share, const Tile& tile)
+        : index(SPLIT_K > 1 ? threadIdx.x + i * CONSUMERS : number(i, row_group, share)) {
         const int piece = rank * OWNED + index, thread = piece % 128, eights = piece / 128;
         pixel = tile.pixel + eights / (FILTERS / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
         filter = tile.first_filter() + eights % (FILTERS / 8) * 8 + thread % 4 * 2;
     }
     __device__ __forceinline__ bool exists() const { return OWNED % CONSUMERS == 0 || index < OWNED; }
+    // The number among those of the tile of the i-th piece that add_warpgroups leaves to a thread.
+    static __device__ __forceinline__ int number(int i, int row_group, int share) {
+        return (row_group * (FILTERS / 8) + share * THREAD_PIECES + i) * 128 + threadIdx.x % 128;
+    }
 };
+static_assert(SPLIT_K > 1 || THREAD_OWNED == THREAD_PIECES, "a block alone keeps all its pieces");
 
 extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
@@ -130,20 +139,20 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
 
     if (warp == CONSUMER_WARPS) {
         if (lane < ring_stages) barrier_init(full + lane, 2), barrier_init(ring.empty + lane, 4 * PIXEL_WARPGROUPS);
-        if (lane == 31) barrier_init(received, 1), barrier_expect(received, INBOX_BYTES);
+        if (SPLIT_K > 1 && lane == 31) barrier_init(received, 1), barrier_expect(received, INBOX_BYTES);
         fence_barrier_init();
         __syncwarp();
     }
     if (warp == CONSUMER_WARPS + 1 && elect_one()) prefetch(pixel_map);
     __syncthreads();
-    cluster_arrive_relaxed();
+    if (SPLIT_K > 1) cluster_arrive_relaxed();
     if (warp == CONSUMER_WARPS) {
         if (elect_one()) {
             if (!weights_early) wait_for_kernel_ahead();
             produce_weights(ring, weight_map, tile.first_filter(), first_place(), stages, layer);
         }
         __syncwarp();
-        cluster_wait();
+        if (SPLIT_K > 1) cluster_wait();
     } else if (warp == CONSUMER_WARPS + 1) {
         if (elect_one()) {
             const Corner corner(tile, layer);
@@ -153,7 +162,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         }
         __syncwarp();
         launch_dependents();
-        cluster_wait();
+        if (SPLIT_K > 1) cluster_wait();
     } else {
         const Outputs out = {residual,    output,      output_stride,
                              (int)filters, (int)pixels, paired != 0, tile.group_start + (int)group_filters};
@@ -164,7 +173,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         Pair biases[THREAD_OWNED], above[THREAD_OWNED] = {}, below[THREAD_OWNED] = {};
 #pragma unroll
         for (int i = 0; i < THREAD_OWNED; ++i) {
-            const OwnedPiece one(i, rank, tile);
+            const OwnedPiece one(i, rank, row_group, share, tile);
             if (!one.exists()) break;
             biases[i] = bias && BIAS_AHEAD ? load_pair(bias + one.filter, out.filters_end - one.filter, false) : Pair();
             if (!residual) continue;
@@ -180,20 +189,26 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
         add_warpgroups(kept, sums[0], partial, row_group, share);
 
         // Send each piece to its owner: the pieces of the tile are numbered by 64 pixels, 8 filters and threads.
-        cluster_wait();
+        if (SPLIT_K > 1) {
+            cluster_wait();
 #pragma unroll
-        for (int i = 0; i < THREAD_PIECES; ++i) {
-            const int piece = (row_group * (FILTERS / 8) + share * THREAD_PIECES + i) * 128 + threadIdx.x % 128;
-            send_piece(inbox + (rank * OWNED + piece % OWNED) * 16, kept + 4 * i, received, piece / OWNED);
+            for (int i = 0; i < THREAD_PIECES; ++i) {
+                const int piece = OwnedPiece::number(i, row_group, share);
+                send_piece(inbox + (rank * OWNED + piece % OWNED) * 16, kept + 4 * i, received, piece / OWNED);
+            }
+            barrier_wait_cluster(received, 0);
         }
-        barrier_wait_cluster(received, 0);
 #pragma unroll
         for (int i = 0; i < THREAD_OWNED; ++i) {
-            const OwnedPiece one(i, rank, tile);
+            const OwnedPiece one(i, rank, row_group, share, tile);
             if (!one.exists()) break;
             float sum[4] = {};
+            if (SPLIT_K == 1) {
 #pragma unroll
-            for (int from = 0; from < SPLIT_K; ++from) {
+                for (int j = 0; j < 4; ++j) sum[j] = kept[4 * i + j];
+            }
+#pragma unroll
+            for (int from = 0; SPLIT_K > 1 && from < SPLIT_K; ++from) {
                 const float4 more = load_piece(inbox + (from * OWNED + one.index) * 16);
                 sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
             }

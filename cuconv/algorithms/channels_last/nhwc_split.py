@@ -61,10 +61,10 @@ class Tile:
         warpgroups = self.pixels // WARPGROUP_PIXELS * self.warpgroup_split_k
         return warpgroups * CONSUMER_THREADS + PRODUCER_THREADS
 
-    @property
-    def sums_bytes(self) -> int:
-        """Shared memory for the sums from the cluster's blocks and the block's other warpgroups, in bytes."""
-        return FLOAT_BYTES * self.pixels * self.filters * self.warpgroup_split_k
+    def sums_bytes(self, split_k: int) -> int:
+        """Shared memory for the sums from a cluster's blocks and the block's other warpgroups, in bytes."""
+        parts = self.warpgroup_split_k - 1 + (split_k > 1)
+        return FLOAT_BYTES * self.pixels * self.filters * parts
 
     def __str__(self) -> str:
         return f"{self.pixels}x{self.filters} warpgroups={self.pixels // WARPGROUP_PIXELS}x{self.warpgroup_split_k}"
@@ -135,10 +135,11 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             if not deep or split_k > device.max_cluster_blocks or blocks > MAX_BLOCKS_PER_SM * device.sm_count:
                 continue
             most = ceil_div(ceil_div(all_stages[boxes], split_k), tile.warpgroup_split_k) * tile.warpgroup_split_k
-            for resident, ring in enumerate(_rings(tile, boxes, device)[: ceil_div(blocks, device.sm_count)], 1):
+            rings = _rings(tile, split_k, boxes, device)[: ceil_div(blocks, device.sm_count)]
+            for resident, ring in enumerate(rings, 1):
                 stages = min(ring, max(most, 2 * tile.warpgroup_split_k))
                 shared = stages * (boxes.stage_bytes(tile.pixels + tile.filters) + 2 * BARRIER_BYTES)
-                shared += tile.sums_bytes + BARRIER_BYTES
+                shared += tile.sums_bytes(split_k) + BARRIER_BYTES
                 found.append(Config(tile, split_k, boxes, stages, resident, blocks, shared))
         if not found:
             raise UnsupportedProblem(
@@ -190,12 +191,12 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
 
 
 @cache
-def _rings(tile: Tile, boxes: Boxes, device: DeviceSpec) -> list[int]:
+def _rings(tile: Tile, split_k: int, boxes: Boxes, device: DeviceSpec) -> list[int]:
     """The stages of the ring of a block that has an SM for itself, and of one that shares it with another.
 
     Warpgroups that share the reduction have as many stages each, two at least.
     """
-    stage_bytes, other_bytes = boxes.stage_bytes(tile.pixels + tile.filters), tile.sums_bytes + BARRIER_BYTES
+    stage_bytes, other_bytes = boxes.stage_bytes(tile.pixels + tile.filters), tile.sums_bytes(split_k) + BARRIER_BYTES
     shares = tile.warpgroup_split_k
     found = [channels_last.stages_that_fit(stage_bytes, other_bytes, device, blocks, shares) for blocks in (1, 2)]
     return [ring for ring in found if ring >= max(MIN_STAGES, 2 * shares)]
@@ -206,5 +207,5 @@ _FORMS = [
     for tile in TILES
     for split_k in SPLITS
     for boxes in BOXES
-    if _rings(tile, boxes, H200) and tile.pixels * tile.filters // 4 >= split_k * CONSUMER_THREADS
+    if _rings(tile, split_k, boxes, H200) and tile.pixels * tile.filters // 4 >= split_k * CONSUMER_THREADS
 ]
