@@ -65,15 +65,15 @@ def conv2d(
     precision: str = FP32,
     out: Any = None,
 ) -> Any:
-    """The convolution of CNN inference on a GPU: of float32 in NCHW or, in TF32, channels last, and of half precision.
+    """The convolution of CNN inference on a GPU, of tensors in float32 or half precision.
 
     The first seven arguments have the order and meaning of torch.nn.functional.conv2d. A number stands for both axes,
     a pair is (vertical, horizontal).
 
     input       (N, C, H, W), or (C, H, W) for one image: a torch CUDA tensor or a CuPy array; the other operands are of
                 the same library, GPU, type and layout. Tensors in float32 are contiguous, or with precision="tf32"
-                in torch's memory format channels_last; those in float16 or bfloat16 are in channels_last. That
-                takes a Hopper GPU
+                in torch's memory format channels_last; those in float16 or bfloat16 are in channels_last.
+                channels_last needs a Hopper GPU
     weight      (M, C / groups, KH, KW)
     bias        (M,), added to every output of its filter; None for no bias
     stride      rows and columns of the padded input from one output pixel to the next

@@ -48,12 +48,7 @@ def checked(
     check_operands(library, operands)
     input, weight = operands["input"], operands["weight"]
     precision = _precision_of(library, operands, precision)
-    if precision in PRECISIONS and _are_last(library, operands):
-        if precision != TF32:
-            raise UnsupportedProblem(
-                f"float32 tensors in channels last are computed with precision={TF32!r}, not {precision!r}: "
-                "pass that, or make them contiguous"
-            )
+    if precision in PRECISIONS and _are_last(library, operands, precision):
         precision = TF32_LAST
     problem = geometry.problem(tuple(map(int, input.shape)), tuple(map(int, weight.shape)), precision)
     _check_together(library, operands, problem, library.device(input))
@@ -80,10 +75,18 @@ def _precision_of(library: Any, operands: dict[str, Any], precision: str) -> str
     )
 
 
-def _are_last(library: TorchArrays | CupyArrays, operands: dict[str, Any]) -> bool:
-    """Whether input, weight and residual are in channels last; raises UnsupportedProblem where they differ."""
+def _are_last(library: TorchArrays | CupyArrays, operands: dict[str, Any], precision: str) -> bool:
+    """Whether input, weight and residual in float32 are in channels last, which takes TF32.
+
+    Raises UnsupportedProblem where they differ, and in FP32.
+    """
     layouts = {name: library.layout(operands[name]) for name in ("input", "weight", "residual") if name in operands}
     found = {layout: name for name, layout in layouts.items() if layout != EITHER}
+    if LAST in found and precision != TF32:
+        raise UnsupportedProblem(
+            f"{found[LAST]} is float32 in channels last, which is computed with precision={TF32!r}, not {precision!r}: "
+            "pass that, or call .contiguous()"
+        )
     if len(found) > 1:
         one, other = found.items()
         raise UnsupportedProblem(f"{one[1]} is {one[0]}, {other[1]} {other[0]}: use one layout")
@@ -91,17 +94,21 @@ def _are_last(library: TorchArrays | CupyArrays, operands: dict[str, Any]) -> bo
 
 
 def check_maps(library: TorchArrays | CupyArrays, operands: dict[str, Any], launches: tuple[Launch, ...]) -> None:
-    """Raise UnsupportedProblem where a tensor map of a launch is of an operand that does not start as it must."""
+    """Raise UnsupportedProblem where a launch has a tensor map of input or weight, and one of them starts as none may.
+
+    Ready calls are kept by whether both do.
+    """
     maps = (one for launch in launches for one in launch.arguments if isinstance(one, TensorMap))
-    for operand in {one.address.operand for one in maps} & {INPUT.operand, WEIGHT.operand}:
-        _check_start(library, operands, operand)
+    if {one.address.operand for one in maps} & {INPUT.operand, WEIGHT.operand}:
+        for name in ("input", "weight"):
+            _check_start(library, operands, name)
 
 
 def _check_start(library: Any, operands: dict[str, Any], name: str) -> None:
     """Raise UnsupportedProblem where copies of 16 bytes cannot be of an operand."""
     if library.pointer(operands[name]) % MAP_ALIGNMENT:
         raise UnsupportedProblem(
-            f"{name} does not start at a multiple of {MAP_ALIGNMENT} bytes, which half precision needs: clone it"
+            f"{name} does not start at a multiple of {MAP_ALIGNMENT} bytes, which channels last needs: clone it"
         )
 
 

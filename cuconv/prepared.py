@@ -16,7 +16,7 @@ from cuconv.core.activation import Activated, Activation, activation_of
 from cuconv.core.geometry import Geometry
 from cuconv.core.problem import FLOAT_BYTES, FP32, TF32, UnsupportedProblem
 from cuconv.operands import check_frozen
-from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
+from cuconv.runtime.arrays import FIRST, LAST, CupyArrays, TorchArrays, library_of
 from cuconv.runtime.driver import capture_of, made_current
 
 MAX_PACKED = 2  # packed forms of a layer that are kept, besides those that CUDA graphs read
@@ -38,9 +38,8 @@ def prepare(
     """A convolution with constant weights: call it with an input, and with a residual where there is one.
 
     The arguments are those of `conv2d`, and so is what is computed. Weight and bias are copied: later changes of theirs
-    change nothing. float32 weights in channels last stay so in TF32, for inputs in channels last. Some algorithms
-    decompose the weights before they multiply. Here the result is kept for later calls, for the two packed forms that
-    were used last.
+    change nothing. In TF32 the first input in channels last makes one more copy. Some algorithms decompose the weights
+    before they multiply. Here the result is kept for later calls, for the two packed forms that were used last.
 
     Raises, as conv2d does, TypeError and UnsupportedProblem for a weight, a bias or options that cannot be used at all.
     What does not fit the input is refused at the call.
@@ -53,8 +52,7 @@ def prepare(
     with made_current(device):
         if capture_of(library.current_stream(device)()):
             raise UnsupportedProblem("prepare copies the weights: call it before a capture, not in it")
-        weight = library.frozen(weight, keeps_last=precision == TF32)
-        bias = None if bias is None else library.frozen(bias)
+        weight, bias = library.frozen(weight), None if bias is None else library.frozen(bias)
         library.synchronize(device)  # the copies are there for every stream
     return PreparedConv2d(weight, bias, geometry, function, algorithm, precision)
 
@@ -102,8 +100,10 @@ class PreparedConv2d:
         self.lifetime = library.lifetime(
             [array for array in (self._weight, self._bias) if array is not None], self._device
         )
-        self._lock = threading.RLock()  # only around changes of the packed forms
+        self._lock = threading.RLock()  # only around changes of the packed forms, and of the layer for channels last
         self._packed: dict[Hashable, _PackedWeights] = {}
+        self._may_be_last = precision == TF32 and library.layout(self._weight) == FIRST
+        self._in_last: PreparedConv2d | None = None  # the same layer for float32 in channels last
 
     def __call__(self, input: Any, residual: Any = None, *, out: Any = None) -> Any:
         """activation(conv(input) + bias + residual): arguments, result and errors are those of `conv2d`.
@@ -111,7 +111,20 @@ class PreparedConv2d:
         A CUDA graph uses packed weights if a call with operands of the same shapes came before its capture; otherwise
         it computes as conv2d does.
         """
+        if self._may_be_last and self._library.layout(input) == LAST:
+            return self._of_last()(input, residual, out=out)
         return convolve(self._library, self._key, input, self._weight, self._bias, out, residual, self)
+
+    def _of_last(self) -> PreparedConv2d:
+        """The layer for inputs in channels last, whose weights are copied at the first one."""
+        with self._lock, made_current(self._device):
+            if self._in_last is None:
+                if capture_of(self._library.current_stream(self._device)()):
+                    raise UnsupportedProblem("a first input in channels last copies the weights: call before a capture")
+                weight = self._library.frozen(self._weight, last=True)
+                self._library.synchronize(self._device)  # the copy is there for every stream
+                self._in_last = PreparedConv2d(weight, self._bias, *self._arguments[2:])
+            return self._in_last
 
     @property
     def packed_bytes(self) -> int:

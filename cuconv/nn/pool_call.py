@@ -6,7 +6,7 @@ A call allocates the output and launches one kernel. While that compiles in the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,13 +15,20 @@ from cuconv.algorithms.channels_last import max_pool
 from cuconv.algorithms.channels_last.max_pool import MaxPool
 from cuconv.call import NotReady
 from cuconv.call_cache import ALIGNMENT, is_captured, keep, warn_of_capture
-from cuconv.core.problem import UnsupportedProblem
+from cuconv.core.launch import KernelVariant
+from cuconv.core.problem import BF16, UnsupportedProblem
 from cuconv.device import device_spec
 from cuconv.nn.formats import HALVES
 from cuconv.runtime import background, shutdown
 from cuconv.runtime.arrays import library_of
 from cuconv.runtime.driver import context_reader, made_current
 from cuconv.runtime.launch_sequence import LaunchSequence, is_available
+
+
+def pool_kernels(types: Iterable[torch.dtype], arch: str) -> list[KernelVariant]:
+    """The kernel variants that pool tensors of these types, in half precision."""
+    halves = [HALVES[dtype] for dtype in types if dtype in HALVES]
+    return [KernelVariant.of(max_pool.SOURCE, arch, {"BF16": int(half == BF16)}) for half in halves]
 
 
 class _Thread(threading.local):
@@ -92,7 +99,8 @@ class _Call:
             if not self.is_stale:
                 if self.error is None and is_captured(self._library, input):
                     warn_of_capture()
-                raise NotReady("the kernel of max pooling is being compiled, or cannot be")
+                why = "is being compiled" if self.error is None else f"cannot be compiled: {self.error}"
+                raise NotReady(f"the kernel of max pooling {why}")
             self._sequence = LaunchSequence([self._launch], self._arch, self.device)
         output = self._new_output()
         self._sequence.enqueue(self._current_stream(), input.data_ptr(), 0, 0, output.data_ptr(), 0)

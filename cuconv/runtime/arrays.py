@@ -80,13 +80,13 @@ class TorchArrays:
         """The type of a tensor's elements, as a precision: "fp32", "fp16" or "bf16"; otherwise torch's name of it."""
         return self._names.get(t.dtype) or str(t.dtype)
 
-    def frozen(self, t: Any, keeps_last: bool = False) -> Any:
+    def frozen(self, t: Any, last: bool = False) -> Any:
         """A copy of a tensor that records no gradient, in the layout that is computed.
 
-        keeps_last: whether float32 stays in channels last.
+        last: whether that is channels last in float32 too.
         """
         torch = self._torch
-        last = t.dim() == 4 and (t.dtype != torch.float32 or (keeps_last and self.layout(t) == LAST))
+        last = t.dim() == 4 and (last or t.dtype != torch.float32)
         return t.detach().clone(memory_format=torch.channels_last if last else torch.contiguous_format)
 
     def layout(self, t: Any) -> str:
@@ -237,9 +237,12 @@ class CupyArrays:
         """The type of an array's elements, as a precision: "fp32" or "fp16"; otherwise numpy's name of it."""
         return {"float32": FP32, "float16": FP16}.get(a.dtype.name, a.dtype.name)
 
-    def frozen(self, a: Any, keeps_last: bool = False) -> Any:
-        """A copy of an array in the layout that is computed, on the current GPU, which must be the array's."""
-        if a.ndim == 4 and (a.dtype == self._cupy.float16 or (keeps_last and self.layout(a) == LAST)):
+    def frozen(self, a: Any, last: bool = False) -> Any:
+        """A copy of an array in the layout that is computed, on the current GPU, which must be the array's.
+
+        last: as for torch.
+        """
+        if a.ndim == 4 and (last or a.dtype == self._cupy.float16):
             return a.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
         return a.copy()
 

@@ -193,7 +193,7 @@ def tf32_sentence(results: Results) -> str:
 
 def tf32_layouts(results: Results) -> str:
     """The limit on the rivals' layouts in rows of precision TF32; empty where every case has channels last, too."""
-    rows = results.frame[results.frame.precision == TF32]
+    rows = rivals(results.frame[results.frame.precision == TF32], results.comparison)
     last = rows[rows.algorithm.str.endswith(registry.NHWC)]
     both = len(last.drop_duplicates(CASE)) == len(rows.drop_duplicates(CASE))
     return "" if both else ", on NCHW tensors only"

@@ -37,6 +37,7 @@ PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
 BF16_MACRO, TF32_MACRO, GROUPED_MACRO = "BF16", "TF32", "GROUPED"
 MAX_STAGES = 16
+TF32_CHANNELS = 4  # 16 bytes of float32
 # wgmma multiplies 64 rows with N filters in N / 2 clocks, and reads them from shared memory in 16 + N / 4: together as
 # long as products of about this many filters more.
 READ_FILTERS = 21
@@ -108,8 +109,8 @@ Config = TypeVar("Config", bound=OfVariant)
 Costs = TypeVar("Costs")
 
 
-class InHalf(Algorithm[base.Config, Costs]):
-    """An algorithm in half precision, whose kernels do with bias, residual, activation and slices what a call asks for.
+class FusesAll(Algorithm[base.Config, Costs]):
+    """An algorithm, of half precision at least, that fuses bias, residual, activation and slices as a call asks for.
 
     Constant weights are not packed. Kernels read them before the kernel ahead ends, unless it copies them.
     """
@@ -127,7 +128,7 @@ class InHalf(Algorithm[base.Config, Costs]):
         return options
 
 
-class ChannelsLast(InHalf[Config, Costs], ListedVariants[Config, Costs]):
+class ChannelsLast(FusesAll[Config, Costs], ListedVariants[Config, Costs]):
     """An algorithm for channels-last tensors, with bias, residual and activation in its main kernel.
 
     A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
@@ -268,12 +269,15 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
     p = problem
     if not p.is_channels_last:
         raise UnsupportedProblem(f"{p.label}: precision={p.precision!r}, must be one of {', '.join(CHANNELS_LAST)}")
-    unit = VECTOR_CHANNELS * HALF_BYTES // p.element_bytes
-    if p.group_channels % unit and (p.groups > 1 or not p.is_half):
-        whole = "one group, or with " if p.is_half else ""
+    if p.precision == TF32_LAST and p.group_channels % TF32_CHANNELS:
         raise UnsupportedProblem(
-            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and precision={p.precision!r} is "
-            f"computed with {whole}a multiple of {unit} channels in each"
+            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and TF32 in channels last takes a "
+            f"multiple of {TF32_CHANNELS}: make the tensors contiguous"
+        )
+    if p.is_half and p.groups > 1 and p.group_channels % VECTOR_CHANNELS:
+        raise UnsupportedProblem(
+            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and half precision is computed with "
+            f"one group, or with a multiple of {VECTOR_CHANNELS} channels in each"
         )
     pixels = p.n * p.out_pixels
     sizes = [

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             for (int i = 0; i < BLOCK; ++i) {
                 const uint4* const in_row = from + (int64)rows.pixel(ky + i) * row_vectors;
 #pragma unroll
-                for (int j = 0; j < BLOCK; ++j) values[i][j] = __ldg(in_row + columns.pixel(kx + j) * (int)vectors);
+                for (int j = 0; j < BLOCK; ++j) values[i][j] = in_row[columns.pixel(kx + j) * (int)vectors];
             }
 #pragma unroll
             for (int i = 0; i < BLOCK; ++i)

@@ -14,7 +14,7 @@ from math import prod, sqrt
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, InHalf
+from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, FusesAll
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
@@ -137,7 +137,7 @@ class Config:
         )
 
 
-class NhwcDepthwise(InHalf[Config, Costs]):
+class NhwcDepthwise(FusesAll[Config, Costs]):
     """Plain FP32 sums of depthwise layers in half precision and channels last."""
 
     source = Path(__file__).with_suffix(".cu")

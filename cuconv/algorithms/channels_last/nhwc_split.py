@@ -1,4 +1,4 @@
-"""Implicit GEMM with wgmma and tensor maps in half precision, for small outputs: a cluster shares a tile's reduction.
+"""Implicit GEMM with wgmma and tensor maps, channels last, for small outputs: a cluster shares a tile's reduction.
 
 `nhwc_split.cu` has the kernel.
 """
@@ -110,10 +110,10 @@ class Config:
 
 
 class NhwcSplit(ChannelsLast[Config, Costs]):
-    """Implicit GEMM with wgmma and tensor maps in half precision, whose reduction a cluster shares, for Hopper."""
+    """Implicit GEMM with wgmma and tensor maps of tensors in channels last, whose reduction a cluster shares, for Hopper."""
 
     source = Path(__file__).with_suffix(".cu")
-    summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; clusters share the reduction."
+    summary = "Implicit GEMM with wgmma and tensor maps, channels last, for Hopper; clusters share the reduction."
     costs_type = Costs
 
     def row_of(self, variant: tuple[Any, ...], grouped: bool) -> Macros:

@@ -17,9 +17,10 @@
 //
 // Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). left: elements of
 // padding that a window has ahead of the image, of which the first pixel's filter skips `skipped`. row_elements: of a
-// filter's row. row_pairs: the pairs of it. lead: 1 where the first of them has one element, 0 elsewhere. steps: of 16 elements of the reduction, an even number. pitch: bytes from
-// one row of a window to the next. A tile has 2^log_columns columns. whole: whether pixels of the output start at
-// multiples of 16 bytes. weights_early: whether the weights may be read before the kernel ahead ends.
+// filter's row. row_pairs: the pairs of it. lead: 1 where the first of them has one element, 0 elsewhere. steps: of 16
+// elements of the reduction, an even number. pitch: bytes from one row of a window to the next. A tile has 2^log_columns
+// columns. whole: whether pixels of the output start at multiples of 16 bytes. weights_early: whether the weights may be
+// read before the kernel ahead ends.
 
 #if BF16
 #define WGMMA_HALF bf16
@@ -34,7 +35,7 @@
 #include "common/tma.cuh"
 #include "common/wgmma.cuh"
 
-constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // the latter of an SM
+constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // of an SM
 constexpr int WARP_PIXELS = 16;
 constexpr int STEP = 16;              // elements of the reduction that an instruction adds
 constexpr int CORE = 8;               // rows of a core matrix, and elements of each: 16 bytes
@@ -192,7 +193,7 @@ struct Outputs {
         for (int i = first; i < WGMMA_SUMS; i += 4) {
             const int filter = i / 4 * 8 + threadIdx.x % 4 * 2, exist = max(0, min(2, end - filter));
             const Element* const from = of_pixel + (exist ? filter : 0);
-            const unsigned pair = (__ldg(from) | (unsigned)__ldg(from + exist / 2) << 16) & Pairs::mask_of(exist > 0, exist > 1);
+            const unsigned pair = (*from | (unsigned)from[exist / 2] << 16) & Pairs::mask_of(exist > 0, exist > 1);
             sums[i] += value_of((Element)pair), sums[i + 1] += value_of((Element)(pair >> 16));
         }
     }
@@ -237,9 +238,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     nhwc_stem(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
               const Element* residual, Element* output, int64 output_stride, int64 filters, int64 channels, int64 out_h,
               int64 out_w, int64 pad_h, int64 left, int64 skipped, int64 kernel_h, int64 stride_h, int64 stride_w,
-              int64 row_elements, int64 row_pairs, int64 by_row_pairs, int64 lead, int64 steps, int64 pitch, int64 window_rows, int64 tiles,
-              int64 tiles_down, int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_rows,
-              int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation,
+              int64 row_elements, int64 row_pairs, int64 by_row_pairs, int64 lead, int64 steps, int64 pitch,
+              int64 window_rows, int64 tiles, int64 tiles_down, int64 by_tiles_down, int64 tiles_along,
+              int64 by_tiles_along, int64 tile_rows, int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation,
               int64 numbers, int64 whole, int64 weights_early) {
     // The ring's stages, the weights, the table, the bias, the outputs of each warp, and the barriers of the stages
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];

@@ -19,7 +19,7 @@ from cuconv.algorithms.channels_last.channels_last import (
     BF16_MACRO,
     CONSUMER_THREADS,
     WARPGROUP_PIXELS,
-    InHalf,
+    FusesAll,
     type_macro,
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
@@ -143,7 +143,7 @@ class Config:
         )
 
 
-class NhwcStem(InHalf[Config, Costs]):
+class NhwcStem(FusesAll[Config, Costs]):
     """wgmma on the windows of an image of few channels, in half precision and channels last."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -189,9 +189,9 @@ class NhwcStem(InHalf[Config, Costs]):
         memory_us = costs.memory * problem.min_bytes / 2**20
         return float(costs.start + weights_us + costs.copy + norm(latency_us, read_us, busy_us, memory_us))
 
-    def summation(self, config: Config) -> Hashable:
-        """An empty tuple: all configurations add the same steps in the same order."""
-        return ()
+    def summation(self, config: Config) -> Hashable | None:
+        """None: where an input starts decides whether this algorithm computes it."""
+        return None
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
         """The launch of the one kernel, which waits for the kernel ahead itself."""

@@ -133,10 +133,10 @@ class Config:
 
 
 class NhwcWgmma(ChannelsLast[Config, Costs]):
-    """Implicit GEMM with wgmma and tensor maps in half precision, for Hopper."""
+    """Implicit GEMM with wgmma and tensor maps of tensors in channels last, for Hopper."""
 
     source = Path(__file__).with_suffix(".cu")
-    summary = "Implicit GEMM with wgmma and tensor maps in half precision, for Hopper; blocks stay for many tiles."
+    summary = "Implicit GEMM with wgmma and tensor maps, channels last, for Hopper; blocks stay for many tiles."
     costs_type = Costs
 
     def of_row(self, macros: Macros) -> list[Macros]:

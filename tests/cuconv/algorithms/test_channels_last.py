@@ -135,7 +135,7 @@ def test_auto_computes_groups_by_listed_kernels_whatever_the_filters_of_a_group(
         ({"stride_w": 9}, "strides up to"),
         ({"pad_w": 200, "kw": 1}, "padding"),
         ({"precision": "tf32"}, "fp16"),
-        ({"precision": "tf32_channels_last", "c": 98}, "multiple of 4 channels"),
+        ({"precision": "tf32_channels_last", "c": 98}, "multiple of 4"),
     ],
 )
 def test_what_tensor_maps_do_not_reach_is_refused(name, change, words):
@@ -298,8 +298,15 @@ def test_float32_is_computed_in_either_layout_but_not_in_both(cuda):
     assert cuconv.conv2d(x.contiguous(), pointwise).is_contiguous()
 
 
-def test_prepared_weights_are_contiguous_for_inputs_that_are(cuda):
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_prepared_weights_of_either_layout_serve_inputs_of_both_in_tf32(layout, cuda):
     x, weight = tensors(torch.float32)
+    layer = cuconv.prepare(weight.contiguous(memory_format=layout), padding=1, precision="tf32")
+    for one in (x, x.contiguous(), x):
+        out = layer(one)
+        assert out.is_contiguous(memory_format=torch.channels_last) == (one is x)
+        launches, *_ = Recorder.enqueued[-1]
+        assert launches[-1].macros.get("TF32", 0) == (one is x)
     assert cuconv.prepare(weight, padding=1)(x.contiguous()).is_contiguous()
 
 
