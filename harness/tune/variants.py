@@ -2,9 +2,9 @@
 
 Some algorithms have too many variants to compile them all. For each of these a file next to its CUDA
 source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted
-times of the layers most, until what it loses is small: the layers are those of the sweeps, and random ones. Variants
-that spill registers are left out. The command prints what each length of the list loses, and writes the files. It needs
-no GPU, but compiles the variants that it lists.
+times of the layers most, until what it loses is small, or it is long enough. The layers are those of the sweeps, and
+random ones. Variants that spill registers are left out. The command prints what each length of the list loses, and
+writes the files. It needs no GPU, but compiles the variants that it lists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,33 +27,44 @@ import numpy as np
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import Algorithm, CallOptions, Macros
-from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED, ListedVariants, variant_key
+from cuconv.algorithms.common.listed import FILE_SUFFIX, PREPARED, ListedVariants, listed, variant_key
 from cuconv.core.launch import KernelVariant
 from cuconv.core.problem import FP16, FP32, TF32, ConvProblem, UnsupportedProblem
 from cuconv.device import H200
 from cuconv.runtime import compiler
 from cuconv.select import MAX_WORKSPACE_BYTES
 from harness import command, progress
-from harness.cases.catalogue import load_sweep
+from harness.cases.catalogue import CONFIGS, load_sweep
+from harness.cases.random_layers import Distribution, problems
+from harness.cases.yaml_file import read_yaml
 from harness.store.files import write_whole
 from harness.store.markdown import markdown
 
-PAPER, SWEEP, OTHERS = "paper", "sweep", "others"  # kinds of groups
+PAPER, SWEEP, DRAWN, LARGE, OTHERS = "paper", "sweep", "drawn", "large", "others"  # kinds of groups
 SWEEPS = (PAPER, "strided", "grouped", "fully_connected", "unseen")
-RANDOM_PROBLEMS = 1200  # drawn for each precision
+RANDOM_PROBLEMS = 1200  # drawn for each precision, as networks have layers
+DRAWN_SEEDS = (
+    101,
+    102,
+    103,
+    104,
+)  # of layers from the distribution of configs/random.yaml; its own and a test's differ
+DRAWN_PROBLEMS = 400  # for each seed
+LARGE_PROBLEMS = 200
 # What a list may lose in the geometric mean of a group's layers, as a share, and how much the group weighs: by the
 # precision and the kind of group. Random layers and those with a residual have little in common.
 LIMITS = {
-    FP32: {PAPER: 0.003, SWEEP: 0.006, OTHERS: 0.06},
-    TF32: {PAPER: 0.03, SWEEP: 0.03, OTHERS: 0.09},
+    FP32: {PAPER: 0.003, SWEEP: 0.006, DRAWN: 0.015, LARGE: 0.01, OTHERS: 0.06},
+    TF32: {PAPER: 0.03, SWEEP: 0.03, DRAWN: 0.04, LARGE: 0.03, OTHERS: 0.09},
     FP16: {PAPER: 0.005, SWEEP: 0.01, OTHERS: 0.025},
 }
 WEIGHTS = {
-    FP32: {PAPER: 16.0, SWEEP: 4.0, OTHERS: 1.0},
-    TF32: {PAPER: 1.0, SWEEP: 1.0, OTHERS: 0.5},
+    FP32: {PAPER: 16.0, SWEEP: 4.0, DRAWN: 6.0, LARGE: 2.0, OTHERS: 1.0},
+    TF32: {PAPER: 1.0, SWEEP: 1.0, DRAWN: 2.0, LARGE: 0.5, OTHERS: 0.5},
     FP16: {PAPER: 4.0, SWEEP: 2.0, OTHERS: 1.0},
 }
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
+MOST = 1090  # variants of all lists, which compile in about ten minutes on two cores
 SQUARE = 12.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
 
@@ -73,16 +84,35 @@ class Asked:
 def asked(seed: int, precisions: Sequence[str]) -> Iterator[Asked]:
     """The calls by which variants are chosen, with prepared weights and without, in the precisions, some unaligned."""
     chance = random.Random(seed)
-    problems = {sweep: [case.problem for case in load_sweep(sweep).cases] for sweep in SWEEPS}
-    problems["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
-    residual = (one for one in problems[PAPER] + problems["random"] if one.is_dense and one.kh in (1, 3))
-    problems["residual"] = [one for one in residual if chance.random() < 0.25]
+    groups = {sweep: [case.problem for case in load_sweep(sweep).cases] for sweep in SWEEPS}
+    groups["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
+    residual = (one for one in groups[PAPER] + groups["random"] if one.is_dense and one.kh in (1, 3))
+    groups["residual"] = [one for one in residual if chance.random() < 0.25]
+    groups[DRAWN] = [one for drawn_by in DRAWN_SEEDS for one in drawn_problems(drawn_by, DRAWN_PROBLEMS)]
+    groups[LARGE] = [large_problem(chance) for _ in range(LARGE_PROBLEMS)]
     for precision in precisions:
-        for group, members in problems.items():
-            for problem, packed in product(members, (False, True)):
-                aligned = group != "random" or chance.random() > 0.2
+        of_precision = [group for group in groups if group not in (DRAWN, LARGE) or group in LIMITS[precision]]
+        for group in of_precision:
+            for problem, packed in product(groups[group], (False, True)):
+                aligned = group not in ("random", DRAWN) or chance.random() > 0.2
                 options = CallOptions(aligned, residual=group == "residual", packed=packed)
                 yield Asked(f"{group} {precision}", replace(problem, precision=precision), options)
+
+
+def drawn_problems(seed: int, cases: int) -> list[ConvProblem]:
+    """Layers of any geometry: those that a seed draws from the distribution of configs/random.yaml."""
+    chances = read_yaml(CONFIGS / "random.yaml")["random"] | {"seed": seed, "cases": cases}
+    return list(problems(Distribution.model_validate(chances)))
+
+
+def large_problem(chance: random.Random) -> ConvProblem:
+    """A layer on a large image, as networks that restore or generate images have it."""
+    c, m = (32 * chance.choice((1, 2, 3, 4, 6, 8, 12, 16)) for _ in range(2))
+    k = chance.choice((1, 3, 3, 3, 3, 4, 5))
+    h = w = chance.choice((128, 192, 256, 384, 512, 768, 1024, chance.randint(64, 1024)))
+    if chance.random() < 0.3:
+        w = chance.randint(64, 1024)
+    return ConvProblem(chance.choice((1, 1, 2, 4)), c, h, w, m, k, k, k // 2, k // 2)
 
 
 def random_problem(chance: random.Random) -> ConvProblem:
@@ -171,45 +201,83 @@ def losses_of(calls: list[Asked]) -> Losses:
 
 def _of_group(values: dict[str, dict[str, float]], group: str) -> float:
     name, precision = group.split()
-    return values[precision][name if name == PAPER else SWEEP if name in SWEEPS else OTHERS]
+    return values[precision][name if name in (PAPER, DRAWN, LARGE) else SWEEP if name in SWEEPS else OTHERS]
 
 
-def chosen(losses: Losses) -> list[Variant]:
+class _Growing:
+    """A list of variants that grows: by which calls it loses how much."""
+
+    def __init__(self, losses: Losses) -> None:
+        of_group = np.array([_of_group(WEIGHTS, name) for name in losses.names]) / np.bincount(losses.groups)
+        self.losses, self.weights, self.now = losses, of_group[losses.groups], losses.without.copy()
+        self.variants: list[Variant] = []
+        self.lines: list[list[Any]] = []
+
+    def gain(self, variant: Variant) -> float:
+        """By how much a variant lowers the weighted sum of losses and squared losses."""
+        calls, loss = self.losses.of[variant]
+        now, lower = self.now[calls], np.minimum(self.now[calls], loss)
+        return float(self.weights[calls] @ (now - lower + SQUARE * (now**2 - lower**2)))
+
+    def add(self, variant: Variant) -> None:
+        """Add a variant, and after some of them a line to the table."""
+        calls, loss = self.losses.of[variant]
+        self.variants.append(variant)
+        self.now[calls] = np.minimum(self.now[calls], loss)
+        if len(self.variants) % STEP == 0:
+            self.note()
+
+    def note(self) -> None:
+        """Add a line to the table: what the list loses."""
+        means, worst = self.losses.means(self.now), float(np.expm1(self.now.max()))
+        self.lines.append([len(self.variants), *(f"{share:.2%}" for share in means), f"{worst:.0%}"])
+
+    def is_done(self) -> bool:
+        """Whether the list is long enough, or loses little enough in every group."""
+        limits = [_of_group(LIMITS, name) for name in self.losses.names]
+        return len(self.variants) >= MOST or bool((self.losses.means(self.now) <= limits).all())
+
+
+def chosen(losses: Losses, kept: Collection[Variant] = ()) -> list[Variant]:
     """The variants to list; prints what the list loses as it grows.
 
-    Each step adds the variant that lowers the weighted sum of losses and squared losses most. A gain can only fall as
-    the list grows, so only that on top of the heap is computed anew (lazy greedy).
+    Each step adds the variant with the largest gain. A gain can only fall as the list grows, so only that on top of the
+    heap is computed anew (lazy greedy). kept: variants to add before others, as far as any call gains by them.
     """
-    limits = np.array([_of_group(LIMITS, name) for name in losses.names])
-    of_group = np.array([_of_group(WEIGHTS, name) for name in losses.names]) / np.bincount(losses.groups)
-    weights, now = of_group[losses.groups], losses.without.copy()
+    found, first = _Growing(losses), set(kept)
+    others = [variant for variant in losses.of if variant not in first]
+    for pool in ([variant for variant in kept if variant in losses.of], others):
+        heap = [(-found.gain(variant), number, variant) for number, variant in enumerate(pool)]
+        heapify(heap)
+        while heap and not (pool is others and found.is_done()):
+            _, number, variant = heappop(heap)
+            gain = found.gain(variant)
+            if heap and gain < -heap[0][0]:
+                heappush(heap, (-gain, number, variant))
+            elif gain > 0:
+                found.add(variant)
+            else:
+                break
+    found.note()
+    print(markdown(["variants", *losses.names, "worst"], found.lines, left=()))
+    return found.variants
 
-    def gain(variant: Variant) -> float:
-        calls, loss = losses.of[variant]
-        lower = np.minimum(now[calls], loss)
-        return float(weights[calls] @ (now[calls] - lower + SQUARE * (now[calls] ** 2 - lower**2)))
 
-    heap = [(-gain(variant), number, variant) for number, variant in enumerate(losses.of)]
-    heapify(heap)
-    found: list[Variant] = []
-    lines = []
-    while heap:
-        _, number, variant = heappop(heap)
-        current = gain(variant)
-        if heap and current < -heap[0][0]:
-            heappush(heap, (-current, number, variant))
-            continue
-        means, worst = losses.means(now), float(np.expm1(now.max()))
-        done = current <= 0 or bool((means <= limits).all())
-        if len(found) % STEP == 0 or done:
-            lines.append([len(found), *(f"{share:.2%}" for share in means), f"{worst:.0%}"])
-        if done:
-            break
-        found.append(variant)
-        calls, loss = losses.of[variant]
-        now[calls] = np.minimum(now[calls], loss)
-    print(markdown(["variants", *losses.names, "worst"], lines, left=()))
-    return found
+def all_listed(precisions: Sequence[str]) -> list[Variant]:
+    """The variants that the files of the algorithms of some precisions list."""
+    return [
+        (algorithm.name, variant_key(macros))
+        for algorithm in _with_lists(precisions)
+        for macros in listed(algorithm.source)
+    ]
+
+
+def _with_lists(precisions: Sequence[str]) -> list[Algorithm[Any, Any]]:
+    return [
+        algorithm
+        for algorithm in ALGORITHMS.values()
+        if isinstance(algorithm, ListedVariants) and set(precisions) & set(algorithm.precisions)
+    ]
 
 
 def spilling(variants: list[Variant]) -> list[Variant]:
@@ -241,8 +309,7 @@ def write(variants: list[Variant], precisions: Sequence[str]) -> None:
     """Write the lists of the algorithms of some precisions; raises RuntimeError where an algorithm would have none."""
     rows = {
         algorithm.name: [dict(macros) for owner, macros in variants if owner == algorithm.name]
-        for algorithm in ALGORITHMS.values()
-        if isinstance(algorithm, ListedVariants) and set(precisions) & set(algorithm.precisions)
+        for algorithm in _with_lists(precisions)
     }
     without = [name for name, of_algorithm in rows.items() if not of_algorithm]
     if without:
@@ -255,15 +322,19 @@ def write(variants: list[Variant], precisions: Sequence[str]) -> None:
 def _run(options: argparse.Namespace) -> None:
     precisions = options.precision or list(LIMITS)
     losses = losses_of(list(asked(options.seed, precisions)))
-    while worse := spilling(found := chosen(losses)):
+    kept = all_listed(precisions) if options.keep else []
+    found = chosen(losses, kept)
+    while worse := spilling(sorted(set(found) - set(kept), key=found.index)):
         print(f"{len(worse)} of these variants spill registers: chosen again, without them")
         for variant in worse:
             del losses.of[variant]
+        found = chosen(losses, kept)
     write(found, precisions)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", nargs="+", choices=list(LIMITS), help="of the lists to write (default: all)")
+    parser.add_argument("--keep", action="store_true", help="add to the lists, and drop only what no layer gains by")
     parser.add_argument("--seed", type=int, default=0, help="of the random layers (default: 0)")
 
 

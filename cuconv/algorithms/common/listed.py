@@ -21,6 +21,7 @@ from cuconv.core.problem import ConvProblem
 from cuconv.device import DeviceSpec
 
 FILE_SUFFIX = ".csv"
+ANY_CHANNELS = 1.02  # a guess: the slowdown of a kernel that compares each channel's number with their count
 PREPARED = "PREPARED"  # the macro of prepared weights: a variant is listed once for both
 
 Forms = list[tuple[Number, Macros]]
@@ -62,6 +63,12 @@ def with_prepared(variants: list[Macros]) -> list[Macros]:
 def fastest_listed(source: Path, forms: Forms) -> Macros:
     """The fastest form that the file of a CUDA source lists; the first where it lists none."""
     return min(_listed_of(source, forms), key=lambda form: form[0], default=forms[0])[1]
+
+
+def for_any_channels(macros: Macros) -> Forms:
+    """The variant of some macros and, where it is for whole groups of 8 channels alone, also that for any channels."""
+    other = [(ANY_CHANNELS, macros | {"WHOLE_GROUPS": 0})] if macros["WHOLE_GROUPS"] else []
+    return [(1.0, macros), *other]
 
 
 def least_slowdown(source: Path, forms: Forms) -> Number:

@@ -20,7 +20,14 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
+from cuconv.algorithms.common.listed import (
+    Forms,
+    ListedVariants,
+    fastest_listed,
+    for_any_channels,
+    listed,
+    with_prepared,
+)
 from cuconv.algorithms.common.shares import TileTimes, blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.core.costs import constant
@@ -123,18 +130,20 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         return with_prepared(listed(self.source)) if arch == HOPPER_ARCH else []
 
     def forms(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> Forms:
-        """The one variant that the main kernel may be."""
+        """The variant for the layer's channels, and the one for any number of them."""
         stages, whole_groups = (config.input_stages, config.weight_stages), problem.c % 8 == 0
         filter_slots = (problem.kh, problem.kw, config.slots)
         macros = _macros(config.tile, *filter_slots, whole_groups, stages, config.products)
-        return [(1.0, macros | options.macros)]
+        return for_any_channels(macros | options.macros)
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         _check(problem, device)
         found = []
         for tile in (*TILES, *_narrow_tiles(problem.m)):
-            found += _candidates_of(problem, device, tile)
+            slots = _least_slots(problem, tile)
+            found += _candidates_of(problem, device, tile, slots)
+            found += _candidates_of(problem, device, tile, slots + 1)  # the closed set may have kernels for these alone
         return require_fit(found, problem, device, self.name)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs) -> float:
@@ -159,7 +168,7 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
 
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
-        blocks, ((_, macros), *_) = config.blocks, self.forms(problem, config, options)
+        blocks, macros = config.blocks, fastest_listed(self.source, self.forms(problem, config, options))
         first = arguments_of(problem, options.relu)
         arguments = (*first[:4], WORKSPACE, *first[4:], options.output_planes(problem), *options.arguments)
         return (
@@ -261,11 +270,15 @@ def _multiply_us(tile: Tile, kh: int, kw: int, products: int, costs: Costs) -> f
     return multiply_us * max(1, 0.5 + 32 / tile.filters) + costs.narrow * chains
 
 
-def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile) -> list[Fp16x3Config]:
-    """The configurations of a tile: none where it does not fit shared memory."""
-    products = PRODUCTS[problem.precision]
+def _least_slots(problem: ConvProblem, tile: Tile) -> int:
+    """The slots of a chunk that hold a tile with its halo."""
     halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
-    slots = ceil((tile.positions + halo) / SLOT)
+    return ceil((tile.positions + halo) / SLOT)
+
+
+def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile, slots: int) -> list[Fp16x3Config]:
+    """The configurations of a tile and slots: none where they do not fit shared memory."""
+    products = PRODUCTS[problem.precision]
     stages = _stages(tile, problem.kw, slots, products, device.shared_bytes_per_block)
     chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
     if stages is None or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:

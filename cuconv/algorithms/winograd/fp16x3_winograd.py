@@ -21,7 +21,14 @@ from cuconv.algorithms.common.limits import (
     require_fit,
     require_hopper,
 )
-from cuconv.algorithms.common.listed import Forms, ListedVariants, listed, with_prepared
+from cuconv.algorithms.common.listed import (
+    Forms,
+    ListedVariants,
+    fastest_listed,
+    for_any_channels,
+    listed,
+    with_prepared,
+)
 from cuconv.algorithms.common.shares import blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking
 from cuconv.algorithms.winograd.cost_model import Costs, least_work, times_of
@@ -57,7 +64,6 @@ MAX_ROWS = 5  # a filter's
 COLUMNS = (3, 5)  # a filter's
 MIN_PRODUCTS = 288  # per output, at least
 MAX_INPUT_BYTES = 2**32
-PITCHES = 2  # to offer for a tile shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,10 @@ class Fp16x3Winograd(ListedVariants[WinogradConfig, Costs]):
         return with_prepared(listed(self.source)) if arch == HOPPER_ARCH else []
 
     def forms(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> Forms:
-        """The one variant that the main kernel may be."""
+        """The variant for the layer's channels, and the one for any number of them."""
         p, stages = problem, (config.input_stages, config.weight_stages)
         macros = _macros(p.kh, p.kw, config.pitch, p.c % 8 == 0, stages, config.cluster, config.tile_shape)
-        return [(1.0, macros | options.macros)]
+        return for_any_channels(macros | options.macros)
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[WinogradConfig]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
@@ -145,7 +151,7 @@ class Fp16x3Winograd(ListedVariants[WinogradConfig, Costs]):
 
     def kernels(self, problem: ConvProblem, config: WinogradConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
-        p, ((_, macros), *_) = problem, self.forms(problem, config, options)
+        p, macros = problem, fastest_listed(self.source, self.forms(problem, config, options))
         tiles = tiles_of(p, config.cluster, config.cells, config.pitch)
         share_units = tiles * ceil(p.c / CHANNELS) // (config.blocks // config.cluster)
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
@@ -232,16 +238,17 @@ def _clusters(problem: ConvProblem, device: DeviceSpec) -> list[int]:
 
 
 def _pitches(problem: ConvProblem, device: DeviceSpec, shape: TileShape) -> list[int]:
-    """The pitches to offer, in cells: those with the fewest rounds of conversion that pad rows by an eighth at most."""
+    """The pitches to offer, in cells: of those that share a kernel variant, the one with the fewest edges."""
     row = ceil(problem.out_w / OUTPUTS)
-    found: dict[int, int] = {}
+    found: dict[tuple[int, int], int] = {}
     for pitch in even_pitches(row):
-        pipeline = pipeline_of(problem.kh, problem.kw, shape, pitch, device.shared_bytes_per_block)
-        if pipeline is not None:
-            best = found.get(pipeline.rounds)
+        if pipeline_of(problem.kh, problem.kw, shape, pitch, device.shared_bytes_per_block) is not None:
+            stage_cells = stage_cells_of(problem.kh, pitch, shape.cells)
+            variant = stage_cells, raw_floats_of(points_of(problem.kw), stage_cells, pitch)
+            best = found.get(variant)
             if best is None or edges_of(problem, pitch) < edges_of(problem, best):
-                found[pipeline.rounds] = pitch
-    return [found[rounds] for rounds in sorted(found)[:PITCHES]]
+                found[variant] = pitch
+    return list(found.values())
 
 
 def _candidates_of(

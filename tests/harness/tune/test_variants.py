@@ -26,6 +26,26 @@ def test_a_list_loses_no_more_than_its_limit():
     assert sum(losses) / len(losses) <= log(1 + variants.LIMITS["fp32"]["paper"])
 
 
+def test_variants_that_are_kept_stay_where_a_call_gains_by_them():
+    losses = losses_of(CALLS)
+    first = chosen(losses)
+    of_use, useless = first[-1], max(losses.of, key=lambda variant: losses.of[variant][1].min())
+    found = chosen(losses, [of_use, useless, ("fp16x3", frozenset({("FILTERS", 7)}))])
+    assert found[0] == of_use
+    assert set(found) <= losses.of.keys() - {useless}
+
+
+def test_a_list_is_no_longer_than_it_may_be(monkeypatch):
+    monkeypatch.setattr(variants, "MOST", 3)
+    assert len(chosen(losses_of(CALLS))) == 3
+
+
+def test_random_layers_count_in_the_precisions_that_have_a_limit_for_them():
+    groups = {one.group for one in variants.asked(0, ["fp32", "fp16"])}
+    assert {"drawn fp32", "large fp32", "paper fp16"} <= groups
+    assert not {"drawn fp16", "large fp16"} & groups
+
+
 def test_the_kernel_that_adds_a_residual_counts():
     layer = ConvProblem(32, 128, 56, 56, 128, 3, 3, 1, 1)  # fp16x3_winograd, which leaves it to that kernel, is first
     options = (CallOptions(residual=added) for added in (False, True))
