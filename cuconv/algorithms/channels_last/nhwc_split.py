@@ -110,7 +110,7 @@ class Config:
 
 
 class NhwcSplit(ChannelsLast[Config, Costs]):
-    """Implicit GEMM with wgmma and tensor maps of tensors in channels last, whose reduction a cluster shares, for Hopper."""
+    """Implicit GEMM with wgmma and tensor maps, channels last, whose reduction a cluster shares, for Hopper."""
 
     source = Path(__file__).with_suffix(".cu")
     summary = "Implicit GEMM with wgmma and tensor maps, channels last, for Hopper; clusters share the reduction."
