@@ -145,6 +145,27 @@ def test_a_graph_gives_the_same_as_calls(precision):
     assert all(torch.equal(out, expected) for out in outs)
 
 
+@each_half
+@pytest.mark.parametrize("algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_depthwise"])
+def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, precision):
+    problem = in_half(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision)
+    inputs = [tensors(problem, seed)[0] for seed in range(20)]
+    weights = [tensors(problem, seed)[1] / 8 for seed in range(3)]
+    groups = 8 if algorithm == "nhwc_depthwise" else 1
+    ahead, beside = (prepare(weight, padding=1) for weight in weights[:2])
+    layer = prepare(weights[2][:, : 8 // groups].contiguous(memory_format=torch.channels_last), padding=1,
+                    groups=groups, relu=True, algorithm=algorithm)  # fmt: skip
+    expected = []
+    for x in inputs:
+        read, added = ahead(x), beside(x)
+        torch.cuda.synchronize()
+        expected.append(layer(read, added))
+        torch.cuda.synchronize()
+    for _ in range(10):
+        outs = [layer(ahead(x), beside(x)) for x in inputs]
+        assert all(map(torch.equal, outs, expected))
+
+
 def test_tensors_at_other_addresses_have_maps_of_their_own():
     problem = in_half(SMALL, "fp16")
     pairs = [tensors(problem, seed) for seed in range(4)]
