@@ -212,7 +212,6 @@ extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THR
                 const float4 more = load_piece(inbox + (from * OWNED + one.index) * 16);
                 sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
             }
-            restore(sum, all / (SPLIT_K * WARPGROUP_SPLIT_K));
             if (bias && !BIAS_AHEAD) biases[i] = load_pair(bias + one.filter, out.filters_end - one.filter, false);
             if (bias) add_pair(sum[0], sum[1], biases[i]), add_pair(sum[2], sum[3], biases[i]);
             if (residual) add_pair(sum[0], sum[1], above[i]), add_pair(sum[2], sum[3], below[i]);

@@ -212,8 +212,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             if (!BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
             const Bias biases(bias, filter, out.filters_end);
             if (BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
-#pragma unroll
-            for (int tile = 0; tile < ROW_TILES; ++tile) restore(sums[tile], stages);
             if (bias) biases.add_to(sums);
             [[maybe_unused]] const auto pixel_of = [&](int i) {  // of the i-th sum
                 return pixel + warp % 4 * 16 + lane / 4 + i / WGMMA_SUMS * 64 + i % 4 * 4;
