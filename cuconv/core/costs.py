@@ -20,8 +20,8 @@ from cuconv.core.problem import BF16, FP16, FP32, TF32, TF32_LAST
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_HALF = "costs_fp16.toml"  # of all kernels for channels last, which count in bytes
-_FILES = {FP32: "costs.toml", TF32: "costs_tf32.toml", FP16: _HALF, BF16: _HALF, TF32_LAST: _HALF}
+_LAST = "costs_fp16.toml"  # all kernels for channels last share it: they count in bytes
+_FILES = {FP32: "costs.toml", TF32: "costs_tf32.toml", FP16: _LAST, BF16: _LAST, TF32_LAST: _LAST}
 PATHS = {precision: Path(__file__).with_name(name) for precision, name in _FILES.items()}
 
 MAX_CONSTANT = sys.float_info.max  # microseconds; larger integers are no float

@@ -21,8 +21,8 @@ from cuconv.core.activation import NONE, RELU
 from cuconv.nn.dispatch import inside
 from cuconv.nn.formats import HALVES
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
-from cuconv.nn.fusions import CONV2D, Operands, aten, fully_connected, only_user
-from cuconv.nn.operator import recorded
+from cuconv.nn.fusions import Operands, aten, fully_connected, only_user
+from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.report import Converted
 from cuconv.precompile import PlannedCall
 

@@ -23,13 +23,12 @@ from cuconv.nn.activated import activation_in
 from cuconv.nn.formats import HALVES, TYPES, format_of, laid_out
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
-from cuconv.nn.operator import is_supported
+from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.traced import BATCH_NORM, CONVOLUTION, batch_norm
 
 aten = torch.ops.aten
-CONV2D = torch.ops.cuconv.conv2d.default
 PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d}
 """Functions in the place of operators that a graph calls: they cost less, and have no other meaning."""
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments

@@ -84,8 +84,8 @@ def conv2d(
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, function, residual)
     geometry = (_pair(stride), pads, _pair(dilation), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
-        return _operator(input, weight, bias, *geometry, function.name, list(function.numbers), residual, precision)
-    return _finished(_operator(input, weight, bias, *geometry, NONE.name, [], None, precision), function, residual)
+        return CONV2D(input, weight, bias, *geometry, function.name, list(function.numbers), residual, precision)
+    return _finished(CONV2D(input, weight, bias, *geometry, NONE.name, [], None, precision), function, residual)
 
 
 def check_precision(precision: str) -> None:
@@ -195,7 +195,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.activation == RELU:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
     elif ctx.activation != NONE:
-        before = _operator(input, weight, bias, *geometry, NONE.name, [], residual, ctx.precision)
+        before = CONV2D(input, weight, bias, *geometry, NONE.name, [], residual, ctx.precision)
         of_activation = torch.func.vjp(lambda sums: activated(sums, ctx.activation), before)[1]
         (gradient,) = of_activation(gradient)
     of_residual = None
@@ -214,7 +214,7 @@ _library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("conv2d", untraced(_compute), "CompositeExplicitAutograd")  # one function for every device
 torch.library.register_fake("cuconv::conv2d", _fake, lib=_library)
 torch.library.register_autograd("cuconv::conv2d", _backward, setup_context=_setup, lib=_library)
-_operator = torch.ops.cuconv.conv2d.default
+CONV2D = torch.ops.cuconv.conv2d.default
 
 
 @register_flop_formula(torch.ops.cuconv.conv2d)

@@ -73,7 +73,7 @@ def pooled(
 
 
 class _Call:
-    """What the calls of a signature share. `background.Job` sets `is_stale` once the kernel is compiled, or `error`."""
+    """The shared part of a signature's calls. `background.Job` sets `is_stale` once the kernel is there, or `error`."""
 
     def __init__(self, pool: MaxPool, input: Tensor):
         self._library, self.device = library_of(input), input.device.index

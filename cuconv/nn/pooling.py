@@ -19,12 +19,12 @@ from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.formats import HALVES, empty, laid_out
 from cuconv.nn.frozen import runs_now
 from cuconv.nn.layout import CHANNELS_LAST, hint, is_laid_out_in_example, order
-from cuconv.nn.operator import has_tangent, is_supported, untraced
+from cuconv.nn.operator import CONV2D, has_tangent, is_supported, untraced
 from cuconv.nn.pool_call import pooled
 
 aten = torch.ops.aten
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
-# Of stride, padding, dilation and ceil_mode, as torch has them; an empty stride is the filter's size.
+# torch's defaults of stride, padding, dilation and ceil_mode; an empty stride is the filter's size.
 DEFAULTS: tuple[Any, ...] = ([], 0, 1, False)
 
 
@@ -92,7 +92,7 @@ _library.define(
 _library.impl("max_pool2d", untraced(_compute), "CompositeExplicitAutograd")
 torch.library.register_fake("cuconv::max_pool2d", _fake, lib=_library)
 torch.library.register_autograd("cuconv::max_pool2d", _backward, setup_context=_setup, lib=_library)
-CONV2D, MAX_POOL2D = torch.ops.cuconv.conv2d.default, torch.ops.cuconv.max_pool2d.default
+MAX_POOL2D = torch.ops.cuconv.max_pool2d.default
 
 
 def fold_pools(graph: fx.Graph, constants: set[Node]) -> None:

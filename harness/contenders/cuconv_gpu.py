@@ -42,7 +42,7 @@ class Contender(base.Contender):
         ]
 
     def _entries(self) -> list[tuple[str, str, str]]:
-        """What is offered: its name in rows, the algorithm, and the precision of its problems."""
+        """Each offer's name in rows, its algorithm, and the precision of its problems."""
         names = ("auto", BATCH_INVARIANT, *offering(self.precision))
         last = [(registry.AUTO_NHWC, "auto", TF32_LAST)] if self.precision == TF32 else []
         return [*((name, name, self.precision) for name in names), *last]

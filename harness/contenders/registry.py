@@ -78,7 +78,7 @@ class Provider:
 
 NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last; there is none in FP32
 AUTO_NHWC = f"auto{NHWC}"
-CHOICES = ("auto", BATCH_INVARIANT, AUTO_NHWC)  # of the library among its algorithms
+CHOICES = ("auto", BATCH_INVARIANT, AUTO_NHWC)  # by these the library chooses among its algorithms
 # The choices first, then the algorithms: the registry of the library begins with the paper's, which everything here
 # shows last.
 _CUCONV = (*CHOICES, *reversed(ALGORITHMS))

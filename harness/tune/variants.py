@@ -43,12 +43,8 @@ from harness.store.markdown import markdown
 PAPER, SWEEP, DRAWN, LARGE, OTHERS = "paper", "sweep", "drawn", "large", "others"  # kinds of groups
 SWEEPS = (PAPER, "strided", "grouped", "fully_connected", "unseen")
 RANDOM_PROBLEMS = 1200  # drawn for each precision, as networks have layers
-DRAWN_SEEDS = (
-    101,
-    102,
-    103,
-    104,
-)  # of layers from the distribution of configs/random.yaml; its own and a test's differ
+# Layers from the distribution of configs/random.yaml; its own seed and a test's differ.
+DRAWN_SEEDS = (101, 102, 103, 104)
 DRAWN_PROBLEMS = 400  # for each seed
 LARGE_PROBLEMS = 200
 # What a list may lose in the geometric mean of a group's layers, as a share, and how much the group weighs: by the

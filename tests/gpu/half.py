@@ -129,6 +129,6 @@ def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repea
                 assert base is not None and base[:, 0].isnan().all() and base[:, 1 + problem.m :].isnan().all()
 
 
-def in_half(problem: ConvProblem, precision: str) -> ConvProblem:
+def in_precision(problem: ConvProblem, precision: str) -> ConvProblem:
     """The problem in FP16, BF16 or TF32."""
     return replace(problem, precision=precision)

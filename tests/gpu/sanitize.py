@@ -55,7 +55,7 @@ PROBLEMS = (
     ConvProblem(2, 30, 14, 11, 30, 3, 3, 1, 1, groups=30),
     ConvProblem(1, 24, 7, 7, 48, 5, 5, 2, 2, stride_h=2, stride_w=2, groups=24),
     ConvProblem(3, 200, 1, 1, 50, 1, 1),
-    # What the kernels of windows in half precision compute.
+    # Layers for the kernels of windows in half precision.
     ConvProblem(1, 3, 17, 16, 20, 7, 7, 3, 3, stride_h=2, stride_w=2),
     ConvProblem(2, 1, 9, 16, 8, 3, 3),
     ConvProblem(2, 24, 11, 9, 24, 3, 3, 1, 1, groups=24),

@@ -6,7 +6,7 @@ import torch
 from cuconv import ConvProblem, algorithms, conv2d, prepare, reference
 from cuconv.core.activation import activation_of
 from tests.cuconv.test_activation import each_activation, formula, truth_of
-from tests.gpu.half import HALVES, assert_rounded_once, each_half, in_half, tensors
+from tests.gpu.half import HALVES, assert_rounded_once, each_half, in_precision, tensors
 from tests.gpu.problems import TOLERANCE, bias_for, operands, refusal_allowed, rel_l2_error
 from tests.gpu.test_residual import residual_for
 
@@ -77,7 +77,7 @@ def test_single_values_in_fp32(given):
 @each_half
 @pytest.mark.parametrize("problem", HALF_LAYERS, ids=lambda problem: problem.label)
 def test_after_bias_and_residual_in_half_precision(problem, precision, given):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     # Sums of about 1: an activation that keeps the small ones of large sums shows the error of the large ones.
     x, weight = tensors(problem, scale=(problem.group_channels * problem.filter_area) ** -0.25)
     generator = torch.Generator("cuda").manual_seed(9)

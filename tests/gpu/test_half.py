@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cuconv import ConvProblem, UnsupportedProblem, conv2d, prepare, reference
-from tests.gpu.half import HALVES, assert_rounded_once, each_half, each_problem, in_half, poisoned, tensors
+from tests.gpu.half import HALVES, assert_rounded_once, each_half, each_problem, in_precision, poisoned, tensors
 
 SMALL = ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1)
 SPLIT = ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1)
@@ -21,7 +21,7 @@ each_algorithm = pytest.mark.parametrize("algorithm", ["auto", "batch_invariant"
 @each_half
 @each_problem
 def test_auto_keeps_type_and_layout_and_rounds_once(problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     x, weight = tensors(problem)
     out = conv2d(x, weight, **problem.geometry)
     assert out.dtype == x.dtype and out.is_contiguous(memory_format=torch.channels_last)
@@ -32,7 +32,7 @@ def test_auto_keeps_type_and_layout_and_rounds_once(problem, precision):
 @each_small
 @each_algorithm
 def test_bias_residual_and_relu_are_added_before_the_one_rounding(algorithm, problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     x, weight = tensors(problem)
     bias = 30 * torch.randn(problem.m, device="cuda").to(x.dtype)
     residual = 30 * torch.randn(problem.output_shape, device="cuda").to(x.dtype, memory_format=torch.channels_last)
@@ -49,10 +49,10 @@ def test_bias_residual_and_relu_are_added_before_the_one_rounding(algorithm, pro
 @each_small
 @pytest.mark.parametrize("channels", [0, 1, 8, 136])
 def test_it_writes_to_a_slice_of_channels_and_to_nothing_else(channels, problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     x, weight = tensors(problem)
     whole = poisoned(
-        in_half(ConvProblem(problem.n, 1, *problem.output_shape[2:], problem.m + channels, 1, 1), precision)
+        in_precision(ConvProblem(problem.n, 1, *problem.output_shape[2:], problem.m + channels, 1, 1), precision)
     )
     for start in {0, channels // 2, channels}:
         whole.fill_(torch.nan)
@@ -66,7 +66,7 @@ def test_it_writes_to_a_slice_of_channels_and_to_nothing_else(channels, problem,
 @each_small
 @each_algorithm
 def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them(algorithm, problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     x, weight = tensors(problem)
     x[0, 3, 2, 4], x[-1, 5, 0, 0] = torch.inf, torch.nan
     weight[1, 2, 1, 1], weight[-1, 0, 0, 0] = -torch.inf, torch.nan
@@ -78,7 +78,7 @@ def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them(algorithm,
 @each_grouped
 @each_algorithm
 def test_numbers_of_another_group_do_not_reach_a_group(algorithm, problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     for number in (torch.inf, torch.nan):
         for group in range(problem.groups):
             x, weight = tensors(problem)
@@ -95,7 +95,7 @@ def test_numbers_of_another_group_do_not_reach_a_group(algorithm, problem, preci
 @each_small
 @each_algorithm
 def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(algorithm, problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     for scale in (1e2, 4e-4) if precision == "fp16" else (1e18, 1e-18):
         x, weight = tensors(problem, scale=scale)
         truth = reference.conv2d(x, weight, **problem.geometry)
@@ -113,7 +113,7 @@ def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(algorith
 @pytest.mark.parametrize("groups", [1, 4])
 def test_an_image_does_not_depend_on_its_batch(groups, precision):
     for n in (1, 3, 33):
-        problem = in_half(ConvProblem(n, 64, 14, 14, 72, 3, 3, 1, 1, groups=groups), precision)
+        problem = in_precision(ConvProblem(n, 64, 14, 14, 72, 3, 3, 1, 1, groups=groups), precision)
         x, weight = tensors(problem)
         one = conv2d(x[:1], weight, **problem.geometry, algorithm="batch_invariant")
         assert torch.equal(conv2d(x, weight, **problem.geometry, algorithm="batch_invariant")[:1], one)
@@ -121,7 +121,7 @@ def test_an_image_does_not_depend_on_its_batch(groups, precision):
 
 @each_half
 def test_a_graph_gives_the_same_as_calls(precision):
-    problem = in_half(SPLIT, precision)
+    problem = in_precision(SPLIT, precision)
     x, weight = tensors(problem)
     layer = prepare(weight, **problem.geometry)
     expected = layer(x)
@@ -136,7 +136,7 @@ def test_a_graph_gives_the_same_as_calls(precision):
 @each_half
 @pytest.mark.parametrize("algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_depthwise"])
 def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, precision):
-    problem = in_half(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision)
+    problem = in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision)
     inputs = [tensors(problem, seed)[0] for seed in range(20)]
     weights = [tensors(problem, seed)[1] / 8 for seed in range(3)]
     groups = 8 if algorithm == "nhwc_depthwise" else 1
@@ -155,7 +155,7 @@ def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, preci
 
 
 def test_tensors_at_other_addresses_have_maps_of_their_own():
-    problem = in_half(SMALL, "fp16")
+    problem = in_precision(SMALL, "fp16")
     pairs = [tensors(problem, seed) for seed in range(4)]
     outs = [conv2d(x, weight, **problem.geometry) for x, weight in pairs]
     for out, (x, weight) in zip(outs, pairs, strict=True):
@@ -172,14 +172,14 @@ def test_tensors_at_other_addresses_have_maps_of_their_own():
     ],
 )
 def test_what_is_not_computed_is_refused(change, words):
-    x, weight = change(*tensors(in_half(SMALL, "fp16")))
+    x, weight = change(*tensors(in_precision(SMALL, "fp16")))
     with pytest.raises(UnsupportedProblem, match=words):
         conv2d(x, weight, padding=1)
 
 
 @each_half
 def test_it_agrees_with_torch(precision):
-    x, weight = tensors(in_half(SMALL, precision))
+    x, weight = tensors(in_precision(SMALL, precision))
     ours, theirs = conv2d(x, weight, padding=1), F.conv2d(x, weight, padding=1)
     tolerance = 4e-3 if precision == "fp16" else 3e-2
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

@@ -36,7 +36,7 @@ POOLS = [
     ((70, 8, 1, 9), (1, 3), (1, 2), (0, 1), (1, 1)),
     ((5, 8, 9, 1), (3, 1), (1, 1), (1, 0), (3, 1)),
     ((7, 2048, 1, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
-    ((1, 8, 2, 2), (2, 2), (1, 1), (1, 1), (3, 3)),  # of whose windows no position is in the image
+    ((1, 8, 2, 2), (2, 2), (1, 1), (1, 1), (3, 3)),  # windows without a position in the image
 ]
 each_pool = pytest.mark.parametrize("sizes", POOLS, ids=str)
 

@@ -9,7 +9,7 @@ import cuconv
 from cuconv import ConvProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
-from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_half, tensors
+from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_precision, tensors
 
 
 def depthwise(n, c, h, w, kh, kw, pad_h, pad_w, **more):
@@ -47,24 +47,25 @@ each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: 
 @each_half
 @each_problem
 def test_every_configuration(problem, precision):
-    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], in_half(problem, precision))
+    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], in_precision(problem, precision))
 
 
 def test_a_ring_whose_stages_are_filled_again_and_again():
     """A block has more tiles than the ring has stages, and the barriers' parity changes more than once."""
-    problem = in_half(depthwise(8, 512, 57, 55, 3, 3, 1, 1), "fp16")
+    problem = in_precision(depthwise(8, 512, 57, 55, 3, 3, 1, 1), "fp16")
     configs = ALGORITHMS["nhwc_depthwise"].candidates(problem, device_spec(torch.cuda.current_device()))
     assert any(config.turns > 2 * config.stages for config in configs)
     assert_every_configuration(ALGORITHMS["nhwc_depthwise"], problem)
 
 
 def test_every_configuration_in_many_calls_that_overlap():
-    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], in_half(depthwise(8, 144, 28, 28, 3, 3, 1, 1), "fp16"), 30)
+    problem = in_precision(depthwise(8, 144, 28, 28, 3, 3, 1, 1), "fp16")
+    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], problem, 30)
 
 
 @each_half
 def test_numbers_that_are_not_finite_stay_in_their_channel(precision):
-    problem = in_half(PROBLEMS[0], precision)
+    problem = in_precision(PROBLEMS[0], precision)
     x, weight = tensors(problem)
     x[0, 3, 4, 4], x[1, 7, 0, 0] = torch.nan, torch.inf
     out = cuconv.conv2d(x, weight, **problem.geometry)
@@ -74,7 +75,7 @@ def test_numbers_that_are_not_finite_stay_in_their_channel(precision):
 
 @each_half
 def test_an_image_does_not_depend_on_its_batch(precision):
-    problem = in_half(depthwise(70, 64, 14, 14, 3, 3, 1, 1), precision)
+    problem = in_precision(depthwise(70, 64, 14, 14, 3, 3, 1, 1), precision)
     x, weight = tensors(problem)
     many = cuconv.conv2d(x, weight, **problem.geometry, algorithm="batch_invariant")
     for n in (1, 9):

@@ -1,20 +1,28 @@
 """Tests of nhwc_split on a GPU: every configuration, with every option of a call."""
 
 from cuconv.algorithms import ALGORITHMS
-from tests.gpu.half import TF32, assert_every_configuration, each_half, each_large, each_problem, each_tf32, in_half
+from tests.gpu.half import (
+    TF32,
+    assert_every_configuration,
+    each_half,
+    each_large,
+    each_problem,
+    each_tf32,
+    in_precision,
+)
 
 
 @each_half
 @each_problem
 def test_every_configuration(problem, precision):
-    assert_every_configuration(ALGORITHMS["nhwc_split"], in_half(problem, precision))
+    assert_every_configuration(ALGORITHMS["nhwc_split"], in_precision(problem, precision))
 
 
 @each_tf32
 def test_every_configuration_in_tf32(problem):
-    assert_every_configuration(ALGORITHMS["nhwc_split"], in_half(problem, TF32))
+    assert_every_configuration(ALGORITHMS["nhwc_split"], in_precision(problem, TF32))
 
 
 @each_large
 def test_every_configuration_in_many_calls_that_overlap(problem):
-    assert_every_configuration(ALGORITHMS["nhwc_split"], in_half(problem, "fp16"), repeats=30)
+    assert_every_configuration(ALGORITHMS["nhwc_split"], in_precision(problem, "fp16"), repeats=30)

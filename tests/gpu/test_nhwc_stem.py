@@ -9,7 +9,7 @@ import cuconv
 from cuconv import ConvProblem, UnsupportedProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
-from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_half, tensors
+from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_precision, tensors
 
 STEM = ALGORITHMS["nhwc_stem"]
 # Each number of channels; filter rows of odd and even numbers of elements; windows that start at odd elements; planes
@@ -41,19 +41,19 @@ each_small = pytest.mark.parametrize("problem", SMALL, ids=lambda problem: probl
 @each_half
 @each_problem
 def test_every_configuration(problem, precision):
-    assert_every_configuration(STEM, in_half(problem, precision))
+    assert_every_configuration(STEM, in_precision(problem, precision))
 
 
 def test_a_ring_whose_stages_are_filled_again_and_again():
     """A block has more tiles than the ring has stages, and the barriers' parity changes more than once."""
-    problem = in_half(ConvProblem(16, 3, 224, 224, 64, 3, 3, 1, 1), "fp16")
+    problem = in_precision(ConvProblem(16, 3, 224, 224, 64, 3, 3, 1, 1), "fp16")
     configs = STEM.candidates(problem, device_spec(torch.cuda.current_device()))
     assert any(config.turns > 2 * config.stages for config in configs)
     assert_every_configuration(STEM, problem)
 
 
 def test_every_configuration_in_many_calls_that_overlap():
-    problem = in_half(ConvProblem(4, 3, 112, 112, 64, 7, 7, 3, 3, stride_h=2, stride_w=2), "fp16")
+    problem = in_precision(ConvProblem(4, 3, 112, 112, 64, 7, 7, 3, 3, stride_h=2, stride_w=2), "fp16")
     assert_every_configuration(STEM, problem, 30)
 
 
@@ -62,7 +62,7 @@ def test_every_configuration_in_many_calls_that_overlap():
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them_alone(number, problem, precision):
     """Each place in turn has the number, so that it also lies right behind the end of a filter's row."""
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     clean, weight = tensors(problem)
     for row, column in ((0, 0), (problem.h // 2, problem.w // 2), (problem.h - 1, problem.w - 1), (4, 5), (4, 6)):
         x = clean.clone(memory_format=torch.preserve_format)
@@ -77,7 +77,7 @@ def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them_alone(numb
 @each_half
 @each_small
 def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     for scale in (1e2, 4e-4) if precision == "fp16" else (1e18, 1e-18):
         x, weight = tensors(problem, scale=scale)
         truth = reference.conv2d(x, weight, **problem.geometry)
@@ -88,7 +88,7 @@ def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(problem,
 @each_small
 @pytest.mark.parametrize("start", [8, 3])
 def test_a_slice_of_channels(start, problem, precision):
-    problem = in_half(problem, precision)
+    problem = in_precision(problem, precision)
     x, weight = tensors(problem)
     n, m, h, w = problem.output_shape
     shape = (n, start + (m + 7) // 8 * 8, h, w)
@@ -100,7 +100,7 @@ def test_a_slice_of_channels(start, problem, precision):
 
 @each_half
 def test_an_input_that_starts_anywhere_is_copied_first(precision):
-    problem = in_half(PROBLEMS[0], precision)
+    problem = in_precision(PROBLEMS[0], precision)
     x, weight = tensors(problem)
     memory = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:]
     shifted = memory.as_strided(x.shape, x.stride()).copy_(x)
@@ -112,7 +112,7 @@ def test_an_input_that_starts_anywhere_is_copied_first(precision):
 
 @each_half
 def test_an_image_does_not_depend_on_its_batch(precision):
-    problem = in_half(replace(PROBLEMS[0], n=70), precision)
+    problem = in_precision(replace(PROBLEMS[0], n=70), precision)
     x, weight = tensors(problem)
     many = cuconv.conv2d(x, weight, **problem.geometry, algorithm="batch_invariant")
     for n in (1, 9):

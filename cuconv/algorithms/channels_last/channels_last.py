@@ -19,25 +19,17 @@ from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes,
 from cuconv.algorithms.common.listed import Forms, ListedVariants, least_slowdown, listed
 from cuconv.core.costs import constant
 from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
-from cuconv.core.problem import (
-    BF16,
-    CHANNELS_LAST,
-    HALF_BYTES,
-    HALVES,
-    TF32_LAST,
-    ConvProblem,
-    UnsupportedProblem,
-    ceil_div,
-)
+from cuconv.core.problem import BF16, CHANNELS_LAST, HALVES, TF32_LAST, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 WARPGROUP_PIXELS = 64  # rows of tile A of a wgmma instruction
-CONSUMER_THREADS = 128  # of a warpgroup
+CONSUMER_THREADS = 128  # a warpgroup
 PRODUCER_THREADS = 64  # a warp for each operand
 BARRIER_BYTES = 8
 BF16_MACRO, TF32_MACRO, GROUPED_MACRO = "BF16", "TF32", "GROUPED"
 MAX_STAGES = 16
-TF32_CHANNELS = 4  # 16 bytes of float32
+VECTOR_BYTES = 16  # strides of a tensor map are multiples of them
+TF32_CHANNELS = 4  # float32 of a vector
 # wgmma multiplies 64 rows with N filters in N / 2 clocks, and reads them from shared memory in 16 + N / 4: together as
 # long as products of about this many filters more.
 READ_FILTERS = 21
@@ -57,7 +49,7 @@ class Boxes:
     @property
     def row_bytes(self) -> int:
         """Bytes of a pixel's, or filter's, channels in a box: also the width of its swizzle."""
-        return HALF_BYTES * self.channels
+        return VECTOR_BYTES // VECTOR_CHANNELS * self.channels
 
     def stage_bytes(self, rows: int) -> int:
         """Shared memory of a stage in bytes, of so many pixels and filters."""
@@ -244,22 +236,21 @@ def stage_times(
     """
     crowd = 1 + costs.crowd * min(1.0, busy)
     crowded = resident * boxes.count * crowd
-    row = crowded * _rows_us(costs, problem.group_channels * problem.element_bytes // HALF_BYTES, boxes) / 2**7
+    row = crowded * _rows_us(costs, problem.group_channels * problem.element_bytes // VECTOR_BYTES, boxes) / 2**7
     multiply, copy = costs.multiply * products / 2**20 * resident, rows * row + operands * costs.box * crowded
     latency = max(step, costs.load * crowd / ring if ring < stages else 0.0)
     return StageTimes(longest(multiply, copy, latency), multiply + copy + latency, row)
 
 
-def _rows_us(costs: StageCosts, channels: int, boxes: Boxes) -> float:
+def _rows_us(costs: StageCosts, vectors: int, boxes: Boxes) -> float:
     """The time of an SM to copy 2**7 rows of boxes in microseconds, where no other SM copies.
 
-    channels: in half precision, or twice as many. A row behind the last channel is filled with zeros. Rows that start
-    at odd multiples of 16 bytes, since the vectors of a pixel are odd in number, take twice as long.
+    A pixel has so many vectors of 16 bytes; a row is filled with zeros behind the last one. Where they are odd in
+    number, rows start at odd multiples of 16 bytes, and take twice as long.
     """
-    vectors = channels // VECTOR_CHANNELS
-    inside = vectors / ceil_div(channels, boxes.channels)
-    slowdown = 1 + vectors % 2
-    outside = boxes.channels / VECTOR_CHANNELS - inside
+    of_row = boxes.row_bytes // VECTOR_BYTES
+    inside, slowdown = vectors / ceil_div(vectors, of_row), 1 + vectors % 2
+    outside = of_row - inside
     return slowdown * (costs.row + costs.inside * inside) + costs.outside * outside
 
 
@@ -337,11 +328,11 @@ def output_map(problem: ConvProblem, box_filters: int, planes: int, address: Add
     planes: the channels of the tensor.
     """
     p = problem
-    groups = ((p.groups, HALF_BYTES * p.group_filters, 1),) if p.groups > 1 else ()
-    pixels = (p.n * p.out_pixels, HALF_BYTES * planes, WARPGROUP_PIXELS)
+    groups = ((p.groups, p.element_bytes * p.group_filters, 1),) if p.groups > 1 else ()
+    pixels = (p.n * p.out_pixels, p.element_bytes * planes, WARPGROUP_PIXELS)
     sizes, strides, box = zip(*groups, pixels, strict=True)
     sizes, box = (p.group_filters, *sizes), (box_filters, *box)
-    return TensorMap(address, p.precision, sizes, strides, box, HALF_BYTES * box_filters)
+    return TensorMap(address, p.precision, sizes, strides, box, p.element_bytes * box_filters)
 
 
 def macros_of(grouped: bool, boxes: Boxes, pixels: int, warpgroup_filters: int, filter_warpgroups: int = 1) -> Macros:

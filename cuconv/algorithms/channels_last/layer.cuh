@@ -35,7 +35,7 @@
 
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
 constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / sizeof(Element);
-constexpr int STEP_BYTES = 32;  // of a row that an instruction multiplies
+constexpr int STEP_BYTES = 32;  // an instruction multiplies so many bytes of a row
 constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
 constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // of a box
 constexpr int STAGE_PIXEL_BYTES = BOXES * PIXEL_BYTES, STAGE_WEIGHT_BYTES = BOXES * FILTER_BYTES;

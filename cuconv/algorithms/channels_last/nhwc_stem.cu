@@ -35,12 +35,12 @@
 #include "common/tma.cuh"
 #include "common/wgmma.cuh"
 
-constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // of an SM
+constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // on an SM
 constexpr int WARP_PIXELS = 16;
 constexpr int STEP = 16;              // elements of the reduction that an instruction adds
 constexpr int CORE = 8;               // rows of a core matrix, and elements of each: 16 bytes
 constexpr int STAGE_ALIGNMENT = 128;  // bytes; where a copy by a tensor map starts in shared memory
-constexpr int CORE_BYTES = FILTERS * CORE * sizeof(Element);  // of all filters' weights for eight elements in depth
+constexpr int CORE_BYTES = FILTERS * CORE * sizeof(Element);  // all filters' weights for eight elements in depth
 // A warp's outputs in shared memory: 16 bytes more, so that the rows of a matrix lie in different banks.
 constexpr int OUTPUT_PITCH = FILTERS * sizeof(Element) + 16, OUTPUT_BYTES = WARP_PIXELS * OUTPUT_PITCH;
 
@@ -52,7 +52,7 @@ struct Tile {
 // All tiles of the output: those of a row of tiles are neighbours.
 struct Tiles {
     Divider along, down;
-    int rows, log_columns;  // of a tile
+    int rows, log_columns;  // a tile's
 
     __device__ __forceinline__ Tile operator[](unsigned index) const {
         unsigned x, y;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void make_table(uint2* table, const Pairs& pairs, int
 // The weights of a block's filters: [filter][row][row_elements].
 struct Weights {
     const Element* start;
-    int filters;  // that exist
+    int filters;  // only those that exist
 
     // A pair of a filter's weights; zeros where there are none. It loads without a condition, which would make a thread
     // wait for each load.
@@ -181,7 +181,7 @@ struct Outputs {
     const Element* residual;  // null where there is none
     Element* output;
     int64 residual_stride, output_stride;  // elements from one pixel to the next
-    int filters;                           // of the block that exist
+    int filters;                           // the block's, only those that exist
     bool whole;
 
     // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It loads
@@ -213,7 +213,7 @@ struct Outputs {
 template <class PixelOf>
 __device__ __forceinline__ void write(const float (&sums)[WGMMA_SUMS], unsigned char* staging, const Outputs& out,
                                       const PixelOf& pixel_of) {
-    constexpr int VECTORS = FILTERS / 8;  // of a pixel
+    constexpr int VECTORS = FILTERS / 8;  // a pixel's
     const int lane = threadIdx.x % 32;
     const unsigned row = shared_address(staging) + lane % 16 * OUTPUT_PITCH + lane / 16 * 16;
     __syncwarp();  // the lanes have read the last tile's outputs

@@ -36,13 +36,13 @@ MAX_EXTENT = 2**30  # rows, and elements of a row, of the padded image
 MAX_BOX = 256  # elements of a tensor map's box on each axis
 MAX_STAGES = 4
 STEPS_UNIT, STEP = 2, 16  # steps of the reduction are even in number; elements of a step
-TABLE_BYTES = 8  # of a pair of elements
+TABLE_BYTES = 8  # an entry, for a pair of elements
 VECTOR_BYTES = HALF_BYTES * VECTOR_CHANNELS
 STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared memory
-REGISTERS = {16: 64, 32: 64, 64: 80, 96: 128}  # of a thread at most, by the filters of a block
+REGISTERS = {16: 64, 32: 64, 64: 80, 96: 128}  # the most a thread takes, by the filters of a block
 WARPGROUPS = (1, 2)
-COLUMNS = (8, 16, 32, 64)  # of a tile: neighbouring pixels of a row, of which eight lie in different banks
-SHAPES = 2  # of tiles that are tried, for the same number of pixels
+COLUMNS = (8, 16, 32, 64)  # a tile's: eight neighbouring pixels of a row lie in different banks
+SHAPES = 2  # tiles that are tried for the same number of pixels
 WARP_PIXELS = 16
 SM_THREADS, SM_REGISTERS = 2048, 2**16
 

@@ -63,7 +63,7 @@ class Tile:
         """Sums of a thread."""
         return self.pixels * self.filters // (WARPGROUPS * CONSUMER_THREADS)
 
-    def most_resident(self, is_half: bool = True) -> int:
+    def most_resident(self, is_half: bool) -> int:
         """Blocks that the registers of an SM hold without spills; in TF32, pairs of outputs take twice as many."""
         return 2 if self.sums <= (SMALL_SUMS if is_half else SMALL_SUMS // 2) and self.pixels <= SMALL_PIXELS else 1
 
@@ -150,7 +150,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         """The row of the list for a tile, its boxes, and whether weights stay."""
         tile, boxes, keeps = variant
         common = channels_last.macros_of(grouped, boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups)
-        return common | {"RESIDENT_WEIGHTS": int(keeps), MIN_BLOCKS_MACRO: tile.most_resident()}
+        return common | {"RESIDENT_WEIGHTS": int(keeps), MIN_BLOCKS_MACRO: tile.most_resident(is_half=True)}
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every tile with all boxes, as many blocks as the SMs hold; weights that stay where blocks have many tiles."""

@@ -1,4 +1,4 @@
-"""What the closed set loses on random layers, by the cost models: a draw that the lists were not chosen on."""
+"""The closed set's predicted loss on random layers that its lists were not chosen on."""
 
 from dataclasses import replace
 from math import inf
