@@ -13,12 +13,13 @@
 // SPLIT_K            blocks of a cluster
 // WARPGROUP_SPLIT_K  consumer warpgroups that share the reduction of a block
 // MIN_BLOCKS_PER_SM  bounds the registers
-// The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 here, and RESIDENT_WEIGHTS 0.
+// The other macros are those of layer.cuh; FILTER_WARPGROUPS is 1 here.
 //
 // The arguments are as those of nhwc_wgmma. ring_stages is a multiple of WARPGROUP_SPLIT_K, so that each stage is always
 // the same warpgroup's: a barrier shows only the parity of its phase, and who skips a round would misread it.
 // The blocks of a cluster are neighbours, and so are tiles that differ in their filters alone.
 
+#define RESIDENT_WEIGHTS 0
 #include "channels_last/layer.cuh"
 
 constexpr int PIXEL_WARPGROUPS = PIXELS / 64, CONSUMERS = 128 * PIXEL_WARPGROUPS * WARPGROUP_SPLIT_K;
@@ -105,7 +106,13 @@ struct OwnedPiece {
 };
 static_assert(SPLIT_K > 1 || THREAD_OWNED == THREAD_PIECES, "a block alone keeps all its pieces");
 
-extern "C" __global__ void __cluster_dims__(SPLIT_K, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
+#if SPLIT_K > 1
+#define CLUSTER __cluster_dims__(SPLIT_K, 1, 1)
+#else
+#define CLUSTER  // clusters of one block start later than blocks
+#endif
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
                const Element* bias, const Element* residual, Element* output, int64 output_stride, int64 pixels,
                int64 filters, int64 group_filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h,

@@ -121,7 +121,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         tile, split_k, boxes = variant
         common = channels_last.macros_of(grouped, boxes, tile.pixels, tile.filters)
         more = {"SPLIT_K": split_k, "WARPGROUP_SPLIT_K": tile.warpgroup_split_k, "MIN_BLOCKS_PER_SM": MOST_RESIDENT}
-        return common | more | {"RESIDENT_WEIGHTS": 0}
+        return common | more
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """The forms of few blocks whose shares of the reduction are a stage at least."""

@@ -48,9 +48,6 @@ constexpr int OCTET_FILTERS = SIDE_BY_SIDE ? 2 * BF : BF;           // rows of 1
 constexpr int LOW_WEIGHTS = SIDE_BY_SIDE ? BF * 16 : WEIGHT_PART;  // bytes from a high part to its low part
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of one");
 
-// A chunk of input keeps its scale while its largest scaled value is at least 2^LEAST_EXPONENT. With low parts, few of
-// ordinary values are then below LEAST_EXACT. Without them, all 11 bits must hold down to 2^-20 of the maximum.
-constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 8 : 6;
 // A scaled value has an error of up to 2^-23 of itself and 2^-25, because its low part is rounded to a multiple of
 // 2^-24. Eight channels are suspect where their largest value is below LEAST_EXACT, and not 0.
 constexpr float LEAST_EXACT = 0x1p-8f;

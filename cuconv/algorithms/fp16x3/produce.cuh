@@ -7,8 +7,11 @@
 // one batch is converted, the next is on its way to the other half of the registers.
 constexpr int JOBS = SLOTS * (CHANNELS / 8);
 constexpr int BATCHES = JOBS <= (TAPS < 25 ? 6 : 4) ? 2 : (JOBS + 3) / 4 * 2, BATCH = (JOBS + BATCHES - 1) / BATCHES;
-// A chunk's scaled maximum must lie in [2^LEAST_EXPONENT, 2^15); a new scale brings it to 2^TARGET.
-constexpr int TARGET = (LEAST_EXPONENT + 16) / 2;
+// A chunk's scaled maximum must lie in [2^LEAST_EXPONENT, 2^15); a new scale brings it to 2^TARGET. With low parts, few
+// of ordinary values are then below LEAST_EXACT. Without them, ordinary values keep their 11 bits in an image whose
+// maximum is 2^-20 of that of another image in the tile.
+constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 8 : 9;
+constexpr int TARGET = 12;
 
 // The range of a chunk's scaled values: the largest, and the least of the maxima of eight channels of a position.
 struct Range {
@@ -180,7 +183,7 @@ struct Producer {
 
     __device__ __forceinline__ void run(const Share& share) {
         float values[2][BATCH][8];
-        int exponent = TARGET - 3;  // right for maxima of 1/2 to 64; PRODUCTS 1: of 1/4 to 128
+        int exponent = TARGET - 3;  // right for maxima of 1/2 to 64; PRODUCTS 1: of 1 to 64
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);

@@ -14,6 +14,9 @@
 #define WGMMA_N FILTERS
 #include "common/wgmma.cuh"
 
+// The least exponent that the maximum of a pixel's chunk may have with the scale that it has. With low parts, few of
+// ordinary values are then below LEAST_EXACT. Without them, all 11 bits must hold down to 2^-20 of the maximum.
+constexpr int LEAST_EXPONENT = PRODUCTS == 3 ? 8 : 6;
 // A pixel's scale, a power of two. It stays while it brings the maximum of a chunk into [2^LEAST_EXPONENT, 2^15). A new
 // one brings it into [2^TARGET, 2^(TARGET + 1)): later chunks of ordinary data have maxima from 1/16 to 4 times as
 // large.
