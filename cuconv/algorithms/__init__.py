@@ -10,6 +10,7 @@ from cuconv.algorithms.channels_last.nhwc_depthwise import NhwcDepthwise
 from cuconv.algorithms.channels_last.nhwc_split import NhwcSplit
 from cuconv.algorithms.channels_last.nhwc_stem import NhwcStem
 from cuconv.algorithms.channels_last.nhwc_wgmma import NhwcWgmma
+from cuconv.algorithms.channels_last.nhwc_window import NhwcWindow
 from cuconv.algorithms.depthwise.depthwise import Depthwise
 from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
 from cuconv.algorithms.gemv.gemv import Gemv
@@ -35,6 +36,7 @@ ALGORITHMS = registry(
         NhwcSplit(),
         NhwcDepthwise(),
         NhwcStem(),
+        NhwcWindow(),
     ]
 )
 

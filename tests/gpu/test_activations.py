@@ -12,7 +12,7 @@ from tests.gpu.test_residual import residual_for
 
 # Values of a first layer's one channel, or of eight channels of a depthwise layer: a weight of 1 hands them on.
 SPECIAL = [0.0, -0.0, 1e4, -1e4, 6e4, -6e4, torch.inf, -torch.inf, torch.nan, 6e-8, -6e-8, 1e-40, -1e-40, 3.0, -3.0]
-HALF_KERNELS = ("nhwc_wgmma", "nhwc_split", "nhwc_depthwise", "nhwc_stem")
+HALF_KERNELS = ("nhwc_wgmma", "nhwc_split", "nhwc_depthwise", "nhwc_stem", "nhwc_window")
 HALF_LAYERS = [
     ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1),
     ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1),

@@ -134,7 +134,7 @@ def test_a_graph_gives_the_same_as_calls(precision):
 
 
 @each_half
-@pytest.mark.parametrize("algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_depthwise"])
+@pytest.mark.parametrize("algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_window", "nhwc_depthwise"])
 def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, precision):
     problem = in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision)
     inputs = [tensors(problem, seed)[0] for seed in range(20)]

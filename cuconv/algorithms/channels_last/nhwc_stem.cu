@@ -22,47 +22,13 @@
 // columns. whole: whether pixels of the output start at multiples of 16 bytes. weights_early: whether the weights may be
 // read before the kernel ahead ends.
 
-#if BF16
-#define WGMMA_HALF bf16
-#else
-#define WGMMA_HALF f16
-#endif
-#define WGMMA_N FILTERS
+#include "channels_last/windows.cuh"
 
-#include "channels_last/element.cuh"
-#include "common/activation.cuh"
-#include "common/divider.cuh"
-#include "common/tma.cuh"
-#include "common/wgmma.cuh"
-
-constexpr int MAX_THREADS = 256, MIN_BLOCKS = FILTERS <= 32 ? 4 : FILTERS <= 64 ? 3 : 2;  // on an SM
-constexpr int WARP_PIXELS = 16;
-constexpr int STEP = 16;              // elements of the reduction that an instruction adds
 constexpr int CORE = 8;               // rows of a core matrix, and elements of each: 16 bytes
 constexpr int STAGE_ALIGNMENT = 128;  // bytes; where a copy by a tensor map starts in shared memory
 constexpr int CORE_BYTES = FILTERS * CORE * sizeof(Element);  // all filters' weights for eight elements in depth
-// A warp's outputs in shared memory: 16 bytes more, so that the rows of a matrix lie in different banks.
-constexpr int OUTPUT_PITCH = FILTERS * sizeof(Element) + 16, OUTPUT_BYTES = WARP_PIXELS * OUTPUT_PITCH;
 
-// A tile of the output: its image, and its first row and column.
-struct Tile {
-    int image, y, x;
-};
-
-// All tiles of the output: those of a row of tiles are neighbours.
-struct Tiles {
-    Divider along, down;
-    int rows, log_columns;  // a tile's
-
-    __device__ __forceinline__ Tile operator[](unsigned index) const {
-        unsigned x, y;
-        const int image = down(along(index, x), y);
-        return {image, (int)y * rows, (int)x << log_columns};
-    }
-    // The place of a pixel in its tile.
-    __device__ __forceinline__ int row(int pixel) const { return pixel >> log_columns; }
-    __device__ __forceinline__ int column(int pixel) const { return pixel & ((1 << log_columns) - 1); }
-};
+constexpr uint64 CORE_LAYOUT = 8ull << 32;  // the upper half of core_descriptor's
 
 // The pairs of the reduction: their filter row, and their place in it.
 struct Pairs {
@@ -73,13 +39,10 @@ struct Pairs {
     __device__ __forceinline__ unsigned find(int pair, int& row, unsigned& in_row) const {
         row = by_row(pair, in_row);
         const int element = first_element(in_row);
-        return row < rows ? mask_of(element >= 0, element + 1 < row_elements) : 0;
+        return row < rows ? pair_mask(element >= 0, element + 1 < row_elements) : 0;
     }
     // The element of a row that the lower half of a pair is; -1 where it is none.
     __device__ __forceinline__ int first_element(int in_row) const { return in_row * 2 - lead; }
-    static __device__ __forceinline__ unsigned mask_of(bool low, bool high) {
-        return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
-    }
 };
 
 // Writes the table: for each step and thread % 4 two pairs, each as its byte in the window and its mask. All threads of
@@ -167,72 +130,13 @@ __device__ __forceinline__ void multiply(float (&sums)[WGMMA_SUMS], const Window
             windows.read(values[i], stage, entry);
             entry = table[(step + i + 1) * 4];  // behind the table it is not used
             wgmma_fence();
-            wgmma_half(sums, values[i], core_descriptor(weights + (step + i) * 2 * CORE_BYTES, CORE_BYTES),
-                       step + i > 0);
+            const unsigned tile = core_descriptor(weights + (step + i) * 2 * CORE_BYTES, CORE_BYTES);
+            wgmma_half(sums, values[i], CORE_LAYOUT | tile, step + i > 0);
             wgmma_commit();
             wgmma_wait_for_all_but_one();
         }
     wgmma_wait(sums);
 }
-
-// Residual and output of a pixel's filters, from the block's first on. whole: whether they start at multiples of 16
-// bytes.
-struct Outputs {
-    const Element* residual;  // null where there is none
-    Element* output;
-    int64 residual_stride, output_stride;  // elements from one pixel to the next
-    int filters;                           // the block's, only those that exist
-    bool whole;
-
-    // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It loads
-    // without a condition, as above.
-    __device__ __forceinline__ void add_residual(float (&sums)[WGMMA_SUMS], int first, int64 pixel) const {
-        const Element* const of_pixel = pixel >= 0 ? residual + pixel * residual_stride : residual;
-        const int end = pixel >= 0 ? filters : 0;
-#pragma unroll
-        for (int i = first; i < WGMMA_SUMS; i += 4) {
-            const int filter = i / 4 * 8 + threadIdx.x % 4 * 2, exist = max(0, min(2, end - filter));
-            const Element* const from = of_pixel + (exist ? filter : 0);
-            const unsigned pair = (*from | (unsigned)from[exist / 2] << 16) & Pairs::mask_of(exist > 0, exist > 1);
-            sums[i] += value_of((Element)pair), sums[i + 1] += value_of((Element)(pair >> 16));
-        }
-    }
-    // Writes the outputs of eight filters of a pixel.
-    __device__ __forceinline__ void write(const Element* from, int64 pixel, int filter) const {
-        Element* const to = output + pixel * output_stride + filter;
-        if (whole && filter + 8 <= filters)
-            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        else
-#pragma unroll 1
-            for (int i = 0; i < min(8, filters - filter); ++i) to[i] = from[i];
-    }
-};
-
-// Writes a warp's sums, rounded, through its staging memory. pixel_of: the output's pixel of one of the 16 of the warp,
-// or -1 where there is none.
-template <class PixelOf>
-__device__ __forceinline__ void write(const float (&sums)[WGMMA_SUMS], unsigned char* staging, const Outputs& out,
-                                      const PixelOf& pixel_of) {
-    constexpr int VECTORS = FILTERS / 8;  // a pixel's
-    const int lane = threadIdx.x % 32;
-    const unsigned row = shared_address(staging) + lane % 16 * OUTPUT_PITCH + lane / 16 * 16;
-    __syncwarp();  // the lanes have read the last tile's outputs
-#pragma unroll
-    for (int i = 0; i < WGMMA_SUMS; i += 8)
-        store_matrices(row + i * 4, packed(sums[i], sums[i + 1]), packed(sums[i + 2], sums[i + 3]),
-                       packed(sums[i + 4], sums[i + 5]), packed(sums[i + 6], sums[i + 7]));
-    __syncwarp();
-#pragma unroll 2  // the places of all iterations would be kept in registers from tile to tile
-    for (int i = 0; i < WARP_PIXELS * VECTORS / 32; ++i) {
-        const int place = i * 32 + lane, row = place / VECTORS, vector = place % VECTORS;
-        const int64 pixel = pixel_of(row);
-        if (pixel >= 0)
-            out.write(reinterpret_cast<const Element*>(staging + row * OUTPUT_PITCH) + vector * 8, pixel, vector * 8);
-    }
-}
-
-// True in the thread of the block that starts copies, where all threads of the first warp ask.
-__device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     nhwc_stem(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
@@ -240,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
               int64 out_w, int64 pad_h, int64 left, int64 skipped, int64 kernel_h, int64 stride_h, int64 stride_w,
               int64 row_elements, int64 row_pairs, int64 by_row_pairs, int64 lead, int64 steps, int64 pitch,
               int64 window_rows, int64 tiles, int64 tiles_down, int64 by_tiles_down, int64 tiles_along,
-              int64 by_tiles_along, int64 tile_rows, int64 log_columns, int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation,
-              int64 numbers, int64 whole, int64 weights_early) {
+              int64 by_tiles_along, int64 tile_rows, int64 log_columns, int64 filter_blocks, int64 by_filter_blocks,
+              int64 stages, int64 activation, int64 numbers, int64 whole, int64 weights_early) {
     // The ring's stages, the weights, the table, the bias, the outputs of each warp, and the barriers of the stages
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
     const int window_bytes = (int)window_rows * (int)pitch, pair_count = (int)steps * (STEP / 2);
@@ -255,10 +159,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_rows,
                            (int)log_columns};
     const Pairs pairs = {Divider(row_pairs, by_row_pairs), (int)kernel_h, (int)row_elements, (int)lead};
-    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     unsigned filter_block;
     const unsigned first = Divider(filter_blocks, by_filter_blocks)(blockIdx.x, filter_block);
-    const unsigned step = gridDim.x / (unsigned)filter_blocks;
+    const Turns turns = {first, gridDim.x / (unsigned)filter_blocks, (unsigned)tiles, (int)stages, full};
     const int first_filter = filter_block * FILTERS, own_filters = min(FILTERS, (int)filters - first_filter);
 
     const auto copy = [&](unsigned index, int stage) {
@@ -271,15 +174,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
     const auto begin = [&] {
         wait_for_kernel_ahead();
-        if (is_leader())
-#pragma unroll 1
-            for (int i = 0; i < stages && first + i * step < tiles; ++i) copy(first + i * step, i);
+        if (is_leader()) turns.begin(copy);
         launch_dependents();
     };
     if (is_leader()) {
         prefetch(input);
-#pragma unroll 1
-        for (int i = 0; i < stages; ++i) barrier_init(full + i, 1);
+        turns.init();
         fence_barrier_init();
     }
     if (!weights_early) begin();
@@ -287,13 +187,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     spread_weights(reinterpret_cast<unsigned*>(weights),
                    {weight + (int64)first_filter * kernel_h * row_elements, own_filters}, pairs, pair_count);
     if (weights_early) begin();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < FILTERS; i += blockDim.x)
-        biases[i] = bias && i < own_filters ? value_of(bias[first_filter + i]) : 0.0f;
+    load_biases(biases, bias ? bias + first_filter : nullptr, own_filters);
     fence_async_shared();  // wgmma reads the weights through the async proxy
     __syncthreads();
 
-    const int warp_pixel = warp * WARP_PIXELS, pixel = warp_pixel + lane / 4;  // in the tile
+    const int lane = threadIdx.x % 32, pixel = threadIdx.x / 32 * WARP_PIXELS + lane / 4;  // in the tile
     const auto window_of = [&](int pixel) {
         return tile_at.row(pixel) * (int)stride_h * (int)pitch +
                (tile_at.column(pixel) * (int)(stride_w * channels) + (int)(skipped - lead)) * (int)sizeof(Element);
@@ -302,31 +200,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const Windows windows = {start & ~3u, window_of(pixel + 8) & ~3u, (start & 2) * 8};
     const Element* const added = residual ? residual + first_filter : nullptr;
     const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, whole != 0};
-    int stage = 0, phase = 0;
-    for (unsigned index = first; index < tiles; index += step) {
-        const Tile tile = tile_at[index];
-        const auto pixel_of = [&](int row) -> int64 {
-            const int y = tile.y + tile_at.row(warp_pixel + row), x = tile.x + tile_at.column(warp_pixel + row);
-            return y < out_h && x < out_w ? (tile.image * out_h + y) * out_w + x : -1;
-        };
-        barrier_wait(full + stage, phase);
-        float sums[WGMMA_SUMS];
+    const auto multiply_stage = [&](float (&sums)[WGMMA_SUMS], int stage) {
         multiply(sums, windows, shared_address(shared) + stage * stage_bytes,
                  reinterpret_cast<const uint4*>(table) + lane % 4, shared_address(weights), (int)steps);
-        fence_async_shared();  // the next copy into the stage must not overtake these loads
-        __syncthreads();
-        if (is_leader() && index + stages * step < tiles) copy(index + stages * step, stage);
-        if (++stage == stages) stage = 0, phase ^= 1;
-#pragma unroll
-        for (int i = 0; i < WGMMA_SUMS; i += 4) {
-            const float2 more = *reinterpret_cast<const float2*>(biases + i * 2 + lane % 4 * 2);
-            sums[i] += more.x, sums[i + 1] += more.y, sums[i + 2] += more.x, sums[i + 3] += more.y;
-        }
-        if (residual) {
-            out.add_residual(sums, 0, pixel_of(lane / 4));
-            out.add_residual(sums, 2, pixel_of(lane / 4 + 8));
-        }
-        activate(sums, {activation, numbers});
-        write(sums, staging + warp * OUTPUT_BYTES, out, pixel_of);
-    }
+    };
+    compute(turns, tile_at, out, (int)out_h, (int)out_w, biases, staging, {activation, numbers}, copy, multiply_stage);
 }

@@ -150,16 +150,15 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[WGMMA_SUMS], uint64 a, u
 }
 #undef WGMMA_BEFORE
 
-// The same with tile A in registers. b is the lower half of the descriptor (core_descriptor).
-#define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) \
-    "{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %" #keep ", 0; mov.b64 b, {%" #b ", 8};"
-__device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], const unsigned (&a)[4], unsigned b, int keep) {
+// The same with tile A in registers.
+#define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
+__device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], const unsigned (&a)[4], uint64 b, int keep) {
     asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
                  "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32." WGMMA_TEXT(WGMMA_HALF)
-                 "." WGMMA_TEXT(WGMMA_HALF) " {" WGMMA_NAMES(WGMMA_N) "}, " WGMMA_AFTER(WGMMA_A, WGMMA_N)
-                 ", b, p, 1, 1, 0;}"
+                 "." WGMMA_TEXT(WGMMA_HALF) " {" WGMMA_NAMES(WGMMA_N) "}, " WGMMA_AFTER(WGMMA_A, WGMMA_N) ", "
+                 WGMMA_AFTER(WGMMA_B, WGMMA_N) ", p, 1, 1, 0;}"
                  : WGMMA_OPERANDS(WGMMA_N)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(keep));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
 #undef WGMMA_BEFORE
 #endif

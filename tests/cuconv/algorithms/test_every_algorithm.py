@@ -35,6 +35,7 @@ HOPPER_ONLY = [
     "nhwc_split",
     "nhwc_depthwise",
     "nhwc_stem",
+    "nhwc_window",
 ]
 WAITING, AT_A_TIME = HOPPER_ONLY[:3], {1: 132, 2: 2 * 66, 3: 3 * 39}  # blocks of an H200 by the size of clusters
 OTHERS = [one for sweep in ("strided", "grouped", "fully_connected") for one in problems_of(sweep)[::5]]

@@ -1,0 +1,176 @@
+"""Convolution of up to 64 channels by filters of several positions, in half precision and channels last.
+
+It multiplies windows (`windows.py`) of whole pixels, which all positions of a filter read. `nhwc_window.cu` has the
+kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import ClassVar
+
+from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, WARPGROUP_PIXELS, type_macro
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
+from cuconv.algorithms.channels_last.windows import (
+    COLUMNS,
+    MAX_BOX,
+    STEP,
+    VECTOR_BYTES,
+    Config,
+    MultipliesWindows,
+    Tile,
+    bias_bytes,
+    last_arguments,
+    tile_arguments,
+)
+from cuconv.algorithms.common.divider import packed_divisor
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
+from cuconv.core.costs import constant
+from cuconv.core.elementwise import norm
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Argument, Launch, TensorMap
+from cuconv.core.problem import HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.device import DeviceSpec
+
+MAX_CHANNELS = 64
+MAX_EXTENT = 2**30  # rows and columns of the padded image
+GROUP_STEPS = 2  # steps of which a thread reads tile A at once
+ROW_BYTES, ROW_ELEMENTS = 128, 64  # of a box of weights, with its swizzle
+PLACE_BYTES = 4  # an octet's, in the table
+SWIZZLES = (0, 32, 64, 128)  # bytes of a pixel whose windows have a swizzle; 0 for all others
+STAGE_ALIGNMENT = 1024  # bytes, after which every swizzle repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants of the cost model, in microseconds of what each says."""
+
+    start: float = constant("a launch, and a block from start to end, without its tiles")
+    weights: float = constant("the copy of 2**16 bytes of weights ahead of a block's first tile")
+    copy: float = constant("the latency of the copy of a window")
+    pixel: float = constant("an SM's time to copy 2**7 pixels of windows")
+    group: float = constant("a warpgroup's latency of 32 elements of the reduction")
+    end: float = constant("a warpgroup's latency from the last step to the outputs")
+    read: float = constant("an SM's time to read 2**6 warpgroups' tiles A of a step from windows")
+    multiply: float = constant("an SM's time for 2**20 multiply-adds")
+    write: float = constant("an SM's time to write 2**12 outputs")
+    memory: float = constant("2**20 bytes of operands through device memory")
+
+
+class NhwcWindow(MultipliesWindows[Costs]):
+    """wgmma on the windows of few channels and large filters, in half precision and channels last."""
+
+    source = Path(__file__).with_suffix(".cu")
+    summary = "wgmma on windows of up to 64 channels, for larger filters than 1x1, channels last, in half precision."
+    costs_type = Costs
+    registers: ClassVar = {16: 64, 32: 64, 64: 80, 96: 128, 128: 128}
+
+    def variants(self, arch: str) -> list[Macros]:
+        """All kernel variants; none without Hopper's instructions."""
+        if arch != HOPPER_ARCH:
+            return []
+        forms = product(self.registers, SWIZZLES, (0, 1))
+        return [{"FILTERS": filters, "SWIZZLE": swizzle, BF16_MACRO: bf16} for filters, swizzle, bf16 in forms]
+
+    def check(self, problem: ConvProblem) -> None:
+        """Raise UnsupportedProblem for what the kernel does not compute."""
+        p = problem
+        if p.groups > 1 or p.c > MAX_CHANNELS or p.c % VECTOR_CHANNELS or p.filter_area == 1:
+            raise UnsupportedProblem(
+                f"{p.label}: nhwc_window computes multiples of {VECTOR_CHANNELS} channels up to {MAX_CHANNELS}, in one "
+                "group, with filters of several positions"
+            )
+        narrow, low = (self.tile(p, WARPGROUP_PIXELS, columns) for columns in (COLUMNS[0], COLUMNS[-1]))
+        sizes = [
+            ("columns of eight pixels' window", narrow.window_elements // p.c, MAX_BOX),
+            ("rows of the filter", low.window_rows, MAX_BOX),
+            ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
+            ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
+            ("columns of the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
+            ("weights", prod(p.weight_shape), MAX_INDEX // 2),
+            ("filters", p.m, MAX_INDEX // 2),
+        ]
+        check_sizes(p, "nhwc_window", sizes)
+
+    def tile(self, problem: ConvProblem, pixels: int, columns: int) -> Tile:
+        """The tile of so many pixels and columns."""
+        p, rows = problem, pixels // columns
+        window_columns = (columns - 1) * p.stride_w + (p.kw - 1) * p.dilation_w + 1
+        window_rows = (rows - 1) * p.stride_h + (p.kh - 1) * p.dilation_h + 1
+        return Tile(rows, columns, window_rows, window_columns * p.c, STAGE_ALIGNMENT)
+
+    def is_copied_at_once(self, problem: ConvProblem, tile: Tile) -> bool:
+        """Whether the window of a tile is a box that a tensor map can copy."""
+        return max(tile.window_rows, tile.window_elements // problem.c) <= MAX_BOX
+
+    def fixed_bytes(self, problem: ConvProblem, filters: int) -> int:
+        """Shared memory of a block for weights and their barrier, the table, bias and zeros, in bytes."""
+        places = ceil_div(_elements(problem), ROW_ELEMENTS) * (ROW_ELEMENTS // VECTOR_CHANNELS)
+        weights = _weight_bytes(problem, filters) + BARRIER_BYTES
+        return weights + PLACE_BYTES * places + bias_bytes(filters) + VECTOR_BYTES
+
+    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+        """The device time in microseconds, by the cost model with the given constants.
+
+        Behind the first copy these times overlap: the latency of a block's tiles, the copies of an SM, what its
+        warpgroups read from windows, the tensor cores with the writing of outputs, and device memory.
+        """
+        groups, tile = ceil_div(_elements(problem), STEP * GROUP_STEPS), config.tile
+        tiles = config.turns * ceil_div(config.blocks, device.sm_count)  # of an SM
+        window_us = costs.pixel * tile.window_rows * tile.window_elements / problem.c / 2**7
+        first_us = costs.copy + window_us + costs.weights * _weight_bytes(problem, config.filters) / 2**16
+        waiting_us = costs.copy / config.stages if config.stages < config.turns else 0.0
+        latency_us = config.turns * max(groups * costs.group + costs.end, waiting_us)
+        steps, outputs = groups * GROUP_STEPS, tiles * config.warpgroups * WARPGROUP_PIXELS * config.filters
+        read_us = costs.read * tiles * config.warpgroups * steps / 2**6
+        busy_us = costs.multiply * outputs * steps * STEP / 2**20 + costs.write * outputs / 2**12
+        memory_us = costs.memory * problem.min_bytes / 2**20
+        overlapping = latency_us, tiles * window_us, read_us, busy_us, memory_us
+        return float(costs.start + first_us + norm(*overlapping))
+
+    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
+        """The launch of the one kernel, which waits for the kernel ahead itself."""
+        p, position = problem, problem.c // VECTOR_CHANNELS
+        arguments: tuple[Argument, ...] = (
+            _window_map(p, config.tile), _weight_map(p, config.filters), BIAS, RESIDUAL, OUTPUT,
+            options.output_planes(p), p.m, p.c, p.out_h, p.out_w, p.pad_h, p.pad_w, p.stride_h, p.stride_w,
+            p.dilation_h, p.dilation_w, p.filter_area * position, p.kw * position, packed_divisor(p.kw * position),
+            position, packed_divisor(position), *tile_arguments(p, config), *last_arguments(p, options),
+        )  # fmt: skip
+        macros = {"FILTERS": config.filters, "SWIZZLE": _swizzle(p)} | type_macro(p)
+        grid, shared = (config.blocks, config.threads), config.shared_bytes
+        return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
+
+
+def _elements(problem: ConvProblem) -> int:
+    """The products of an output."""
+    return problem.filter_area * problem.c
+
+
+def _weight_bytes(problem: ConvProblem, filters: int) -> int:
+    """Shared memory of so many filters' weights in bytes."""
+    return ceil_div(_elements(problem), ROW_ELEMENTS) * ROW_BYTES * filters
+
+
+def _swizzle(problem: ConvProblem) -> int:
+    """The width of the swizzle of windows, without which pixels of these many bytes would lie in the same banks."""
+    pixel_bytes = HALF_BYTES * problem.c
+    return pixel_bytes if pixel_bytes in SWIZZLES else 0
+
+
+def _window_map(problem: ConvProblem, tile: Tile) -> TensorMap:
+    """The map by which a tile's window is copied."""
+    p, pixel = problem, HALF_BYTES * problem.c
+    box = p.c, tile.window_elements // p.c, tile.window_rows, 1
+    strides = pixel, pixel * p.w, pixel * p.w * p.h
+    return TensorMap(INPUT, p.precision, (p.c, p.w, p.h, p.n), strides, box, _swizzle(p))
+
+
+def _weight_map(problem: ConvProblem, filters: int) -> TensorMap:
+    """The map by which 64 elements of a block's filters are copied."""
+    elements = _elements(problem)
+    box = ROW_ELEMENTS, filters
+    return TensorMap(WEIGHT, problem.precision, (elements, problem.m), (HALF_BYTES * elements,), box, ROW_BYTES)

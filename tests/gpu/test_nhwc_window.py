@@ -1,0 +1,104 @@
+"""Tests of nhwc_window on a GPU: every configuration, with every option of a call, and calls of conv2d."""
+
+import pytest
+import torch
+
+import cuconv
+from cuconv import ConvProblem, UnsupportedProblem, reference
+from cuconv.algorithms import ALGORITHMS
+from cuconv.device import device_spec
+from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_precision, tensors
+
+WINDOW = ALGORITHMS["nhwc_window"]
+# Every swizzle, and channels without one; reductions that end within a step, a group and a box of weights; planes that
+# no tile divides; filters that no vector, tile or block divides; filters larger than the image, of one row and of one
+# column; unequal strides, dilations and padding; a stride that leaves rows of the image out.
+PROBLEMS = [
+    ConvProblem(3, 24, 14, 14, 64, 5, 5, 2, 2),
+    ConvProblem(2, 16, 28, 19, 33, 5, 5, 2, 2),
+    ConvProblem(2, 32, 13, 17, 128, 3, 3, 1, 1),
+    ConvProblem(1, 64, 15, 30, 96, 3, 3, 1, 1, stride_h=2, stride_w=2),
+    ConvProblem(3, 8, 11, 12, 7, 3, 3, 1, 1),
+    ConvProblem(1, 48, 9, 9, 200, 5, 5, 2, 2),
+    ConvProblem(1, 56, 10, 8, 40, 1, 5, 0, 4, stride_h=1, stride_w=3),
+    ConvProblem(2, 40, 14, 12, 24, 5, 1, 4, 0, stride_h=2),
+    ConvProblem(1, 8, 6, 16, 16, 1, 2),
+    ConvProblem(2, 16, 9, 21, 20, 3, 3, 4, 2, dilation_h=4, dilation_w=2),
+    ConvProblem(1, 24, 3, 5, 64, 7, 7, 5, 4),
+    ConvProblem(1, 16, 40, 16, 32, 2, 2, stride_h=9, stride_w=2),
+    ConvProblem(70, 32, 5, 7, 16, 3, 3, 1, 1),
+]
+each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+each_small = pytest.mark.parametrize("problem", PROBLEMS[:6], ids=lambda problem: problem.label)
+
+
+@each_half
+@each_problem
+def test_every_configuration(problem, precision):
+    assert_every_configuration(WINDOW, in_precision(problem, precision))
+
+
+def test_a_ring_whose_stages_are_filled_again_and_again():
+    """A block has more tiles than the ring has stages, and the barriers' parity changes more than once."""
+    problem = in_precision(ConvProblem(16, 32, 160, 160, 64, 3, 3, 1, 1), "fp16")
+    configs = WINDOW.candidates(problem, device_spec(torch.cuda.current_device()))
+    assert any(config.turns > 2 * config.stages for config in configs)
+    assert_every_configuration(WINDOW, problem)
+
+
+def test_every_configuration_in_many_calls_that_overlap():
+    problem = in_precision(ConvProblem(4, 24, 28, 28, 64, 5, 5, 2, 2), "fp16")
+    assert_every_configuration(WINDOW, problem, 30)
+
+
+@each_half
+@each_small
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them_alone(number, problem, precision):
+    problem = in_precision(problem, precision)
+    clean, weight = tensors(problem)
+    for row, column in ((0, 0), (problem.h // 2, problem.w // 2), (problem.h - 1, problem.w - 1), (4, 5)):
+        for channel in (0, problem.c // 2, problem.c - 1):
+            x = clean.clone(memory_format=torch.preserve_format)
+            x[-1, channel, row, column] = number
+            out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_window")
+            assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry), (channel, row, column))
+    x, weight[0, 0, 0, 0], weight[-1, -1, -1, -1] = clean, number, -number
+    out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_window")
+    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+
+
+@each_half
+@each_small
+def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(problem, precision):
+    problem = in_precision(problem, precision)
+    for scale in (1e2, 4e-4) if precision == "fp16" else (1e18, 1e-18):
+        x, weight = tensors(problem, scale=scale)
+        truth = reference.conv2d(x, weight, **problem.geometry)
+        assert_rounded_once(cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_window"), truth)
+
+
+@each_half
+@each_small
+@pytest.mark.parametrize("start", [8, 3])
+def test_a_slice_of_channels(start, problem, precision):
+    problem = in_precision(problem, precision)
+    x, weight = tensors(problem)
+    n, m, h, w = problem.output_shape
+    shape = (n, start + (m + 7) // 8 * 8, h, w)
+    whole = torch.full(shape, torch.nan, device="cuda", dtype=x.dtype).to(memory_format=torch.channels_last)
+    cuconv.conv2d(x, weight, **problem.geometry, out=whole[:, start : start + m], algorithm="nhwc_window")
+    assert_rounded_once(whole[:, start : start + m], reference.conv2d(x, weight, **problem.geometry))
+    assert whole[:, :start].isnan().all() and whole[:, start + m :].isnan().all()
+
+
+@each_half
+def test_operands_that_start_anywhere_are_left_to_another_algorithm(precision):
+    problem = in_precision(PROBLEMS[0], precision)
+    x, weight = tensors(problem)
+    memory = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:]
+    shifted = memory.as_strided(x.shape, x.stride()).copy_(x)
+    out = cuconv.conv2d(shifted, weight, **problem.geometry)
+    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+    with pytest.raises(UnsupportedProblem, match="input does not start"):
+        cuconv.conv2d(shifted, weight, **problem.geometry, algorithm="nhwc_window")
