@@ -51,7 +51,7 @@ def handed_on(values, algorithm, **options):
 
 @each_activation
 @each_half
-@pytest.mark.parametrize("algorithm", HALF_KERNELS)
+@pytest.mark.parametrize("algorithm", [one for one in HALF_KERNELS if one != "nhwc_window"])  # it computes no 1x1
 def test_single_values_in_half_precision(algorithm, precision, given):
     dtype = HALVES[precision]
     values = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor(SPECIAL)]).to("cuda", dtype)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cuconv
-from cuconv import ConvProblem, UnsupportedProblem, reference
+from cuconv import ConvProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
 from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_precision, tensors
@@ -90,15 +90,3 @@ def test_a_slice_of_channels(start, problem, precision):
     cuconv.conv2d(x, weight, **problem.geometry, out=whole[:, start : start + m], algorithm="nhwc_window")
     assert_rounded_once(whole[:, start : start + m], reference.conv2d(x, weight, **problem.geometry))
     assert whole[:, :start].isnan().all() and whole[:, start + m :].isnan().all()
-
-
-@each_half
-def test_operands_that_start_anywhere_are_left_to_another_algorithm(precision):
-    problem = in_precision(PROBLEMS[0], precision)
-    x, weight = tensors(problem)
-    memory = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:]
-    shifted = memory.as_strided(x.shape, x.stride()).copy_(x)
-    out = cuconv.conv2d(shifted, weight, **problem.geometry)
-    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
-    with pytest.raises(UnsupportedProblem, match="input does not start"):
-        cuconv.conv2d(shifted, weight, **problem.geometry, algorithm="nhwc_window")

@@ -7,7 +7,7 @@
 // pixels of a tile, and all FILTERS filters of the block, whose weights stay in shared memory.
 //
 // The reduction runs over octets, eight channels of a filter position, in the order of the weights in memory. A table
-// has for each octet its place in the window. Octets behind the last one, which fill up a group, are zeros.
+// has for each octet its place in the window. Octets behind the last one, which fill up a box of weights, are zeros.
 //
 // SWIZZLE  bytes of a pixel where they are 32, 64 or 128, and copies swizzle the window; 0 elsewhere
 // The other macros are those of windows.cuh.
@@ -18,7 +18,7 @@
 
 #include "channels_last/windows.cuh"
 
-constexpr int OCTET = 8, OCTET_BYTES = OCTET * sizeof(Element);
+constexpr int OCTET = 8, OCTET_BYTES = OCTET * sizeof(Element), STEP_BYTES = STEP * sizeof(Element);
 constexpr int GROUP_STEPS = 2, GROUP_OCTETS = GROUP_STEPS * STEP / OCTET;  // what a thread reads ahead
 constexpr int ROW_BYTES = 128, ROW_OCTETS = ROW_BYTES / OCTET_BYTES;       // of a box of weights, with its swizzle
 constexpr int BOX_BYTES = FILTERS * ROW_BYTES, BOX_GROUPS = ROW_OCTETS / GROUP_OCTETS;
@@ -54,30 +54,38 @@ __device__ __forceinline__ void read_window(unsigned (&values)[4], unsigned pixe
     load_matrices(place == NOWHERE ? zeros : at, values);
 }
 
-// The sums of a warpgroup's pixels. table: the first entry of the lane's half of a step. weights: boxes of 64 elements of
-// all filters. Two parts of tile A take turns: while one is multiplied, the thread reads the other.
-__device__ __forceinline__ void multiply(float (&sums)[WGMMA_SUMS], unsigned pixel, const int2* table, unsigned weights,
-                                         int groups, unsigned zeros) {
+// A block's weights in shared memory: boxes of 64 elements of all filters, each with a barrier that completes once.
+struct Weights {
+    unsigned start;
+    uint64* full;
+    int boxes;
+};
+
+// The sums of a warpgroup's pixels. table: the first entry of the lane's half of a step. Two parts of tile A take turns:
+// while one is multiplied, the thread reads the other.
+__device__ __forceinline__ void multiply(float (&sums)[WGMMA_SUMS], unsigned pixel, const int2* table,
+                                         const Weights& weights, unsigned zeros) {
     static_assert(GROUP_STEPS == 2 && BOX_GROUPS == 2, "an entry has two places, and a box of weights two groups");
     unsigned values[BOX_GROUPS][GROUP_STEPS][4];
     int2 entry = table[0];
 #pragma unroll 1
-    for (int first = 0; first < groups; first += BOX_GROUPS, weights += BOX_BYTES)
+    for (int box = 0; box < weights.boxes; ++box) {
+        barrier_wait(weights.full + box, 0);
 #pragma unroll
-        for (int i = 0; i < BOX_GROUPS; ++i) {
-            if (first + i >= groups) break;
-            read_window(values[i][0], pixel, entry.x, zeros);
-            read_window(values[i][1], pixel, entry.y, zeros);
-            entry = table[(first + i + 1) * 2];  // behind the table it is not used
+        for (int group = 0; group < BOX_GROUPS; ++group) {
+            read_window(values[group][0], pixel, entry.x, zeros);
+            read_window(values[group][1], pixel, entry.y, zeros);
+            entry = table[(box * BOX_GROUPS + group + 1) * 2];  // behind the table it is not used
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < GROUP_STEPS; ++step) {
-                const unsigned tile = weights + (i * GROUP_STEPS + step) * STEP * (int)sizeof(Element);
-                wgmma_half(sums, values[i][step], tile_descriptor<ROW_BYTES>(tile), first + i + step > 0);
+                const unsigned tile = weights.start + box * BOX_BYTES + (group * GROUP_STEPS + step) * STEP_BYTES;
+                wgmma_half(sums, values[group][step], tile_descriptor<ROW_BYTES>(tile), box + group + step > 0);
             }
             wgmma_commit();
             wgmma_wait_for_all_but_one();
         }
+    }
     wgmma_wait(sums);
 }
 
@@ -91,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
                 int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation, int64 numbers, int64 whole,
                 int64 weights_early) {
     // The ring's stages, the weights, the table, the bias, an octet of zeros, the outputs of each warp, and the barriers
-    // of the stages and of the weights
+    // of the stages and of the boxes of weights
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
     const int window_bytes = (int)window_rows * (int)pitch, boxes = ((int)octets + ROW_OCTETS - 1) / ROW_OCTETS;
     const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
@@ -101,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     uint4* const zeros = reinterpret_cast<uint4*>(biases + FILTERS);
     unsigned char* const staging = reinterpret_cast<unsigned char*>(zeros + 1);
     uint64* const full = reinterpret_cast<uint64*>(staging + blockDim.x / 32 * OUTPUT_BYTES);
-    uint64* const weights_full = full + stages;
+    const Weights kept = {shared_address(weights), full + stages, boxes};
 
     const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_rows,
                            (int)log_columns};
@@ -118,16 +126,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
                  tile.y * (int)stride_h - (int)pad_h, tile.image, full + stage);
     };
     const auto copy_weights = [&] {
-        barrier_expect(weights_full, boxes * BOX_BYTES);
 #pragma unroll 1
-        for (int box = 0; box < boxes; ++box)
-            copy_box(shared_address(weights) + box * BOX_BYTES, weight, box * (ROW_OCTETS * OCTET), first_filter,
-                     weights_full);
+        for (int box = 0; box < boxes; ++box) {
+            barrier_expect(kept.full + box, BOX_BYTES);
+            copy_box(kept.start + box * BOX_BYTES, weight, box * (ROW_OCTETS * OCTET), first_filter, kept.full + box);
+        }
     };
     if (is_leader()) {
         prefetch(input), prefetch(weight);
         turns.init();
-        barrier_init(weights_full, 1);
+#pragma unroll 1
+        for (int box = 0; box < boxes; ++box) barrier_init(kept.full + box, 1);
         fence_barrier_init();
         if (weights_early) copy_weights();
     }
@@ -145,7 +154,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const int own_filters = min(FILTERS, (int)filters - first_filter);
     load_biases(biases, bias ? bias + first_filter : nullptr, own_filters);
     __syncthreads();
-    barrier_wait(weights_full, 0);
 
     const int lane = threadIdx.x % 32, pixel = threadIdx.x / 32 * WARP_PIXELS + lane % 16;  // in the tile
     const unsigned window = shared_address(shared) + tile_at.row(pixel) * (int)stride_h * (int)pitch +
@@ -153,8 +161,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const Element* const added = residual ? residual + first_filter : nullptr;
     const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, whole != 0};
     const auto multiply_stage = [&](float (&sums)[WGMMA_SUMS], int stage) {
-        multiply(sums, window + stage * stage_bytes, reinterpret_cast<const int2*>(table) + lane / 16,
-                 shared_address(weights), ((int)octets + GROUP_OCTETS - 1) / GROUP_OCTETS, shared_address(zeros));
+        multiply(sums, window + stage * stage_bytes, reinterpret_cast<const int2*>(table) + lane / 16, kept,
+                 shared_address(zeros));
     };
     compute(turns, tile_at, out, (int)out_h, (int)out_w, biases, staging, {activation, numbers}, copy, multiply_stage);
 }

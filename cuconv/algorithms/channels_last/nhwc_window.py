@@ -18,7 +18,6 @@ from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
     MAX_BOX,
-    STEP,
     VECTOR_BYTES,
     Config,
     MultipliesWindows,
@@ -37,7 +36,6 @@ from cuconv.device import DeviceSpec
 
 MAX_CHANNELS = 64
 MAX_EXTENT = 2**30  # rows and columns of the padded image
-GROUP_STEPS = 2  # steps of which a thread reads tile A at once
 ROW_BYTES, ROW_ELEMENTS = 128, 64  # of a box of weights, with its swizzle
 PLACE_BYTES = 4  # an octet's, in the table
 SWIZZLES = (0, 32, 64, 128)  # bytes of a pixel whose windows have a swizzle; 0 for all others
@@ -49,12 +47,12 @@ class Costs:
     """The constants of the cost model, in microseconds of what each says."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
-    weights: float = constant("the copy of 2**16 bytes of weights ahead of a block's first tile")
+    weights: float = constant("the copy of 2**16 bytes of weights, which a block's first tile waits for")
     copy: float = constant("the latency of the copy of a window")
     pixel: float = constant("an SM's time to copy 2**7 pixels of windows")
-    group: float = constant("a warpgroup's latency of 32 elements of the reduction")
+    box: float = constant("a warpgroup's latency of 64 elements of the reduction")
     end: float = constant("a warpgroup's latency from the last step to the outputs")
-    read: float = constant("an SM's time to read 2**6 warpgroups' tiles A of a step from windows")
+    read: float = constant("an SM's time to read 2**4 warpgroups' tiles A of 64 elements from windows")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
     write: float = constant("an SM's time to write 2**12 outputs")
     memory: float = constant("2**20 bytes of operands through device memory")
@@ -107,10 +105,9 @@ class NhwcWindow(MultipliesWindows[Costs]):
         return max(tile.window_rows, tile.window_elements // problem.c) <= MAX_BOX
 
     def fixed_bytes(self, problem: ConvProblem, filters: int) -> int:
-        """Shared memory of a block for weights and their barrier, the table, bias and zeros, in bytes."""
-        places = ceil_div(_elements(problem), ROW_ELEMENTS) * (ROW_ELEMENTS // VECTOR_CHANNELS)
-        weights = _weight_bytes(problem, filters) + BARRIER_BYTES
-        return weights + PLACE_BYTES * places + bias_bytes(filters) + VECTOR_BYTES
+        """Shared memory of a block for weights and their barriers, the table, bias and zeros, in bytes."""
+        box_bytes = ROW_BYTES * filters + BARRIER_BYTES + PLACE_BYTES * (ROW_ELEMENTS // VECTOR_CHANNELS)
+        return _boxes(problem) * box_bytes + bias_bytes(filters) + VECTOR_BYTES
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
@@ -118,15 +115,15 @@ class NhwcWindow(MultipliesWindows[Costs]):
         Behind the first copy these times overlap: the latency of a block's tiles, the copies of an SM, what its
         warpgroups read from windows, the tensor cores with the writing of outputs, and device memory.
         """
-        groups, tile = ceil_div(_elements(problem), STEP * GROUP_STEPS), config.tile
+        boxes, tile = _boxes(problem), config.tile
         tiles = config.turns * ceil_div(config.blocks, device.sm_count)  # of an SM
         window_us = costs.pixel * tile.window_rows * tile.window_elements / problem.c / 2**7
-        first_us = costs.copy + window_us + costs.weights * _weight_bytes(problem, config.filters) / 2**16
+        first_us = costs.copy + window_us + costs.weights * boxes * config.filters / 2**9
         waiting_us = costs.copy / config.stages if config.stages < config.turns else 0.0
-        latency_us = config.turns * max(groups * costs.group + costs.end, waiting_us)
-        steps, outputs = groups * GROUP_STEPS, tiles * config.warpgroups * WARPGROUP_PIXELS * config.filters
-        read_us = costs.read * tiles * config.warpgroups * steps / 2**6
-        busy_us = costs.multiply * outputs * steps * STEP / 2**20 + costs.write * outputs / 2**12
+        latency_us = config.turns * max(boxes * costs.box + costs.end, waiting_us)
+        outputs = tiles * config.warpgroups * WARPGROUP_PIXELS * config.filters
+        read_us = costs.read * tiles * config.warpgroups * boxes / 2**4
+        busy_us = costs.multiply * outputs * boxes * ROW_ELEMENTS / 2**20 + costs.write * outputs / 2**12
         memory_us = costs.memory * problem.min_bytes / 2**20
         overlapping = latency_us, tiles * window_us, read_us, busy_us, memory_us
         return float(costs.start + first_us + norm(*overlapping))
@@ -150,9 +147,9 @@ def _elements(problem: ConvProblem) -> int:
     return problem.filter_area * problem.c
 
 
-def _weight_bytes(problem: ConvProblem, filters: int) -> int:
-    """Shared memory of so many filters' weights in bytes."""
-    return ceil_div(_elements(problem), ROW_ELEMENTS) * ROW_BYTES * filters
+def _boxes(problem: ConvProblem) -> int:
+    """The boxes of 64 products of an output, the last of which is filled up with zeros."""
+    return ceil_div(_elements(problem), ROW_ELEMENTS)
 
 
 def _swizzle(problem: ConvProblem) -> int:

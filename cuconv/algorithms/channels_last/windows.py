@@ -139,13 +139,13 @@ class MultipliesWindows(FusesAll[Config, Costs]):
         return require_fit([*filter(None, found)], problem, device, self.name)
 
     def _filters_of(self, problem: ConvProblem, device: DeviceSpec) -> list[int]:
-        """The filters of a block: those that make the fewest blocks, and the next fewer, which make more of them.
+        """The filters of a block: those that make the fewest blocks, and the two next fewer, which make more of them.
 
         Those whose weights do not fit in shared memory are left out.
         """
         fitting = [one for one in self.registers if self.fixed_bytes(problem, one) < device.shared_bytes_per_block]
         needed = ceil_div(problem.m, ceil_div(problem.m, max(fitting, default=1)))
-        return fitting[: bisect_left(fitting, needed) + 1][-2:]
+        return fitting[: bisect_left(fitting, needed) + 1][-3:]
 
     def _tiles(self, problem: ConvProblem, pixels: int) -> list[Tile]:
         """The tiles of so many pixels that a tensor map can copy: the fewest, of these the smallest windows, first."""

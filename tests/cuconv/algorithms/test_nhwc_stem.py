@@ -107,8 +107,9 @@ def direct(problem, x, weight):
     padded = np.pad(x, ((0, 0), (p.pad_h, p.pad_h), (p.pad_w, p.pad_w), (0, 0)))
     for ky in range(p.kh):
         for kx in range(p.kw):
-            rows = slice(ky, ky + (p.out_h - 1) * p.stride_h + 1, p.stride_h)
-            columns = slice(kx, kx + (p.out_w - 1) * p.stride_w + 1, p.stride_w)
+            y, x_at = ky * p.dilation_h, kx * p.dilation_w
+            rows = slice(y, y + (p.out_h - 1) * p.stride_h + 1, p.stride_h)
+            columns = slice(x_at, x_at + (p.out_w - 1) * p.stride_w + 1, p.stride_w)
             out = out + padded[:, rows, columns] @ weight[:, ky, kx].T
     return out
 
