@@ -52,12 +52,12 @@ LARGE_PROBLEMS = 200
 LIMITS = {
     FP32: {PAPER: 0.003, SWEEP: 0.006, DRAWN: 0.015, LARGE: 0.01, OTHERS: 0.06},
     TF32: {PAPER: 0.03, SWEEP: 0.03, DRAWN: 0.04, LARGE: 0.03, OTHERS: 0.09},
-    FP16: {PAPER: 0.005, SWEEP: 0.01, OTHERS: 0.025},
+    FP16: {PAPER: 0.005, SWEEP: 0.01, DRAWN: 0.015, LARGE: 0.01, OTHERS: 0.025},
 }
 WEIGHTS = {
     FP32: {PAPER: 16.0, SWEEP: 4.0, DRAWN: 6.0, LARGE: 2.0, OTHERS: 1.0},
     TF32: {PAPER: 1.0, SWEEP: 1.0, DRAWN: 2.0, LARGE: 0.5, OTHERS: 0.5},
-    FP16: {PAPER: 4.0, SWEEP: 2.0, OTHERS: 1.0},
+    FP16: {PAPER: 4.0, SWEEP: 2.0, DRAWN: 2.0, LARGE: 1.0, OTHERS: 1.0},
 }
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
 MOST = 1090  # variants of all lists, which compile in about ten minutes on two cores

@@ -19,7 +19,7 @@
 // padding that a window has ahead of the image, of which the first pixel's filter skips `skipped`. row_elements: of a
 // filter's row. row_pairs: the pairs of it. lead: 1 where the first of them has one element, 0 elsewhere. steps: of 16
 // elements of the reduction, an even number. pitch: bytes from one row of a window to the next. A tile has 2^log_columns
-// columns. whole: whether pixels of the output start at multiples of 16 bytes. weights_early: whether the weights may be
+// columns. vector: as in Outputs. weights_early: whether the weights may be
 // read before the kernel ahead ends.
 
 #include "channels_last/windows.cuh"
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
               int64 row_elements, int64 row_pairs, int64 by_row_pairs, int64 lead, int64 steps, int64 pitch,
               int64 window_rows, int64 tiles, int64 tiles_down, int64 by_tiles_down, int64 tiles_along,
               int64 by_tiles_along, int64 tile_rows, int64 log_columns, int64 filter_blocks, int64 by_filter_blocks,
-              int64 stages, int64 activation, int64 numbers, int64 whole, int64 weights_early) {
+              int64 stages, int64 activation, int64 numbers, int64 vector, int64 weights_early) {
     // The ring's stages, the weights, the table, the bias, the outputs of each warp, and the barriers of the stages
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
     const int window_bytes = (int)window_rows * (int)pitch, pair_count = (int)steps * (STEP / 2);
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const unsigned start = window_of(pixel);
     const Windows windows = {start & ~3u, window_of(pixel + 8) & ~3u, (start & 2) * 8};
     const Element* const added = residual ? residual + first_filter : nullptr;
-    const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, whole != 0};
+    const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, (int)vector};
     const auto multiply_stage = [&](float (&sums)[WGMMA_SUMS], int stage) {
         multiply(sums, windows, shared_address(shared) + stage * stage_bytes,
                  reinterpret_cast<const uint4*>(table) + lane % 4, shared_address(weights), (int)steps);

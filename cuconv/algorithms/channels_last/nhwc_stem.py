@@ -25,6 +25,7 @@ from cuconv.algorithms.channels_last.windows import (
     bias_bytes,
     last_arguments,
     tile_arguments,
+    write_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
@@ -53,6 +54,7 @@ class Costs:
     read: float = constant("an SM's time to read 2**6 warpgroups' tiles A from windows at even elements")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
     write: float = constant("an SM's time to write 2**12 outputs")
+    write_narrow: float = constant("added to the writing of 2**12 outputs where a store has one")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
@@ -151,7 +153,8 @@ class NhwcStem(MultipliesWindows[Costs]):
         warpgroups = config.turns * ceil_div(config.blocks, device.sm_count) * config.warpgroups  # one after the other
         read_us = costs.read * (1 + _is_odd(problem)) * warpgroups * steps / 2**6
         outputs = warpgroups * WARPGROUP_PIXELS * config.filters
-        busy_us = costs.multiply * outputs * steps * STEP / 2**20 + costs.write * outputs / 2**12
+        write = write_us(problem, costs.write, costs.write_narrow)
+        busy_us = costs.multiply * outputs * steps * STEP / 2**20 + write * outputs / 2**12
         memory_us = costs.memory * problem.min_bytes / 2**20
         return float(costs.start + weights_us + costs.copy + norm(latency_us, read_us, busy_us, memory_us))
 

@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
                 int64 dilation_w, int64 octets, int64 row_octets, int64 by_row_octets, int64 position_octets,
                 int64 by_position_octets, int64 pitch, int64 window_rows, int64 tiles, int64 tiles_down,
                 int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_rows, int64 log_columns,
-                int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation, int64 numbers, int64 whole,
+                int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation, int64 numbers, int64 vector,
                 int64 weights_early) {
     // The ring's stages, the weights, the table, the bias, an octet of zeros, the outputs of each warp, and the barriers
     // of the stages and of the boxes of weights
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const unsigned window = shared_address(shared) + tile_at.row(pixel) * (int)stride_h * (int)pitch +
                             tile_at.column(pixel) * (int)stride_w * pixel_bytes;
     const Element* const added = residual ? residual + first_filter : nullptr;
-    const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, whole != 0};
+    const Outputs out = {added, output + first_filter, filters, output_stride, own_filters, (int)vector};
     const auto multiply_stage = [&](float (&sums)[WGMMA_SUMS], int stage) {
         multiply(sums, window + stage * stage_bytes, reinterpret_cast<const int2*>(table) + lane / 16, kept,
                  shared_address(zeros));

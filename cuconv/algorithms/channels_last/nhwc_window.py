@@ -25,6 +25,7 @@ from cuconv.algorithms.channels_last.windows import (
     bias_bytes,
     last_arguments,
     tile_arguments,
+    write_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
@@ -47,7 +48,7 @@ class Costs:
     """The constants of the cost model, in microseconds of what each says."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
-    weights: float = constant("the copy of 2**16 bytes of weights, which a block's first tile waits for")
+    weights: float = constant("an SM's time to copy 2**16 bytes of weights, ahead of the first tiles")
     copy: float = constant("the latency of the copy of a window")
     pixel: float = constant("an SM's time to copy 2**7 pixels of windows")
     box: float = constant("a warpgroup's latency of 64 elements of the reduction")
@@ -55,6 +56,7 @@ class Costs:
     read: float = constant("an SM's time to read 2**4 warpgroups' tiles A of 64 elements from windows")
     multiply: float = constant("an SM's time for 2**20 multiply-adds")
     write: float = constant("an SM's time to write 2**12 outputs")
+    write_narrow: float = constant("added to the writing of 2**12 outputs where a store has one")
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
@@ -116,14 +118,17 @@ class NhwcWindow(MultipliesWindows[Costs]):
         warpgroups read from windows, the tensor cores with the writing of outputs, and device memory.
         """
         boxes, tile = _boxes(problem), config.tile
-        tiles = config.turns * ceil_div(config.blocks, device.sm_count)  # of an SM
+        blocks = ceil_div(config.blocks, device.sm_count)  # of an SM
+        tiles = config.turns * blocks
         window_us = costs.pixel * tile.window_rows * tile.window_elements / problem.c / 2**7
-        first_us = costs.copy + window_us + costs.weights * boxes * config.filters / 2**9
+        weights_us = costs.weights * blocks * boxes * config.filters / 2**9
+        first_us = costs.copy + blocks * window_us + weights_us
         waiting_us = costs.copy / config.stages if config.stages < config.turns else 0.0
         latency_us = config.turns * max(boxes * costs.box + costs.end, waiting_us)
         outputs = tiles * config.warpgroups * WARPGROUP_PIXELS * config.filters
         read_us = costs.read * tiles * config.warpgroups * boxes / 2**4
-        busy_us = costs.multiply * outputs * boxes * ROW_ELEMENTS / 2**20 + costs.write * outputs / 2**12
+        write = write_us(problem, costs.write, costs.write_narrow)
+        busy_us = costs.multiply * outputs * boxes * ROW_ELEMENTS / 2**20 + write * outputs / 2**12
         memory_us = costs.memory * problem.min_bytes / 2**20
         overlapping = latency_us, tiles * window_us, read_us, busy_us, memory_us
         return float(costs.start + first_us + norm(*overlapping))

@@ -49,14 +49,14 @@ __device__ __forceinline__ unsigned pair_mask(bool low, bool high) {
     return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
 }
 
-// Residual and output of a pixel's filters, from the block's first on. whole: whether they start at multiples of 16
-// bytes.
+// Residual and output of a pixel's filters, from the block's first on. vector: elements of a store, 8, 4, 2 or 1: pixels
+// of the output and their filters are multiples of them.
 struct Outputs {
     const Element* residual;  // null where there is none
     Element* output;
     int64 residual_stride, output_stride;  // elements from one pixel to the next
     int filters;                           // the block's, only those that exist
-    bool whole;
+    int vector;
 
     // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It loads
     // without a condition, which would make a thread wait for each load.
@@ -74,11 +74,18 @@ struct Outputs {
     // Writes the outputs of eight filters of a pixel.
     __device__ __forceinline__ void write(const Element* from, int64 pixel, int filter) const {
         Element* const to = output + pixel * output_stride + filter;
-        if (whole && filter + 8 <= filters)
-            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        else
+        if (vector == 8) {
+            if (filter < filters) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+            return;
+        }
 #pragma unroll 1
-            for (int i = 0; i < min(8, filters - filter); ++i) to[i] = from[i];
+        for (int i = 0; i < min(8, filters - filter); i += vector)
+            if (vector == 4)
+                *reinterpret_cast<uint2*>(to + i) = *reinterpret_cast<const uint2*>(from + i);
+            else if (vector == 2)
+                *reinterpret_cast<unsigned*>(to + i) = *reinterpret_cast<const unsigned*>(from + i);
+            else
+                to[i] = from[i];
     }
 };
 

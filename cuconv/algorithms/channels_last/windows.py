@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import inf, prod
+from math import gcd, inf, prod
 from typing import ClassVar, TypeVar
 
 from cuconv.algorithms.base import CallOptions
@@ -196,9 +196,15 @@ def tile_arguments(problem: ConvProblem, config: Config) -> tuple[int, ...]:
 
 
 def last_arguments(problem: ConvProblem, options: CallOptions) -> tuple[int, ...]:
-    """The kernels' arguments `activation`, `numbers`, `whole` and `weights_early`."""
-    whole = options.aligned and options.output_planes(problem) % VECTOR_CHANNELS == 0
-    return (*options.activation_arguments, int(whole), int(options.packed))
+    """The kernels' arguments `activation`, `numbers`, `vector` and `weights_early`."""
+    vector = gcd(VECTOR_CHANNELS, options.output_planes(problem), problem.m) if options.aligned else 1
+    return (*options.activation_arguments, vector, int(options.packed))
+
+
+def write_us(problem: ConvProblem, write: float, narrow: float) -> float:
+    """The time to write 2**12 outputs in microseconds; narrow: what stores of one element add."""
+    stores = VECTOR_CHANNELS / gcd(VECTOR_CHANNELS, problem.m)
+    return write + narrow * (stores - 1) / (VECTOR_CHANNELS - 1)
 
 
 def bias_bytes(filters: int) -> int:
