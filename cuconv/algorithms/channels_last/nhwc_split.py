@@ -163,10 +163,12 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             ring=config.stages, stages=stages, step=costs.latency / tile.warpgroup_split_k,
             busy=config.blocks / device.sm_count, resident=resident,
         )  # fmt: skip
+        shares = tile.warpgroup_split_k
+        sums = tile.filters * WARPGROUP_PIXELS / 2**12  # of a warpgroup
         write = costs.write * p.element_bytes / HALF_BYTES + costs.write_single * (p.group_filters % 2)
-        sum_us = write / split_k + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) + costs.exchange * (split_k > 1)
-        ends_us = sum_us * tile.pixels * tile.filters / 2**12 + costs.exchange_blocks * log2(split_k)
-        busy_us = ceil_div(blocks, resident) * (stages * stage.each + resident * ends_us) + stage.first - stage.each
+        exchange = costs.exchange * (split_k > 1) / shares + costs.warpgroup_sums * (shares - 1) / shares
+        ends_us = sums * (write / (split_k * shares) + exchange) + costs.exchange_blocks * log2(split_k)
+        busy_us = ceil_div(blocks, resident) * (stages * stage.each + ends_us) + stage.first - stage.each
         traffic_us = costs.traffic * config.blocks * stages * boxes.stage_bytes(rows) / 2**20
         return costs.start + hypot(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 

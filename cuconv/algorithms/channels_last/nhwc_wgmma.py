@@ -92,8 +92,8 @@ class Tile:
 
 TILES = (
     *(Tile(64, filters, 2) for filters in (16, 32, 48, 64, 96, 128)),
-    *(Tile(128, filters, 1) for filters in (16, 32, 48, 64, 96, 128, 192, 256)),
-    *(Tile(256, filters, 1) for filters in (32, 64, 96)),
+    *(Tile(128, filters, 1) for filters in (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)),
+    *(Tile(256, filters, 1) for filters in (32, 64, 96, 112, 128)),
 )
 
 
