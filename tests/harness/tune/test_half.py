@@ -3,24 +3,23 @@
 from pathlib import Path
 
 from cuconv.algorithms import ALGORITHMS
-from cuconv.device import DeviceSpec
+from cuconv.device import H200
 from harness.sweep.comparisons import CASE
 from harness.tune import candidates, fit
 
-MEASURED = Path("results/nvidia-h100-80gb-hbm3/tune-fp16/candidates.csv.gz")
-H100 = DeviceSpec("NVIDIA H100 80GB HBM3", (9, 0), 132)
+MEASURED = Path("results/nvidia-h200/tune-fp16/candidates.csv.gz")
 EVERY = 6  # cases that are looked at: one of so many
 
 
 def rows_where(kept) -> list[fit.Row]:
     frame = candidates.read(MEASURED)
     numbers = frame.groupby(CASE, sort=False).ngroup()
-    return fit.rows_of(frame[kept(frame, numbers)], H100, "fp16")[0]
+    return fit.rows_of(frame[kept(frame, numbers)], H200, "fp16")[0]
 
 
 def regret(rows: list[fit.Row]) -> float:
     costs = {name: ALGORITHMS[name].costs("fp16") for name in {row.algorithm for row in rows}}
-    return fit.regret(rows, H100, costs).geometric
+    return fit.regret(rows, H200, costs).geometric
 
 
 def test_the_choice_among_measured_configurations_is_near_the_best():
