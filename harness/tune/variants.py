@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import product
 from math import inf
 from typing import Any
 
@@ -87,12 +86,10 @@ def asked(seed: int, precisions: Sequence[str]) -> Iterator[Asked]:
     groups[DRAWN] = [one for drawn_by in DRAWN_SEEDS for one in drawn_problems(drawn_by, DRAWN_PROBLEMS)]
     groups[LARGE] = [large_problem(chance) for _ in range(LARGE_PROBLEMS)]
     for precision in precisions:
-        of_precision = [group for group in groups if group not in (DRAWN, LARGE) or group in LIMITS[precision]]
-        for group in of_precision:
-            for problem, packed in product(groups[group], (False, True)):
-                aligned = group not in ("random", DRAWN) or chance.random() > 0.2
-                options = CallOptions(aligned, residual=group == "residual", packed=packed)
-                yield Asked(f"{group} {precision}", replace(problem, precision=precision), options)
+        for group, problem, packed in [(g, p, one) for g in groups for p in groups[g] for one in (False, True)]:
+            aligned = group not in ("random", DRAWN) or chance.random() > 0.2
+            options = CallOptions(aligned, residual=group == "residual", packed=packed)
+            yield Asked(f"{group} {precision}", replace(problem, precision=precision), options)
 
 
 def drawn_problems(seed: int, cases: int) -> list[ConvProblem]:
