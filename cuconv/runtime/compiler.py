@@ -27,12 +27,17 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The assembler's report on a kernel: registers and spill bytes of a thread, static shared bytes of a block."""
+    """The assembler's report on a kernel: registers and spill bytes of a thread, static shared bytes of a block.
+
+    serialized: whether each wgmma instruction waits for the one before it, since the assembler could not tell when the
+    registers of one are written.
+    """
 
     kernel: str
     registers: int
     shared_bytes: int
     spill_bytes: int
+    serialized: bool
 
 
 def cubin(variant: KernelVariant) -> Cubin:
@@ -159,16 +164,13 @@ def _compile(variant: KernelVariant) -> Cubin:
 
 def _parse_report(log: str) -> list[Resources]:
     report = []
+    serialized = set(re.findall(r"wgmma\.mma_async instructions are serialized .* function '(\w+)'", log))
     for entry in re.split(r"Compiling entry function '", log)[1:]:
         registers = re.search(r"Used (\d+) registers", entry)
         shared = re.search(r"(\d+) bytes smem", entry)
         spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", entry))
+        kernel, shared_bytes = entry.split("'", 1)[0], int(shared[1]) if shared else 0
         report.append(
-            Resources(
-                entry.split("'", 1)[0],
-                int(registers[1]) if registers else 0,
-                int(shared[1]) if shared else 0,
-                spills,
-            )
+            Resources(kernel, int(registers[1]) if registers else 0, shared_bytes, spills, kernel in serialized)
         )
     return report

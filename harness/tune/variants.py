@@ -3,8 +3,8 @@
 Some algorithms have too many variants to compile them all. For each of these a file next to its CUDA
 source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted
 times of the layers most, until what it loses is small, or it is long enough. The layers are those of the sweeps, and
-random ones. Variants that spill registers are left out. The command prints what each length of the list loses, and
-writes the files. It needs no GPU, but compiles the variants that it lists.
+random ones. Variants that spill registers or serialize wgmma are left out. The command prints what each length of the
+list loses, and writes the files. It needs no GPU, but compiles the variants that it lists.
 """
 
 from __future__ import annotations
@@ -273,10 +273,10 @@ def _with_lists(precisions: Sequence[str]) -> list[Algorithm[Any, Any]]:
     ]
 
 
-def spilling(variants: list[Variant]) -> list[Variant]:
-    """The variants whose kernels spill registers, by the compiler's report; compiles on all cores."""
+def slowed(variants: list[Variant]) -> list[Variant]:
+    """The variants whose kernels spill registers or serialize wgmma; compiles them on all cores."""
 
-    def spills(variant: Variant) -> bool:
+    def is_slowed(variant: Variant) -> bool:
         name, macros = variant
         algorithm: Any = ALGORITHMS[name]
         forms = algorithm.of_row(dict(macros))
@@ -284,11 +284,11 @@ def spilling(variants: list[Variant]) -> list[Variant]:
             forms += [form | {PREPARED: 1} for form in forms]
         compiled = (KernelVariant.of(algorithm.source, H200.arch, form) for form in forms)
         kernels = (one for variant in compiled for one in compiler.resources(variant))
-        return any(kernel.spill_bytes for kernel in kernels)
+        return any(kernel.spill_bytes or kernel.serialized for kernel in kernels)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside of Python's lock
-        spilled = list(progress.counted(pool.map(spills, variants), "compiling", len(variants)))
-    return [variant for variant, is_spilled in zip(variants, spilled, strict=True) if is_spilled]
+        found = list(progress.counted(pool.map(is_slowed, variants), "compiling", len(variants)))
+    return [variant for variant, slow in zip(variants, found, strict=True) if slow]
 
 
 def text_of(variants: list[Macros]) -> str:
@@ -317,8 +317,8 @@ def _run(options: argparse.Namespace) -> None:
     losses = losses_of(list(asked(options.seed, precisions)))
     kept = all_listed(precisions) if options.keep else []
     found = chosen(losses, kept)
-    while worse := spilling(sorted(set(found) - set(kept), key=found.index)):
-        print(f"{len(worse)} of these variants spill registers: chosen again, without them")
+    while worse := slowed(sorted(set(found) - set(kept), key=found.index)):
+        print(f"{len(worse)} of these variants spill registers or serialize wgmma: chosen again, without them")
         for variant in worse:
             del losses.of[variant]
         found = chosen(losses, kept)
