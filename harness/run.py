@@ -17,7 +17,7 @@ from harness.contenders import own
 from harness.contenders.registry import PROVIDERS, is_own, names_of, own_contender
 from harness.errors import ResultsError, UsageError
 from harness.precision import FP32, MEASURED, TF32
-from harness.report.half import in_half
+from harness.report.half import in_channels_last
 from harness.report.speedups import summary_table, with_tf32
 from harness.store import environment
 from harness.store.files import stored
@@ -129,7 +129,7 @@ def _print_summary(out: Path, chosen: Sweep, device: str, options: argparse.Name
     cases = {case.key for case in chosen.cases}
     mine = frame.loc[[key in cases for key in frame[list(CASE_COLUMNS)].itertuples(index=False, name=None)]]
     results, of_float32 = Results(device, chosen.name, mine, out), {FP32: summary_table, TF32: with_tf32}
-    summary = of_float32.get(options.precision, partial(in_half, precision=options.precision))
+    summary = of_float32.get(options.precision, partial(in_channels_last, precision=options.precision))
     print(summary(results) or f"Nothing here to compare: it takes cuConv and rivals in {options.precision.upper()}.")
     print(f"\n{LABELS}")
     measured = mine[mine.precision == options.precision]

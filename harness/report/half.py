@@ -1,11 +1,13 @@
-"""cuConv compared with cuDNN in half precision: both in FP16 or BF16, and cuConv in FP32 beside cuDNN in FP16."""
+"""cuConv in channels last compared with cuDNN in the same precision, and cuConv in FP32 with cuDNN in FP16."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 
-from harness.contenders.registry import PROVIDERS
-from harness.precision import FP16
+from harness.contenders.registry import AUTO_NHWC, PROVIDERS
+from harness.precision import FP16, TF32
 from harness.report import floor
 from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
@@ -41,12 +43,16 @@ def _rivals_in_half(results: Results) -> pd.DataFrame:
     return rivals(timed(results.frame, FP16), results.comparison)
 
 
-def in_half(results: Results, precision: str) -> str:
-    """Sentences and a table: cuConv against its rivals, all in FP16 or all in BF16; empty where there is no pair.
+def in_channels_last(results: Results, precision: str) -> str:
+    """Sentences and a table: cuConv against its rivals, all in one precision; empty where there is no pair.
+
+    cuConv's tensors are channels last, in TF32 too; rivals may have either order.
 
     The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all. Where
     the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach.
     """
+    if precision == TF32:
+        results = replace(results, chosen=(results.comparison.provider, AUTO_NHWC))
     rows = compare(results, precision, (precision,))
     rows = rows[(rows.subject == results.subject) & rows.rival_us.notna() & rows.mean_us.notna()]
     if rows.empty:
@@ -58,10 +64,10 @@ def in_half(results: Results, precision: str) -> str:
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
         f"channels last, {results.time}, on {results.device}: geometric mean {times(total.geometric)}, faster on "
         f"{of(total.wins, total.of)} cases, least {times(float(rows.speedup.min()))}. "
-        f"Measured so far: {of(total.of, len(results.of_subject()))} cases of the sweep."
+        f"Measured so far: {of(total.of, len(results.frame.drop_duplicates(CASE)))} cases of the sweep."
     )
     shares = floor.columns(results, rows, precision)
-    sentences = " ".join([sentence, floor.explained(results.device)] if shares else [sentence])
+    sentences = " ".join([sentence, floor.explained(results.device, precision)] if shares else [sentence])
     return f"{sentences}\n\n{grid_table(rows, shares)}"
 
 

@@ -32,7 +32,7 @@ from harness.experiments.networks.table import (
     modes_section,
     networks_section,
 )
-from harness.precision import FP16, FP32, HALVES, PRECISIONS
+from harness.precision import FP16, FP32, HALVES, PRECISIONS, TF32
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import errors_table
 from harness.report.api import api_table
@@ -40,7 +40,7 @@ from harness.report.choice import algorithm_table, choice_table, invariance_tabl
 from harness.report.devices import devices_table, reference
 from harness.report.figure_index import figures_table
 from harness.report.front import front_table
-from harness.report.half import half_table, in_half
+from harness.report.half import half_table, in_channels_last
 from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.options import add_results
 from harness.report.paper import paper_table
@@ -174,13 +174,13 @@ def _sweep(results: Results, plots: str, name: str) -> str:
     ])  # fmt: skip
 
 
-def _halves(found: Sequence[Results]) -> str:
-    """cuConv against cuDNN in FP16 and in BF16, hot, separated and cold, on each GPU where it was measured."""
+def _channels_last(found: Sequence[Results]) -> str:
+    """cuConv in channels last against cuDNN in each precision, by every kind of time, where it was measured."""
     tables = [
         _beside(results, table, (precision,), (precision,))
         for results in found
-        for precision in HALVES
-        if (table := "\n\n".join(filter(None, (in_half(results.at(time), precision) for time in TIMES))))
+        for precision in (*HALVES, TF32)
+        if (table := "\n\n".join(filter(None, (in_channels_last(results.at(time), precision) for time in TIMES))))
     ]
     return "\n\n".join(tables) or "Not measured: 'python -m harness.run --precision fp16' measures it on a GPU."
 
@@ -197,7 +197,7 @@ def _accuracy(results: Results) -> str:
 # The tables that look at every GPU, by their names in markers: a function of the results of all.
 OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
     "front": front_table,
-    "halves": _halves,
+    "channels_last": _channels_last,
     "api": lambda found: api_table(),
     "devices": lambda found: devices_table(found, (SWEEP, *SWEEPS)),
 }

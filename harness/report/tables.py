@@ -11,10 +11,10 @@ from harness import command
 from harness.experiments.accuracy.table import magnitudes_of
 from harness.experiments.networks.table import networks_results
 from harness.experiments.networks.table import networks_table as whole_networks_table
-from harness.precision import HALVES
+from harness.precision import HALVES, TF32
 from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
-from harness.report.half import compare_with_half, half_table, in_half
+from harness.report.half import compare_with_half, half_table, in_channels_last
 from harness.report.memory_bound import memory_bound_table
 from harness.report.options import add_source, add_subject
 from harness.report.paper import networks_table, paper_table
@@ -33,7 +33,7 @@ def report(results: Results) -> str:
         "Memory-bound layers beside copies": memory_bound_table(results) if of_ours else "",
         "Beside the paper": paper_table(results) if of_ours and compares else "",
         "Against cuDNN with TF32 allowed": with_tf32(results),
-        **{f"All in {precision.upper()}": in_half(results, precision) for precision in HALVES},
+        **{f"{p.upper()} in channels last": in_channels_last(results, p) for p in (*HALVES, TF32)},
         "Beside cuDNN in FP16": "" if compare_with_half(results).empty else half_table(results),
         "Algorithms": algorithms_table(results),
         "auto over the best of cuConv's own algorithms, time": choice_table(results),

@@ -1,11 +1,13 @@
 """The floor of half precision, and the share of it that is reached; expected numbers are worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from harness.experiments.copies import rows as bandwidth
 from harness.report import floor
-from harness.report.half import in_half
+from harness.report.half import in_channels_last
 from tests.harness.report.helpers import cells
 from tests.helpers import copies, measured, row
 
@@ -43,7 +45,7 @@ def with_copies(tmp_path, device=DEVICE):
 
 def test_a_table_in_half_precision_has_the_share_of_the_floor_that_both_sides_reach(tmp_path):
     with_copies(tmp_path)
-    found = cells(in_half(measured(tmp_path, ROWS, DEVICE), "fp16"))
+    found = cells(in_channels_last(measured(tmp_path, ROWS, DEVICE), "fp16"))
     assert found["batch"][-2:] == ["floor / ours", "floor / cuDNN"]
     assert found["8"][-2:] == ["45%", "16%"]  # the roots of 0.5 * 0.4 and 0.25 * 0.1
     assert found["1"][-2:] == ["50%", "25%"]
@@ -54,5 +56,14 @@ def test_a_table_in_half_precision_has_the_share_of_the_floor_that_both_sides_re
 def test_without_copies_or_a_rate_there_are_no_shares(tmp_path, device):
     if device != DEVICE:
         with_copies(tmp_path, device)
-    text = in_half(measured(tmp_path, ROWS, device), "fp16")
+    text = in_channels_last(measured(tmp_path, ROWS, device), "fp16")
     assert cells(text)["batch"] == ["1x1", "3x3", "all"] and "floor" not in text
+
+
+def test_tf32_in_channels_last_has_half_the_rate_and_its_own_subject(tmp_path):
+    with_copies(tmp_path)
+    rows = [replace(one, precision="tf32") for one in ROWS]
+    ours = [replace(one, algorithm="auto_nhwc") for one in rows if one.algorithm == "auto"]
+    assert in_channels_last(measured(tmp_path / "without", rows, DEVICE), "tf32") == ""
+    text = in_channels_last(measured(tmp_path, [*rows, *ours], DEVICE), "tf32")
+    assert "auto_nhwc in TF32" in text and "395 TFLOP/s" in text
