@@ -42,9 +42,10 @@ SPLITS = (1, 2, 4, 8, 16)
 class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
+    end: float = constant("a thread's time to write 2**5 sums")
     exchange: float = constant("an SM's time to exchange 2**12 sums within a cluster")
     exchange_blocks: float = constant("added for each doubling of a cluster")
-    warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
+    warpgroup_sums: float = constant("a thread's time to add 2**5 sums of another warpgroup of the block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +165,11 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             busy=config.blocks / device.sm_count, resident=resident,
         )  # fmt: skip
         shares = tile.warpgroup_split_k
-        sums = tile.filters * WARPGROUP_PIXELS / 2**12  # of a warpgroup
+        block_sums, thread_sums = tile.pixels * tile.filters / 2**12, tile.filters / (2 * 2**5)
         write = costs.write * p.element_bytes / HALF_BYTES + costs.write_single * (p.group_filters % 2)
-        exchange = costs.exchange * (split_k > 1) / shares + costs.warpgroup_sums * (shares - 1) / shares
-        ends_us = sums * (write / (split_k * shares) + exchange) + costs.exchange_blocks * log2(split_k)
+        ends_us = block_sums * (write / split_k + costs.exchange * (split_k > 1))
+        ends_us += thread_sums * (costs.end / (shares * split_k) + costs.warpgroup_sums * (shares - 1))
+        ends_us += costs.exchange_blocks * log2(split_k)
         busy_us = ceil_div(blocks, resident) * (stages * stage.each + ends_us) + stage.first - stage.each
         traffic_us = costs.traffic * config.blocks * stages * boxes.stage_bytes(rows) / 2**20
         return costs.start + hypot(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)

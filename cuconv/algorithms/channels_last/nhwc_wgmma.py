@@ -33,6 +33,7 @@ from cuconv.device import DeviceSpec
 
 MIN_STAGES = 3
 WARPGROUPS = 2
+MAX_BOX_FILTERS = 64  # of a box of the output
 SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
 WHOLE_MACRO, MIN_BLOCKS_MACRO = "WHOLE", "MIN_BLOCKS_PER_SM"
@@ -42,6 +43,7 @@ WHOLE_MACRO, MIN_BLOCKS_MACRO = "WHOLE", "MIN_BLOCKS_PER_SM"
 class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
+    write_box: float = constant("added to the writing of 2**12 outputs for each box that 64 filters take beyond one")
     write_pair: float = constant("added to the writing of 2**12 outputs where threads write two at a time")
 
 
@@ -70,7 +72,7 @@ class Tile:
     @property
     def box_filters(self) -> int:
         """Filters of a box of the output."""
-        return next(size for size in (64, 32, 16) if self.warpgroup_filters % size == 0)
+        return next(size for size in (MAX_BOX_FILTERS, 32, 16) if self.warpgroup_filters % size == 0)
 
     @property
     def box_bytes(self) -> int:
@@ -218,7 +220,7 @@ def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
     """The time of an SM to write 2**12 pixels of a tile in microseconds; threads skip filters that do not exist."""
     filters, write = problem.group_filters, costs.write * problem.element_bytes / HALF_BYTES
     if filters % VECTOR_CHANNELS == 0:
-        return write * tile.filters
+        return (write + costs.write_box * (MAX_BOX_FILTERS / tile.box_filters - 1)) * tile.filters
     one_us = write + (costs.write_single if filters % 2 else costs.write_pair)
     return one_us * filters / ceil_div(filters, tile.filters)
 
