@@ -15,7 +15,7 @@ MINIMUM_COMPUTE_CAPABILITY = (8, 0)
 KIB = 1024
 SYSTEM_SHARED_BYTES = KIB  # shared memory that the driver takes for each resident block
 SHARED_BYTES_UNIT = 128  # the granularity of shared memory allocations
-REGISTERS_PER_SM = 64 * KIB
+REGISTERS_PER_SM, THREADS_PER_SM, BLOCKS_PER_SM = 64 * KIB, 2048, 32
 L2_BYTES = 50 * 1024 * KIB  # the L2 cache of an H100 and an H200
 PORTABLE_CLUSTER_BLOCKS = 8  # the most blocks of a cluster that every GPU with clusters grants
 MAX_CLUSTER_BLOCKS = 16  # the most that a whole H100 or H200 grants a kernel that asks for it
@@ -86,6 +86,11 @@ class DeviceSpec:
     def shared_bytes_per_block(self) -> int:
         """The most shared memory that one block may ask for, in bytes."""
         return self.shared_bytes_per_sm - SYSTEM_SHARED_BYTES
+
+    def shared_bytes_of(self, resident: int) -> int:
+        """Shared memory in bytes that each of so many blocks of an SM may have."""
+        share = self.shared_bytes_per_sm // resident
+        return share // SHARED_BYTES_UNIT * SHARED_BYTES_UNIT - SYSTEM_SHARED_BYTES
 
     def resident_blocks(self, threads: Number, registers: Number, shared_bytes: Number) -> Number:
         """The occupancy: blocks that an SM holds at a time, at least 1.

@@ -133,8 +133,13 @@ def test_a_graph_gives_the_same_as_calls(precision):
     assert all(torch.equal(out, expected) for out in outs)
 
 
+each_kernel = pytest.mark.parametrize(
+    "algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_window", "nhwc_depthwise"]
+)
+
+
 @each_half
-@pytest.mark.parametrize("algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_window", "nhwc_depthwise"])
+@each_kernel
 def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, precision):
     problem = in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision)
     inputs = [tensors(problem, seed)[0] for seed in range(20)]
@@ -151,6 +156,28 @@ def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, preci
         torch.cuda.synchronize()
     for _ in range(10):
         outs = [layer(ahead(x), beside(x)) for x in inputs]
+        assert all(map(torch.equal, outs, expected))
+
+
+@each_half
+@each_kernel
+def test_weights_may_be_what_the_kernel_ahead_writes(algorithm, precision):
+    """The weights (M, C, KH, KW) are the output of a layer of M images, at the same address for all values."""
+    groups = 8 if algorithm == "nhwc_depthwise" else 1
+    x, _ = tensors(in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision))
+    made_by = in_precision(ConvProblem(8, 8, 3, 3, 8 // groups, 1, 1), precision)
+    ahead, inputs = prepare(tensors(made_by)[1]), [tensors(made_by, seed)[0] for seed in range(20)]
+    weight, expected = ahead(inputs[0]), []
+    for one in inputs:
+        ahead(one, out=weight)
+        torch.cuda.synchronize()
+        expected.append(conv2d(x, weight, padding=1, groups=groups, algorithm=algorithm))
+        torch.cuda.synchronize()
+    for _ in range(10):
+        outs = []
+        for one in inputs:
+            ahead(one, out=weight)
+            outs.append(conv2d(x, weight, padding=1, groups=groups, algorithm=algorithm))
         assert all(map(torch.equal, outs, expected))
 
 

@@ -389,5 +389,5 @@ def has_whole_rows(problem: ConvProblem, options: CallOptions) -> bool:
 @lru_cache(maxsize=4096)
 def stages_that_fit(stage_bytes: int, other_bytes: int, device: DeviceSpec, blocks: int, unit: int = 1) -> int:
     """The stages of a ring with which an SM holds a number of blocks: a multiple of `unit` up to MAX_STAGES."""
-    room = device.shared_bytes_per_sm // blocks - (device.shared_bytes_per_sm - device.shared_bytes_per_block)
-    return min(MAX_STAGES, (room - other_bytes) // (stage_bytes + 2 * BARRIER_BYTES)) // unit * unit
+    fit = (device.shared_bytes_of(blocks) - other_bytes) // (stage_bytes + 2 * BARRIER_BYTES)
+    return min(MAX_STAGES, fit) // unit * unit

@@ -133,7 +133,7 @@ __device__ __forceinline__ void finish(float (&sums)[VECTOR], const float (&bias
     if (residual) {
         float more[VECTOR];
         if (whole)
-            unpack(more, __ldg(reinterpret_cast<const uint4*>(residual)));
+            unpack(more, *reinterpret_cast<const uint4*>(residual));
         else
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) more[i] = value_of(residual[i]);
@@ -149,9 +149,6 @@ __device__ __forceinline__ void finish(float (&sums)[VECTOR], const float (&bias
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) output[i] = (Element)(pairs[i / 2] >> i % 2 * 16);
 }
-
-// True in the thread of the block that starts copies, where all threads of the first warp ask.
-__device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     nhwc_depthwise(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,

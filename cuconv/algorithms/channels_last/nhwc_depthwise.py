@@ -14,25 +14,29 @@ from math import prod, sqrt
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, FusesAll
+from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, VECTOR_BYTES, FusesAll
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_fit, require_hopper
+from cuconv.algorithms.common.limits import (
+    HOPPER_ARCH,
+    MAX_BOX,
+    MAX_EXTENT,
+    MAX_INDEX,
+    check_sizes,
+    require_fit,
+    require_hopper,
+)
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Launch, TensorMap
 from cuconv.core.problem import BF16, FLOAT_BYTES, HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
-from cuconv.device import SYSTEM_SHARED_BYTES, DeviceSpec
+from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
-MAX_EXTENT = 2**30  # rows or columns of the padded image
-MAX_BOX = 256  # elements of a tensor map's box on each axis
 MAX_WEIGHTS = 1536  # vectors of weights in shared memory: filter positions times a block's vectors of a pixel
 MAX_STAGES = 4
 MOST_VECTORS = (8, 4)  # of a block's pixels: eight are a cache line, and fewer make more blocks
 WORK = ((64, 1), (128, 1), (128, 2), (256, 1))  # a block's threads, and the strips of each in a tile
-VECTOR_BYTES = HALF_BYTES * VECTOR_CHANNELS
 STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared memory
-SM_THREADS, SM_REGISTERS = 2048, 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +300,7 @@ def _weight_bytes(problem: ConvProblem, vectors: int) -> int:
 
 def _stages_that_fit(problem: ConvProblem, tile: Tile, vectors: int, resident: int, device: DeviceSpec) -> int:
     """The most stages with which an SM holds a number of blocks, up to MAX_STAGES."""
-    room = device.shared_bytes_per_sm // resident - SYSTEM_SHARED_BYTES
-    room -= _weight_bytes(problem, vectors) + BARRIER_BYTES
+    room = device.shared_bytes_of(resident) - _weight_bytes(problem, vectors) - BARRIER_BYTES
     return min(MAX_STAGES, room // (tile.stage_bytes(vectors) + BARRIER_BYTES))
 
 
@@ -316,7 +319,7 @@ def _config(
         return None
     vectors, tile = next(shape for shape, stages in zip(shapes, fit, strict=True) if stages >= least)
     fits = partial(_stages_that_fit, problem, tile, vectors, device=device)
-    most_resident = min(SM_THREADS, SM_REGISTERS // strip.registers) // threads
+    most_resident = min(THREADS_PER_SM, REGISTERS_PER_SM // strip.registers) // threads
     resident = next((blocks for blocks in range(most_resident, 1, -1) if fits(blocks) >= least), 1)
     channel_blocks, tiles = ceil_div(problem.c, VECTOR_CHANNELS * vectors), prod(tile.counts(problem))
     blocks = min(tiles, max(1, device.sm_count * resident // channel_blocks))

@@ -42,8 +42,8 @@ SPLITS = (1, 2, 4, 8, 16)
 class Costs(StageCosts):
     """The constants of the cost model, in microseconds of what each says."""
 
-    end: float = constant("a thread's time to write 2**5 sums")
-    exchange: float = constant("an SM's time to exchange 2**12 sums within a cluster")
+    end: float = constant("a thread's time to finish 2**5 outputs")
+    exchange: float = constant("a block's time to exchange 2**12 sums within a cluster")
     exchange_blocks: float = constant("added for each doubling of a cluster")
     warpgroup_sums: float = constant("a thread's time to add 2**5 sums of another warpgroup of the block")
 
@@ -125,7 +125,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         return common | more
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """The forms of few blocks whose shares of the reduction are a stage at least."""
+        """Every tile, cluster and stage with few blocks, each of whose warpgroups has a stage at least."""
         p, found = problem, []
         all_stages = {boxes: boxes.stages(p) for boxes in BOXES}
         pixels = p.n * p.out_pixels
@@ -165,17 +165,18 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
             busy=config.blocks / device.sm_count, resident=resident,
         )  # fmt: skip
         shares = tile.warpgroup_split_k
-        block_sums, thread_sums = tile.pixels * tile.filters / 2**12, tile.filters / (2 * 2**5)
+        # The sums of a block, and of a thread before warpgroups share them. Blocks of an SM end side by side.
+        block_sums, thread_sums = tile.pixels * tile.filters / 2**12, tile.filters / 2 / 2**5
         write = costs.write * p.element_bytes / HALF_BYTES + costs.write_single * (p.group_filters % 2)
         ends_us = block_sums * (write / split_k + costs.exchange * (split_k > 1))
-        ends_us += thread_sums * (costs.end / (shares * split_k) + costs.warpgroup_sums * (shares - 1))
+        ends_us += thread_sums / shares * (costs.end / split_k + costs.warpgroup_sums * (shares - 1))
         ends_us += costs.exchange_blocks * log2(split_k)
         busy_us = ceil_div(blocks, resident) * (stages * stage.each + ends_us) + stage.first - stage.each
         traffic_us = costs.traffic * config.blocks * stages * boxes.stage_bytes(rows) / 2**20
         return costs.start + hypot(busy_us, traffic_us, costs.memory * p.min_bytes / 2**20)
 
     def summation(self, config: Config) -> Hashable | None:
-        """None: this algorithm computes small batches alone."""
+        """None: the blocks of a cluster, and so the order of a sum, depend on the batch."""
         return None
 
     def main_launch(self, problem: ConvProblem, config: Config, options: CallOptions, operands: Operands) -> Launch:

@@ -2,14 +2,14 @@
 // threads read from the image itself.
 //
 // An image row is a line of width * channels elements. The input that a tile of output pixels needs is its window, a
-// box of such lines: one copy by a tensor map brings it into a stage of a ring, with zeros for the padding. Each
+// box of parts of such lines: one copy by a tensor map brings it into a stage of a ring, with zeros for the padding. Each
 // warpgroup computes 64 pixels of a tile, and all FILTERS filters of the block.
 //
 // The reduction runs over pairs of elements: the row of a filter has kernel_w * channels elements, which are neighbours
 // in the window. Copies start at multiples of 16 bytes: where the first element of a row lies in the upper half of a
 // word, its first pair has that one alone, and so may its last pair have one. A table has for each pair its place in the
 // window and a mask, which clears what is not of the row: there an infinity would make a NaN, even of a weight of zero.
-// Pairs behind the last row are clear. The block spreads the weights in the same order, once for all its tiles.
+// Pairs behind the last row have the mask 0. The block spreads the weights in the same order, once for all its tiles.
 //
 // BF16     1 for BF16, 0 for FP16
 // FILTERS  filters of a block, a multiple of 16
@@ -35,7 +35,7 @@ struct Pairs {
     Divider by_row;
     int rows, row_elements, lead;
 
-    // A mask of the elements of a pair that exist. in_row: the pairs ahead of it in its row.
+    // Finds a pair's row and its number in the row, and returns the mask of its elements that exist.
     __device__ __forceinline__ unsigned find(int pair, int& row, unsigned& in_row) const {
         row = by_row(pair, in_row);
         const int element = first_element(in_row);
@@ -64,14 +64,14 @@ struct Weights {
     const Element* start;
     int filters;  // only those that exist
 
-    // A pair of a filter's weights; zeros where there are none. It loads without a condition, which would make a thread
-    // wait for each load.
+    // A pair of a filter's weights; zeros where there are none. It always loads, and masks what it has loaded: behind a
+    // branch a thread would wait for each load.
     __device__ __forceinline__ unsigned pair(const Pairs& pairs, int filter, int pair) const {
         int row;
         unsigned in_row;
         const unsigned of_row = pairs.find(pair, row, in_row), mask = filter < filters ? of_row : 0;
         const int at = (filter * pairs.rows + row) * pairs.row_elements + pairs.first_element(in_row);
-        const unsigned low = __ldg(start + (mask & 0xffff ? at : 0)), high = __ldg(start + (mask >> 16 ? at + 1 : 0));
+        const unsigned low = start[mask & 0xffff ? at : 0], high = start[mask >> 16 ? at + 1 : 0];
         return (low | high << 16) & mask;
     }
 };
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const Pairs pairs = {Divider(row_pairs, by_row_pairs), (int)kernel_h, (int)row_elements, (int)lead};
     unsigned filter_block;
     const unsigned first = Divider(filter_blocks, by_filter_blocks)(blockIdx.x, filter_block);
-    const Turns turns = {first, gridDim.x / (unsigned)filter_blocks, (unsigned)tiles, (int)stages, full};
+    const TileRing ring = {first, gridDim.x / (unsigned)filter_blocks, (unsigned)tiles, (int)stages, full};
     const int first_filter = filter_block * FILTERS, own_filters = min(FILTERS, (int)filters - first_filter);
 
     const auto copy = [&](unsigned index, int stage) {
@@ -174,12 +174,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
     const auto begin = [&] {
         wait_for_kernel_ahead();
-        if (is_leader()) turns.begin(copy);
+        if (is_leader()) ring.begin(copy);
         launch_dependents();
     };
     if (is_leader()) {
         prefetch(input);
-        turns.init();
+        ring.init();
         fence_barrier_init();
     }
     if (!weights_early) begin();
@@ -204,5 +204,5 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
         multiply(sums, windows, shared_address(shared) + stage * stage_bytes,
                  reinterpret_cast<const uint4*>(table) + lane % 4, shared_address(weights), (int)steps);
     };
-    compute(turns, tile_at, out, (int)out_h, (int)out_w, biases, staging, {activation, numbers}, copy, multiply_stage);
+    compute(ring, tile_at, out, (int)out_h, (int)out_w, biases, staging, {activation, numbers}, copy, multiply_stage);
 }

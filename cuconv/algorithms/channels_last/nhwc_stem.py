@@ -1,24 +1,23 @@
 """Convolution of few channels in half precision and channels last, as in the first layer of a network.
 
-It multiplies windows (`windows.py`) of whole image rows: no padded copy of the input exists. `nhwc_stem.cu` has the
-kernel.
+It multiplies windows (`windows.py`): boxes of image rows, which are read as lines of width x channels elements. No
+padded copy of the input exists. `nhwc_stem.cu` has the kernel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
-from typing import ClassVar
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, WARPGROUP_PIXELS, type_macro
+from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, VECTOR_BYTES, WARPGROUP_PIXELS, type_macro
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
-    MAX_BOX,
+    REGISTERS,
     STEP,
-    VECTOR_BYTES,
     Config,
     MultipliesWindows,
     Tile,
@@ -28,7 +27,7 @@ from cuconv.algorithms.channels_last.windows import (
     write_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, MAX_INDEX, check_sizes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Argument, Launch, TensorMap
@@ -36,7 +35,6 @@ from cuconv.core.problem import HALF_BYTES, ConvProblem, UnsupportedProblem, cei
 from cuconv.device import DeviceSpec
 
 MAX_CHANNELS = 8
-MAX_EXTENT = 2**30  # rows, and elements of a row, of the padded image
 STEPS_UNIT = 2  # steps of the reduction are even in number
 TABLE_BYTES = 8  # an entry, for a pair of elements
 STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared memory
@@ -91,13 +89,14 @@ class NhwcStem(MultipliesWindows[Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "wgmma on the image itself for up to 8 channels, as of a first layer, in half precision, channels last."
     costs_type = Costs
-    registers: ClassVar = {16: 64, 32: 64, 64: 80, 96: 128}
+    most_filters = 96
 
     def variants(self, arch: str) -> list[Macros]:
         """All kernel variants; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        return [{"FILTERS": filters, "ODD": odd, BF16_MACRO: bf16} for filters in self.registers for odd, bf16 in BITS]
+        choices = product(REGISTERS, (0, 1), (0, 1))
+        return [{"FILTERS": m, "ODD": odd, BF16_MACRO: bf16} for m, odd, bf16 in choices if m <= self.most_filters]
 
     def check(self, problem: ConvProblem) -> None:
         """Raise UnsupportedProblem for what the kernel does not compute."""
@@ -170,9 +169,6 @@ class NhwcStem(MultipliesWindows[Costs]):
         macros = {"FILTERS": config.filters, "ODD": _is_odd(p)} | type_macro(p)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
-
-
-BITS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def _is_odd(problem: ConvProblem) -> int:

@@ -14,12 +14,14 @@
 //
 // Every argument behind the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). octets: of the
 // reduction. position_octets, row_octets: those of a filter position, and of a row of the filter. pitch: bytes from one
-// row of a window to the next. The others are as in nhwc_stem.cu.
+// row of a window to the next. A tile has 2^log_columns columns. vector: as in Outputs. weights_early: whether the weights
+// may be read before the kernel ahead ends.
 
 #include "channels_last/windows.cuh"
 
 constexpr int OCTET = 8, OCTET_BYTES = OCTET * sizeof(Element), STEP_BYTES = STEP * sizeof(Element);
-constexpr int GROUP_STEPS = 2, GROUP_OCTETS = GROUP_STEPS * STEP / OCTET;  // what a thread reads ahead
+// A group is the two steps of which a thread reads tile A at once.
+constexpr int GROUP_STEPS = 2, GROUP_OCTETS = GROUP_STEPS * STEP / OCTET;
 constexpr int ROW_BYTES = 128, ROW_OCTETS = ROW_BYTES / OCTET_BYTES;       // of a box of weights, with its swizzle
 constexpr int BOX_BYTES = FILTERS * ROW_BYTES, BOX_GROUPS = ROW_OCTETS / GROUP_OCTETS;
 constexpr int STAGE_ALIGNMENT = 1024;  // bytes, after which every swizzle repeats
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     const int pixel_bytes = (int)channels * (int)sizeof(Element);
     unsigned filter_block;
     const unsigned first = Divider(filter_blocks, by_filter_blocks)(blockIdx.x, filter_block);
-    const Turns turns = {first, gridDim.x / (unsigned)filter_blocks, (unsigned)tiles, (int)stages, full};
+    const TileRing ring = {first, gridDim.x / (unsigned)filter_blocks, (unsigned)tiles, (int)stages, full};
     const int first_filter = filter_block * FILTERS;
 
     const auto copy = [&](unsigned index, int stage) {
@@ -134,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     };
     if (is_leader()) {
         prefetch(input), prefetch(weight);
-        turns.init();
+        ring.init();
 #pragma unroll 1
         for (int box = 0; box < boxes; ++box) barrier_init(kept.full + box, 1);
         fence_barrier_init();
@@ -148,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     wait_for_kernel_ahead();
     if (is_leader()) {
         if (!weights_early) copy_weights();
-        turns.begin(copy);
+        ring.begin(copy);
     }
     launch_dependents();
     const int own_filters = min(FILTERS, (int)filters - first_filter);
@@ -164,5 +166,5 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
         multiply(sums, window + stage * stage_bytes, reinterpret_cast<const int2*>(table) + lane / 16, kept,
                  shared_address(zeros));
     };
-    compute(turns, tile_at, out, (int)out_h, (int)out_w, biases, staging, {activation, numbers}, copy, multiply_stage);
+    compute(ring, tile_at, out, (int)out_h, (int)out_w, biases, staging, {activation, numbers}, copy, multiply_stage);
 }

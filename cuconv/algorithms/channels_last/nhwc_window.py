@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import ClassVar
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, WARPGROUP_PIXELS, type_macro
+from cuconv.algorithms.channels_last.channels_last import (
+    BARRIER_BYTES,
+    BF16_MACRO,
+    VECTOR_BYTES,
+    WARPGROUP_PIXELS,
+    type_macro,
+)
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
-    MAX_BOX,
-    VECTOR_BYTES,
+    REGISTERS,
     Config,
     MultipliesWindows,
     Tile,
@@ -28,7 +32,7 @@ from cuconv.algorithms.channels_last.windows import (
     write_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, MAX_INDEX, check_sizes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Argument, Launch, TensorMap
@@ -36,7 +40,6 @@ from cuconv.core.problem import HALF_BYTES, ConvProblem, UnsupportedProblem, cei
 from cuconv.device import DeviceSpec
 
 MAX_CHANNELS = 64
-MAX_EXTENT = 2**30  # rows and columns of the padded image
 ROW_BYTES, ROW_ELEMENTS = 128, 64  # of a box of weights, with its swizzle
 PLACE_BYTES = 4  # an octet's, in the table
 SWIZZLES = (0, 32, 64, 128)  # bytes of a pixel whose windows have a swizzle; 0 for all others
@@ -66,14 +69,14 @@ class NhwcWindow(MultipliesWindows[Costs]):
     source = Path(__file__).with_suffix(".cu")
     summary = "wgmma on windows of up to 64 channels, for larger filters than 1x1, channels last, in half precision."
     costs_type = Costs
-    registers: ClassVar = {16: 64, 32: 64, 64: 80, 96: 128, 128: 128}
+    most_filters = 128
 
     def variants(self, arch: str) -> list[Macros]:
         """All kernel variants; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        forms = product(self.registers, SWIZZLES, (0, 1))
-        return [{"FILTERS": filters, "SWIZZLE": swizzle, BF16_MACRO: bf16} for filters, swizzle, bf16 in forms]
+        choices = product(REGISTERS, SWIZZLES, (0, 1))
+        return [{"FILTERS": filters, "SWIZZLE": swizzle, BF16_MACRO: bf16} for filters, swizzle, bf16 in choices]
 
     def check(self, problem: ConvProblem) -> None:
         """Raise UnsupportedProblem for what the kernel does not compute."""
@@ -86,7 +89,7 @@ class NhwcWindow(MultipliesWindows[Costs]):
         narrow, low = (self.tile(p, WARPGROUP_PIXELS, columns) for columns in (COLUMNS[0], COLUMNS[-1]))
         sizes = [
             ("columns of eight pixels' window", narrow.window_elements // p.c, MAX_BOX),
-            ("rows of the filter", low.window_rows, MAX_BOX),
+            ("rows of the filter with its dilation", low.window_rows, MAX_BOX),
             ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
             ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
             ("columns of the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
@@ -114,8 +117,9 @@ class NhwcWindow(MultipliesWindows[Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the first copy these times overlap: the latency of a block's tiles, the copies of an SM, what its
-        warpgroups read from windows, the tensor cores with the writing of outputs, and device memory.
+        Behind the copies of the weights and the first windows these times overlap: the latency of a block's tiles, the
+        other copies of an SM, what its warpgroups read from windows, the tensor cores with the writing of outputs, and
+        device memory.
         """
         boxes, tile = _boxes(problem), config.tile
         blocks = ceil_div(config.blocks, device.sm_count)  # of an SM
@@ -130,7 +134,7 @@ class NhwcWindow(MultipliesWindows[Costs]):
         write = write_us(problem, costs.write, costs.write_narrow)
         busy_us = costs.multiply * outputs * boxes * ROW_ELEMENTS / 2**20 + write * outputs / 2**12
         memory_us = costs.memory * problem.min_bytes / 2**20
-        overlapping = latency_us, tiles * window_us, read_us, busy_us, memory_us
+        overlapping = latency_us, (tiles - blocks) * window_us, read_us, busy_us, memory_us
         return float(costs.start + first_us + norm(*overlapping))
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:

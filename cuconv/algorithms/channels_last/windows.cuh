@@ -58,8 +58,8 @@ struct Outputs {
     int filters;                           // the block's, only those that exist
     int vector;
 
-    // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It loads
-    // without a condition, which would make a thread wait for each load.
+    // Adds the residual to a thread's sums of a pixel, if there is one: i and i + 1 for every i = first + 4 j. It always
+    // loads, and masks what it has loaded: behind a branch a thread would wait for each load.
     __device__ __forceinline__ void add_residual(float (&sums)[WGMMA_SUMS], int first, int64 pixel) const {
         const Element* const of_pixel = pixel >= 0 ? residual + pixel * residual_stride : residual;
         const int end = pixel >= 0 ? filters : 0;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void write(const float (&sums)[WGMMA_SUMS], unsigned 
         store_matrices(row + i * 4, packed(sums[i], sums[i + 1]), packed(sums[i + 2], sums[i + 3]),
                        packed(sums[i + 4], sums[i + 5]), packed(sums[i + 6], sums[i + 7]));
     __syncwarp();
-#pragma unroll 2  // the places of all iterations would be kept in registers from tile to tile
+#pragma unroll 2  // unrolled further, the places of all iterations stay in registers from tile to tile
     for (int i = 0; i < WARP_PIXELS * VECTORS / 32; ++i) {
         const int place = i * 32 + lane, row = place / VECTORS, vector = place % VECTORS;
         const int64 pixel = pixel_of(row);
@@ -112,11 +112,8 @@ __device__ __forceinline__ void write(const float (&sums)[WGMMA_SUMS], unsigned 
     }
 }
 
-// True in the thread of the block that starts copies, where all threads of the first warp ask.
-__device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
-
-// A block's tiles, those from `first` on in steps of `step`, and the ring of stages that their windows take in turns.
-struct Turns {
+// A block's tiles, those from `first` on in steps of `step`, and the ring of stages that their windows take in ring.
+struct TileRing {
     unsigned first, step, tiles;
     int stages;
     uint64* full;  // a barrier for each stage
@@ -137,24 +134,24 @@ struct Turns {
 // Computes a block's tiles. multiply: sets a thread's sums to those of the window in a stage. biases: floats in shared
 // memory. staging: the block's memory for outputs.
 template <class Copy, class Multiply>
-__device__ __forceinline__ void compute(const Turns& turns, const Tiles& tile_at, const Outputs& out, int out_h, int out_w,
-                                        const float* biases, unsigned char* staging, const Activation& function,
-                                        const Copy& copy, const Multiply& multiply) {
+__device__ __forceinline__ void compute(const TileRing& ring, const Tiles& tile_at, const Outputs& out, int out_h,
+                                        int out_w, const float* biases, unsigned char* staging,
+                                        const Activation& function, const Copy& copy, const Multiply& multiply) {
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warp_pixel = warp * WARP_PIXELS;
     int stage = 0, phase = 0;
-    for (unsigned index = turns.first; index < turns.tiles; index += turns.step) {
+    for (unsigned index = ring.first; index < ring.tiles; index += ring.step) {
         const Tile tile = tile_at[index];
         const auto pixel_of = [&](int row) -> int64 {
             const int y = tile.y + tile_at.row(warp_pixel + row), x = tile.x + tile_at.column(warp_pixel + row);
             return y < out_h && x < out_w ? ((int64)tile.image * out_h + y) * out_w + x : -1;
         };
-        barrier_wait(turns.full + stage, phase);
+        barrier_wait(ring.full + stage, phase);
         float sums[WGMMA_SUMS];
         multiply(sums, stage);
         fence_async_shared();  // the next copy into the stage must not overtake these loads
         __syncthreads();
-        if (is_leader() && index + turns.stages * turns.step < turns.tiles) copy(index + turns.stages * turns.step, stage);
-        if (++stage == turns.stages) stage = 0, phase ^= 1;
+        if (is_leader() && index + ring.stages * ring.step < ring.tiles) copy(index + ring.stages * ring.step, stage);
+        if (++stage == ring.stages) stage = 0, phase ^= 1;
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i += 4) {
             const float2 more = *reinterpret_cast<const float2*>(biases + i * 2 + lane % 4 * 2);

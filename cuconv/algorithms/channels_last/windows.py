@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, inf, prod
@@ -19,29 +19,31 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import (
     BARRIER_BYTES,
     CONSUMER_THREADS,
+    VECTOR_BYTES,
     WARPGROUP_PIXELS,
     FusesAll,
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import require_fit, require_hopper
-from cuconv.core.problem import FLOAT_BYTES, HALF_BYTES, ConvProblem, ceil_div
-from cuconv.device import SYSTEM_SHARED_BYTES, DeviceSpec
+from cuconv.algorithms.common.limits import MAX_BOX, require_fit, require_hopper
+from cuconv.core.problem import FLOAT_BYTES, HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
-MAX_BOX = 256  # elements of a tensor map's box on each axis
-MAX_STAGES = 4
+MAX_STAGES = 4  # windows of a ring
 STEP = 16  # elements of the reduction that an instruction adds
-VECTOR_BYTES = HALF_BYTES * VECTOR_CHANNELS
 WARPGROUPS = (1, 2)
-COLUMNS = (8, 16, 32, 64)  # a tile's: eight neighbouring pixels of a row lie in different banks
+COLUMNS = (8, 16, 32, 64)  # of a tile: multiples of 8, so that windows of nhwc_stem start at multiples of 16 bytes
+REGISTERS = {16: 64, 32: 64, 64: 80, 96: 128, 128: 128}  # of a thread, by the filters of a block
 SHAPES = 2  # tiles that are tried for the same number of pixels
 WARP_PIXELS = 16
-SM_THREADS, SM_REGISTERS = 2048, 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The output pixels of a tile, the rows of its window, and the elements of one. alignment: bytes of a stage."""
+    """The shape of a tile: rows and columns of output pixels, and rows of its window with the elements of each.
+
+    alignment: a stage, which holds a window, is rounded up to a multiple of so many bytes.
+    """
 
     rows: int
     columns: int
@@ -103,8 +105,8 @@ Costs = TypeVar("Costs")
 class MultipliesWindows(FusesAll[Config, Costs]):
     """An algorithm that multiplies windows with wgmma, in half precision and channels last, for Hopper."""
 
-    registers: ClassVar[Mapping[int, int]]
-    """The most that a thread takes, by the filters of a block."""
+    most_filters: ClassVar[int]
+    """The most filters of a block, one of REGISTERS."""
 
     @abstractmethod
     def check(self, problem: ConvProblem) -> None:
@@ -119,36 +121,42 @@ class MultipliesWindows(FusesAll[Config, Costs]):
         """Shared memory of a block for what it keeps: weights, tables and bias, in bytes."""
 
     def slowdown(self, problem: ConvProblem, device: DeviceSpec, config: Config, options: CallOptions) -> float:
-        """1, and inf where operands may start where no tensor map can: nhwc_wgmma copies them first."""
+        """1 where operands start at multiples of 16 bytes, as tensor maps need of input and weight; inf elsewhere."""
         return 1.0 if options.aligned else inf
 
     def summation(self, config: Config) -> Hashable | None:
-        """None: where an input starts decides whether this algorithm computes it."""
+        """None: where the input starts, and the batch, decide which algorithm computes it."""
         return None
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """A few tiles for each number of warpgroups and filters; raises UnsupportedProblem where there is none."""
         require_hopper(problem, device)
         self.check(problem)
-        forms = product(self._filters_of(problem, device), WARPGROUPS)
+        if not self._tiles(problem, WARPGROUP_PIXELS):
+            raise UnsupportedProblem(
+                f"{problem.label}: windows of {self.name} would have more than {MAX_BOX} elements on an axis, the limit "
+                "of a tensor map: use 'auto'"
+            )
+        sizes = product(self._filters_of(problem, device), WARPGROUPS)
         found = [
             self._config(problem, device, filters, warpgroups, tile)
-            for filters, warpgroups in forms
+            for filters, warpgroups in sizes
             for tile in self._tiles(problem, WARPGROUP_PIXELS * warpgroups)
         ]
         return require_fit([*filter(None, found)], problem, device, self.name)
 
     def _filters_of(self, problem: ConvProblem, device: DeviceSpec) -> list[int]:
-        """The filters of a block: those that make the fewest blocks, and the two next fewer, which make more of them.
+        """The filters of a block that are tried: the fewest that make the fewest blocks, and the next two sizes below.
 
-        Those whose weights do not fit in shared memory are left out.
+        Sizes whose weights do not fit in shared memory are left out.
         """
-        fitting = [one for one in self.registers if self.fixed_bytes(problem, one) < device.shared_bytes_per_block]
+        sizes = [one for one in REGISTERS if one <= self.most_filters]
+        fitting = [one for one in sizes if self.fixed_bytes(problem, one) < device.shared_bytes_per_block]
         needed = ceil_div(problem.m, ceil_div(problem.m, max(fitting, default=1)))
         return fitting[: bisect_left(fitting, needed) + 1][-3:]
 
     def _tiles(self, problem: ConvProblem, pixels: int) -> list[Tile]:
-        """The tiles of so many pixels that a tensor map can copy: the fewest, of these the smallest windows, first."""
+        """The SHAPES best tiles of so many pixels that a tensor map can copy, by number, then by window."""
         tiles = [self.tile(problem, pixels, columns) for columns in COLUMNS]
         possible = [tile for tile in tiles if self.is_copied_at_once(problem, tile)]
         return sorted(possible, key=lambda tile: (prod(tile.counts(problem)), tile.stage_bytes))[:SHAPES]
@@ -169,12 +177,11 @@ class MultipliesWindows(FusesAll[Config, Costs]):
         stage = tile.stage_bytes + BARRIER_BYTES
 
         def fits(resident: int) -> int:
-            room = device.shared_bytes_per_sm // resident - SYSTEM_SHARED_BYTES - fixed
-            return min(MAX_STAGES, room // stage)
+            return min(MAX_STAGES, (device.shared_bytes_of(resident) - fixed) // stage)
 
         if fits(1) < 1:
             return None
-        most = min(SM_THREADS, SM_REGISTERS // self.registers[filters]) // (CONSUMER_THREADS * warpgroups)
+        most = min(THREADS_PER_SM, REGISTERS_PER_SM // REGISTERS[filters]) // (CONSUMER_THREADS * warpgroups)
         resident = next((blocks for blocks in range(most, 1, -1) if fits(blocks) >= 2), 1)
         filter_blocks, tiles = ceil_div(problem.m, filters), prod(tile.counts(problem))
         blocks = min(tiles, max(1, device.sm_count * resident // filter_blocks))

@@ -9,6 +9,8 @@ from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
 
 MAX_INDEX = 2**31 - 1  # kernels count in 32-bit integers
+MAX_BOX = 256  # elements of a tensor map's box on each axis
+MAX_EXTENT = 2**30  # rows, columns, or elements of a row, of a padded image
 HOPPER_ARCH = "sm_90a"  # the only architecture with wgmma; DeviceSpec.arch of a Hopper GPU
 
 Config = TypeVar("Config")

@@ -18,6 +18,9 @@ __device__ __forceinline__ bool elect_one() {
     return elected;
 }
 
+// Of a block: true in one thread of the first warp, all of whose threads ask.
+__device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
+
 // prefetch.tensormap: fetches a map ahead of its first copy.
 __device__ __forceinline__ void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -18,7 +18,7 @@ import numpy as np
 
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import MAX_EXTENT, MAX_INDEX, check_sizes
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.depthwise.strips import (
     STRIPS,
@@ -38,18 +38,16 @@ from cuconv.core.costs import constant
 from cuconv.core.elementwise import Number, norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
-from cuconv.device import DeviceSpec
+from cuconv.device import BLOCKS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 MAX_CHANNELS = 8  # in groups of more, tensor cores are faster
 MAX_FILTER_COLUMNS = 31  # sums of more products are long chains
 MAX_STEP = 2**24  # rows or columns from one output, or filter position, to the next
-MAX_EXTENT = 2**30  # rows or columns of the padded image
 
 THREADS = (64, 128, 256)
 GENERAL_ROWS = (1, 4)  # outputs of a thread where the geometry is not listed
 BUFFERS = (1, 2)
 MAX_STAGED_BYTES = 48 * 1024  # a block stages no more, so that an SM holds several
-SM_THREADS, SM_BLOCKS = 2048, 32  # limits of an SM
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +270,7 @@ def _shared_bytes(problem: ConvProblem, groups: Number, buffers: Number) -> Numb
 def _resident_blocks(threads: Number, registers: Number, shared_bytes: Number, device: DeviceSpec) -> Number:
     """The blocks that an SM holds at a time."""
     by_memory = device.resident_blocks(threads, registers, shared_bytes)
-    return np.minimum(by_memory, np.minimum(SM_THREADS // threads, SM_BLOCKS))
+    return np.minimum(by_memory, np.minimum(THREADS_PER_SM // threads, BLOCKS_PER_SM))
 
 
 def _check(problem: ConvProblem) -> None:

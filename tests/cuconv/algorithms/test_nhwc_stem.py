@@ -182,7 +182,8 @@ def test_operands_that_start_anywhere_are_left_to_the_padded_copy():
         (stem(1, 3, 223, 223, 64, 7, 7), "1338 bytes"),
         (stem(1, 3, 224, 224, 768, 16, 16, stride_h=16, stride_w=16), "384 elements"),
         (stem(1, 1, 300, 16, 8, 280, 1), "280 rows"),
-        (stem(1, 8, 250, 40, 8, 250, 24), "227|shared memory"),
+        (stem(1, 8, 250, 40, 8, 250, 24), "more than 256 elements"),
+        (stem(1, 8, 160, 16, 8, 120, 16), "shared memory"),
     ],
     ids=lambda value: getattr(value, "label", None),
 )
