@@ -134,8 +134,8 @@ class MultipliesWindows(FusesAll[Config, Costs]):
         self.check(problem)
         if not self._tiles(problem, WARPGROUP_PIXELS):
             raise UnsupportedProblem(
-                f"{problem.label}: windows of {self.name} would have more than {MAX_BOX} elements on an axis, the limit "
-                "of a tensor map: use 'auto'"
+                f"{problem.label}: windows of {self.name} would have more than {MAX_BOX} elements on an axis, the "
+                "limit of a tensor map: use 'auto'"
             )
         sizes = product(self._filters_of(problem, device), WARPGROUPS)
         found = [
