@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cuconv import ConvProblem, reference
+from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms.base import Algorithm, CallOptions
 from cuconv.core.activation import RELU
 from cuconv.device import device_spec
@@ -127,6 +127,25 @@ def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repea
             if options.output_channels:
                 base = outs[0]._base
                 assert base is not None and base[:, 0].isnan().all() and base[:, 1 + problem.m :].isnan().all()
+
+
+def assert_extreme_sums(algorithm: str, problem: ConvProblem) -> None:
+    """Check that large sums overflow to infinity, and that small ones keep their bits."""
+    for scale in (1e2, 4e-4) if problem.precision == "fp16" else (1e18, 1e-18):
+        x, weight = tensors(problem, scale=scale)
+        truth = reference.conv2d(x, weight, **problem.geometry)
+        assert_rounded_once(conv2d(x, weight, **problem.geometry, algorithm=algorithm), truth)
+
+
+def assert_writes_a_slice(algorithm: str, problem: ConvProblem, start: int) -> None:
+    """Check an output that is a slice of channels, from `start` on, and that nothing beside it is written."""
+    x, weight = tensors(problem)
+    n, m, h, w = problem.output_shape
+    shape = (n, start + (m + 7) // 8 * 8, h, w)
+    whole = torch.full(shape, torch.nan, device="cuda", dtype=x.dtype).to(memory_format=torch.channels_last)
+    conv2d(x, weight, **problem.geometry, out=whole[:, start : start + m], algorithm=algorithm)
+    assert_rounded_once(whole[:, start : start + m], reference.conv2d(x, weight, **problem.geometry))
+    assert whole[:, :start].isnan().all() and whole[:, start + m :].isnan().all()
 
 
 def in_precision(problem: ConvProblem, precision: str) -> ConvProblem:

@@ -7,7 +7,15 @@ import cuconv
 from cuconv import ConvProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
-from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_precision, tensors
+from tests.gpu.half import (
+    assert_every_configuration,
+    assert_extreme_sums,
+    assert_rounded_once,
+    assert_writes_a_slice,
+    each_half,
+    in_precision,
+    tensors,
+)
 
 WINDOW = ALGORITHMS["nhwc_window"]
 # Every swizzle, and channels without one; reductions that end within a step, a group and a box of weights; planes that
@@ -71,22 +79,11 @@ def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them_alone(numb
 @each_half
 @each_small
 def test_large_sums_overflow_to_infinity_and_small_ones_keep_their_bits(problem, precision):
-    problem = in_precision(problem, precision)
-    for scale in (1e2, 4e-4) if precision == "fp16" else (1e18, 1e-18):
-        x, weight = tensors(problem, scale=scale)
-        truth = reference.conv2d(x, weight, **problem.geometry)
-        assert_rounded_once(cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_window"), truth)
+    assert_extreme_sums("nhwc_window", in_precision(problem, precision))
 
 
 @each_half
 @each_small
 @pytest.mark.parametrize("start", [8, 3])
 def test_a_slice_of_channels(start, problem, precision):
-    problem = in_precision(problem, precision)
-    x, weight = tensors(problem)
-    n, m, h, w = problem.output_shape
-    shape = (n, start + (m + 7) // 8 * 8, h, w)
-    whole = torch.full(shape, torch.nan, device="cuda", dtype=x.dtype).to(memory_format=torch.channels_last)
-    cuconv.conv2d(x, weight, **problem.geometry, out=whole[:, start : start + m], algorithm="nhwc_window")
-    assert_rounded_once(whole[:, start : start + m], reference.conv2d(x, weight, **problem.geometry))
-    assert whole[:, :start].isnan().all() and whole[:, start + m :].isnan().all()
+    assert_writes_a_slice("nhwc_window", in_precision(problem, precision), start)

@@ -1,10 +1,13 @@
 """Problems, devices and small helpers that the tests of several algorithms share."""
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cuconv import ConvProblem
+from cuconv.core.launch import Launch
 from cuconv.device import A100, H200, DeviceSpec
 from tests.cuconv.layers import problems_of
 
@@ -51,3 +54,10 @@ def in_precision(precision: str, problems: list[ConvProblem]) -> list[ConvProble
 def one_by_one(c: int, m: int = 64, hw: int = 14, pad: int = 0) -> ConvProblem:
     """A problem of one image and a 1x1 filter."""
     return ConvProblem(n=1, c=c, h=hw, w=hw, m=m, kh=1, kw=1, pad_h=pad, pad_w=pad)
+
+
+def arguments(launch: Launch) -> dict[str, Any]:
+    """The arguments of a launch by the names of the kernel's parameters, the first of which is a tensor map."""
+    declaration = rf"\b{launch.source.stem}\((const __grid_constant__[^{{]*)\) {{"
+    (declared,) = re.findall(declaration, launch.source.read_text())
+    return dict(zip((one.split()[-1] for one in declared.split(",")), launch.arguments, strict=True))

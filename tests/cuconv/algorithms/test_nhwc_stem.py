@@ -1,6 +1,5 @@
 """nhwc_stem without a GPU: its index arithmetic in NumPy, tiles, shared memory, and what it refuses."""
 
-import re
 from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
 from cuconv.operands import check_maps
+from tests.cuconv.algorithms.problems import arguments
 
 STEM = ALGORITHMS["nhwc_stem"]
 
@@ -37,12 +37,6 @@ SMALL = [
 ]
 PROBLEMS = [*SMALL, *(replace(RESNET, n=n) for n in (1, 8, 32)), stem(3, 3, 224, 224, 96, 11, 11, 2, 2, stride_w=4)]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-
-
-def arguments(launch):
-    """The arguments of a launch by the names of the kernel's parameters."""
-    (declared,) = re.findall(r"\bnhwc_stem\((const __grid_constant__[^{]*)\) {", launch.source.read_text())
-    return dict(zip((one.split()[-1] for one in declared.split(",")), launch.arguments, strict=True))
 
 
 def spread(a, filters, weight):

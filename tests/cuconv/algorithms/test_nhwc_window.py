@@ -1,6 +1,5 @@
 """nhwc_window without a GPU: its index arithmetic in NumPy, tiles, shared memory, and what it refuses."""
 
-import re
 from dataclasses import replace
 from math import prod
 
@@ -11,6 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
+from tests.cuconv.algorithms.problems import arguments
 from tests.cuconv.algorithms.test_nhwc_stem import direct
 
 WINDOW = ALGORITHMS["nhwc_window"]
@@ -21,7 +21,7 @@ def window(n, c, h, w, m, kh, kw, pad_h=0, pad_w=0, **more):
 
 
 GOOGLENET = window(1, 24, 14, 14, 64, 5, 5, 2, 2)
-# Every swizzle and pixels without one, reductions that end within a step, a group and a box of weights, planes that no
+# Every number of bytes of a pixel that has a swizzle, and two that have none; reductions that end within a step, a group and a box of weights, planes that no
 # tile divides, filters that no block divides, filters larger than the image, unequal strides, dilations and padding.
 SMALL = [
     window(2, 24, 7, 9, 20, 5, 5, 2, 2),
@@ -33,12 +33,6 @@ SMALL = [
 ]
 PROBLEMS = [*SMALL, *(replace(GOOGLENET, n=n) for n in (1, 8, 32)), window(2, 64, 224, 224, 64, 3, 3, 1, 1)]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-
-
-def arguments(launch):
-    """The arguments of a launch by the names of the kernel's parameters."""
-    (declared,) = re.findall(r"\bnhwc_window\((const __grid_constant__[^{]*)\) {", launch.source.read_text())
-    return dict(zip((one.split()[-1] for one in declared.split(",")), launch.arguments, strict=True))
 
 
 def tile_a(a, window, tile):
