@@ -21,8 +21,9 @@ def window(n, c, h, w, m, kh, kw, pad_h=0, pad_w=0, **more):
 
 
 GOOGLENET = window(1, 24, 14, 14, 64, 5, 5, 2, 2)
-# Every number of bytes of a pixel that has a swizzle, and two that have none; reductions that end within a step, a group and a box of weights, planes that no
-# tile divides, filters that no block divides, filters larger than the image, unequal strides, dilations and padding.
+# Every number of bytes of a pixel that has a swizzle, and two that have none; reductions that end within a step, a
+# group and a box of weights; planes that no tile divides; filters that no block divides; filters larger than the image;
+# unequal strides, dilations and padding.
 SMALL = [
     window(2, 24, 7, 9, 20, 5, 5, 2, 2),
     window(1, 16, 9, 12, 7, 3, 3, 1, 1, stride_h=2, stride_w=3),
