@@ -47,6 +47,7 @@ class Costs:
     weights: float = constant("a block's time to spread 2**4 weights a thread")
     copy: float = constant("the latency of the copy of a window")
     row: float = constant("a thread's latency of a row of a strip's window")
+    long: float = constant("the factor, less 1, by which a tile's latency is longer with the longest strips")
     multiply: float = constant("an SM's time for 2**16 multiply-adds")
     read: float = constant("an SM's time for 2**10 vectors that a warp's threads read from shared memory")
     pixel: float = constant("an SM's time to copy 2**7 pixels of windows")
@@ -70,7 +71,7 @@ class Strip:
     registers: int
 
 
-ANY = Geometry()
+ANY, LONGEST = Geometry(), 7
 STRIPS = {  # most networks have planes of 7, 14, 28, 56 or 112 columns: strips of seven leave none of them half empty
     Geometry(3, 3, 1): (Strip(2, 80), Strip(4, 112), Strip(7, 128)),
     Geometry(3, 3, 2): (Strip(2, 80), Strip(4, 120), Strip(7, 128)),
@@ -179,7 +180,7 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
         warp_us = costs.multiply * products / 2**16 + costs.read * reads / 2**10
         rounds = ceil_div(config.strips, config.positions)
         # A warp alone has a quarter of an SM's units.
-        tile_us = rounds * (p.kh * costs.row + 4 * warp_us)
+        tile_us = rounds * (p.kh * costs.row + 4 * warp_us) * (1 + costs.long * (strip.columns == LONGEST))
         waiting_us = costs.copy / config.stages if config.stages < config.turns else 0.0
         latency_us = config.turns * max(tile_us, waiting_us)
         tiles = config.turns * ceil_div(config.blocks, device.sm_count)
