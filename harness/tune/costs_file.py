@@ -113,13 +113,13 @@ def _regret_table(columns: dict[str, tuple[list[Row], Constants]], device: Devic
     """The regret of each algorithm's own choice, and of auto's; a column has rows and the constants to choose by."""
     body = []
     algorithms = next(iter(columns.values()))[1]
-    for name in (*algorithms, AUTO):
+    for name, closed in (*((one, False) for one in (*algorithms, AUTO)), (AUTO, True)):
         cells = []
         for rows, constants in columns.values():
             mine = [row for row in rows if name in (AUTO, row.algorithm)]
-            found = fit.regret(mine, device, constants)
+            found = fit.regret(mine, device, constants, closed)
             cells.append(f"{found.geometric:.3f}x, {found.worst:.2f}x of {found.cases}" if found.cases else "-")
-        body.append([name, *cells])
+        body.append([f"{name}, closed set" if closed else name, *cells])
     note = "Regret, the time of the choice over that of the best candidate measured: geometric mean, worst, cases."
     return f"{note}\n\n" + markdown(["algorithm", *columns], body)
 

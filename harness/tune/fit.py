@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from cuconv.algorithms import ALGORITHMS, offering
+from cuconv.algorithms.base import CallOptions
 from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
 from harness.precision import FP32
@@ -170,16 +172,20 @@ class Regret:
     at: str
 
 
-def regret(rows: list[Row], device: DeviceSpec, costs: Mapping[str, Any]) -> Regret:
+def regret(rows: list[Row], device: DeviceSpec, costs: Mapping[str, Any], closed: bool = False) -> Regret:
     """The regret of choosing the candidate of least predicted time on each problem, among all algorithms of the rows.
 
-    costs: the constants of each of these algorithms by its name.
+    costs: the constants of each of these algorithms by its name. closed: whether the choice is among the candidates of
+    the closed set, whose kernels may be less special than those measured, and so slower by a known factor.
     """
     chosen: dict[ConvProblem, tuple[float, float]] = {}
     for name in dict.fromkeys(row.algorithm for row in rows):
         mine = [row for row in rows if row.algorithm == name]
         for row, predicted in zip(mine, Predictor(mine, device)(costs[name]).tolist(), strict=True):
-            chosen[row.problem] = min(chosen.get(row.problem, (predicted, row.us)), (predicted, row.us))
+            slowdown = ALGORITHMS[name].slowdown(row.problem, device, row.config, CallOptions()) if closed else 1.0
+            times = predicted * slowdown, row.us * slowdown
+            if isfinite(slowdown):
+                chosen[row.problem] = min(chosen.get(row.problem, times), times)
     best = _best(rows)
     ratios = {problem: us / best[problem] for problem, (_, us) in chosen.items()}
     if not ratios:

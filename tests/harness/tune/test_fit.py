@@ -1,7 +1,7 @@
 """Least squares on made-up times: the true constants are found, and the regret of a choice is what it says."""
 
 from dataclasses import replace
-from math import hypot, log
+from math import hypot, inf, log
 
 import pytest
 
@@ -52,6 +52,21 @@ def test_regret_is_the_time_of_the_choice_over_the_best():
     assert found.at == first.label
     assert found.worst == pytest.approx(3 * chosen.us / second) and found.worst > 1
     assert found.geometric == pytest.approx(found.worst ** (1 / found.cases))
+
+
+def test_a_closed_set_chooses_among_its_own_and_is_as_much_slower_as_it_says(monkeypatch):
+    """The best configuration of the first problem is not in the set; all others run kernels of half the speed."""
+    given = rows("toy_large")
+    of_first = sorted((row for row in given if row.problem == given[0].problem), key=lambda row: row.us)
+    best, second = of_first[:2]
+
+    def slowdown(problem, device, config, options):
+        return inf if (problem, config) == (best.problem, best.config) else 2.0
+
+    monkeypatch.setattr(TOYS["toy_large"], "slowdown", slowdown, raising=False)
+    found = fit.regret(of_first, H200, TRUE, closed=True)
+    assert found.geometric == pytest.approx(2 * second.us / best.us)
+    assert fit.regret(of_first, H200, TRUE).geometric == 1
 
 
 def test_layers_are_held_out_at_every_batch_size():
