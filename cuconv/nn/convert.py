@@ -261,7 +261,8 @@ class _Conversion:
             self._report.why_not_precompiled = comparison.first_line(error)
             return
         spec, types = device_spec(device.index), {one.dtype for one in inputs if isinstance(one, Tensor)}
-        compile_missing(pool_kernels(types, spec.arch))
+        if folded.has_pools:
+            compile_missing(pool_kernels(types, spec.arch))
         ours = computed(calls, spec)
         precompile_calls(ours, device.index, prepared=True, progress=self._progress)
         load_for_other_sizes(ours, device.index, True)

@@ -23,6 +23,7 @@ from cuconv.nn.formats import HALVES
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
 from cuconv.nn.fusions import Operands, aten, fully_connected, only_user
 from cuconv.nn.operator import CONV2D, recorded
+from cuconv.nn.pooling import max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.precompile import PlannedCall
 
@@ -56,6 +57,8 @@ class Folded:
 
     Some inputs are constant. What is computed from them, such as packed weights, is kept while these tensors live, and
     computed anew where others replace them, their memory is another, or their version counters change.
+
+    has_pools: whether it calls `max_pool2d`, which has a kernel of its own.
     """
 
     # Slots, since AOTAutograd's wrappers copy what is in a __dict__, and would keep models alive.
@@ -68,6 +71,7 @@ class Folded:
         "_rows",
         "_source",
         "before_the_first_call",
+        "has_pools",
     )
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
 
@@ -83,6 +87,7 @@ class Folded:
         self._frozen = _Frozen(graph, constants)
         self._source, self._forward = compiled(graph)
         self._made: list[_Made] = []
+        self.has_pools = any(node.target is max_pool2d for node in graph.nodes)
         self.before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:

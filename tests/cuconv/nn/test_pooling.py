@@ -134,6 +134,13 @@ def test_torch_computes_where_it_is_asked_to(pools):
     assert not pools
 
 
+@pytest.mark.parametrize(("pool", "has_pools"), [(nn.MaxPool2d(2), True), (nn.AvgPool2d(2), False)])
+def test_a_graph_knows_whether_it_pools(pools, pool, has_pools):
+    converted, _ = cuconv.nn.convert(network(pool).half(), torch.randn(1, 3, 12, 12).half())
+    graphs = converted._graphs.of_calls()
+    assert graphs and {graph.has_pools for graph in graphs} == {has_pools}
+
+
 @torch.no_grad()
 def test_modules_outside_of_graphs_are_torchs(pools):
     x = channels_last(2, 8, 9, 9)
