@@ -137,42 +137,36 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[WGMMA_SUMS], const float (
 #undef WGMMA_BEFORE
 
 #ifdef WGMMA_HALF
-// The same in FP16 or BF16, both tiles in shared memory. a and b are the whole descriptors (tile_descriptor).
+#define WGMMA_KIND "k16.f32." WGMMA_TEXT(WGMMA_HALF) "." WGMMA_TEXT(WGMMA_HALF)
+#define WGMMA_MAJOR ", 0, 0"
+#elif defined(WGMMA_SHARED_TF32)
+#define WGMMA_KIND "k8.f32.tf32.tf32"
+#define WGMMA_MAJOR ""  // tiles in TF32 are always K-major
+#endif
+
+#ifdef WGMMA_KIND
+// The same in FP16, BF16 or TF32, both tiles in shared memory. a and b are the whole descriptors (tile_descriptor).
 #define WGMMA_BEFORE(a, b, keep, ...) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
 #define WGMMA_A_B(a, b, ...) "%" #a ", %" #b
 __device__ __forceinline__ void wgmma_shared(float (&d)[WGMMA_SUMS], uint64 a, uint64 b, int keep) {
     asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
-                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32." WGMMA_TEXT(WGMMA_HALF)
-                 "." WGMMA_TEXT(WGMMA_HALF) " {" WGMMA_NAMES(WGMMA_N) "}, " WGMMA_AFTER(WGMMA_A_B, WGMMA_N)
-                 ", p, 1, 1, 0, 0;}"
+                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) WGMMA_KIND " {" WGMMA_NAMES(WGMMA_N) "}, "
+                 WGMMA_AFTER(WGMMA_A_B, WGMMA_N) ", p, 1, 1" WGMMA_MAJOR ";}"
                  : WGMMA_OPERANDS(WGMMA_N)
                  : "l"(a), "l"(b), "r"(keep));
-}
-#undef WGMMA_BEFORE
-
-// The same with tile A in registers.
-#define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
-__device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], const unsigned (&a)[4], uint64 b, int keep) {
-    asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
-                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k16.f32." WGMMA_TEXT(WGMMA_HALF)
-                 "." WGMMA_TEXT(WGMMA_HALF) " {" WGMMA_NAMES(WGMMA_N) "}, " WGMMA_AFTER(WGMMA_A, WGMMA_N) ", "
-                 WGMMA_AFTER(WGMMA_B, WGMMA_N) ", p, 1, 1, 0;}"
-                 : WGMMA_OPERANDS(WGMMA_N)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
 #undef WGMMA_BEFORE
 #endif
 
-#ifdef WGMMA_SHARED_TF32
-// The same in TF32, both tiles in shared memory.
-#define WGMMA_BEFORE(a, b, keep, ...) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
-#define WGMMA_A_B(a, b, ...) "%" #a ", %" #b
-__device__ __forceinline__ void wgmma_shared(float (&d)[WGMMA_SUMS], uint64 a, uint64 b, int keep) {
+#ifdef WGMMA_HALF
+// The same in FP16 or BF16 with tile A in registers.
+#define WGMMA_BEFORE(a0, a1, a2, a3, b, keep) "{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;"
+__device__ __forceinline__ void wgmma_half(float (&d)[WGMMA_SUMS], const unsigned (&a)[4], uint64 b, int keep) {
     asm volatile(WGMMA_AFTER(WGMMA_BEFORE, WGMMA_N)
-                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) "k8.f32.tf32.tf32 {" WGMMA_NAMES(WGMMA_N)
-                 "}, " WGMMA_AFTER(WGMMA_A_B, WGMMA_N) ", p, 1, 1;}"
+                 "wgmma.mma_async.sync.aligned.m64n" WGMMA_TEXT(WGMMA_N) WGMMA_KIND " {" WGMMA_NAMES(WGMMA_N) "}, "
+                 WGMMA_AFTER(WGMMA_A, WGMMA_N) ", " WGMMA_AFTER(WGMMA_B, WGMMA_N) ", p, 1, 1, 0;}"
                  : WGMMA_OPERANDS(WGMMA_N)
-                 : "l"(a), "l"(b), "r"(keep));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
 #undef WGMMA_BEFORE
 #endif
