@@ -167,17 +167,20 @@ def test_weights_may_be_what_the_kernel_ahead_writes(algorithm, precision):
     x, _ = tensors(in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision))
     made_by = in_precision(ConvProblem(8, 8, 3, 3, 8 // groups, 1, 1), precision)
     ahead, inputs = prepare(tensors(made_by)[1]), [tensors(made_by, seed)[0] for seed in range(20)]
-    weight, expected = ahead(inputs[0]), []
-    for one in inputs:
-        ahead(one, out=weight)
-        torch.cuda.synchronize()
-        expected.append(conv2d(x, weight, padding=1, groups=groups, algorithm=algorithm))
-        torch.cuda.synchronize()
-    for _ in range(10):
-        outs = []
+    weight = ahead(inputs[0])
+
+    def outputs(between):
         for one in inputs:
             ahead(one, out=weight)
-            outs.append(conv2d(x, weight, padding=1, groups=groups, algorithm=algorithm))
+            between()
+            yield conv2d(x, weight, padding=1, groups=groups, algorithm=algorithm)
+            between()
+
+    expected, graph = list(outputs(torch.cuda.synchronize)), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = list(outputs(lambda: None))
+    for _ in range(10):
+        graph.replay()
         assert all(map(torch.equal, outs, expected))
 
 
