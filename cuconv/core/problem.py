@@ -11,8 +11,8 @@ from typing import Any
 
 FLOAT_BYTES = 4
 HALF_BYTES = 2
-PRECISIONS = FP32, TF32 = ("fp32", "tf32")  # of float32 tensors
-HALVES = FP16, BF16 = ("fp16", "bf16")  # of tensors of this type
+PRECISIONS = FP32, TF32 = ("fp32", "tf32")  # for float32 tensors
+HALVES = FP16, BF16 = ("fp16", "bf16")  # for tensors of the same type
 TF32_LAST = "tf32_channels_last"  # TF32 of float32 tensors in channels last
 CHANNELS_LAST = (TF32_LAST, *HALVES)
 MAX_SIZE = 2**31 - 2**14  # kernels count rows, channels and so on in 32-bit integers, and round up to whole tiles

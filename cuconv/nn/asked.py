@@ -73,7 +73,7 @@ def guard_empty_dictionaries() -> None:
         if getattr(source, "member", "") in torchs or not value.is_realized():
             continue
         found = value.realize()
-        found = getattr(found, "_base_vt", getattr(found, "_dict_vt", None)) or found  # of a class of dictionaries
+        found = getattr(found, "_base_vt", getattr(found, "_dict_vt", None)) or found  # a subclass of dict
         if isinstance(found, ConstDictVariable) and not found.original_items:
             install_guard(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
 

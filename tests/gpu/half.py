@@ -1,5 +1,6 @@
 """Problems in channels last for the tests on a GPU, their operands, and how outputs are checked."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -135,6 +136,24 @@ def assert_extreme_sums(algorithm: str, problem: ConvProblem) -> None:
         x, weight = tensors(problem, scale=scale)
         truth = reference.conv2d(x, weight, **problem.geometry)
         assert_rounded_once(conv2d(x, weight, **problem.geometry, algorithm=algorithm), truth)
+
+
+def assert_numbers_reach_their_outputs(
+    algorithm: str, problem: ConvProblem, number: float, places: Iterable[tuple[int, int, int]]
+) -> None:
+    """Check that a NaN or infinity reaches the outputs that read it, and no other: at each place, then in the weights.
+
+    places: (channel, row, column) of the last image.
+    """
+    clean, weight = tensors(problem)
+    for place in places:
+        x = clean.clone(memory_format=torch.preserve_format)
+        x[-1, *place] = number
+        out = conv2d(x, weight, **problem.geometry, algorithm=algorithm)
+        assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry), place)
+    weight[0, 0, 0, 0], weight[-1, -1, -1, -1] = number, -number
+    out = conv2d(clean, weight, **problem.geometry, algorithm=algorithm)
+    assert_rounded_once(out, reference.conv2d(clean, weight, **problem.geometry))
 
 
 def assert_writes_a_slice(algorithm: str, problem: ConvProblem, start: int) -> None:

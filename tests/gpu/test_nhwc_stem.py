@@ -12,6 +12,7 @@ from cuconv.device import device_spec
 from tests.gpu.half import (
     assert_every_configuration,
     assert_extreme_sums,
+    assert_numbers_reach_their_outputs,
     assert_rounded_once,
     assert_writes_a_slice,
     each_half,
@@ -70,16 +71,10 @@ def test_every_configuration_in_many_calls_that_overlap():
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them_alone(number, problem, precision):
     """Each place in turn has the number, so that it also lies right behind the end of a filter's row."""
-    problem = in_precision(problem, precision)
-    clean, weight = tensors(problem)
-    for row, column in ((0, 0), (problem.h // 2, problem.w // 2), (problem.h - 1, problem.w - 1), (4, 5), (4, 6)):
-        x = clean.clone(memory_format=torch.preserve_format)
-        x[-1, row % problem.c, row, column] = number
-        out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_stem")
-        assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry), (row, column))
-    x, weight[0, 0, 0, 0], weight[-1, -1, -1, -1] = clean, number, -number
-    out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_stem")
-    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+    c, h, w = problem.c, problem.h, problem.w
+    pixels = ((0, 0), (h // 2, w // 2), (h - 1, w - 1), (4, 5), (4, 6))
+    places = [(row % c, row, column) for row, column in pixels]
+    assert_numbers_reach_their_outputs("nhwc_stem", in_precision(problem, precision), number, places)
 
 
 @each_half

@@ -3,18 +3,16 @@
 import pytest
 import torch
 
-import cuconv
-from cuconv import ConvProblem, reference
+from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
 from tests.gpu.half import (
     assert_every_configuration,
     assert_extreme_sums,
-    assert_rounded_once,
+    assert_numbers_reach_their_outputs,
     assert_writes_a_slice,
     each_half,
     in_precision,
-    tensors,
 )
 
 WINDOW = ALGORITHMS["nhwc_window"]
@@ -63,17 +61,10 @@ def test_every_configuration_in_many_calls_that_overlap():
 @each_small
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_reach_the_outputs_that_read_them_alone(number, problem, precision):
-    problem = in_precision(problem, precision)
-    clean, weight = tensors(problem)
-    for row, column in ((0, 0), (problem.h // 2, problem.w // 2), (problem.h - 1, problem.w - 1), (4, 5)):
-        for channel in (0, problem.c // 2, problem.c - 1):
-            x = clean.clone(memory_format=torch.preserve_format)
-            x[-1, channel, row, column] = number
-            out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_window")
-            assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry), (channel, row, column))
-    x, weight[0, 0, 0, 0], weight[-1, -1, -1, -1] = clean, number, -number
-    out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_window")
-    assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
+    c, h, w = problem.c, problem.h, problem.w
+    pixels = ((0, 0), (h // 2, w // 2), (h - 1, w - 1), (4, 5))
+    places = [(channel, *pixel) for pixel in pixels for channel in (0, c // 2, c - 1)]
+    assert_numbers_reach_their_outputs("nhwc_window", in_precision(problem, precision), number, places)
 
 
 @each_half

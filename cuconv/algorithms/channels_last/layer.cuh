@@ -37,10 +37,10 @@ constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
 constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / sizeof(Element);
 constexpr int STEP_BYTES = 32;  // an instruction multiplies so many bytes of a row
 constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
-constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // of a box
+constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // per box
 constexpr int STAGE_PIXEL_BYTES = BOXES * PIXEL_BYTES, STAGE_WEIGHT_BYTES = BOXES * FILTER_BYTES;
 constexpr int STAGE_BYTES = STAGE_PIXEL_BYTES + (RESIDENT_WEIGHTS ? 0 : STAGE_WEIGHT_BYTES);
-constexpr int PRODUCERS = RESIDENT_WEIGHTS ? 1 : 2;  // of a stage
+constexpr int PRODUCERS = RESIDENT_WEIGHTS ? 1 : 2;  // per stage
 
 // Sizes of a layer, and divisions by them.
 struct Layer {
@@ -97,7 +97,7 @@ struct Place {
 // A ring of stages in shared memory, as one producer or consumer walks it. A stage holds BOXES boxes of pixels, and then
 // of weights. `full` barriers wait for the producers and all their bytes, `empty` ones for the consumers.
 struct Ring {
-    unsigned start;  // of the stages
+    unsigned start;  // the first stage's address
     uint64 *full, *empty;
     int stages;
     int stage = 0, phase = 0;

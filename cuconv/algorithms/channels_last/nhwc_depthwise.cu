@@ -39,7 +39,7 @@ struct Tile {
 // All tiles of the output: those of a row of tiles are neighbours.
 struct Tiles {
     Divider along, down;
-    int images, rows, columns;  // of a tile
+    int images, rows, columns;  // per tile
 
     __device__ __forceinline__ Tile operator[](unsigned index) const {
         unsigned x, y;
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         const Tile tile = tile_at[index];
         barrier_wait(full + stage, phase);
         for (unsigned strip = position; strip < strips; strip += positions) {
-            unsigned row, column;  // of the strip in the tile
+            unsigned row, column;  // where the strip lies in the tile
             const int image = along(down(strip, row), column), start = column * COLUMNS;
             const int64 out_row = (tile.image + image) * out_h + tile.y + row;
             if (tile.image + image >= images || tile.y + row >= out_h) continue;

@@ -34,7 +34,7 @@ from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 MAX_WEIGHTS = 1536  # vectors of weights in shared memory: filter positions times a block's vectors of a pixel
 MAX_STAGES = 4
-MOST_VECTORS = (8, 4)  # of a block's pixels: eight are a cache line, and fewer make more blocks
+MOST_VECTORS = (8, 4)  # per pixel of a block: eight are a cache line, and fewer make more blocks
 WORK = ((64, 1), (128, 1), (128, 2), (256, 1))  # a block's threads, and the strips of each in a tile
 STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared memory
 

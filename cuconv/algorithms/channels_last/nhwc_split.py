@@ -155,7 +155,7 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         """
         p, tile, boxes, split_k = problem, config.tile, config.boxes, config.split_k
         at_a_time = max(1, int(device.clusters_at_a_time(split_k)))
-        blocks = ceil_div(config.blocks // split_k, at_a_time)  # of the busiest SM
+        blocks = ceil_div(config.blocks // split_k, at_a_time)  # on the busiest SM
         resident = min(config.resident, blocks)
         stages, rows = ceil_div(boxes.stages(p), split_k), tile.pixels + tile.filters
         stage = stage_times(

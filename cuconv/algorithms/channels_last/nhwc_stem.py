@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
@@ -22,12 +21,13 @@ from cuconv.algorithms.channels_last.windows import (
     MultipliesWindows,
     Tile,
     bias_bytes,
+    common_sizes,
     last_arguments,
     tile_arguments,
     write_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, check_sizes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Argument, Launch, TensorMap
@@ -114,11 +114,8 @@ class NhwcStem(MultipliesWindows[Costs]):
         sizes = [
             ("elements of eight pixels' window", narrow.window_elements, MAX_BOX),
             ("rows of the filter", low.window_rows, MAX_BOX),
-            ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
-            ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
             ("elements of a row of the padded image", p.c * (p.w + 2 * p.pad_w), MAX_EXTENT),
-            ("weights", prod(p.weight_shape), MAX_INDEX // 2),
-            ("filters", p.m, MAX_INDEX // 2),
+            *common_sizes(p),
         ]
         check_sizes(p, "nhwc_stem", sizes)
 

@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             const Bias biases(bias, filter, out.filters_end);
             if (BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
             if (bias) biases.add_to(sums);
-            [[maybe_unused]] const auto pixel_of = [&](int i) {  // of the i-th sum
+            [[maybe_unused]] const auto pixel_of = [&](int i) {  // i: the number of a sum
                 return pixel + warp % 4 * 16 + lane / 4 + i / WGMMA_SUMS * 64 + i % 4 * 4;
             };
             [[maybe_unused]] const auto filter_of = [&](int i) {

@@ -33,8 +33,8 @@ from cuconv.device import DeviceSpec
 
 MIN_STAGES = 3
 WARPGROUPS = 2
-MAX_BOX_FILTERS = 64  # of a box of the output
-SMALL_SUMS = 64  # of a thread: up to these an SM has registers for two blocks
+MAX_BOX_FILTERS = 64  # in an output box
+SMALL_SUMS = 64  # per thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
 WHOLE_MACRO, MIN_BLOCKS_MACRO = "WHOLE", "MIN_BLOCKS_PER_SM"
 

@@ -22,7 +22,7 @@
 constexpr int OCTET = 8, OCTET_BYTES = OCTET * sizeof(Element), STEP_BYTES = STEP * sizeof(Element);
 // A group is the two steps of which a thread reads tile A at once.
 constexpr int GROUP_STEPS = 2, GROUP_OCTETS = GROUP_STEPS * STEP / OCTET;
-constexpr int ROW_BYTES = 128, ROW_OCTETS = ROW_BYTES / OCTET_BYTES;       // of a box of weights, with its swizzle
+constexpr int ROW_BYTES = 128, ROW_OCTETS = ROW_BYTES / OCTET_BYTES;       // a row of a weight box, whose swizzle is as wide
 constexpr int BOX_BYTES = FILTERS * ROW_BYTES, BOX_GROUPS = ROW_OCTETS / GROUP_OCTETS;
 constexpr int STAGE_ALIGNMENT = 1024;  // bytes, after which every swizzle repeats
 constexpr int NOWHERE = -1;            // stands for the place of an octet that does not exist

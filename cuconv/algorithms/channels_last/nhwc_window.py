@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
@@ -27,12 +26,13 @@ from cuconv.algorithms.channels_last.windows import (
     MultipliesWindows,
     Tile,
     bias_bytes,
+    common_sizes,
     last_arguments,
     tile_arguments,
     write_us,
 )
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, MAX_INDEX, check_sizes
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, check_sizes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Argument, Launch, TensorMap
@@ -40,7 +40,7 @@ from cuconv.core.problem import HALF_BYTES, ConvProblem, UnsupportedProblem, cei
 from cuconv.device import DeviceSpec
 
 MAX_CHANNELS = 64
-ROW_BYTES, ROW_ELEMENTS = 128, 64  # of a box of weights, with its swizzle
+ROW_BYTES, ROW_ELEMENTS = 128, 64  # a row of a weight box, whose swizzle is as wide
 PLACE_BYTES = 4  # an octet's, in the table
 SWIZZLES = (0, 32, 64, 128)  # bytes of a pixel whose windows have a swizzle; 0 for all others
 STAGE_ALIGNMENT = 1024  # bytes, after which every swizzle repeats
@@ -90,11 +90,8 @@ class NhwcWindow(MultipliesWindows[Costs]):
         sizes = [
             ("columns of eight pixels' window", narrow.window_elements // p.c, MAX_BOX),
             ("rows of the filter with its dilation", low.window_rows, MAX_BOX),
-            ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
-            ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
             ("columns of the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
-            ("weights", prod(p.weight_shape), MAX_INDEX // 2),
-            ("filters", p.m, MAX_INDEX // 2),
+            *common_sizes(p),
         ]
         check_sizes(p, "nhwc_window", sizes)
 
@@ -122,7 +119,7 @@ class NhwcWindow(MultipliesWindows[Costs]):
         device memory.
         """
         boxes, tile = _boxes(problem), config.tile
-        blocks = ceil_div(config.blocks, device.sm_count)  # of an SM
+        blocks = ceil_div(config.blocks, device.sm_count)  # per SM
         tiles = config.turns * blocks
         window_us = costs.pixel * tile.window_rows * tile.window_elements / problem.c / 2**7
         weights_us = costs.weights * blocks * boxes * config.filters / 2**9

@@ -25,15 +25,15 @@ from cuconv.algorithms.channels_last.channels_last import (
 )
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import MAX_BOX, require_fit, require_hopper
+from cuconv.algorithms.common.limits import MAX_BOX, MAX_EXTENT, MAX_INDEX, require_fit, require_hopper
 from cuconv.core.problem import FLOAT_BYTES, HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 MAX_STAGES = 4  # windows of a ring
 STEP = 16  # elements of the reduction that an instruction adds
 WARPGROUPS = (1, 2)
-COLUMNS = (8, 16, 32, 64)  # of a tile: multiples of 8, so that windows of nhwc_stem start at multiples of 16 bytes
-REGISTERS = {16: 64, 32: 64, 64: 80, 96: 128, 128: 128}  # of a thread, by the filters of a block
+COLUMNS = (8, 16, 32, 64)  # per tile: multiples of 8, so that windows of nhwc_stem start at multiples of 16 bytes
+REGISTERS = {16: 64, 32: 64, 64: 80, 96: 128, 128: 128}  # per thread, by the filters of its block
 SHAPES = 2  # tiles that are tried for the same number of pixels
 WARP_PIXELS = 16
 
@@ -137,10 +137,9 @@ class MultipliesWindows(FusesAll[Config, Costs]):
                 f"{problem.label}: windows of {self.name} would have more than {MAX_BOX} elements on an axis, the "
                 "limit of a tensor map: use 'auto'"
             )
-        sizes = product(self._filters_of(problem, device), WARPGROUPS)
         found = [
             self._config(problem, device, filters, warpgroups, tile)
-            for filters, warpgroups in sizes
+            for filters, warpgroups in product(self._filters_of(problem, device), WARPGROUPS)
             for tile in self._tiles(problem, WARPGROUP_PIXELS * warpgroups)
         ]
         return require_fit([*filter(None, found)], problem, device, self.name)
@@ -212,6 +211,17 @@ def write_us(problem: ConvProblem, write: float, narrow: float) -> float:
     """The time to write 2**12 outputs in microseconds; narrow: what stores of one element add."""
     stores = VECTOR_CHANNELS / gcd(VECTOR_CHANNELS, problem.m)
     return write + narrow * (stores - 1) / (VECTOR_CHANNELS - 1)
+
+
+def common_sizes(problem: ConvProblem) -> list[tuple[str, int, int]]:
+    """The sizes that both kernels limit, for `check_sizes`."""
+    p = problem
+    return [
+        ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
+        ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
+        ("weights", prod(p.weight_shape), MAX_INDEX // 2),
+        ("filters", p.m, MAX_INDEX // 2),
+    ]
 
 
 def bias_bytes(filters: int) -> int:

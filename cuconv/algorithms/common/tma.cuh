@@ -18,7 +18,7 @@ __device__ __forceinline__ bool elect_one() {
     return elected;
 }
 
-// Of a block: true in one thread of the first warp, all of whose threads ask.
+// True in one thread of a block's first warp. All threads of that warp must call it.
 __device__ __forceinline__ bool is_leader() { return threadIdx.x < 32 && elect_one(); }
 
 // prefetch.tensormap: fetches a map ahead of its first copy.

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -54,6 +55,13 @@ def in_precision(precision: str, problems: list[ConvProblem]) -> list[ConvProble
 def one_by_one(c: int, m: int = 64, hw: int = 14, pad: int = 0) -> ConvProblem:
     """A problem of one image and a 1x1 filter."""
     return ConvProblem(n=1, c=c, h=hw, w=hw, m=m, kh=1, kw=1, pad_h=pad, pad_w=pad)
+
+
+def assert_every_block_has_a_tile(problem: ConvProblem, config: Any, launch: Launch) -> None:
+    """Check the grid of a configuration whose blocks compute tiles of the same filters in turns."""
+    tiles, blocks = prod(config.tile.counts(problem)), launch.blocks // config.filter_blocks
+    assert launch.blocks % config.filter_blocks == 0 and blocks <= tiles <= blocks * config.turns
+    assert 1 <= config.stages <= config.turns and config.filter_blocks * config.filters >= problem.m
 
 
 def arguments(launch: Launch) -> dict[str, Any]:

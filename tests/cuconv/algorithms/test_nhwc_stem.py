@@ -13,7 +13,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
 from cuconv.operands import check_maps
-from tests.cuconv.algorithms.problems import arguments
+from tests.cuconv.algorithms.problems import arguments, assert_every_block_has_a_tile
 
 STEM = ALGORITHMS["nhwc_stem"]
 
@@ -142,9 +142,7 @@ def test_shared_memory_is_enough_and_every_block_has_a_tile(problem):
         window = -(-2 * prod(a["input"].box) // 128) * 128
         fixed = 16 * a["steps"] * (2 * filters + 4) + 4 * filters + launch.threads // 2 * (2 * filters + 16)
         assert config.stages * (window + 8) + fixed <= launch.shared_bytes <= 227 * 1024
-        tiles, blocks = prod(config.tile.counts(p)), launch.blocks // config.filter_blocks
-        assert launch.blocks % config.filter_blocks == 0 and blocks <= tiles <= blocks * config.turns
-        assert 1 <= config.stages <= config.turns and config.filter_blocks * filters >= p.m
+        assert_every_block_has_a_tile(p, config, launch)
 
 
 def test_a_first_layer_reads_the_image_itself():

@@ -10,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.device import H200
-from tests.cuconv.algorithms.problems import arguments
+from tests.cuconv.algorithms.problems import arguments, assert_every_block_has_a_tile
 from tests.cuconv.algorithms.test_nhwc_stem import direct
 
 WINDOW = ALGORITHMS["nhwc_window"]
@@ -97,9 +97,7 @@ def test_shared_memory_is_enough_and_every_block_has_a_tile(problem):
         fixed = boxes * (128 * filters + 40) + 4 * filters + 16 + launch.threads // 2 * (2 * filters + 16)
         assert config.stages * (stage + 8) + fixed <= launch.shared_bytes <= 227 * 1024
         assert max(a["input"].box) <= 256 and a["weight"].box == (64, filters)
-        tiles, blocks = prod(config.tile.counts(p)), launch.blocks // config.filter_blocks
-        assert launch.blocks % config.filter_blocks == 0 and blocks <= tiles <= blocks * config.turns
-        assert 1 <= config.stages <= config.turns and config.filter_blocks * filters >= p.m
+        assert_every_block_has_a_tile(p, config, launch)
 
 
 def test_large_filters_of_few_channels_read_windows():
