@@ -12,6 +12,7 @@ from cuconv.algorithms.channels_last.nhwc_stem import NhwcStem
 from cuconv.algorithms.channels_last.nhwc_wgmma import NhwcWgmma
 from cuconv.algorithms.channels_last.nhwc_window import NhwcWindow
 from cuconv.algorithms.depthwise.depthwise import Depthwise
+from cuconv.algorithms.direct.direct import Direct
 from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
 from cuconv.algorithms.gemv.gemv import Gemv
 from cuconv.algorithms.pointwise.fp16x3_pointwise import Fp16x3Pointwise
@@ -31,6 +32,7 @@ ALGORITHMS = registry(
         Fp16x3Pointwise(),
         Fp16x3Winograd(),
         Depthwise(),
+        Direct(),
         Gemv(),
         NhwcWgmma(),
         NhwcSplit(),
