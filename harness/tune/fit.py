@@ -31,7 +31,7 @@ MAX_EVALUATIONS = 40
 HELD_OUT = 0.25  # this share of the layers is not fitted to
 AGREEMENT = 0.05  # a row counts where its two fastest runs differ by no more
 # Algorithms whose `estimate_us` takes many configurations; that of depthwise keeps the work of single strips.
-TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise")
+TAKE_ARRAYS = ("tf32x3_gemm", "tf32x3_wgmma", "fp16x3_pointwise", "direct")
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ def test_huge_problems_are_planned_or_refused_at_once():
 @pytest.mark.parametrize(
     ("problem", "device", "algorithm"),
     [
-        (ConvProblem(1, 3, 40, 40, 8, 33, 33), H200, "two_stage"),  # nothing else computes it
-        (ConvProblem(1, 3, 40, 40, 8, 33, 33), A100, "two_stage"),
+        (ConvProblem(1, 3, 40, 40, 80, 33, 33), H200, "two_stage"),  # nothing else computes it
+        (ConvProblem(1, 3, 40, 40, 80, 33, 33), A100, "two_stage"),
         (ConvProblem(8, 128, 56, 56, 128, 3, 3, 1, 1, groups=128), H200, "depthwise"),
         (ConvProblem(8, 256, 28, 28, 256, 3, 3, 1, 1, groups=64), H200, "depthwise"),
         (ConvProblem(1, 2048, 1, 1, 1000, 1, 1), H200, "gemv"),

@@ -27,11 +27,13 @@
 #include "common/convolution.cuh"
 #include "common/divider.cuh"
 
-constexpr int MAX_THREADS = 256;            // of a block
-constexpr int COLUMNS = 4;                  // of outputs of a thread: a vector
-constexpr int TAPS = SIZE ? SIZE : 4;       // columns of the filter that are taken at a time
-constexpr int SLOT = (TAPS + 3) / 4 * 4;    // floats of their weights in shared memory
-constexpr int SLOT_FLOATS = FILTERS * SLOT; // the same of all filters of a thread
+// A bound of a thread's registers: an SM has enough for so many threads. They are 255, 168 or 128, without spills.
+constexpr int SM_THREADS = FILTERS < 3 || FILTERS * ROWS < 8 ? 512 : ROWS == 2 ? 256 : 384;
+constexpr int COLUMNS = 4;                   // of outputs of a thread: a vector
+constexpr int TAPS = SIZE ? SIZE : 4;        // columns of the filter that are taken at a time
+constexpr int SLOT = (TAPS + 3) / 4 * 4;     // floats of their weights in shared memory
+constexpr int ROUNDS = SIZE ? SIZE : 1;      // of rows of the filter that are unrolled
+constexpr int SLOT_FLOATS = FILTERS * SLOT;  // the same of all filters of a thread
 
 typedef float Sums[FILTERS][ROWS][COLUMNS];
 
@@ -60,10 +62,10 @@ __device__ __forceinline__ void load_vectors(float (&values)[FLOATS], const floa
 // What a layer's filter and stride make of shared memory.
 struct Layout {
     int kernel_h, kernel_w, stride_h, stride_w;
-    int phases;         // of the columns
-    int pitch;          // floats of a row of a phase, a multiple of 4
-    int slots;          // of a row of the filter: TAPS weights each
-    int channel_floats; // of a channel's input
+    int phases;          // of the columns
+    int pitch;           // floats of a row of a phase, a multiple of 4
+    int slots;           // of a row of the filter: TAPS weights each
+    int channel_floats;  // of a channel's input
 
     __device__ __forceinline__ int row_floats() const { return phases * pitch; }
     __device__ __forceinline__ int phase_slots() const { return slots / phases; }
@@ -79,7 +81,7 @@ __device__ __forceinline__ void add_columns(Sums& sums, const float* rows, int r
     rows += first * row_step, weights += first * weight_step;
 #pragma unroll
     for (int row = 0; row < ROWS - 1; ++row, rows += row_step) load_vectors(window[row], rows);
-#pragma unroll 1
+#pragma unroll(ROUNDS)
     for (int from = first; from < end; from += ROWS)
 #pragma unroll
         for (int step = 0; step < ROWS; ++step)
@@ -209,7 +211,7 @@ __device__ __forceinline__ void write_row(float* to, const float* residual, cons
 // threads_*: of a tile; shares_c, shares_y: threads that share a sum, powers of two.
 // chunk: channels that are copied at a time, a multiple of shares_c. buffers: 1 where there is one chunk, 2 otherwise.
 // columns, rows: elements of the input of a tile; slots, pitch: see Layout. After columns follows its packed multiplier.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(SM_THREADS, 1)
     direct(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, const float* __restrict__ residual, int64 channels, int64 height, int64 width,
            int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 stride_h, int64 stride_w,

@@ -32,7 +32,6 @@ SHAPES = ((1, 4), (1, 1), (2, 4), (3, 4), (4, 4), (4, 1), (8, 2), (8, 1))  # fil
 THREADS = (128, 256)  # of a block
 THREADS_X = (4, 8, 16, 32)  # of a tile
 SHARES = (1, 2, 4, 8, 16, 32)  # threads that share a sum
-REGISTERS = 128  # of a thread, at most
 MAX_FILTERS = 64  # of a group; with more, tensor cores are faster
 MAX_STRIDE = 2**16
 CHUNK_BYTES = 24 * 1024  # a block copies about as much at a time, so that an SM holds several
@@ -132,7 +131,8 @@ class Direct(ManyConfigurations[DirectConfig, Costs]):
                 f"{device.shared_bytes_per_block} bytes of shared memory of {device.name}"
             )
         sizes = (filters, rows, threads_x, threads_y, shares_c, shares_y, chunk, buffers, blocks, shared_bytes)
-        return DirectConfig(*sizes, overlap=device.has_dependent_launch), possible
+        many: Any = (*sizes, device.has_dependent_launch)
+        return DirectConfig(*many), possible
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: DirectConfig, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
@@ -265,7 +265,10 @@ def _load_cycles(problem: ConvProblem, config: DirectConfig) -> Number:
 
 def _resident_blocks(config: DirectConfig, device: DeviceSpec) -> Number:
     """The blocks that an SM holds at a time."""
-    by_memory = device.resident_blocks(config.threads, REGISTERS, config.shared_bytes)
+    filters, rows = config.filters_of_thread, config.rows_of_thread
+    registers = np.where(filters < 3, 128, np.where(rows == 2, 184, 168))  # of a thread, about
+    registers = np.where(filters * rows < 8, 96, registers)
+    by_memory = device.resident_blocks(config.threads, registers, config.shared_bytes)
     return np.minimum(by_memory, np.minimum(THREADS_PER_SM // config.threads, BLOCKS_PER_SM))
 
 

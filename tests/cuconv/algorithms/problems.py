@@ -37,6 +37,7 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "tf32x3_shallow": {"c": 8, **pointwise},
         "fp16x3_pointwise": pointwise,
         "depthwise": {"groups": 96, "m": 96},
+        "direct": {"m": 6},
         "nhwc_wgmma": {"precision": "fp16"},
         "nhwc_split": {"precision": "fp16"},
         "nhwc_depthwise": {"precision": "fp16", "groups": 96, "m": 96},

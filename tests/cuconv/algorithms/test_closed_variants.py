@@ -45,7 +45,7 @@ def random_problem(random: Random) -> ConvProblem | None:
         return None
 
 
-@pytest.mark.parametrize("name", ["tf32x3_gemm", "depthwise", "two_stage", "gemv"])
+@pytest.mark.parametrize("name", ["tf32x3_gemm", "depthwise", "direct", "two_stage", "gemv"])
 @each_device
 def test_every_launch_is_of_a_variant(name, device):
     algorithm, random, drawn, tried = ALGORITHMS[name], Random(1), Random(2), 0

@@ -122,11 +122,18 @@ def meanings(p, config, launch, options):
         found |= divisors | {f"{name}_packed": packed_divisor(divisor) for name, divisor in divisors.items()}
         found |= {"batches": config.batches(p)} if config.groups else {}
         found |= {"units": p.n * p.m // filters, "block_groups": config.groups, "buffers_of_block": config.buffers}
+    if launch.kernel == "direct":
+        tile_h, tile_w = config.threads_y * config.rows_of_thread, 4 * config.threads_x
+        filter_blocks = ceil(p.group_filters / config.filters_of_thread)
+        found |= {"tiles_x": ceil(p.out_w / tile_w), "tiles_y": ceil(p.out_h / tile_h), "filter_blocks": filter_blocks}
+        columns = min(p.stride_w, p.kw) * (tile_w + ceil(p.kw / p.stride_w) - 1)
+        found |= {"columns": columns, "columns_packed": packed_divisor(columns)}
+        found |= {"rows": (tile_h - 1) * p.stride_h + p.kh}
     return found
 
 
 # Parameters whose values other tests check, and those of a layout that the source alone explains.
-UNCHECKED = {"batches", "strips", "share_units", "evict_first", "vector", "aligned"}
+UNCHECKED = {"batches", "strips", "share_units", "evict_first", "vector", "aligned", "pitch", "slots"}
 LARGE_FILTER = ConvProblem(2, 20, 13, 9, 17, 4, 5, 1, 3)  # numbers that differ, also from those of the output
 ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, groups=2)
 
@@ -143,6 +150,8 @@ ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, gr
         ("tf32x3_shallow", ConvProblem(2, 3, 12, 16, 17, 3, 3, 1, 1)),
         ("depthwise", ConvProblem(2, 24, 10, 20, 24, 3, 3, 1, 1, groups=6)),
         ("depthwise", ConvProblem(2, 12, 10, 20, 24, 3, 5, 1, 2, "fp32", 2, 1, 1, 3, groups=6)),
+        ("direct", ConvProblem(2, 12, 10, 20, 24, 3, 5, 1, 2, "fp32", 2, 3, groups=6)),
+        ("direct", ConvProblem(2, 7, 11, 18, 5, 3, 3, 1, 0)),
         ("gemv", ConvProblem(3, 16, 5, 7, 33, 5, 7)),
     ],
 )
@@ -199,7 +208,8 @@ def test_elements_are_moved_together_where_rows_and_alignment_allow(name, proble
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [*product(("tf32x3_shallow", "depthwise"), (H200, A100)), *product(HOPPER_ONLY, [H200])]
+    ("name", "device"),
+    [*product(("tf32x3_shallow", "depthwise", "direct"), (H200, A100)), *product(HOPPER_ONLY, [H200])],
 )
 def test_launches_overlap_where_the_device_allows_it(name, device):
     algorithm, problem = ALGORITHMS[name], typical_problem(name)
@@ -253,6 +263,12 @@ def test_launches_overlap_where_the_device_allows_it(name, device):
         ("depthwise", ConvProblem(1, 4, 9, 9, 4, 1, 1, stride_h=2**25, groups=4), "rows of stride"),
         ("depthwise", ConvProblem(1, 2, 9, 9, 2, 1, 1, 2**29, 0, stride_h=2**20, groups=2), "rows in the padded image"),
         ("depthwise", ConvProblem(2**26, 2, 64, 64, 2, 1, 1, groups=2), "too many"),
+        ("direct", TYPICAL, "128 filters"),
+        ("direct", ConvProblem(1, 3, 9, 9, 2, 3, 3, dilation_h=2), "dilation 1"),
+        ("direct", ConvProblem(1, 3, 9, 9, 2, 1, 1, stride_w=2**17), "columns of stride"),
+        ("direct", ConvProblem(1, 1, 300, 300, 2, 257, 257), "257x257 filter"),
+        ("direct", ConvProblem(1, 2, 1, 1, 2, 1, 1, 2**29, 0, stride_h=2**10), "rows in the padded image"),
+        ("direct", ConvProblem(2**26, 64, 64, 64, 64, 1, 1, groups=64), "fits the grid"),
         ("gemv", ConvProblem(1, 64, 2, 1, 10, 1, 1), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 1, 1, 10, 1, 1, 1, 0), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 1, 1, 10, 1, 1, groups=2), "as large as the input"),

@@ -83,7 +83,7 @@ def test_auto_takes_the_least_predicted_time_of_both_precisions(device):
 
 
 def test_a_problem_that_no_algorithm_computes_in_tf32_is_computed_in_fp32():
-    large_filter = ConvProblem(1, 3, 40, 40, 8, 33, 33)
+    large_filter = ConvProblem(1, 3, 40, 40, 80, 33, 33)
     assert plan(replace(large_filter, precision="tf32"), H200) == plan(large_filter, H200)
     assert plan(large_filter, H200).algorithm == "two_stage"
 

@@ -1,0 +1,140 @@
+"""Tests of every configuration of direct: tiles over the edge, shares of a sum, filters wider than a step, strides."""
+
+import pytest
+import torch
+
+from cuconv import ConvProblem, conv2d, reference
+from cuconv.algorithms import ALGORITHMS
+from tests.gpu.configurations import (
+    assert_right_and_the_same_every_time,
+    configurations,
+    each_operand,
+    each_scales,
+    run,
+)
+from tests.gpu.problems import (
+    TOLERANCE,
+    assert_same_with_non_finite,
+    bias_for,
+    geometry,
+    operands,
+    poisoned_output,
+    rel_l2_error,
+)
+
+NAME = "direct"
+THREE = ConvProblem(2, 37, 29, 36, 3, 3, 3, 1, 1)
+FIVE = ConvProblem(1, 19, 33, 31, 7, 5, 5, 2, 2)
+POINTWISE = ConvProblem(3, 70, 17, 19, 2, 1, 1)
+PADDED_POINTWISE = ConvProblem(2, 9, 11, 12, 4, 1, 1, 1, 2)
+NINE = ConvProblem(1, 10, 40, 44, 3, 9, 9, 4, 4)
+BLUR = ConvProblem(2, 1, 50, 71, 1, 33, 33, 16, 16)
+COLOURS = ConvProblem(2, 3, 40, 37, 3, 21, 21, 10, 10, groups=3)
+ROWS = ConvProblem(1, 3, 23, 130, 3, 1, 31, 0, 15, groups=3)
+COLUMN = ConvProblem(1, 3, 90, 23, 6, 31, 1, 15, 0, groups=3)
+SMALL = ConvProblem(5, 64, 16, 16, 1, 15, 15, 7, 7)
+SIGNALS = ConvProblem(3, 1, 22, 301, 8, 1, 64, 0, 32)
+MANY_FILTERS = ConvProblem(2, 1, 7, 260, 40, 1, 125, 0, 62)
+STRIDED = ConvProblem(2, 21, 27, 34, 5, 7, 6, 3, 2, stride_h=2, stride_w=2)
+STRIDES = ConvProblem(2, 12, 25, 26, 8, 3, 3, 1, 1, stride_h=3, stride_w=2, groups=2)
+BEYOND = ConvProblem(1, 5, 21, 22, 2, 2, 2, stride_h=3, stride_w=4)  # strides beyond the filter
+GROUPS = ConvProblem(3, 40, 13, 15, 12, 3, 3, 1, 1, groups=4)
+WIDE_PADDING = ConvProblem(2, 3, 5, 6, 2, 2, 3, 5, 9)
+LONG = ConvProblem(1, 1031, 5, 6, 12, 2, 2)
+ONE = ConvProblem(1, 1, 4, 5, 1, 1, 1)
+PROBLEMS = [
+    THREE, FIVE, POINTWISE, PADDED_POINTWISE, NINE, BLUR, COLOURS, ROWS, COLUMN, SMALL, SIGNALS, MANY_FILTERS, STRIDED,
+    STRIDES, BEYOND, GROUPS, WIDE_PADDING, LONG, ONE,
+]  # fmt: skip
+each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+each_layout = pytest.mark.parametrize(
+    "problem", [THREE, NINE, COLOURS, SMALL, STRIDED, GROUPS], ids=lambda problem: problem.label
+)
+
+
+@each_problem
+def test_every_configuration_is_right_and_the_same_every_time(problem):
+    assert_right_and_the_same_every_time(ALGORITHMS[NAME], problem, repeats=3)
+
+
+@each_problem
+def test_weights_that_are_not_finite(problem):
+    """A weight of the first filter is NaN. One of the last is -Inf, also where it meets the zeros of the padding."""
+    x, weight = operands(problem)
+    weight[-1].view(-1)[weight[-1].numel() // 3], weight[0].view(-1)[-1] = -torch.inf, torch.nan
+    truth = reference.conv2d(x, weight, **geometry(problem))
+    for config in configurations(ALGORITHMS[NAME], problem):
+        assert_same_with_non_finite(run(ALGORITHMS[NAME], problem, config, x, weight), truth)
+
+
+@pytest.mark.parametrize("problem", [THREE, NINE, LONG], ids=lambda problem: problem.label)
+@each_scales
+def test_channels_of_any_magnitude(problem, scales):
+    """Plain FP32 products, so that very small and very large channels are as accurate as others."""
+    x, weight = operands(problem)
+    factors = torch.tensor(scales, device="cuda", dtype=torch.float32)
+    factors = factors.repeat_interleave(-(-problem.c // 3))[: problem.c]
+    x *= factors[None, :, None, None]
+    weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
+    truth = reference.conv2d(x, weight, **geometry(problem))
+    for config in configurations(ALGORITHMS[NAME], problem)[::3]:
+        assert rel_l2_error(run(ALGORITHMS[NAME], problem, config, x, weight), truth) < TOLERANCE, config
+
+
+@each_layout
+@each_operand
+def test_every_configuration_takes_operands_that_start_anywhere(problem, operand):
+    x, weight = operands(problem)
+    data = {"input": x, "weight": weight, "out": poisoned_output(problem)}
+    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
+    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
+    truth = reference.conv2d(x, weight, **geometry(problem))
+    for config in configurations(ALGORITHMS[NAME], problem):
+        data["out"].fill_(torch.nan)
+        run(ALGORITHMS[NAME], problem, config, data["input"], data["weight"], data["out"], aligned=False)
+        assert rel_l2_error(data["out"], truth) < TOLERANCE, config
+
+
+@each_layout
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_bias_and_relu_follow_the_sum_and_keep_nan(problem, value):
+    """The output agrees with float64, and to the bit with bias and ReLU applied after a call without them."""
+    x, weight = operands(problem)
+    x[-1, 1, 3, 4] = value
+    weight[0].view(-1)[0] = 0  # 0 times an infinity gives a NaN
+    bias, options = bias_for(problem), geometry(problem)
+    out = conv2d(x, weight, bias, **options, relu=True, algorithm=NAME, out=poisoned_output(problem))
+    assert_same_with_non_finite(out, reference.conv2d(x, weight, bias=bias, relu=True, **options))
+    expected = conv2d(x, weight, **options, algorithm=NAME) + bias[:, None, None]
+    assert torch.equal(out.nan_to_num(7), torch.where(expected < 0, 0, expected).nan_to_num(7))
+
+
+@each_layout
+def test_nothing_is_written_outside_the_output(problem):
+    x, weight = operands(problem)
+    bias = bias_for(problem)
+    truth = reference.conv2d(x, weight, bias=bias, **geometry(problem))
+    size = torch.Size(problem.output_shape).numel()
+    for config in configurations(ALGORITHMS[NAME], problem):
+        memory = torch.full((size + 2048,), 7.0, device="cuda")
+        out = memory[1024 : 1024 + size].view(problem.output_shape)
+        run(ALGORITHMS[NAME], problem, config, x, weight, out, bias=bias)
+        assert rel_l2_error(out, truth) < TOLERANCE, config
+        assert bool((memory[:1024] == 7).all()) and bool((memory[-1024:] == 7).all()), config
+
+
+def test_fp32_stands_in_for_tf32():
+    x, weight = operands(BLUR)
+    out = conv2d(x, weight, **geometry(BLUR), precision="tf32")
+    assert torch.equal(out, conv2d(x, weight, **geometry(BLUR)))
+
+
+def test_tensors_of_more_than_2_to_the_31_elements():
+    """In the first and the last images, of the input and of the output."""
+    for channels, filters in ((64, 2), (2, 64)):
+        problem = ConvProblem(2**31 // (64 * 230 * 230) + 1, channels, 230, 230, filters, 3, 3, 1, 1)
+        x, weight = operands(problem)
+        out = conv2d(x, weight, **geometry(problem), algorithm=NAME)
+        for image in (0, problem.n - 1):
+            truth = reference.conv2d(x[image : image + 1], weight, **geometry(problem))
+            assert rel_l2_error(out[image : image + 1], truth) < TOLERANCE
