@@ -268,15 +268,15 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
 }
 
 #if PIECES
-#define FILTER_ARGUMENTS , int64 kernel_h, int64 kernel_w  // of the whole filter
+#define PIECES_ARGUMENTS , int64 kernel_h, int64 kernel_w  // of the whole filter
 #else
-#define FILTER_ARGUMENTS
+#define PIECES_ARGUMENTS
 #endif
 
 // blocks: of the main kernel, whose flags are cleared. The weights are not __restrict__: the compiler would move reads
 // of memory that is never written ahead of griddepcontrol.wait.
 extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds__(PACK_THREADS, 1)
-    pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks FILTER_ARGUMENTS) {
+    pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks PIECES_ARGUMENTS) {
     extern __shared__ float tile[];  // [PACK_FILTERS][FILTER_PITCH]
     __shared__ ChannelMaxima<PACK_CLUSTER> maxima;
     WITH_TRANSFORM(__shared__ ColumnMaxima columns;)
