@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
@@ -19,17 +20,26 @@ NAME = "fp16x3"
 # Nine chunks: tiles that several blocks share, and blocks with several tiles.
 DEEP = ConvProblem(2, 130, 9, 11, 150, 3, 3, 1, 1)
 FEW_FILTERS = ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2)  # narrow tiles; weight packing without a cluster
-WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # much halo
+WIDE = ConvProblem(1, 20, 70, 200, 70, 3, 3, 1, 1)  # much halo, or strips
+# Filters in pieces: rows and columns that pieces divide or not, and more padding than the filter has rows; images of
+# one strip and of several, with fewer columns than a strip could have.
+CUT = [
+    ConvProblem(2, 20, 23, 150, 70, 9, 11, 4, 5),
+    ConvProblem(1, 33, 40, 17, 24, 15, 1, 20, 0),
+    ConvProblem(3, 16, 5, 130, 130, 1, 31, 0, 15),
+    ConvProblem(1, 8, 66, 70, 8, 64, 64),
+    ConvProblem(2, 130, 8, 9, 150, 3, 8, 3, 2),
+]
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE], ids=str)
+@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE, *CUT], ids=str)
 def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], replace(problem, precision=precision), repeats=5)
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS], ids=str)
+@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, CUT[0]], ids=str)
 @each_scales
 def test_the_scale_follows_the_chunks(problem, scales, precision):
     assert_scale_follows_chunks(NAME, problem, scales, precision)
@@ -45,5 +55,22 @@ def test_an_image_beside_one_a_million_times_larger_has_the_accuracy_of_tf32():
         assert rel_l2_error(out[1], reference.conv2d(x, weight, (1, 1))[1]) < TOLERANCES["tf32"]
 
 
-def test_zeros_give_zeros():
-    assert_zeros_give_zeros(NAME, DEEP)
+@pytest.mark.parametrize("problem", [DEEP, CUT[0]], ids=str)
+def test_zeros_give_zeros(problem):
+    assert_zeros_give_zeros(NAME, problem)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_number_that_is_not_finite_reaches_the_outputs_that_read_it_and_no_other(number):
+    """Also where the last piece of a filter reaches beyond the filter, and multiplies the number by a zero."""
+    problem = CUT[0]
+    x, weight = operands(problem)
+    for place in ((0, 0, 0), (19, 22, 149), (7, 11, 60)):
+        bad = x.clone()
+        bad[1, *place] = number
+        with refusal_allowed(NAME):
+            out = conv2d(bad, weight, **problem.geometry, algorithm=NAME)
+            truth = reference.conv2d(bad, weight, **problem.geometry)
+            assert torch.equal(out.isnan(), truth.isnan()) and torch.equal(out.isinf(), truth.isinf())
+            finite = truth.isfinite()
+            assert rel_l2_error(out[finite], truth[finite]) < TOLERANCES["fp32"]

@@ -8,6 +8,10 @@
 #include "common/hopper.cuh"
 #include "common/truncation.cuh"
 
+// Whether a filter is multiplied in pieces of KH x KW.
+#ifndef PIECES
+#define PIECES 0
+#endif
 // The shape of a filter as it is multiplied. A kernel that transforms its weights defines another one.
 #ifndef FILTER_ROWS
 #define FILTER_ROWS KH

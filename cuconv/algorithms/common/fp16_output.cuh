@@ -6,6 +6,11 @@
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
+#if PIECES
+    int kernel_h, kernel_w;  // of the whole filter
+#else
+    static constexpr int kernel_h = KH, kernel_w = KW;
+#endif
 };
 
 // An output pixel; image is -1 where there is none.
@@ -53,7 +58,8 @@ __device__ __noinline__ void write_plain(const Output out, unsigned wanted, cons
     for (int i = 0; __any_sync(~0u, wanted != 0); i += step, wanted >>= 1) {
         const int filter = first + i;
         const bool mine = (wanted & 1) && i < end;
-        float value = plain_sum_where(mine, out.input, out.weight, out.p, KH, KW, at.image, filter, y, x);
+        float value = plain_sum_where(mine, out.input, out.weight, out.p, out.p.kernel_h, out.p.kernel_w, at.image,
+                                      filter, y, x);
         if (!mine) continue;
         if (out.bias) value += out.bias[filter];
         WITH_RESIDUAL(value += out.residual[out.index(at, filter)];)

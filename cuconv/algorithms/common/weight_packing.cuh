@@ -44,6 +44,24 @@ constexpr int TARGET_EXPONENT = 14;              // of a maximum after scaling; 
 // Channels with at least this exponent stay as they are: scaling them would cost the input as much of its range.
 constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 
+// The weights of a chunk, as they lie in each filter from the first of the chunk's channels on.
+struct ChunkWeights {
+    int length;  // of all that a filter has, in the chunk
+#if PIECES
+    int row, column, kernel_h, kernel_w;  // the piece's first row and column in the filter, and the filter's size
+#endif
+    // Weight `i` of a filter; 0 where there is none. A piece may reach beyond the filter's end.
+    __device__ __forceinline__ float load(const float* filter, bool exists, int i) const {
+#if PIECES
+        const int channel = i / TAPS, tap = i % TAPS, ky = row + tap / KW, kx = column + tap % KW;
+        exists = exists && i < length && ky < kernel_h && kx < kernel_w;
+        return exists ? filter[(channel * kernel_h + ky) * kernel_w + kx] : 0.0f;
+#else
+        return exists && i < length ? filter[i] : 0.0f;
+#endif
+    }
+};
+
 // The larger of a maximum and |x| if x is finite: fmaf turns Inf into NaN, and fmaxf ignores NaN.
 __device__ __forceinline__ float larger(float most, float x) { return fmaxf(most, fabsf(fmaf(x, 0.0f, x))); }
 __device__ __forceinline__ unsigned warp_max(float most) { return __reduce_max_sync(~0u, __float_as_uint(most)); }
@@ -122,11 +140,11 @@ __device__ __forceinline__ FilterScale filter_scale(int exponent) {
 }
 
 // Scales the block's filters into shared memory; a warp takes every PACK_WARPS-th filter, and issues all of its loads
-// before it uses the first. pitch: floats from a filter to the next. count: filters that exist, each with `length`
-// floats. back: how far before a filter is the one that takes its place if it does not exist; 0 for zeros.
+// before it uses the first. pitch: floats from a filter to the next. count: filters that exist. back: how far before a
+// filter is the one that takes its place if it does not exist; 0 for zeros.
 // tile_filters: filters of the tile from the block's first one on.
 __device__ __forceinline__ void scale_filters(const float* weight, float* tile, FilterScale* scales, int64 pitch,
-                                              int count, int length, int back, int tile_filters) {
+                                              int count, const ChunkWeights& chunk, int back, int tile_filters) {
     constexpr int WARP_FILTERS = (PACK_FILTERS + PACK_WARPS - 1) / PACK_WARPS, LOADS = (FILTER_FLOATS + 31) / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float values[WARP_FILTERS][LOADS];
@@ -134,10 +152,9 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
     for (int j = 0; j < WARP_FILTERS; ++j) {
         int filter = j * PACK_WARPS + warp;
         if (filter >= count) filter -= back;
-        const float* const from = weight + filter * pitch + lane;
-        const int left = filter < count ? length - lane : 0;
+        const float* const from = weight + filter * pitch;
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) values[j][i] = i * 32 < left ? from[i * 32] : 0.0f;
+        for (int i = 0; i < LOADS; ++i) values[j][i] = chunk.load(from, filter < count, lane + i * 32);
     }
     unsigned most[WARP_FILTERS];
 #pragma unroll
@@ -250,20 +267,35 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
 #endif
 }
 
+#if PIECES
+#define PIECES_ARGUMENTS , int64 kernel_h, int64 kernel_w  // of the whole filter
+#else
+#define PIECES_ARGUMENTS
+#endif
+
 // blocks: of the main kernel, whose flags are cleared. The weights are not __restrict__: the compiler would move reads
 // of memory that is never written ahead of griddepcontrol.wait.
 extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds__(PACK_THREADS, 1)
-    pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks) {
+    pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks PIECES_ARGUMENTS) {
     extern __shared__ float tile[];  // [PACK_FILTERS][FILTER_PITCH]
     __shared__ ChannelMaxima<PACK_CLUSTER> maxima;
     WITH_TRANSFORM(__shared__ ColumnMaxima columns;)
-    const int chunks = (channels + CHANNELS - 1) / CHANNELS;
+    const int channel_chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / PACK_CLUSTER, rank = blockIdx.x % PACK_CLUSTER;
+#if PIECES
+    const int pieces_in_row = ((int)kernel_w + KW - 1) / KW;
+    const int chunks = channel_chunks * pieces_in_row * (((int)kernel_h + KH - 1) / KH);
+    const int piece = tile_chunk % chunks / channel_chunks;
+    const int64 area = kernel_h * kernel_w;
+#else
+    const int chunks = channel_chunks;
+    constexpr int area = TAPS;
+#endif
     const int in_tile = rank * PACK_FILTERS, filter_0 = tile_chunk / chunks * SCALE_FILTERS + in_tile;
-    const int channel_0 = tile_chunk % chunks * CHANNELS;
+    const int channel_0 = tile_chunk % channel_chunks * CHANNELS;  // chunks is a multiple of channel_chunks
     int count = min((int)filters - filter_0, SCALE_FILTERS - in_tile);
     int length = min(CHANNELS, (int)channels - channel_0) * TAPS;
-    int64 first = (filter_0 * channels + channel_0) * TAPS;
+    int64 first = (filter_0 * channels + channel_0) * area;
     const Workspace to(workspace, gridDim.x / PACK_CLUSTER, blocks);
     maxima.open();
     WITH_TRANSFORM(for (int i = threadIdx.x; i < KW * PACK_FILTERS; i += PACK_THREADS) columns[0][i] = 0;)
@@ -275,7 +307,13 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     FilterScale* const scales =
         const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * SCALE_FILTERS + in_tile;
     const int back = filters < FILTERS_JUDGED ? 0 : FILTERS_JUDGED;
-    scale_filters(weight + first, tile, scales, channels * TAPS, count, length, back, SCALE_FILTERS - in_tile);
+#if PIECES
+    const ChunkWeights chunk = {length, piece / pieces_in_row * KH, piece % pieces_in_row * KW, (int)kernel_h,
+                                (int)kernel_w};
+#else
+    const ChunkWeights chunk = {length};
+#endif
+    scale_filters(weight + first, tile, scales, channels * area, count, chunk, back, SCALE_FILTERS - in_tile);
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

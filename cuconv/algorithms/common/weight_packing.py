@@ -47,18 +47,27 @@ class WeightPacking:
     channels: Number
     products: int  # tensor-core products for one FP32 product
     side_by_side: bool = False  # the low parts of eight channels follow their high parts, not those of a whole row
+    piece: tuple[int, int] | None = None  # rows and columns of the pieces that a filter is multiplied in, if it is
+
+    def pieces(self, problem: ConvProblem) -> int:
+        """The pieces of the filter."""
+        return ceil(problem.kh / self.piece[0]) * ceil(problem.kw / self.piece[1]) if self.piece else 1
+
+    def area(self, problem: ConvProblem) -> int:
+        """The positions of a filter that are multiplied at once: those of the filter or of a piece."""
+        return self.piece[0] * self.piece[1] if self.piece else problem.filter_area
 
     def taps(self, problem: ConvProblem) -> int:
-        """The numbers that are packed for each filter and channel."""
-        return problem.filter_area
+        """The numbers that are packed for each filter and channel, in a piece."""
+        return self.area(problem)
 
     def group_warps(self, problem: ConvProblem) -> int:
         """The warps of a block that share eight channels."""
-        return min(problem.filter_area, GROUP_WARPS)
+        return min(self.area(problem), GROUP_WARPS)
 
     def tile_chunks(self, problem: ConvProblem) -> Number:
-        """The pairs of a filter tile and a chunk of channels. Each pair has its own scales."""
-        return ceil_div(problem.m, self.filters) * ceil_div(problem.c, self.channels)
+        """The filter tiles times the chunks of channels of all pieces. Each such pair has its own scales."""
+        return ceil_div(problem.m, self.filters) * ceil_div(problem.c, self.channels) * self.pieces(problem)
 
     def blocks(self, problem: ConvProblem) -> int:
         """The blocks of the grid: a cluster for each pair of a tile and a chunk."""
@@ -76,14 +85,16 @@ class WeightPacking:
         packs constant weights once, to memory of their own, and clears no flags.
         """
         threads = 32 * self.group_warps(problem) * (self.channels // 8)
-        shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * problem.filter_area | 1)
+        shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * self.area(problem) | 1)
         to, cleared = (PACKED, 0) if packed else (WORKSPACE, blocks)
-        arguments = (WEIGHT, to, problem.m, problem.c, cleared)
+        filter_size = (problem.kh, problem.kw) if self.piece else ()
+        arguments = (WEIGHT, to, problem.m, problem.c, cleared, *filter_size)
         return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
 
     def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> Number:
         """The estimated time of the packing kernel in microseconds: one block's latency plus the time of all bytes."""
-        block_weights = FILTERS * self.channels * problem.filter_area
-        channel_bytes = FLOAT_BYTES * problem.filter_area + operand_bytes(self.products) * self.taps(problem)
+        block_weights = FILTERS * self.channels * self.area(problem)
+        packed_bytes = operand_bytes(self.products) * self.taps(problem) * self.pieces(problem)
+        channel_bytes = FLOAT_BYTES * problem.filter_area + packed_bytes
         moved_bytes = channel_bytes * problem.m * problem.c
         return costs.pack * block_weights / 2**14 + costs.pack_bytes * moved_bytes / 2**20

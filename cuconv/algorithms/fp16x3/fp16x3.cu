@@ -33,17 +33,19 @@
 // FILTERS,        filters and positions of a tile. NARROW 0: 64 x 256 or 128 x 128. NARROW 1: a multiple of 8 up to
 // TILE_POSITIONS  128, by a multiple of 128; the product is at most 128 * 128
 // CHANNELS        channels of a chunk: 16
-// KH, KW          filter size, not 1x1
+// KH, KW          size of the filter or of its pieces, not 1x1
 // SLOTS           positions of a chunk in shared memory, in units of 128
 // WHOLE_GROUPS    1 where the number of channels is a multiple of 8
 // IN_STAGES       chunks of input in shared memory
 // WEIGHT_STAGES   weight rows in shared memory
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
+// PIECES          1 where a filter is multiplied in pieces of KH x KW, and images are cut into strips of columns
 // SHARED_BYTES    dynamic shared memory that the host asks for
 // RESIDUAL        1 where there is a tensor to add before ReLU (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
-// Every argument is eight bytes, a pointer or a long long.
+// Every argument is eight bytes, a pointer or a long long. strip_columns: those of the output that a strip has; 0 without
+// PIECES.
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
@@ -60,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 relu, int64 output_planes RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 out_w, int64 relu, int64 output_planes, int64 strip_columns RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -69,9 +71,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Geometry g;
     g.p = {(int)channels, (int)height, (int)width, (int)filters, (int)pad_h, (int)pad_w, (int)out_w,
            (int)(out_h * out_w), (int)output_planes};
-    g.images = images, g.out_h = out_h, g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
-    g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS, g.filter_tiles = (g.p.filters + BF - 1) / BF;
-    g.units = (g.images * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
+    g.images = images, g.out_h = out_h, g.filter_tiles = (g.p.filters + BF - 1) / BF;
+    g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
+#if PIECES
+    g.p.kernel_h = kernel_h, g.p.kernel_w = kernel_w;
+    g.strip_columns = strip_columns, g.strips = (g.p.out_w + g.strip_columns - 1) / g.strip_columns;
+    g.pitch = g.strip_columns + KW - 1, g.image_rows = g.out_h + KH - 1;
+    g.pieces_in_row = ((int)kernel_w + KW - 1) / KW, g.channel_chunks = g.chunks;
+    g.chunks *= ((int)kernel_h + KH - 1) / KH * g.pieces_in_row;
+    const int stretches = g.images * g.strips;
+#else
+    g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
+    const int stretches = g.images;
+#endif
+    g.units = (stretches * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
     const Workspace workspace(Memory{memory WITH_PREPARED(, packed, flags)}, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * INPUT_STAGE;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);

@@ -30,6 +30,17 @@ from cuconv.algorithms.common.listed import (
 )
 from cuconv.algorithms.common.shares import TileTimes, blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
+from cuconv.algorithms.fp16x3.flattened import (
+    CHANNELS,
+    MAX_SLOTS,
+    SLOT,
+    Cut,
+    Flattened,
+    cuts,
+    flattened,
+    is_whole,
+    may_be_cut,
+)
 from cuconv.core.costs import constant
 from cuconv.core.launch import WORKSPACE, Launch
 from cuconv.core.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
@@ -40,8 +51,6 @@ SOURCE = Path(__file__).with_suffix(".cu")
 # The kernel's own numbers. It asserts that the shared memory computed from them is what it uses.
 THREADS = 512
 CONSUMERS = 2  # warpgroups that multiply
-CHANNELS = 16  # a chunk is as deep as a tensor-core instruction
-SLOT = 128  # positions: the unit of a chunk's size in shared memory
 ROW_FILTERS = 64  # rows of a tensor-core instruction
 FILTERS_STEP, POSITIONS_STEP = 8, 128  # steps of the sizes of narrow tiles
 MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # a tile has no more; the registers hold no more sums
@@ -54,8 +63,6 @@ BARRIER_BYTES = 2048  # mbarriers, scales and maxima
 SOURCE_BYTES = 2 * SLOT * 4  # where a slot's positions lie in the input
 RESCALE_BYTES = CONSUMERS * 4 * FLOAT_BYTES  # four buffers of factors for a narrow tile's filter
 
-MAX_SLOTS = 9
-MAX_FILTER = 7  # rows and columns
 MAX_INPUT_BYTES = 2**32
 # By products: stages of input chunks and of weight rows. The first pair that fits shared memory is taken.
 _STAGES = ((4, 6), (3, 6), (4, 5), (3, 5), (4, 4), (3, 4), (2, 5), (2, 4), (3, 3), (2, 3))
@@ -92,9 +99,10 @@ TILES = (Tile(64, 256), Tile(128, 128))  # the tiles that are not narrow
 
 @dataclass(frozen=True, slots=True)
 class Fp16x3Config:
-    """A launch configuration: the tile, the pipeline, and the grid."""
+    """A launch configuration: the tile, the cut, the pipeline, and the grid."""
 
     tile: Tile
+    cut: Cut | None
     slots: int
     input_stages: int
     weight_stages: int
@@ -112,6 +120,7 @@ class Fp16x3Config:
         stages = f"{self.input_stages}+{self.weight_stages}"
         tile = f"{self.tile.filters}x{self.tile.positions}x{CHANNELS}"
         tile += " narrow" if self.tile.narrow else ""
+        tile += " piece={}x{} strip={}".format(*self.cut) if self.cut else ""
         return f"tile={tile} stages={stages} {grid_text(self)}"
 
 
@@ -131,28 +140,29 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
 
     def forms(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> Forms:
         """The variant for the layer's channels, and the one for any number of them."""
-        stages, whole_groups = (config.input_stages, config.weight_stages), problem.c % 8 == 0
-        filter_slots = (problem.kh, problem.kw, config.slots)
-        macros = _macros(config.tile, *filter_slots, whole_groups, stages, config.products)
-        return for_any_channels(macros | options.macros)
+        return for_any_channels(_macros(problem, config) | options.macros)
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Fp16x3Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         _check(problem, device)
         found = []
         for tile in (*TILES, *_narrow_tiles(problem.m)):
-            slots = _least_slots(problem, tile)
-            found += _candidates_of(problem, device, tile, slots)
-            found += _candidates_of(problem, device, tile, slots + 1)  # the closed set may have kernels for these alone
+            if is_whole(problem):
+                slots = flattened(problem, None).slots(tile.positions)
+                for one in (slots, slots + 1):  # the closed set may have kernels for more slots alone
+                    found += _candidates_of(problem, device, tile, None, one)
+            for cut in cuts(problem, tile.positions):
+                found += _candidates_of(problem, device, tile, cut, flattened(problem, cut).slots(tile.positions))
         return require_fit(found, problem, device, self.name)
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Fp16x3Config, costs: Costs) -> float:
         """The device time of both kernels in microseconds, by the cost model with the given constants."""
-        tile, chunks, tiles = config.tile, ceil(problem.c / CHANNELS), _tiles(problem, config.tile)
-        times = _times(tile, config.slots, problem.kh, problem.kw, config.products, costs)
+        tile, flat = config.tile, flattened(problem, config.cut)
+        chunks, tiles = flat.chunks, _tiles(problem, flat, tile)
+        times = _times(tile, config.slots, flat.kh, flat.kw, config.products, costs)
         block_chunks, block_tiles = ceil(tiles * chunks / config.blocks), ceil(tiles / config.blocks)
         work_us = times.block_us(block_chunks, block_tiles, blocks_per_tile(tiles, chunks, config.blocks))
-        packing_us = _packing(config).predicted_us(problem, costs)
+        packing_us = self.packing(problem, config).predicted_us(problem, costs)
         us: float = costs.block + packing_us + work_us + costs.memory * problem.min_bytes / 2**20
         return us
 
@@ -162,23 +172,29 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         if p.filter_area == 1 or not p.is_dense:
             return inf
         tile_us, position_us = _least_work(p.c, p.m, p.kh, p.kw, PRODUCTS[p.precision], device, costs)
-        packing_us = 0.0 if prepared else WeightPacking(0, CHANNELS, PRODUCTS[p.precision]).predicted_us(p, costs)
-        work_us = max(tile_us, position_us * _positions(p))
+        if may_be_cut(p):
+            piece, work_us = (1, 1), position_us * p.n * p.out_pixels
+        else:
+            piece, work_us = None, max(tile_us, position_us * flattened(p, None).positions)
+        packing = WeightPacking(0, CHANNELS, PRODUCTS[p.precision], piece=piece)
+        packing_us = 0.0 if prepared else packing.predicted_us(p, costs)
         return costs.block + packing_us + work_us + costs.memory * p.min_bytes / 2**20
 
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         blocks, macros = config.blocks, fastest_listed(self.source, self.forms(problem, config, options))
         first = arguments_of(problem, options.relu)
-        arguments = (*first[:4], WORKSPACE, *first[4:], options.output_planes(problem), *options.arguments)
+        columns = config.cut.columns if config.cut else 0
+        arguments = (*first[:4], WORKSPACE, *first[4:], options.output_planes(problem), columns, *options.arguments)
+        packing = self.packing(problem, config)
         return (
-            _packing(config).launch(problem, self.source, macros, blocks, options.packed),
+            packing.launch(problem, self.source, macros, blocks, options.packed),
             Launch(self.source, macros, self.name, blocks, THREADS, arguments, config.shared_bytes, overlap=True),
         )
 
     def packing(self, problem: ConvProblem, config: Fp16x3Config) -> WeightPacking:
         """How the kernel ahead of the main one packs the weights."""
-        return _packing(config)
+        return _packing(config.tile, config.cut, config.products)
 
     def static_shared_bytes(self, macros: Macros) -> int:
         """The most static shared memory, in bytes, that the kernels of a variant may have."""
@@ -191,17 +207,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     p = problem
     require_hopper(problem, device)
     require_dense(problem, SOURCE.stem)
-    if p.pad_h >= p.kh or p.pad_w >= p.kw:
-        raise UnsupportedProblem(
-            f"{p.label}: padding ({p.pad_h}, {p.pad_w}), for fp16x3 it must be less than the filter's {p.kh}x{p.kw}"
-        )
     if p.filter_area == 1:
         raise UnsupportedProblem(f"{p.label}: fp16x3 is for larger filters than 1x1, fp16x3_pointwise for these")
     sizes = [
-        ("rows in a filter", p.kh, MAX_FILTER),
-        ("columns in a filter", p.kw, MAX_FILTER),
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
-        ("positions of a filter", 2 * _positions(p), MAX_INDEX),  # with room for a tile and its halo
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
@@ -270,24 +279,22 @@ def _multiply_us(tile: Tile, kh: int, kw: int, products: int, costs: Costs) -> f
     return multiply_us * max(1, 0.5 + 32 / tile.filters) + costs.narrow * chains
 
 
-def _least_slots(problem: ConvProblem, tile: Tile) -> int:
-    """The slots of a chunk that hold a tile with its halo."""
-    halo = (problem.kh - 1) * _pitch(problem) + problem.kw - 1
-    return ceil((tile.positions + halo) / SLOT)
-
-
-def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile, slots: int) -> list[Fp16x3Config]:
-    """The configurations of a tile and slots: none where they do not fit shared memory."""
-    products = PRODUCTS[problem.precision]
-    stages = _stages(tile, problem.kw, slots, products, device.shared_bytes_per_block)
-    chunks, tiles = ceil(problem.c / CHANNELS), _tiles(problem, tile)
-    if stages is None or slots > MAX_SLOTS or tiles * chunks > MAX_INDEX:
+def _candidates_of(
+    problem: ConvProblem, device: DeviceSpec, tile: Tile, cut: Cut | None, slots: int
+) -> list[Fp16x3Config]:
+    """The configurations of a tile, a cut and slots, if they fit shared memory and the kernel's integers."""
+    products, flat = PRODUCTS[problem.precision], flattened(problem, cut)
+    stages = _stages(tile, flat.kw, slots, products, device.shared_bytes_per_block)
+    tiles = _tiles(problem, flat, tile)
+    most = max(tiles * flat.chunks, 2 * flat.positions)  # with room for a tile and its halo
+    if stages is None or slots > MAX_SLOTS or most > MAX_INDEX:
         return []
-    shared_bytes = _shared_bytes(tile, problem.kw, slots, stages, products)
-    packed_bytes = WeightPacking(tile.filters, CHANNELS, products).workspace_bytes(problem)
+    shared_bytes = _shared_bytes(tile, flat.kw, slots, stages, products)
+    packed_bytes = _packing(tile, cut, products).workspace_bytes(problem)
     return [
         Fp16x3Config(
             tile,
+            cut,
             slots,
             *stages,
             blocks,
@@ -295,7 +302,7 @@ def _candidates_of(problem: ConvProblem, device: DeviceSpec, tile: Tile, slots: 
             workspace_bytes=packed_bytes + blocks * (MAX_SUMS * FLOAT_BYTES + FLAG_BYTES),
             products=products,
         )
-        for blocks in _grids(tiles, chunks, device.sm_count)
+        for blocks in _grids(tiles, flat.chunks, device.sm_count)
     ]
 
 
@@ -321,10 +328,9 @@ def _shared_bytes(tile: Tile, columns: int, slots: int, stages: tuple[int, int],
     return input_stages * input_bytes + weight_stages * row_bytes + staging_bytes
 
 
-def _packing(config: Fp16x3Config) -> WeightPacking:
-    tile, products = config.tile, config.products
+def _packing(tile: Tile, cut: Cut | None, products: int) -> WeightPacking:
     side_by_side = tile.narrow and products == PRODUCTS[FP32] and tile.filters * tile.positions <= MAX_SIDE_BY_SIDE
-    return WeightPacking(tile.filters, CHANNELS, products, side_by_side)
+    return WeightPacking(tile.filters, CHANNELS, products, side_by_side, cut and (cut.kh, cut.kw))
 
 
 def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
@@ -335,41 +341,24 @@ def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
     return sorted(grids)
 
 
-def _pitch(problem: ConvProblem) -> int:
-    """The positions of a row. The padding on its right is that on the left of the next row."""
-    return problem.w + problem.pad_w
+def _tiles(problem: ConvProblem, flat: Flattened, tile: Tile) -> int:
+    return ceil(flat.positions / tile.positions) * ceil(problem.m / tile.filters)
 
 
-def _positions(problem: ConvProblem) -> int:
-    """The positions of all images, with the padding between rows and between images."""
-    return problem.n * (problem.h + problem.pad_h) * _pitch(problem)
-
-
-def _tiles(problem: ConvProblem, tile: Tile) -> int:
-    return ceil(_positions(problem) / tile.positions) * ceil(problem.m / tile.filters)
-
-
-def _macros(
-    tile: Tile,
-    kh: int,
-    kw: int,
-    slots: int,
-    whole_groups: bool,
-    stages: tuple[int, int],
-    products: int = PRODUCTS[FP32],
-) -> Macros:
-    input_stages, weight_stages = stages
+def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
+    flat, tile = flattened(problem, config.cut), config.tile
+    stages = config.input_stages, config.weight_stages
     return {
         "NARROW": int(tile.narrow),
         "FILTERS": tile.filters,
         "TILE_POSITIONS": tile.positions,
         "CHANNELS": CHANNELS,
-        "KH": kh,
-        "KW": kw,
-        "SLOTS": slots,
-        "WHOLE_GROUPS": int(whole_groups),
-        "IN_STAGES": input_stages,
-        "WEIGHT_STAGES": weight_stages,
-        "PRODUCTS": products,
-        "SHARED_BYTES": _shared_bytes(tile, kw, slots, stages, products),
-    }
+        "KH": flat.kh,
+        "KW": flat.kw,
+        "SLOTS": config.slots,
+        "WHOLE_GROUPS": int(problem.c % 8 == 0),
+        "IN_STAGES": config.input_stages,
+        "WEIGHT_STAGES": config.weight_stages,
+        "PRODUCTS": config.products,
+        "SHARED_BYTES": _shared_bytes(tile, flat.kw, config.slots, stages, config.products),
+    } | ({"PIECES": 1} if config.cut else {})

@@ -48,11 +48,12 @@ __device__ __forceinline__ void store(const float (&scaled)[8], int job, int thr
 // unrolled: it is rare, and must cost the common path no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, unsigned* suspects, int spatial_tile, int chunk) {
+    const int piece = g.piece_of(chunk), first_channel = g.first_channel(chunk);
     const int thread = threadIdx.x % WARPGROUP;
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int job, int c) {
-        const unsigned source = g.source(spatial_tile * BP + position_of(job, thread));
-        const int in_chunk = channel_of(job) + c, channel = chunk * CHANNELS + in_chunk;
+        const unsigned source = g.source(spatial_tile * BP + position_of(job, thread), piece);
+        const int in_chunk = channel_of(job) + c, channel = first_channel + in_chunk;
         if (source == NOWHERE || channel >= g.p.channels) return 0.0f;
         return *reinterpret_cast<const float*>(input + channel * plane + source) * scales[in_chunk];
     };
@@ -127,18 +128,18 @@ struct Producer {
 
     __device__ __forceinline__ void barrier() const { warpgroup_barrier(CONSUMERS / WARPGROUP + group); }
 
-    // Finds where in the input this thread's positions of a tile lie.
-    __device__ __forceinline__ void locate_sources(int spatial_tile) {
+    // Finds where in the input this thread's positions of a tile lie, as a piece of the filter reads them.
+    __device__ __forceinline__ void locate_sources(int spatial_tile, int piece) {
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i)
-            shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread));
+            shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread), piece);
     }
 
     // Loads a job's values. Predicated instructions rather than branches, which would keep jobs from overlapping.
     // EARLY: before griddepcontrol.wait, and so past the L1 cache, which may hold what an earlier kernel has read.
     template <bool EARLY = false>
     __device__ __forceinline__ void load(float (&values)[8], int job, int chunk) const {
-        const int channel = chunk * CHANNELS + channel_of(job);
+        const int channel = g.first_channel(chunk) + channel_of(job);
         const unsigned source = shared.sources[group][job % SLOTS][thread];
         const char* at = input + channel * plane + source;
 #pragma unroll
@@ -187,7 +188,7 @@ struct Producer {
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
-        locate_sources(at.spatial_tile);
+        locate_sources(at.spatial_tile, g.piece_of(at.chunk));
         if (PREPARED && thread == 0) weights.fetch_ready(shared);
         if (PREPARED) wait_for_weights();
 #pragma unroll
@@ -213,7 +214,9 @@ struct Producer {
 #pragma unroll
             for (int batch = 0; batch < BATCHES; ++batch) {
                 const bool next = batch == BATCHES - 1;
-                if (next && at.spatial_tile != spatial_tile) locate_sources(at.spatial_tile);
+                const int piece = g.piece_of(at.chunk);
+                if (next && (at.spatial_tile != spatial_tile || piece != g.piece_of(chunk)))
+                    locate_sources(at.spatial_tile, piece);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = next ? i : (batch + 1) * BATCH + i;

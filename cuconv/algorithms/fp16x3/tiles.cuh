@@ -19,22 +19,56 @@ typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain
 
 // The problem's sizes, and the flattened images: rows of `pitch` positions, image_rows rows an image. Neighbouring rows
 // and images share the padding between them.
+//
+// PIECES: an image is cut into strips of columns, each of which is flattened on its own, without shared padding. A chunk
+// is of a piece of the filter, of which the strip's input begins where the piece does: pieces follow one another, and
+// each has all chunks of channels.
 struct Geometry {
     Problem p;
     int images, out_h, pitch, image_rows, chunks, filter_tiles, units;
+#if PIECES
+    int strip_columns, strips, pieces_in_row, channel_chunks;
+#endif
 
+    // The piece of the filter that a chunk belongs to, and the chunk's first channel.
+    __device__ __forceinline__ int piece_of(int chunk) const {
+#if PIECES
+        return chunk / channel_chunks;
+#else
+        return 0;
+#endif
+    }
+    __device__ __forceinline__ int first_channel(int chunk) const {
+#if PIECES
+        chunk -= piece_of(chunk) * channel_chunks;
+#endif
+        return chunk * CHANNELS;
+    }
     // Byte offset of the first channel's input element at a position, or NOWHERE in the padding.
-    __device__ __forceinline__ unsigned source(int position) const {
-        const int row = position / pitch, x = position - row * pitch - p.pad_w;
-        const int image = row / image_rows, y = row - image * image_rows - p.pad_h;
+    __device__ __forceinline__ unsigned source(int position, int piece) const {
+        const int row = position / pitch;
+        int x = position - row * pitch - p.pad_w, image = row / image_rows, y = row - image * image_rows - p.pad_h;
+#if PIECES
+        const int strip = image % strips;
+        image /= strips;
+        x += strip * strip_columns + piece % pieces_in_row * KW, y += piece / pieces_in_row * KH;
+        const bool inside = image < images && (unsigned)y < p.height && (unsigned)x < p.width;
+#else
         const bool inside = image < images && y >= 0 && x >= 0;
+#endif
         return inside ? ((unsigned)image * p.channels * p.height * p.width + y * p.width + x) * 4u : NOWHERE;
     }
     // The output pixel at a position.
     __device__ __forceinline__ Pixel locate(int position) const {
-        const int row = position / pitch, x = position - row * pitch;
-        const int image = row / image_rows, y = row - image * image_rows;
-        return {image < images && y < out_h && x < p.out_w ? image : -1, y * p.out_w + x};
+        const int row = position / pitch;
+        int x = position - row * pitch, image = row / image_rows;
+        const int y = row - image * image_rows;
+        bool exists = y < out_h;
+#if PIECES
+        exists = exists && x < strip_columns;
+        x += image % strips * strip_columns, image /= strips;
+#endif
+        return {exists && image < images && x < p.out_w ? image : -1, y * p.out_w + x};
     }
 };
 

@@ -28,8 +28,51 @@ def test_a_tile_and_its_halo_fit_the_stages_of_a_block():
     for problem in FIT:
         for config in FP16X3.candidates(problem, H200):
             assert config.input_stages >= 2 and config.weight_stages >= 2
-            last = config.tile.positions - 1 + (problem.kh - 1) * (problem.w + problem.pad_w) + problem.kw - 1
-            assert last < config.slots * 128
+            assert last_position(problem, config) < config.slots * 128
+
+
+def last_position(problem, config):
+    """The last position of a flattened image that a tile from the first one on reads."""
+    kh, kw, pitch = problem.kh, problem.kw, problem.w + problem.pad_w
+    if config.cut:
+        kh, kw, columns = config.cut
+        pitch = columns + kw - 1
+    return config.tile.positions - 1 + (kh - 1) * pitch + kw - 1
+
+
+LONG_FILTERS = [
+    ConvProblem(1, 16, 40, 50, 24, 9, 9, 4, 4),
+    ConvProblem(2, 33, 64, 64, 130, 1, 64),
+    ConvProblem(1, 8, 300, 9, 8, 31, 1, 40, 0),
+    ConvProblem(1, 3, 64, 64, 64, 64, 64),
+    ConvProblem(1, 16, 1, 3000, 64, 1, 1024),
+]
+
+
+@pytest.mark.parametrize("problem", LONG_FILTERS, ids=lambda problem: problem.label)
+def test_pieces_cover_a_long_filter_and_strips_the_columns_of_an_image(problem):
+    found = FP16X3.candidates(problem, H200)
+    assert found
+    for config in found:
+        kh, kw, columns = config.cut
+        assert 1 <= kh <= 7 and 1 <= kw <= 7 and kh <= problem.kh and kw <= problem.kw
+        strips = ceil(problem.out_w / columns)
+        assert 0 <= strips * columns - problem.out_w < strips  # equally wide
+        assert last_position(problem, config) < config.slots * 128
+        pieces = ceil(problem.kh / kh) * ceil(problem.kw / kw)
+        packed = 4 * ceil(problem.m / config.tile.filters) * config.tile.filters * ceil(problem.c / 16) * 16
+        assert config.workspace_bytes >= packed * pieces * kh * kw + 4 * config.blocks
+
+
+def test_a_wide_image_has_smaller_halos_in_strips():
+    problem = ConvProblem(1, 64, 720, 1280, 64, 3, 3, 1, 1)
+    assert all(config.cut and config.slots <= 4 for config in FP16X3.candidates(problem, H200))
+
+
+@pytest.mark.parametrize("size", [7, 14, 28, 56])
+def test_small_images_stay_whole(size):
+    found = FP16X3.candidates(ConvProblem(1, 64, size, size, 64, 3, 3, 1, 1), H200)
+    assert found and not any(config.cut for config in found)
 
 
 @pytest.mark.parametrize("problem", WINOGRAD_FIT, ids=str)

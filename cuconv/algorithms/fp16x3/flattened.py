@@ -1,0 +1,92 @@
+"""How images are flattened for fp16x3: whole, or in strips of columns for a filter that is multiplied in pieces.
+
+A position of a flattened image is a pixel or a zero of the padding. Whole images share the padding between neighbouring
+rows. A strip has its own, so that a piece of the filter may begin anywhere: docs/fp16x3.md.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+from math import ceil
+from typing import NamedTuple
+
+from cuconv.core.problem import ConvProblem
+
+CHANNELS = 16  # a chunk is as deep as a tensor-core instruction
+SLOT = 128  # positions: the unit of a chunk's size in shared memory
+MAX_SLOTS = 9
+MAX_FILTER = 7  # rows and columns of a filter, or of a piece of one
+PIECES = (3, 5, 7)  # rows and columns of the pieces of larger filters
+# Positions of a row of a strip, at most: a halo of more rows would leave the registers and shared memory less for sums.
+MAX_PITCH = 63
+
+
+class Cut(NamedTuple):
+    """The rows and columns of a piece of the filter, and the columns of the output that a strip has."""
+
+    kh: int
+    kw: int
+    columns: int
+
+
+class Flattened(NamedTuple):
+    """A problem as the kernel computes it.
+
+    kh, kw     the rows and columns of what it multiplies at once: the filter, or a piece of it
+    pitch      positions of a row
+    positions  those of all images
+    chunks     of channels, for all pieces
+    """
+
+    kh: int
+    kw: int
+    pitch: int
+    positions: int
+    chunks: int
+
+    def slots(self, positions: int) -> int:
+        """The slots of a chunk that hold a tile of positions with its halo."""
+        return ceil((positions + (self.kh - 1) * self.pitch + self.kw - 1) / SLOT)
+
+
+@lru_cache(maxsize=4096)
+def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
+    """The problem with whole images and filters, or cut."""
+    p, chunks = problem, ceil(problem.c / CHANNELS)
+    if cut is None:
+        pitch = p.w + p.pad_w  # the padding on the right of a row is that on the left of the next
+        return Flattened(p.kh, p.kw, pitch, p.n * (p.h + p.pad_h) * pitch, chunks)
+    pitch, pieces = cut.columns + cut.kw - 1, ceil(p.kh / cut.kh) * ceil(p.kw / cut.kw)
+    positions = p.n * ceil(p.out_w / cut.columns) * (p.out_h + cut.kh - 1) * pitch
+    return Flattened(cut.kh, cut.kw, pitch, positions, pieces * chunks)
+
+
+def is_whole(problem: ConvProblem) -> bool:
+    """Whether images can stay whole: the filter is small, and reaches beyond an image by less than its own size."""
+    p = problem
+    return p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
+
+
+def may_be_cut(problem: ConvProblem) -> bool:
+    """Whether `cuts` may find any: where images cannot stay whole, or have longer rows than strips."""
+    return not is_whole(problem) or problem.w + problem.pad_w > MAX_PITCH
+
+
+def cuts(problem: ConvProblem, positions: int) -> list[Cut]:
+    """The cuts for a tile of a number of positions; strips are as wide as the tile's slots allow, and equally wide."""
+    if not may_be_cut(problem):
+        return []
+    found = []
+    for kh, kw in product(_sizes(problem.kh), _sizes(problem.kw)):
+        slots = ceil((positions + (kh - 1) * MAX_PITCH + kw - 1) / SLOT)
+        most = problem.out_w
+        if kh > 1:
+            most = (slots * SLOT - positions - (kw - 1)) // (kh - 1) - (kw - 1)
+        if slots <= MAX_SLOTS and (kh, kw) != (1, 1):
+            found.append(Cut(kh, kw, ceil(problem.out_w / ceil(problem.out_w / most))))
+    return found
+
+
+def _sizes(filter_size: int) -> tuple[int, ...]:
+    return (filter_size,) if filter_size <= MAX_FILTER else PIECES
