@@ -119,6 +119,14 @@ def slice_channels(problem: ConvProblem) -> int:
     return problem.m + 4
 
 
+def slice_elements(problem: ConvProblem) -> int:
+    """The elements from the first to the last one of an output that is such a slice."""
+    p, channels = problem, slice_channels(problem)
+    if p.is_channels_last:
+        return (p.n * p.out_pixels - 1) * channels + p.m
+    return ((p.n - 1) * channels + p.m) * p.out_pixels
+
+
 def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
     """The launches of a job, in sequences of which each waits for the one before.
 
@@ -145,9 +153,8 @@ def _compile_all(algorithms: list[str]) -> None:
     device = device_spec(0)
     jobs = [(tool, *job) for tool in TOOLS for job in enumerate(_jobs(tool, algorithms, device))]
     launches = [one for job in jobs for launches in _launches(*job) for one in launches]
-    kernels = {(launch.source, tuple(launch.macros.items())) for launch in launches}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda kernel: cubin(kernel[0], device.arch, dict(kernel[1])), kernels))
+        list(pool.map(cubin, {launch.variant(device.arch) for launch in launches}))
 
 
 def _launch_all(tool: str, algorithms: list[str]) -> None:
@@ -161,13 +168,13 @@ def _launch_all(tool: str, algorithms: list[str]) -> None:
     for number, job in enumerate(_jobs(tool, algorithms, device)):
         name, algorithm, problem, config = job
         print(f"on {name} {config} of {problem.label} in {problem.precision}", flush=True)
+        element = cupy.float16 if problem.is_half else cupy.float32  # FP16 stands in for BF16, which CuPy lacks
         shapes = (problem.input_shape, problem.weight_shape)
-        input, weight = (cupy.asarray(random.standard_normal(shape, dtype=numpy.float32)) for shape in shapes)
-        bias, output = cupy.ones(problem.m, cupy.float32), cupy.empty(problem.output_shape, cupy.float32)
+        input, weight = (cupy.asarray(random.standard_normal(shape)).astype(element) for shape in shapes)
+        bias, output = cupy.ones(problem.m, element), cupy.empty(problem.output_shape, element)
         residual = cupy.ones_like(output)
         if number % 5 == 0 and algorithm.writes_slices:
-            planes = (problem.n - 1) * slice_channels(problem) + problem.m
-            output = cupy.empty(planes * problem.out_pixels, cupy.float32)
+            output = cupy.empty(slice_elements(problem), element)
         workspace = cupy.empty(max(1, -(-config.workspace_bytes // FLOAT_BYTES)), cupy.float32)
         packing = algorithm.packing(problem, config)
         packed = cupy.empty(-(-packing.workspace_bytes(problem) // FLOAT_BYTES) if packing else 1, cupy.float32)

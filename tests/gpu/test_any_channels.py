@@ -9,7 +9,7 @@ from tests.gpu.configurations import assert_right_and_the_same_every_time
 PROBLEMS = [
     ConvProblem(2, 144, 9, 11, 150, 3, 3, 1, 1),
     ConvProblem(4, 40, 20, 20, 20, 5, 5, 2, 2),
-    ConvProblem(1, 8, 70, 200, 70, 3, 5, 1, 2),
+    ConvProblem(1, 24, 70, 200, 70, 3, 5, 1, 2),
 ]
 
 

@@ -220,6 +220,7 @@ def stage_times(
     *,
     products: int,
     rows: int,
+    absent: float,
     operands: int,
     ring: int,
     stages: int,
@@ -229,15 +230,17 @@ def stage_times(
 ) -> StageTimes:
     """The times of a stage: each is about the longest of its products, its copies and its steps.
 
-    products: as by `products_of`. rows: pixels and filters that are copied, of one or two operands. ring: stages
-    of the ring. stages: those of a block. Where a ring is filled again, a step waits for a copy that began a ring ago.
-    step: the steps' own latency in microseconds. busy: the share of the SMs that copy. resident: blocks of an SM, which
-    share its throughput.
+    products: as by `products_of`. rows: pixels and filters that are copied, of one or two operands; `absent` of them
+    are filters behind the last one. ring: stages of the ring. stages: those of a block. Where a ring is filled again, a
+    step waits for a copy that began a ring ago. step: the steps' own latency in microseconds. busy: the share of the
+    SMs that copy. resident: blocks of an SM, which share its throughput.
     """
     crowd = 1 + costs.crowd * min(1.0, busy)
     crowded = resident * boxes.count * crowd
     row = crowded * _rows_us(costs, problem.group_channels * problem.element_bytes // VECTOR_BYTES, boxes) / 2**7
-    multiply, copy = costs.multiply * products / 2**20 * resident, rows * row + operands * costs.box * crowded
+    absent_row = crowded * costs.outside * (boxes.row_bytes // VECTOR_BYTES) / 2**7  # zeros, as behind the last channel
+    rows_us = (rows - absent) * row + absent * absent_row
+    multiply, copy = costs.multiply * products / 2**20 * resident, rows_us + operands * costs.box * crowded
     latency = max(step, costs.load * crowd / ring if ring < stages else 0.0)
     return StageTimes(longest(multiply, copy, latency), multiply + copy + latency, row)
 
@@ -355,6 +358,11 @@ def type_macro(problem: ConvProblem) -> Macros:
 def filter_tiles(problem: ConvProblem, filters: int) -> int:
     """The tiles of so many filters, of which each is of one group, over the filters of all groups."""
     return problem.groups * ceil_div(problem.group_filters, filters)
+
+
+def absent_filters(problem: ConvProblem, filters: int) -> float:
+    """The filters of a tile of so many that are behind the last one of a group, in the mean of the tiles."""
+    return filters - problem.group_filters / ceil_div(problem.group_filters, filters)
 
 
 def arguments_of(problem: ConvProblem, options: CallOptions, filters: int) -> tuple[Any, ...]:

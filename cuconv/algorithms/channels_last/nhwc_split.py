@@ -160,8 +160,9 @@ class NhwcSplit(ChannelsLast[Config, Costs]):
         stages, rows = ceil_div(boxes.stages(p), split_k), tile.pixels + tile.filters
         stage = stage_times(
             costs, p, boxes,
-            products=channels_last.products_of(boxes, tile.pixels, tile.filters), rows=rows, operands=2,
-            ring=config.stages, stages=stages, step=costs.latency / tile.warpgroup_split_k,
+            products=channels_last.products_of(boxes, tile.pixels, tile.filters), rows=rows,
+            absent=channels_last.absent_filters(p, tile.filters), operands=2, ring=config.stages, stages=stages,
+            step=costs.latency / tile.warpgroup_split_k,
             busy=config.blocks / device.sm_count, resident=resident,
         )  # fmt: skip
         shares = tile.warpgroup_split_k

@@ -178,7 +178,8 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         stage = stage_times(
             costs, p, boxes,
             products=channels_last.products_of(boxes, tile.pixels, tile.warpgroup_filters, tile.filter_warpgroups),
-            rows=rows, operands=1 if config.keeps else 2, ring=config.ring,
+            rows=rows, absent=0 if config.keeps else channels_last.absent_filters(p, tile.filters),
+            operands=1 if config.keeps else 2, ring=config.ring,
             stages=stages * ceil_div(blocks, resident), step=costs.latency,
             busy=tiles / device.sm_count, resident=resident,
         )  # fmt: skip
