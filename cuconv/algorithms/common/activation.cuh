@@ -55,8 +55,8 @@ struct Factor {
 // them, where it needs a second register for each value.
 __device__ __forceinline__ void pin(float& value) { asm volatile("" : "+f"(value)); }
 
-// Computes the activation of each value. IDENTITY and CLAMP, such as ReLU, are behind a branch of their own, so that the
-// other formulas cost them nothing. These are taken for eight values at a time, which bounds the registers.
+// Computes the activation of each value. IDENTITY and CLAMP, such as ReLU, are behind a branch of their own, so that
+// the other formulas cost them nothing. These are taken for eight values at a time, which bounds the registers.
 template <int COUNT>
 __device__ __forceinline__ void activate(float (&values)[COUNT], const Activation& activation) {
     constexpr int GROUP = 8;

@@ -107,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         if (!PACKS_WEIGHTS) wait_for_weights();  // before anything is written
-        const Epilogue epilogue = {block, weight, bias, output, {activation, numbers}, buffers, role WITH_RESIDUAL(, residual)};
+        const Epilogue epilogue = {block,   weight, bias, output, {activation, numbers},
+                                   buffers, role WITH_RESIDUAL(, residual)};
         Consumer(block, role, thread).run(epilogue, memory);
     }
 }

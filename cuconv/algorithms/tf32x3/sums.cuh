@@ -28,9 +28,9 @@ struct Output {
     Activation activation;
     WITH_RESIDUAL(const float* residual;)
 
-    // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and activation. The
-    // lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that they
-    // have written themselves.
+    // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and activation.
+    // The lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that
+    // they have written themselves. A NaN that the activation made comes again.
     __device__ __forceinline__ void replace_marked(const Problem& p, int64 pixel, int filter) const {
         float* const to = output + (pixel + (int64)filter * p.out_pixels);
         const bool marked = pixel >= 0 && filter < p.filters && isnan(*to);

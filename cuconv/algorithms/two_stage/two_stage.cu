@@ -4,7 +4,8 @@
 // filter rows of one position, which it keeps in shared memory. Each thread has DOTS output pixels and forms their dot
 // products with the rows along the channels. Neighbouring threads have neighbouring pixels of a row, so that reads of
 // the NCHW input are coalesced. Stage two, sum_planes, adds the kh*kw temporary planes of each output plane. The last
-// stage, which is stage one for a 1x1 filter, also adds the bias, unless its pointer is null, and computes the activation.
+// stage, which is stage one for a 1x1 filter, also adds the bias, unless its pointer is null, and computes the
+// activation.
 //
 // ROWS   filter rows of a block: consecutive filters at one position
 // DOTS   output pixels of a thread

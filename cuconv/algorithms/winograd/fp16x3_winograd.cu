@@ -81,7 +81,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
-                    int64 strips, int64 share_units, int64 activation, int64 numbers, int64 output_planes PREPARED_ARGUMENTS) {
+                    int64 strips, int64 share_units, int64 activation, int64 numbers,
+                    int64 output_planes PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input
     __shared__ Shared shared;
